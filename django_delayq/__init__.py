@@ -1,0 +1,116 @@
+"""Delayed messages for Django that survive losing Redis.
+
+A message is a row, committed with your own transaction; Redis only says when it is due.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import (
+        OnConflict,
+        acancel_message,
+        arequeue_message,
+        areschedule_message,
+        arun_message_now,
+        aschedule_message,
+        aschedule_messages,
+        cancel_message,
+        requeue_message,
+        reschedule_message,
+        run_message_now,
+        schedule_message,
+        schedule_messages,
+    )
+    from .exceptions import (
+        DelayqError,
+        HandlerTimeout,
+        InvalidMessage,
+        KeyConflict,
+        LeaseLost,
+        PayloadTooLarge,
+        Reject,
+        RetryLater,
+    )
+    from .registry import Delivered, handler
+    from .retry import RetryPolicy
+    from .transitions import Answer, Verdict
+
+__version__ = "0.1.0"
+
+# Loaded at first use: importing the package must not import models before the apps are ready.
+_HOMES = {
+    "client": (
+        "OnConflict",
+        "acancel_message",
+        "arequeue_message",
+        "areschedule_message",
+        "arun_message_now",
+        "aschedule_message",
+        "aschedule_messages",
+        "cancel_message",
+        "requeue_message",
+        "reschedule_message",
+        "run_message_now",
+        "schedule_message",
+        "schedule_messages",
+    ),
+    "exceptions": (
+        "DelayqError",
+        "HandlerTimeout",
+        "InvalidMessage",
+        "KeyConflict",
+        "LeaseLost",
+        "PayloadTooLarge",
+        "Reject",
+        "RetryLater",
+    ),
+    "registry": ("Delivered", "handler"),
+    "retry": ("RetryPolicy",),
+    "transitions": ("Answer", "Verdict"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022  grouped by what a reader looks for
+    "schedule_message",
+    "schedule_messages",
+    "cancel_message",
+    "reschedule_message",
+    "run_message_now",
+    "requeue_message",
+    "aschedule_message",
+    "aschedule_messages",
+    "acancel_message",
+    "areschedule_message",
+    "arun_message_now",
+    "arequeue_message",
+    "Answer",
+    "Verdict",
+    "OnConflict",
+    "handler",
+    "Delivered",
+    "RetryPolicy",
+    "RetryLater",
+    "Reject",
+    "HandlerTimeout",
+    "LeaseLost",
+    "DelayqError",
+    "InvalidMessage",
+    "PayloadTooLarge",
+    "KeyConflict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,18 @@
+"""The Django application."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class DelayqConfig(AppConfig):
+    name = "django_delayq"
+    verbose_name = _("Delayed messages")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from . import checks, registry
+
+        checks.register()
+        registry.autodiscover()

@@ -1,0 +1,1 @@
+"""What says when: Redis, or the database when there is none."""

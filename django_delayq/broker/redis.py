@@ -1,0 +1,362 @@
+"""The broker on Redis: sorted sets of ids, moved by scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from ..clock import to_ms
+from ..conf import Settings
+from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
+from ..validation import PRIORITIES
+from . import connection, scripts
+from .base import BATCH, DueTicket, Entry, Put, Taken
+from .keys import BAND, PARTITION, RANKS, Keys, keys, namespace
+
+logger = logging.getLogger("django_delayq")
+
+# A connection on which no token came for so long may have been dropped on the way without a word. Seconds.
+REARM = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a queue's meta says, and what the server says of itself."""
+
+    now_ms: int
+    tick: int
+    horizon_ms: int | None
+    loaded_ms: int | None
+    run_id: str
+    replid: str
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Which run of which server this is: it changes with a restart and with a failover."""
+
+    run_id: str
+    replid: str
+    role: str
+
+
+class RedisBroker:
+    """The verbs of ``Broker``, and what the loader and the restore need besides.
+
+    ``now`` is for tests: milliseconds, or "" for the server's clock.
+    """
+
+    def __init__(self, settings: Settings, using: str, *, timeout: float, now: str | int = "") -> None:
+        self.settings = settings
+        self.namespace = namespace(settings.PREFIX, using)
+        self.timeout = timeout
+        self.now = now
+        self._client: redis.Redis | None = None
+        self._bell: _Bell | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def client(self) -> redis.Redis:
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = connection.connect(self.settings, timeout=self.timeout)
+        return self._client
+
+    def keys(self, queue: str) -> Keys:
+        return keys(self.namespace, queue)
+
+    # --- the verbs of Broker ------------------------------------------------------------------------------------------
+
+    def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
+        k = self.keys(queue)
+        total = Put()
+        for start in range(0, len(entries), BATCH):
+            rest = _flat(entries[start : start + BATCH])
+            with answering():
+                word, put, present, beyond = scripts.load("put")(
+                    self.client,
+                    delayed=k.delayed,
+                    ready=k.ready,
+                    meta=k.meta,
+                    wake=k.wake,
+                    now=self.now,
+                    mode="fill" if fill else "set",
+                    rest=rest,
+                )
+            if word == b"lost":
+                # No horizon yet: the loader, which any worker runs, will find the rows.
+                beyond = len(rest) // 3
+            total += Put(put, present, beyond)
+        return total
+
+    def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
+        """The ids of those that ``put(fill=True)`` would put; at most ``BATCH`` entries."""
+        k = self.keys(queue)
+        with answering():
+            answer = scripts.load("missing")(self.client, delayed=k.delayed, ready=k.ready, rest=_flat(entries))
+        return [int(id_) for id_ in answer]
+
+    def park(self, queue: str, tickets: Sequence[DueTicket], seconds: float) -> None:
+        """Look at these ids again after a while, whatever their due time."""
+        k = self.keys(queue)
+        at = to_ms_now(self) + int(seconds * 1000)
+        with answering():
+            self.client.zadd(k.delayed, {str(ticket.id): at + ticket.rank / RANKS for ticket in tickets})
+
+    def remove(self, queue: str, ids: Sequence[int]) -> None:
+        k = self.keys(queue)
+        for start in range(0, len(ids), BATCH):
+            with answering():
+                scripts.load("remove")(self.client, delayed=k.delayed, ready=k.ready, rest=ids[start : start + BATCH])
+
+    def take(self, queue: str, limit: int) -> Taken:
+        k = self.keys(queue)
+        with answering():
+            answer = scripts.load("take")(
+                self.client,
+                delayed=k.delayed,
+                ready=k.ready,
+                wake=k.wake,
+                now=self.now,
+                limit=min(limit, BATCH),
+                batch=BATCH,
+            )
+        _moved, left, next_due = answer[:3]
+        tickets = []
+        for i in range(3, len(answer), 2):
+            # What cannot be an id was not put by us; the database would refuse the others with it.
+            if not _is_id(answer[i]):
+                continue
+            rank, ready_ms = divmod(int(answer[i + 1]), BAND)
+            tickets.append(DueTicket(int(answer[i]), ready_ms, PARTITION, rank))
+        return Taken(tickets, left, int(next_due) / 1000 if next_due else None)
+
+    def exclusively(self) -> AbstractContextManager[object]:
+        # A taken id is nobody else's any more.
+        return nullcontext()
+
+    def wait(self, queues: Sequence[str], timeout: float) -> bool:
+        if self._bell is None:
+            self._bell = _Bell(lambda: connection.connect(self.settings, timeout=self.timeout))
+        with answering():
+            return self._bell.wait([self.keys(queue).wake for queue in queues], timeout)
+
+    def wake(self) -> None:
+        if self._bell is not None:
+            self._bell.wake()
+
+    def distrust(self) -> None:
+        """Redis did not answer: the connection that waits may be as dead, and would never say so."""
+        if self._bell is not None:
+            self._bell.stale = True
+
+    def ring(self, queue: str) -> None:
+        with answering():
+            scripts.load("ring")(self.client, wake=self.keys(queue).wake)
+
+    def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
+        if self._client is not None:
+            with contextlib.suppress(redis.RedisError, OSError):
+                self._client.close()
+                self._client.connection_pool.disconnect()
+
+    # --- for the loader, the restore and the inspector ----------------------------------------------------------------
+
+    def look(self, queue: str) -> Look:
+        with answering():
+            answer = scripts.load("look")(self.client, meta=self.keys(queue).meta, now=self.now)
+        now, tick, horizon, loaded, run_id, replid, identity = answer
+        return Look(
+            int(now),
+            int(tick),
+            int(horizon) if horizon else None,
+            int(loaded) if loaded else None,
+            run_id.decode(),
+            replid.decode(),
+            identity.decode(),
+        )
+
+    def server(self) -> Server:
+        with answering():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.info("server")
+            pipe.info("replication")
+            server, replication = pipe.execute()
+        return Server(
+            str(server["run_id"]), str(replication.get("master_replid", "")), str(replication.get("role", ""))
+        )
+
+    def load(
+        self,
+        queue: str,
+        *,
+        ahead: float,
+        worker: str,
+        lease: float,
+        identity: str,
+        server: Server,
+        lost: bool,
+    ) -> tuple[int | None, int] | None:
+        """Begin to load: from which due ms on (None: all), and up to which. None when another is at it."""
+        with answering():
+            word, begin, horizon = scripts.load("load")(
+                self.client,
+                meta=self.keys(queue).meta,
+                now=self.now,
+                ahead=int(ahead * 1000),
+                worker=worker,
+                lease=int(lease * 1000),
+                identity=identity,
+                run_id=server.run_id,
+                replid=server.replid,
+                lost="1" if lost else "",
+            )
+        if word == b"foreign":
+            raise ForeignBroker
+        if word == b"busy":
+            return None
+        return (int(begin) if begin else None), int(horizon)
+
+    def loaded(self, queue: str, *, worker: str, upto_ms: int, lease: float | None) -> bool:
+        """Note how far the load has come; lease None: it is done. False when this load is void."""
+        with answering():
+            word = scripts.load("loaded")(
+                self.client,
+                meta=self.keys(queue).meta,
+                now=self.now,
+                worker=worker,
+                upto=upto_ms,
+                lease="" if lease is None else int(lease * 1000),
+            )
+        return bool(word == b"ok")
+
+
+def _is_id(member: bytes) -> bool:
+    return member.isdigit() and len(member) <= 19 and int(member) < 2**63
+
+
+def _flat(entries: Sequence[Entry]) -> list[int]:
+    flat: list[int] = []
+    for entry in entries:
+        flat += (entry.id, to_ms(entry.due_at), PRIORITIES[1] - entry.priority)
+    return flat
+
+
+def to_ms_now(broker: RedisBroker) -> int:
+    """The broker's clock."""
+    if broker.now != "":
+        return int(broker.now)
+    with answering():
+        seconds, micros = broker.client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Whatever Redis or its client raises means one thing: no answer."""
+    try:
+        yield
+    except (redis.RedisError, OSError) as error:
+        kind = BrokerFull if "used memory > 'maxmemory'" in str(error) else BrokerUnavailable
+        raise kind(f"{type(error).__name__}: {error}") from error
+
+
+def _readable(files: list[Any], timeout: float) -> list[Any]:
+    """Which of these can be read, within ``timeout`` seconds."""
+    try:
+        # epoll and poll know whole milliseconds only, and round up.
+        return select.select(files, [], [], timeout)[0]
+    except ValueError:
+        # A descriptor of 1024 or more.
+        with selectors.DefaultSelector() as selector:
+            for file in files:
+                selector.register(file, selectors.EVENT_READ)
+            return [key.fileobj for key, _events in selector.select(timeout)]
+
+
+class _Bell:
+    """Waits for a token in one of several lists, exactly as long as asked.
+
+    BLPOP's own timeout is looked at only ``hz`` times a second (10 by default). So it is sent without one, and the
+    wait happens on the client's socket; a BLPOP that is still waiting stays armed for the next wait.
+    """
+
+    def __init__(self, connect: Callable[[], redis.Redis]) -> None:
+        self._connect = connect
+        self._client: redis.Redis | None = None
+        self._connection: Any = None
+        self._armed: tuple[str, ...] = ()
+        self._armed_at = 0.0
+        # Set by any thread.
+        self.stale = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._write, b"1")
+
+    def wait(self, lists: Sequence[str], timeout: float) -> bool:
+        """Whether a token came."""
+        try:
+            return self._wait(tuple(lists), timeout)
+        except (redis.RedisError, OSError):
+            self._disarm()
+            raise
+
+    def _wait(self, lists: tuple[str, ...], timeout: float) -> bool:
+        if self._armed != lists or self.stale or time.monotonic() - self._armed_at > REARM:
+            self._disarm()
+            self.stale = False
+            if self._client is None:
+                self._client = self._connect()
+            self._connection = self._client.connection_pool.get_connection()
+            self._arm(lists)
+        woken = _readable([self._read, self._connection._sock], max(0.0, timeout))
+        if self._read in woken:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._read, 4096)
+        if self._connection._sock in woken or self._connection.can_read(0):
+            self._connection.read_response()
+            self._arm(lists)
+            return True
+        return False
+
+    def _arm(self, lists: tuple[str, ...]) -> None:
+        self._connection.send_command("BLPOP", *lists, 0)
+        self._armed = lists
+        self._armed_at = time.monotonic()
+
+    def _disarm(self) -> None:
+        """Close the connection: the only way to be sure that a BLPOP takes no token for us any more."""
+        self._armed = ()
+        if self._connection is not None:
+            self._connection.disconnect()
+            if self._client is not None:
+                self._client.connection_pool.release(self._connection)
+            self._connection = None
+
+    def close(self) -> None:
+        self._disarm()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        for end in (self._read, self._write):
+            with contextlib.suppress(OSError):
+                os.close(end)

@@ -1,0 +1,76 @@
+"""Loads the Lua scripts beside this file and calls them by the names of their parameters.
+
+The ``local a, b = KEYS[1], KEYS[2]`` and ``… = ARGV[1], …`` lines that begin a script are its signature. A number
+instead of an ARGV is where a list begins. ``-- @include name`` is replaced by ``include/name.lua``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import redis
+
+_HERE = Path(__file__).parent
+_INCLUDE = re.compile(r"^-- @include (\w+)$", re.MULTILINE)
+_SIGNATURE = re.compile(r"^local ([\w, ]+) = (.+)$", re.MULTILINE)
+_VALUE = re.compile(r"(?:tonumber\()?(KEYS|ARGV)\[(\d+)\]\)?|(\d+)")
+
+
+class Script:
+    """One script. Survives SCRIPT FLUSH and a restart: an unknown digest is sent again in full."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = _INCLUDE.sub(
+            lambda found: (_HERE / "include" / f"{found[1]}.lua").read_text().rstrip(),
+            (_HERE / f"{name}.lua").read_text(),
+        )
+        self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        self.keys, self.arguments, self.rest = _signature(self.source)
+
+    def __call__(self, client: redis.Redis, *, rest: Sequence[Any] = (), **values: Any) -> Any:
+        """Run it. Every key and argument is given by name; ``rest`` is the list at the end."""
+        if values.keys() != {*self.keys, *self.arguments} or (rest and not self.rest):
+            raise TypeError(f"script {self.name} takes {self.keys + self.arguments}, not {sorted(values)}")
+        line = [values[name] for name in (*self.keys, *self.arguments)]
+        try:
+            return client.execute_command("EVALSHA", self.digest, len(self.keys), *line, *rest)
+        except redis.exceptions.NoScriptError:
+            return client.execute_command("EVAL", self.source, len(self.keys), *line, *rest)
+
+
+def _signature(source: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    found: dict[str, dict[int, str]] = {"KEYS": {}, "ARGV": {}}
+    rest = False
+    for line in _SIGNATURE.finditer(source):
+        names = [name.strip() for name in line[1].split(",")]
+        values = [value.strip() for value in line[2].split(",")]
+        if len(names) != len(values):
+            continue
+        for name, value in zip(names, values, strict=True):
+            match = _VALUE.fullmatch(value)
+            if match is None:
+                break
+            if match[1]:
+                found[match[1]].setdefault(int(match[2]), name)
+            elif int(match[3]) == len(found["ARGV"]) + 1 and name in ("entries", "ids"):
+                rest = True
+    for kind, by_number in found.items():
+        if sorted(by_number) != list(range(1, len(by_number) + 1)):
+            raise ValueError(f"the {kind} of a script are not named one by one")
+    return (
+        tuple(found["KEYS"][n] for n in sorted(found["KEYS"])),
+        tuple(found["ARGV"][n] for n in sorted(found["ARGV"])),
+        rest,
+    )
+
+
+@cache
+def load(name: str) -> Script:
+    """The script of that name."""
+    return Script(name)

@@ -1,0 +1,28 @@
+-- Begin to load the record up to a new horizon. Puts made from now on see the new horizon, so that rows committed
+-- before are found by the query that follows, and rows committed later are put by their own writers: no gap.
+-- lost = "1" when the caller knows that Redis was lost or rolled back.
+-- Returns "ok", from which due ms on to load ("" for the beginning), the horizon; "busy"; or "foreign".
+local meta = KEYS[1]
+local now, ahead, worker, lease = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local identity, run_id, replid, lost = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+-- @include clock
+now = clock(now)
+local owner = redis.call("HGET", meta, "identity")
+if owner and owner ~= identity then
+  return {"foreign", "", ""}
+end
+local loader = redis.call("HGET", meta, "loader")
+local loader_until = tonumber(redis.call("HGET", meta, "loader_until") or "") or 0
+if loader and loader ~= worker and loader_until > now then
+  return {"busy", "", ""}
+end
+if lost == "1" or redis.call("HGET", meta, "run_id") ~= run_id or redis.call("HGET", meta, "replid") ~= replid then
+  redis.call("HDEL", meta, "loaded")
+end
+local horizon = math.max(now + ahead, tonumber(redis.call("HGET", meta, "horizon") or "") or 0)
+redis.call(
+  "HSET", meta,
+  "identity", identity, "run_id", run_id, "replid", replid, "horizon", string.format("%.0f", horizon),
+  "loader", worker, "loader_until", string.format("%.0f", now + lease)
+)
+return {"ok", redis.call("HGET", meta, "loaded") or "", string.format("%.0f", horizon)}

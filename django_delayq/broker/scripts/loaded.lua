@@ -1,0 +1,15 @@
+-- Note how far the loader has come. With lease "" it has finished, and another may load next.
+-- Returns "ok", or "lost" when this loader is not the one any more: Redis was lost meanwhile, or it took too long.
+local meta = KEYS[1]
+local now, worker, upto, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- @include clock
+if redis.call("HGET", meta, "loader") ~= worker then
+  return "lost"
+end
+redis.call("HSET", meta, "loaded", upto)
+if lease == "" then
+  redis.call("HDEL", meta, "loader", "loader_until")
+else
+  redis.call("HSET", meta, "loader_until", string.format("%.0f", clock(now) + tonumber(lease)))
+end
+return "ok"

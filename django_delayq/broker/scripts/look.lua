@@ -1,0 +1,12 @@
+-- Count one more tick, and say what this Redis knows of its own state. A tick that is not greater than the one this
+-- process saw before means that Redis went back in time.
+-- Returns now, tick, horizon, loaded, run_id, replid, identity ("" for what is missing).
+local meta = KEYS[1]
+local now = ARGV[1]
+-- @include clock
+local tick = redis.call("HINCRBY", meta, "tick", 1)
+local answer = {string.format("%.0f", clock(now)), tick}
+for i, field in ipairs({"horizon", "loaded", "run_id", "replid", "identity"}) do
+  answer[2 + i] = redis.call("HGET", meta, field) or ""
+end
+return answer

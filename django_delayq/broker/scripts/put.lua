@@ -1,0 +1,65 @@
+-- Put messages where their due time says: ready when due, delayed when due up to the horizon, else nowhere.
+-- Mode "set" comes from whoever changed the message and replaces its place; "fill" adds what is missing and never
+-- makes anything later, since its reader may have read an older row. Entries: id, due ms, rank, id, due ms, rank, …
+-- Returns "ok", how many were put, were there already, are due beyond the horizon; or "lost" when there is no horizon.
+local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local now, mode, entries = ARGV[1], ARGV[2], 3
+-- @include clock
+-- @include places
+-- @include ring
+local horizon = tonumber(redis.call("HGET", meta, "horizon") or "")
+if horizon == nil then
+  return {"lost", 0, 0, 0}
+end
+now = clock(now)
+local head = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
+local earliest = tonumber(head[2] or "")
+local put, present, beyond, wanted = 0, 0, 0, false
+for i = entries, #ARGV, 3 do
+  local id, due, rank = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  local is_ready = redis.call("ZSCORE", ready, id)
+  if due <= now then
+    if is_ready then
+      if mode == "set" then
+        -- Another priority counts at once. A claim must find it ready no earlier than due.
+        redis.call("ZADD", ready, ready_score(math.max(is_ready % BAND, due), rank), id)
+      end
+      present = present + 1
+    else
+      if redis.call("ZREM", delayed, id) == 1 then
+        present = present + 1
+      else
+        put = put + 1
+      end
+      redis.call("ZADD", ready, ready_score(now, rank), id)
+      wanted = true
+    end
+  elseif mode == "fill" and is_ready then
+    present = present + 1
+  elseif due > horizon then
+    if mode == "set" then
+      redis.call("ZREM", delayed, id)
+      redis.call("ZREM", ready, id)
+    end
+    beyond = beyond + 1
+  else
+    local score = delayed_score(due, rank)
+    if mode == "set" then
+      redis.call("ZREM", ready, id)
+      redis.call("ZADD", delayed, score, id)
+      put = put + 1
+    elseif redis.call("ZADD", delayed, "LT", "CH", score, id) == 1 then
+      put = put + 1
+    else
+      present = present + 1
+    end
+    if earliest == nil or score < earliest then
+      earliest = score
+      wanted = true
+    end
+  end
+end
+if wanted then
+  ring(wake)
+end
+return {"ok", put, present, beyond}

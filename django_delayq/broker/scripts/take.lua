@@ -1,0 +1,34 @@
+-- Move what is due to ready, earliest first, then pop up to limit of the ready, best rank first.
+-- Returns how many were moved, how many are left ready, in how many ms the next falls due ("" when none waits),
+-- then id, ready score, id, ready score, …
+local delayed, ready, wake = KEYS[1], KEYS[2], KEYS[3]
+local now, limit, batch = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+-- @include clock
+-- @include places
+-- @include ring
+now = clock(now)
+local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
+for i = 1, #due, 2 do
+  -- In this order: after a write that frees, a full Redis allows one that does not.
+  redis.call("ZREM", delayed, due[i])
+  redis.call("ZADD", ready, ready_score(now, rank_of(tonumber(due[i + 1]))), due[i])
+end
+local answer = {#due / 2, 0, ""}
+if limit > 0 then
+  local popped = redis.call("ZPOPMIN", ready, limit)
+  for i = 1, #popped, 2 do
+    answer[#answer + 1] = popped[i]
+    -- The clock may have gone back since: a claim must not find it ready later than now.
+    local score = tonumber(popped[i + 1])
+    answer[#answer + 1] = string.format("%.0f", score - math.max(0, score % BAND - now))
+  end
+end
+answer[2] = redis.call("ZCARD", ready)
+local head = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
+if head[2] then
+  answer[3] = string.format("%.0f", math.max(0, math.floor(tonumber(head[2])) - now))
+end
+if answer[2] > 0 then
+  ring(wake)
+end
+return answer

@@ -1,0 +1,77 @@
+"""System checks. Those of the settings touch neither the database nor Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings as django_settings
+from django.core import checks
+
+from . import conf
+
+TAG = "delayq"
+
+
+def register() -> None:
+    """Called when the apps are ready."""
+    checks.register(check_settings, TAG)
+    checks.register(check_project, TAG)
+
+
+def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """``delayq.E001``-``E004``: the DELAYQ dict."""
+    _settings, problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
+    return [checks.Error(problem.message, hint=problem.hint, id=f"delayq.{problem.id}") for problem in problems]
+
+
+def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """``delayq.E005``-``E007``: the rest of the project's settings."""
+    found: list[checks.CheckMessage] = []
+    if not django_settings.USE_TZ:
+        found.append(
+            checks.Error("USE_TZ is off.", hint="Due times need time zones: set USE_TZ = True.", id="delayq.E005")
+        )
+    settings, _problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
+    if settings.REDIS is None:
+        return found
+    if "://" in settings.REDIS:
+        if not _is_redis_url(settings.REDIS):
+            found.append(
+                checks.Error(
+                    "DELAYQ['REDIS'] is not a Redis URL.",
+                    hint="It begins with redis://, rediss:// or unix://.",
+                    id="delayq.E006",
+                )
+            )
+    elif not _is_django_redis(settings.REDIS):
+        found.append(
+            checks.Error(
+                f"DELAYQ['REDIS'] names {settings.REDIS!r}, which is not a django-redis cache.",
+                hint="Add it to CACHES with BACKEND 'django_redis.cache.RedisCache', or write a Redis URL.",
+                id="delayq.E007",
+            )
+        )
+    return found
+
+
+def _is_redis_url(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme in ("redis", "rediss", "unix")
+    except ValueError:
+        return False
+
+
+def _is_django_redis(alias: str) -> bool:
+    backend = django_settings.CACHES.get(alias, {}).get("BACKEND", "")
+    return str(backend).startswith("django_redis.") or _has_client(alias)
+
+
+def _has_client(alias: str) -> bool:
+    """A cache of the project's own that django-redis can take a connection from."""
+    if alias not in django_settings.CACHES:
+        return False
+    from django.core.cache import caches
+
+    return hasattr(getattr(caches[alias], "client", None), "get_client")

@@ -1,0 +1,213 @@
+"""The settings: one frozen dataclass of typed defaults under one ``DELAYQ`` dict."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from . import retry
+from .durations import seconds
+from .retry import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``settings.DELAYQ`` may hold. Times are seconds, or text such as ``"10m"``."""
+
+    # A django-redis cache alias, a redis://, rediss:// or unix:// URL, or None: deliver by query alone.
+    REDIS: str | None = None
+    # The first part of every Redis key. Two deployments that share a Redis need two prefixes.
+    PREFIX: str = "delayq"
+    # The queue of a message that names none.
+    DEFAULT_QUEUE: str = "default"
+    # The queues that a worker without --queues serves, in strict order of priority. Empty: all that it finds.
+    QUEUES: tuple[str, ...] = ()
+    # How far ahead of now Redis is filled. What is due later costs Redis nothing.
+    HORIZON: float = 600.0
+    # A message overdue by this much that is nowhere in Redis is put there again …
+    GRACE: float = 2.0
+    # … by a sweep that runs this often.
+    SWEEP_INTERVAL: float = 3.0
+    # How often a worker looks for due rows when it delivers without Redis.
+    POLL_INTERVAL: float = 1.0
+    # How long a delivery is a worker's own. Longer handlers extend it by themselves, each third of it.
+    LEASE: float = 60.0
+    # A handler that runs longer is ended. None: never.
+    TIMEOUT: float | None = 600.0
+    # When a failed message comes back, if neither it nor its handler says.
+    RETRY: RetryPolicy = retry.DEFAULT
+    # A message whose delivery ended this often without a word (it killed its worker) is dead.
+    MAX_CRASHES: int = 3
+    # How long run_delayq waits for running handlers after the first SIGTERM.
+    GRACEFUL_TIMEOUT: float = 30.0
+    # Larger payloads are refused at the call. In bytes of JSON.
+    PAYLOAD_MAX_BYTES: int = 262_144
+    # Deeper payloads are refused at the call.
+    PAYLOAD_MAX_DEPTH: int = 64
+    # How long scheduling waits for Redis. The message is safe without it: a sweep finds it.
+    REDIS_TIMEOUT: float = 0.25
+    # Finished messages and their log are deleted after this time (dead ones: DEAD_RETENTION). None: never.
+    RETENTION: float | None = 30 * 86_400.0
+    DEAD_RETENTION: float | None = 90 * 86_400.0
+    # A message not started this long after its due time counts as overdue in statistics and checks.
+    OVERDUE_AFTER: float = 5.0
+    # The module of each installed app in which handlers are looked for.
+    HANDLERS_MODULE: str = "handlers"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with ``settings.DELAYQ``."""
+
+    id: str
+    message: str
+    hint: str
+
+
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+
+Parser = Callable[[Any], Any]
+
+
+def _span(lowest: float, highest: float) -> Parser:
+    def parse(value: Any) -> float:
+        span = seconds(value)
+        if not lowest <= span <= highest or math.isnan(span):
+            raise ValueError(f"must be between {lowest:g} and {highest:g} seconds")
+        return span
+
+    return parse
+
+
+def _whole(lowest: int, highest: int) -> Parser:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+            raise ValueError(f"must be a whole number between {lowest} and {highest}")
+        return value
+
+    return parse
+
+
+def _or_none(parse: Parser) -> Parser:
+    return lambda value: None if value is None else parse(value)
+
+
+def _word(limit: int) -> Parser:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > limit or not WORD.fullmatch(value):
+            raise ValueError(
+                f"must be 1 to {limit} of the characters A-Z a-z 0-9 _ . - and begin with a letter or digit"
+            )
+        return value
+
+    return parse
+
+
+def _queues(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise ValueError("must be a list of queue names")
+    names = tuple(_word(64)(name) for name in value)
+    if len(set(names)) != len(names):
+        raise ValueError("names a queue twice")
+    return names
+
+
+def _redis(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ValueError("must be a cache alias, a Redis URL, or None")
+
+
+def _policy(value: Any) -> RetryPolicy:
+    policy = retry.as_policy(value)
+    try:
+        policy.delay(1)
+    except Exception as error:
+        raise ValueError(f"the first delay cannot be had: {type(error).__name__}: {error}") from error
+    return policy
+
+
+_YEAR = 366 * 86_400.0
+
+PARSERS: dict[str, Parser] = {
+    "REDIS": _redis,
+    "PREFIX": _word(40),
+    "DEFAULT_QUEUE": _word(64),
+    "QUEUES": _queues,
+    "HORIZON": _span(5, _YEAR),
+    "GRACE": _span(0.1, 3600),
+    "SWEEP_INTERVAL": _span(0.1, 3600),
+    "POLL_INTERVAL": _span(0.05, 60),
+    "LEASE": _span(1, 86_400),
+    "TIMEOUT": _or_none(_span(0.01, 30 * 86_400)),
+    "RETRY": _policy,
+    "MAX_CRASHES": _whole(2, 1000),
+    "GRACEFUL_TIMEOUT": _span(0, 86_400),
+    "PAYLOAD_MAX_BYTES": _whole(1, 64 * 1024 * 1024),
+    "PAYLOAD_MAX_DEPTH": _whole(1, 200),
+    "REDIS_TIMEOUT": _span(0.01, 10),
+    "RETENTION": _or_none(_span(0, 100 * _YEAR)),
+    "DEAD_RETENTION": _or_none(_span(0, 100 * _YEAR)),
+    "OVERDUE_AFTER": _span(0, 86_400),
+    "HANDLERS_MODULE": _word(100),
+}
+
+
+def parse(given: Any) -> tuple[Settings, list[Problem]]:
+    """The settings in a ``DELAYQ`` dict, and all that is wrong with it at once."""
+    if not isinstance(given, Mapping):
+        return Settings(), [Problem("E001", "DELAYQ is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for name, value in given.items():
+        parser = PARSERS.get(name)
+        if parser is None:
+            problems.append(
+                Problem("E002", f"DELAYQ has no setting {name!r}.", f"It has: {', '.join(sorted(PARSERS))}.")
+            )
+            continue
+        try:
+            values[name] = parser(value)
+        except (ValueError, TypeError) as error:
+            problems.append(Problem("E003", f"DELAYQ[{name!r}] is impossible.", f"{error}."))
+    settings = Settings(**values)
+    if settings.QUEUES and settings.DEFAULT_QUEUE not in settings.QUEUES:
+        problems.append(
+            Problem(
+                "E004",
+                "DELAYQ['DEFAULT_QUEUE'] is not one of DELAYQ['QUEUES'].",
+                "No worker would serve it unless it is named with --queues.",
+            )
+        )
+    return settings, problems
+
+
+@lru_cache(maxsize=1)
+def get() -> Settings:
+    """The project's settings. Raises ``ImproperlyConfigured`` with every problem found."""
+    settings, problems = parse(getattr(django_settings, "DELAYQ", {}))
+    if problems:
+        raise ImproperlyConfigured(" ".join(f"{problem.message} {problem.hint}" for problem in problems))
+    return settings
+
+
+def names() -> list[str]:
+    """The names of all settings."""
+    return [field.name for field in dataclasses.fields(Settings)]
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("DELAYQ", "CACHES"):
+        get.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_delayq.conf")

@@ -1,0 +1,67 @@
+"""Spans of time as people write them: "90s", "15m", "2h", "7d", "1h30m", "250ms"."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+
+Duration = timedelta | int | float | str
+
+
+def seconds(value: Duration) -> float:
+    """Seconds in a timedelta, a number of seconds, or a text such as ``"10m"``.
+
+    Raises ``ValueError`` for anything else, and for what is not a finite number.
+
+    >>> seconds("1h30m"), seconds("250ms"), seconds(5), seconds(timedelta(minutes=1))
+    (5400.0, 0.25, 5.0, 60.0)
+    """
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool):
+        raise ValueError(f"not a duration: {value!r}")
+    if isinstance(value, int | float):
+        try:
+            return _finite(float(value))
+        except OverflowError:
+            return _finite(math.inf)
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if re.fullmatch(r"\d+(?:\.\d+)?", text):
+            return _finite(float(text))
+        parts = _PART.findall(text)
+        if parts and "".join(number + unit for number, unit in parts) == text:
+            return _finite(sum(float(number) * _UNITS[unit] for number, unit in parts))
+    # Never all of a bad value: it may be endless, or fail when it is asked for its text.
+    given: object = value
+    shown = repr(given[:40]) if isinstance(given, str) else type(given).__name__
+    raise ValueError(f"not a duration: {shown}; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'")
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"not a finite duration: {number!r}")
+    return number
+
+
+def brief(span: float) -> str:
+    """A span of seconds for people: ``"4 m 10 s"``.
+
+    >>> brief(0.012), brief(3.04), brief(250), brief(90000)
+    ('12 ms', '3.0 s', '4 m 10 s', '1 d 1 h')
+    """
+    if span < 0:
+        return "-" + brief(-span)
+    if span < 1:
+        return f"{span * 1000:.0f} ms"
+    if span < 60:
+        return f"{span:.1f} s"
+    for big, small, size, step in (("m", "s", 60, 1), ("h", "m", 3600, 60), ("d", "h", 86400, 3600)):
+        if span < size * {"m": 60, "h": 24, "d": 1e9}[big]:
+            whole, rest = divmod(int(span), size)
+            return f"{whole} {big} {rest // step} {small}" if rest // step else f"{whole} {big}"
+    return f"{span:.0f} s"

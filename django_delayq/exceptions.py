@@ -1,0 +1,82 @@
+"""Everything that can go wrong, by name. The docstring is the message."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class DelayqError(Exception):
+    """Something went wrong in django-delayq."""
+
+    def __str__(self) -> str:
+        return super().__str__() or (self.__doc__ or "").strip()
+
+
+class InvalidMessage(DelayqError, ValueError):
+    """The message cannot be scheduled as it was given; nothing was written."""
+
+
+class PayloadTooLarge(InvalidMessage):
+    """The payload is larger than DELAYQ["PAYLOAD_MAX_BYTES"]."""
+
+
+class KeyConflict(DelayqError):
+    """A live message with this topic and key exists already."""
+
+
+class InvalidTransition(DelayqError):
+    """The state machine has no such move."""
+
+
+class HandlerConflict(DelayqError):
+    """Two handlers were registered for one topic."""
+
+
+class BrokerUnavailable(DelayqError):
+    """Redis does not answer, or must not be used."""
+
+
+class BrokerFull(BrokerUnavailable):
+    """Redis has no memory left for us."""
+
+
+class ForeignBroker(BrokerUnavailable):
+    """This Redis prefix belongs to another database; choose another DELAYQ["PREFIX"]."""
+
+
+class LeaseLost(DelayqError):
+    """The lease ran out and the message may be running elsewhere."""
+
+
+class Superseded(DelayqError):
+    """Another delivery, or a cancel, finished this message first."""
+
+
+class HandlerTimeout(BaseException):
+    """The handler ran longer than its timeout.
+
+    Not an ``Exception``, so that a handler's own ``except Exception`` does not swallow it.
+    """
+
+
+class RetryLater(Exception):
+    """Raise it in a handler to have the message delivered again after ``delay``.
+
+    ``delay`` is a timedelta or a number of seconds. It counts as a failed attempt, so that ``max_attempts``
+    still bounds it, unless ``counts=False``.
+    """
+
+    def __init__(self, delay: timedelta | float, reason: str = "", *, counts: bool = True) -> None:
+        super().__init__(reason or "the handler asked for a later delivery")
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        self.counts = counts
+        if self.delay < timedelta(0):
+            raise ValueError("RetryLater needs a delay of 0 or more")
+
+
+class Reject(Exception):
+    """Raise it in a handler to give the message up at once: it goes to *dead* with this reason."""
+
+    def __init__(self, reason: str = "rejected by the handler") -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,135 @@
+"""Named places at which a test has this process die, freeze, wait or fail: at every boundary to the outside.
+
+They do nothing unless DELAYQ_FAILPOINTS was in the environment when the process started; no setting and no data can
+switch them on. It holds ``name:action:nth``, several with commas between:
+
+    DELAYQ_FAILPOINTS="after_claim:kill:1,before_record:delay=2:3"
+
+``nth``: which time the place is reached, counted together with the processes forked from this one; each happens once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError
+
+from .durations import seconds
+
+logger = logging.getLogger("django_delayq")
+
+ENVIRONMENT = "DELAYQ_FAILPOINTS"
+
+NAMES = frozenset(
+    {
+        # Who schedules.
+        "before_insert",
+        "after_insert",
+        "before_put",
+        "after_put",
+        # The consumer.
+        "after_take",
+        "after_claim",
+        # One run of a handler.
+        "before_handler",
+        "after_handler",
+        "before_succeed",
+        "after_succeed",
+        "after_commit",
+        # The recorder.
+        "before_record",
+        "after_record",
+        # The rest.
+        "after_horizon",
+        "mid_load",
+        "mid_restore",
+        "after_reap",
+    }
+)
+# More than a pipe holds makes no sense.
+MOST = 10_000
+
+Action = Callable[[], None]
+
+
+class Broken(OperationalError, ConnectionError):
+    """What "raise" raises: to the database's callers an error of the database, to those of Redis one of a socket."""
+
+
+class _Armed:
+    """An action and when it is due. Who reads the last byte of the pipe does it, in whichever thread and process."""
+
+    def __init__(self, what: str, action: Action, nth: int) -> None:
+        self.what = what
+        self._action = action
+        self._countdown, write = os.pipe()
+        os.write(write, b"." * (nth - 1) + b"!")
+        os.close(write)
+
+    def reached(self) -> None:
+        if os.read(self._countdown, 1) == b"!":
+            logger.warning("Failpoint %s in process %d", self.what, os.getpid())
+            self._action()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _freeze() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _leave() -> None:
+    os._exit(86)
+
+
+def _break() -> None:
+    raise Broken("a failpoint broke the connection")
+
+
+_ACTIONS: dict[str, Action] = {"kill": _die, "stop": _freeze, "exit": _leave, "raise": _break}
+
+
+def _action(text: str) -> Action:
+    word, _equals, span = text.partition("=")
+    if word == "delay":
+        wait = seconds(span)
+        return lambda: time.sleep(wait)
+    if text not in _ACTIONS:
+        raise ValueError(f"no action {text!r}: there are {', '.join([*_ACTIONS, 'delay=SECONDS'])}")
+    return _ACTIONS[text]
+
+
+def parse(text: str) -> dict[str, list[_Armed]]:
+    """What the variable asks for. Raises ``ImproperlyConfigured`` for anything that it does not understand."""
+    armed: dict[str, list[_Armed]] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            name, action, nth = part.split(":")
+            if name not in NAMES:
+                raise ValueError(f"no failpoint {name!r}: there are {', '.join(sorted(NAMES))}")
+            if not 1 <= int(nth) <= MOST:
+                raise ValueError(f"{nth} is not between 1 and {MOST}")
+            armed.setdefault(name, []).append(_Armed(part, _action(action), int(nth)))
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{ENVIRONMENT}: {part!r} is not name:action:nth: {error}") from None
+    return armed
+
+
+_armed = parse(os.environ.get(ENVIRONMENT, ""))
+_on = bool(_armed)
+if _on:
+    logger.warning("Failpoints are on: %s", os.environ[ENVIRONMENT])
+
+
+def reach(name: str) -> None:
+    """The place called ``name`` is reached. Costs nothing while failpoints are off."""
+    if _on:
+        for armed in _armed.get(name, ()):
+            armed.reached()

@@ -1,0 +1,78 @@
+"""``manage.py delayq_check``: is all well? For monitors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_delayq.inspector import health
+from django_delayq.inspector.health import Finding, Level, Limits
+from django_delayq.management import _common as common
+
+NAGIOS = {Level.OK: "OK", Level.WARN: "WARNING", Level.CRITICAL: "CRITICAL"}
+
+
+class Command(common.DelayqCommand):
+    help = (
+        "Check the database, the migrations, Redis, the workers, and what is overdue: one line each. Warnings leave "
+        "the exit code 0. With --nagios the exit codes are 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN instead."
+    )
+    exits = (0, 1, 2, 3, 69, 78)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--min-workers", type=common.count, default=1, help="alive at least (default 1)")
+        parser.add_argument(
+            "--max-overdue-age", type=common.span, default=60.0, help="of the oldest overdue message (default 60s)"
+        )
+        parser.add_argument("--max-dead", type=common.count, help="dead messages at most (default: any number)")
+        parser.add_argument("--nagios", action="store_true", help="a summary first, and the exit codes of a plugin")
+        common.add_json(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            super().handle(*args, **options)
+        except CommandError as error:
+            # Nothing could be asked: for a monitor that is neither well nor ill.
+            if options["nagios"] and error.returncode != common.USAGE:
+                self.say(f"DELAYQ UNKNOWN - {error}")
+                sys.exit(3)
+            raise
+
+    def work(self, using: str, options: dict[str, Any]) -> None:
+        limits = Limits(options["min_workers"], options["max_overdue_age"], options["max_dead"])
+        broker = common.redis_broker(using)
+        try:
+            findings = list(health.check(using, broker, limits))
+        finally:
+            if broker is not None:
+                broker.close()
+        level = max(finding.level for finding in findings)
+        if options["json"]:
+            self.say_json(
+                database=using,
+                level=level.name.lower(),
+                checks=[{"name": f.name, "level": f.level.name.lower(), "detail": f.detail} for f in findings],
+            )
+        else:
+            if options["nagios"]:
+                self.say(_summary(findings, level))
+            for finding in findings:
+                self.say(f"{self._word(finding.level)} {finding.name}: {finding.detail}")
+        if options["nagios"]:
+            if level != Level.OK:
+                sys.exit(int(level))
+        elif (why := health.worst(findings)) is not None:
+            bad = sum(finding.level == Level.CRITICAL for finding in findings)
+            raise CommandError(f"{bad} of {len(findings)} checks failed.", returncode=int(why))
+
+    def _word(self, level: Level) -> str:
+        style = {Level.OK: self.style.SUCCESS, Level.WARN: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
+        return style[level](f"{level.name:<8}")
+
+
+def _summary(findings: list[Finding], level: Level) -> str:
+    bad = [f"{f.name}: {f.detail}" for f in findings if f.level == level and level != Level.OK]
+    return f"DELAYQ {NAGIOS[level]} - {'; '.join(bad) or f'{len(findings)} checks'}"

@@ -1,0 +1,164 @@
+"""``manage.py delayq_restore``: fill Redis again from the record."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import InterfaceError, OperationalError
+
+from django_delayq import restore, transitions
+from django_delayq.durations import brief
+from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.management import _common as common
+from django_delayq.restore import Overdue, Report, Restore, Selection, Tally
+
+
+class Command(common.DelayqCommand):
+    help = (
+        "Put what is scheduled in the record back into Redis, while producers and workers go on. Nothing is cleared "
+        "first; running it twice, or twice at once, changes nothing. Running messages are left to their workers. Only "
+        "what is due within DELAYQ['HORIZON'] is put: a worker loads what is due later in time. A running worker "
+        "does all this by itself within seconds of Redis being lost."
+    )
+    exits = (0, 1, 2, 69, 78, 130)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        common.add_selectors(parser)
+        parser.add_argument(
+            "--id", action="append", type=common.message_id, default=[], help="only this message (repeatable)"
+        )
+        parser.add_argument(
+            "--overdue",
+            type=_overdue,
+            default=(Overdue.RUN, 0.0),
+            metavar="{run,skip,dead,spread=TIME}",
+            help=(
+                "what to do with messages that should have started already (by more than DELAYQ['OVERDUE_AFTER']). "
+                "run (default): put them, so that they start at once. skip: do not put them; they stay scheduled, "
+                "and a running worker will still find and start them, so this saves Redis a burst but stops nothing. "
+                "dead: give them up in the record (they can be requeued). spread=10m: give them new due times in the "
+                "record, evenly over that time from now. dead and spread ask first, or need --yes"
+            ),
+        )
+        parser.add_argument(
+            "--no-expired",
+            action="store_true",
+            help="expire in the record what was not started in its time (a worker's reaper does the same)",
+        )
+        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
+        parser.add_argument("--batch-size", type=common.positive, default=1000, help="rows per query (default 1000)")
+        parser.add_argument(
+            "--resume", metavar="POSITION", help="go on from the position that an interrupted restore printed"
+        )
+        common.add_yes(parser)
+        common.add_json(parser)
+
+    def work(self, using: str, options: dict[str, Any]) -> None:
+        broker = common.required_broker(using)
+        overdue, spread = options["overdue"]
+        try:
+            job = Restore(
+                using,
+                broker,
+                _selection(options),
+                overdue=overdue,
+                spread=spread,
+                no_expired=options["no_expired"],
+                dry_run=options["dry_run"],
+                batch_size=options["batch_size"],
+                resume=options["resume"],
+            )
+        except restore.InvalidPosition as error:
+            raise CommandError(f"--resume: {error}.", returncode=common.USAGE) from error
+        try:
+            self._run(using, job, options)
+        finally:
+            broker.close()
+
+    def _run(self, using: str, job: Restore, options: dict[str, Any]) -> None:
+        found = job.preview().total()
+        if not options["json"]:
+            self._say_preview(using, job.report, found)
+        if job.overdue in (Overdue.DEAD, Overdue.SPREAD) and found.overdue and not job.dry_run:
+            what = "given up" if job.overdue == Overdue.DEAD else "given new due times"
+            self.confirm(f"{found.overdue:,} overdue messages will be {what} in the record.", yes=options["yes"])
+        twice = found.overdue if job.overdue in (Overdue.DEAD, Overdue.SPREAD) else 0
+        bar = common.Bar(self.stderr, found.found - found.beyond + twice, options["verbosity"])
+        with common.Interruptible() as interruption:
+            try:
+                job.run(should_stop=interruption.asked, progress=bar)
+            except (BrokerUnavailable, OperationalError, InterfaceError):
+                bar.close()
+                self._say_summary(using, job, options)
+                raise
+        bar.close()
+        self._say_summary(using, job, options)
+        if job.report.position is not None:
+            raise CommandError("Interrupted between two batches.", returncode=interruption.returncode)
+
+    def _say_preview(self, using: str, report: Report, found: Tally) -> None:
+        self.say(
+            f"Record: {found.found:,} messages scheduled, {found.beyond:,} of them due beyond the horizon; "
+            f"{found.running:,} running. Redis: {found.held:,} ids."
+        )
+        for name, tally in report.queues.items():
+            self.say(f"  {name}: {tally.found:,} scheduled, {tally.overdue:,} overdue; {tally.held:,} in Redis")
+        if found.oldest is not None:
+            age = (transitions.now(using) - found.oldest).total_seconds()
+            self.say(f"Overdue: {found.overdue:,}, the oldest since {common.iso(found.oldest)} ({brief(age)}).")
+
+    def _say_summary(self, using: str, job: Restore, options: dict[str, Any]) -> None:
+        report = job.report
+        if options["json"]:
+            self.say_json(
+                database=using,
+                dry_run=job.dry_run,
+                complete=report.position is None,
+                position=report.position,
+                seconds=round(report.seconds, 3),
+                total=_plain(report.total()),
+                queues={name: _plain(tally) for name, tally in report.queues.items()},
+            )
+            return
+        total = report.total()
+        would = "Would put" if job.dry_run else "Put"
+        parts = [f"{would} {total.put:,}", f"{total.present:,} were there already", f"{total.beyond:,} are due later"]
+        changed = (("given up", total.dead), ("spread", total.spread), ("expired", total.expired))
+        parts += [f"{'would be ' * job.dry_run}{what} {number:,}" for what, number in changed if number]
+        if total.skipped:
+            parts.append(f"skipped {total.skipped:,} overdue")
+        rate = (total.put + total.present) / max(0.001, report.seconds)
+        self.say(f"{', '.join(parts)}; {report.seconds:.2f} s, {rate:,.0f}/s.")
+        if report.position is not None:
+            self.say(f"Not finished. Go on with the same options and --resume {report.position}")
+
+
+def _overdue(text: str) -> tuple[Overdue, float]:
+    word, equals, time = text.partition("=")
+    try:
+        policy = Overdue(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError("is one of run, skip, dead, spread=10m") from None
+    if (policy == Overdue.SPREAD) != bool(equals):
+        raise argparse.ArgumentTypeError("only spread has a time, and needs one: spread=10m")
+    return policy, common.span(time) if equals else 0.0
+
+
+def _selection(options: dict[str, Any]) -> Selection:
+    return Selection(
+        queues=tuple(sorted(set(options["queue"]))),
+        topics=tuple(sorted(set(options["topic"]))),
+        ids=tuple(sorted(set(options["id"]))),
+        due_after=options["due_after"],
+        due_before=options["due_before"],
+    )
+
+
+def _plain(tally: Tally) -> dict[str, Any]:
+    facts = asdict(tally)
+    facts["oldest_overdue"] = common.iso(facts.pop("oldest"))
+    return facts

@@ -1,0 +1,211 @@
+"""The record: every message, and every move it made."""
+
+from __future__ import annotations
+
+import uuid
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from . import states, validation
+from .states import State as _State
+
+
+class Message(models.Model):
+    """A message to deliver at its due time.
+
+    Rows are written by ``django_delayq.transitions`` alone: use ``schedule_message()``, ``cancel_message()`` and their
+    kin. ``save()`` and ``QuerySet.update()`` would bypass the log and Redis.
+    """
+
+    State = _State
+
+    id = models.BigAutoField(primary_key=True)
+    topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
+    queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH)
+    # NULL is "no key": any number of live messages may have none.
+    key = models.CharField(_("key"), max_length=validation.KEY_LENGTH, null=True, blank=True)  # noqa: DJ001
+    priority = models.SmallIntegerField(_("priority"), default=0)
+    state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
+    payload = models.JSONField(_("payload"), null=True, blank=True)
+    headers = models.JSONField(_("headers"), default=dict, blank=True)
+    due_at = models.DateTimeField(_("due"))
+    expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created"), default=timezone.now)
+    finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
+    # A retry policy of the message's own (RetryPolicy.to_json), and its own limit.
+    retry = models.JSONField(_("retry policy"), null=True, blank=True)
+    max_attempts = models.SmallIntegerField(_("attempts at most"), null=True, blank=True)
+    # Failures that were reported; what the retry policy sees. A requeue sets it back to 0.
+    attempts = models.IntegerField(_("attempts"), default=0)
+    # Claims. Never goes down: it is the fence that a failure must name.
+    deliveries = models.IntegerField(_("deliveries"), default=0)
+    # Deliveries that ended with a word. deliveries - reported = deaths without one (and the one now running).
+    reported = models.IntegerField(_("reported deliveries"), default=0)
+    # Deaths without a word that a requeue has forgiven: they no longer count towards MAX_CRASHES.
+    forgiven = models.IntegerField(_("forgiven deliveries"), default=0)
+    # Moves made, so the number of the last row of the log.
+    moves = models.IntegerField(_("moves"), default=1)
+    leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
+    worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
+    cancel_requested = models.BooleanField(_("cancel requested"), default=False)
+
+    # Set on what schedule_message() returns: whether a live message with this key was there already.
+    existed = False
+
+    class Meta:
+        db_table = "delayq_message"
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
+        default_permissions = ("view",)
+        permissions: ClassVar = [
+            ("cancel_message", "Can cancel messages"),
+            ("reschedule_message", "Can reschedule messages"),
+            ("run_message", "Can run messages now"),
+            ("requeue_message", "Can requeue dead, expired and cancelled messages"),
+        ]
+        indexes: ClassVar = [
+            # What is still to do. Loading, sweeping, restoring and delivery by query all read along it.
+            models.Index(fields=["queue", "due_at", "id"], name="delayq_todo", condition=Q(state=_State.SCHEDULED)),
+            models.Index(fields=["leased_until"], name="delayq_leased", condition=Q(state=_State.RUNNING)),
+            models.Index(
+                fields=["expires_at"],
+                name="delayq_expiring",
+                condition=Q(state=_State.SCHEDULED, expires_at__isnull=False),
+            ),
+            # Keys are looked up by people too, after the message is finished.
+            models.Index(fields=["key", "topic"], name="delayq_key", condition=Q(key__isnull=False)),
+            # The dead are few among the finished, and looked at most.
+            models.Index(fields=["finished_at", "id"], name="delayq_dead", condition=Q(state=_State.DEAD)),
+            models.Index(fields=["finished_at", "id"], name="delayq_finished", condition=Q(finished_at__isnull=False)),
+        ]
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["topic", "key"],
+                name="delayq_live_key",
+                condition=Q(key__isnull=False, state__in=sorted(states.LIVE)),
+            ),
+            models.CheckConstraint(name="delayq_state", condition=Q(state__in=[str(s) for s in _State])),
+            models.CheckConstraint(
+                name="delayq_finished_iff_final",
+                condition=Q(state__in=sorted(states.FINAL), finished_at__isnull=False)
+                | Q(state__in=sorted(states.LIVE), finished_at__isnull=True),
+            ),
+            models.CheckConstraint(
+                name="delayq_leased_iff_running",
+                condition=Q(state=_State.RUNNING, leased_until__isnull=False)
+                | (~Q(state=_State.RUNNING) & Q(leased_until__isnull=True)),
+            ),
+            models.CheckConstraint(
+                name="delayq_counts",
+                condition=Q(
+                    attempts__gte=0,
+                    attempts__lte=F("reported"),
+                    forgiven__gte=0,
+                    reported__lte=F("deliveries") - F("forgiven"),
+                    moves__gte=1,
+                ),
+            ),
+            models.CheckConstraint(
+                name="delayq_priority",
+                condition=Q(priority__gte=validation.PRIORITIES[0], priority__lte=validation.PRIORITIES[1]),
+            ),
+            # 'infinity' and years that no datetime can hold would break every reader.
+            models.CheckConstraint(
+                name="delayq_due",
+                condition=Q(due_at__gte="2000-01-01T00:00:00Z", due_at__lte="2200-01-01T00:00:00Z"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic} #{self.pk}"
+
+    @property
+    def crashes(self) -> int:
+        """Deliveries that ended without a word: the worker was killed, or its lease ran out."""
+        return self.deliveries - self.reported - self.forgiven - (self.state == _State.RUNNING)
+
+
+class Transition(models.Model):
+    """One logged move of the state machine."""
+
+    pk = models.CompositePrimaryKey("message_id", "number")
+    # No database constraint: its check would cost every move a row lock, and both rows are written in one statement.
+    message = models.ForeignKey(
+        Message, on_delete=models.CASCADE, related_name="transitions", db_constraint=False, db_index=False
+    )
+    number = models.IntegerField(_("number"))
+    at = models.DateTimeField(_("at"))
+    # NULL: the message did not exist before.
+    from_state = models.CharField(_("from"), max_length=9, choices=_State.choices, null=True)  # noqa: DJ001
+    to_state = models.CharField(_("to"), max_length=9, choices=_State.choices)
+    # The delivery it belongs to (0 before the first).
+    attempt = models.IntegerField(_("delivery"), default=0)
+    # The due time after the move.
+    due_at = models.DateTimeField(_("due"))
+    # For a claim: when it became ready, by the clock of whoever said so.
+    ready_at = models.DateTimeField(_("ready"), null=True)
+    # For a claim: the Redis partition it went through; empty when it was found by query.
+    partition = models.SmallIntegerField(_("partition"), null=True)
+    actor = models.CharField(_("actor"), max_length=200, default="")
+    reason = models.TextField(_("reason"), default="")
+    error = models.TextField(_("error"), default="")
+    traceback = models.TextField(_("traceback"), default="")
+
+    class Meta:
+        db_table = "delayq_transition"
+        verbose_name = _("transition")
+        verbose_name_plural = _("transitions")
+        default_permissions = ()
+        ordering: ClassVar = ["message_id", "number"]
+
+    def __str__(self) -> str:
+        return f"#{self.message_id} {self.number}: {self.from_state or 'new'} → {self.to_state}"
+
+
+class Worker(models.Model):
+    """A worker process, alive while ``seen_at`` moves on."""
+
+    # One that was not seen for this long is taken for dead by statistics and checks. Seconds.
+    ALIVE = 35.0
+
+    name = models.CharField(_("name"), max_length=200, primary_key=True)
+    host = models.CharField(_("host"), max_length=100)
+    pid = models.IntegerField(_("process id"))
+    queues = models.JSONField(_("queues"), default=list)
+    threads = models.IntegerField(_("threads"), default=0)
+    started_at = models.DateTimeField(_("started"))
+    seen_at = models.DateTimeField(_("last seen"))
+
+    class Meta:
+        db_table = "delayq_worker"
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Identity(models.Model):
+    """One row: who this database is. Redis carries the same value, so that a wrong Redis is refused."""
+
+    id = models.SmallIntegerField(primary_key=True, default=1)
+    value = models.UUIDField(default=uuid.uuid4)
+
+    class Meta:
+        db_table = "delayq_identity"
+        default_permissions = ()
+        constraints: ClassVar = [models.CheckConstraint(name="delayq_one_identity", condition=Q(id=1))]
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+def identity(using: str) -> str:
+    """Who the database ``using`` is; made at the first question."""
+    row, _created = Identity.objects.using(using).get_or_create(id=1)
+    return str(row.value)

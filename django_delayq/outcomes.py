@@ -1,0 +1,56 @@
+"""What a delivery came to: the values that the executor hands to the recorder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+TEXT_LIMIT = 4_000
+TRACEBACK_LIMIT = 16_000
+
+
+def storable(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Text that every database takes: no NUL, no lone surrogate, not endless (the middle is cut)."""
+    text = text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+    if len(text) <= limit:
+        return text
+    half = (limit - 7) // 2
+    return f"{text[:half]} [...] {text[-half:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The handler returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The handler failed, and the policy says to try again after ``delay``."""
+
+    delay: timedelta
+    error: str = ""
+    traceback: str = ""
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """The handler failed for good."""
+
+    error: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The delivery was given back unfinished; it costs no attempt."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A transactional handler's own transaction already holds the outcome."""
+
+
+Outcome = Ack | Retry | DeadLetter | Release | Recorded

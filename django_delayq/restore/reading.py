@@ -1,0 +1,78 @@
+"""Reading what is scheduled along its index, in pages and constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import starmap
+
+from .. import conf, registry, transitions
+from ..broker.base import BATCH, Entry
+from ..clock import from_ms
+from ..models import Message
+from ..sql.expressions import After, places
+from ..states import State
+
+
+def page(
+    using: str,
+    queue: str,
+    *,
+    after: tuple[datetime, int] | None = None,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    limit: int = BATCH,
+    topics: Sequence[str] | None = None,
+) -> list[Entry]:
+    """Scheduled messages of a queue by (due, id), after a place in that order: along one partial index, no OFFSET."""
+    rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue)
+    if after is not None:
+        rows = rows.filter(After(*after))
+    elif start is not None:
+        rows = rows.filter(due_at__gte=start)
+    if end is not None:
+        rows = rows.filter(due_at__lte=end)
+    if topics is not None:
+        rows = rows.filter(topic__in=topics)
+    return list(starmap(Entry, places(using, rows.order_by("due_at", "id")[:limit])))
+
+
+def any_scheduled(using: str, queues: Sequence[str], end: datetime) -> bool:
+    """Whether a scheduled message of these queues is due by ``end``."""
+    return Message.objects.using(using).filter(state=State.SCHEDULED, queue__in=queues, due_at__lte=end).exists()
+
+
+def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
+    """Those of the ids whose message is scheduled."""
+    rows = Message.objects.using(using).filter(pk__in=list(ids), state=State.SCHEDULED)
+    return set(rows.values_list("pk", flat=True))
+
+
+def pages(
+    using: str,
+    queue: str,
+    *,
+    start_ms: int | None,
+    end_ms: int,
+    limit: int = BATCH,
+    topics: Sequence[str] | None = None,
+    after: tuple[datetime, int] | None = None,
+) -> Iterator[list[Entry]]:
+    """All of them up to a due time (ms), soonest first."""
+    start = None if start_ms is None else from_ms(start_ms)
+    while True:
+        rows = page(using, queue, after=after, start=start, end=from_ms(end_ms), limit=limit, topics=topics)
+        if rows:
+            yield rows
+        if len(rows) < limit:
+            return
+        after = (rows[-1].due_at, rows[-1].id)
+
+
+def queues(using: str) -> list[str]:
+    """The queues of the settings, the handlers, and those that hold scheduled messages."""
+    settings = conf.get()
+    found = {settings.DEFAULT_QUEUE, *settings.QUEUES}
+    found |= {handler.queue for handler in registry.handlers().values() if handler.queue is not None}
+    found.update(transitions.queues(using))
+    return sorted(found)

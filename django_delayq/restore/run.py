@@ -1,0 +1,392 @@
+"""A restore by hand: preview, batches, stop and resume."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from datetime import datetime, timedelta
+from itertools import starmap
+
+from django.db.models import Count, Min, Q, QuerySet
+
+from .. import actors, conf, failpoints, signals, transitions
+from ..broker.base import BATCH, Entry, Put
+from ..broker.redis import RedisBroker, Server
+from ..broker.survey import Survey
+from ..clock import from_ms, to_ms
+from ..exceptions import BrokerUnavailable
+from ..models import Message
+from ..sql.expressions import places
+from ..states import State
+from .horizon import begin, is_current, master, refuse_foreign
+from .reading import page, queues
+from .selection import Overdue, Position, Report, Selection, Stage, Tally
+
+# How long others leave the loading of a queue to us after our last sign of life. Seconds.
+LEASE = 10.0
+# Rows of one change to the record.
+CHANGES = 500
+_MICROSECOND = timedelta(microseconds=1)
+
+Progress = Callable[[int], None]
+# Where a batch ends: its last due time (None when reading by id) and id.
+_Place = tuple[datetime | None, int]
+
+
+def _one_ahead(
+    batches: Iterator[tuple[list[Entry], _Place]], put: Callable[[list[Entry]], Put]
+) -> Iterator[tuple[list[Entry], _Place, Put]]:
+    """Put each batch while the next one is being read."""
+    with ThreadPoolExecutor(1, thread_name_prefix="delayq-restore") as pool:
+        last: tuple[list[Entry], _Place, Future[Put]] | None = None
+        for entries, place in batches:
+            done = None if last is None else (last[0], last[1], last[2].result())
+            last = entries, place, pool.submit(put, entries)
+            if done is not None:
+                yield done
+        if last is not None:
+            yield last[0], last[1], last[2].result()
+
+
+class Restore:
+    """Puts what is scheduled and due within the horizon back into Redis.
+
+    Nothing is cleared. It may run twice, twice at once, and while producers and workers go on. Running messages are
+    left to their workers, and what is due beyond the horizon to a worker's loader.
+
+    ``overdue`` says what becomes of what should have started more than OVERDUE_AFTER ago; *dead* and *spread* change
+    the record first. It reads in batches along the index, in constant memory.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        broker: RedisBroker,
+        selection: Selection | None = None,
+        *,
+        overdue: Overdue = Overdue.RUN,
+        spread: float = 0.0,
+        no_expired: bool = False,
+        dry_run: bool = False,
+        batch_size: int = BATCH,
+        resume: str | None = None,
+    ) -> None:
+        self.using = using
+        self.broker = broker
+        self.survey = Survey(broker)
+        self.selection = selection or Selection()
+        self.overdue = overdue
+        self.spread = timedelta(seconds=spread)
+        self.no_expired = no_expired
+        self.dry_run = dry_run
+        self.batch_size = batch_size
+        self.report = Report()
+        self._ids = sorted(set(self.selection.ids))
+        self._stages = [Stage.PUT] if overdue in (Overdue.RUN, Overdue.SKIP) else list(Stage)
+        self._from = None if resume is None else Position.parse(resume, self._print())
+        self._began = transitions.now(using) if self._from is None else from_ms(self._from.began_ms)
+        # Rounded to whole milliseconds so that a position holds it exactly.
+        self._began = from_ms(to_ms(self._began))
+        self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
+        self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
+        self._horizons: dict[str, int] = {}
+
+    # --- before ---------------------------------------------------------------------------------------------------
+
+    def preview(self) -> Report:
+        """Count what there is. Writes nothing. Raises ``ForeignBroker`` for a Redis of another database."""
+        server = master(self.broker)
+        for queue in self.selection.queues or queues(self.using):
+            tally = self._count(queue, server)
+            if tally.found or tally.running or queue in self.selection.queues:
+                self.report.queues[queue] = tally
+        if self._from is None:
+            self._total = self.report.total().overdue
+        return self.report
+
+    def _count(self, queue: str, server: Server) -> Tally:
+        meta, now_ms, ahead = self.survey.meta(queue), self.survey.now_ms(), conf.get().HORIZON
+        refuse_foreign(self.using, meta)
+        horizon = meta.horizon_ms or 0
+        if not is_current(meta, server, now_ms, ahead):
+            horizon = max(horizon, now_ms + int(ahead * 1000))
+        self._horizons[queue] = horizon
+        tally = Tally(held=self.survey.held(queue).total)
+        overdue = Q(due_at__lte=self._cutoff)
+        for rows in self._chunks(queue):
+            counts = rows.aggregate(
+                found=Count("id"),
+                overdue=Count("id", filter=overdue),
+                oldest=Min("due_at", filter=overdue),
+                beyond=Count("id", filter=Q(due_at__gt=from_ms(horizon))),
+                **({"expired": Count("id", filter=self._is_expired())} if self.dry_run and self.no_expired else {}),
+            )
+            tally.add(Tally(**counts))
+            running = Message.objects.using(self.using).filter(self.selection.where(queue), state=State.RUNNING)
+            if not self._ids:
+                tally.running = running.count()
+        return tally
+
+    def _is_expired(self) -> Q:
+        return Q(expires_at__isnull=False, expires_at__lte=self._began)
+
+    def _chunks(self, queue: str) -> Iterator[QuerySet[Message]]:
+        rows = self.selection.rows(self.using, queue)
+        if not self._ids:
+            yield rows
+        for start in range(0, len(self._ids), BATCH):
+            yield rows.filter(pk__in=self._ids[start : start + BATCH])
+
+    # --- the run --------------------------------------------------------------------------------------------------
+
+    def run(self, *, should_stop: Callable[[], bool] = lambda: False, progress: Progress = lambda done: None) -> Report:
+        """Do it, after ``preview``. Stops between two batches when told to; ``report.position`` then says where.
+
+        So it does when Redis or the database goes away, which raises.
+        """
+        began = time.monotonic()
+        try:
+            self._run(should_stop, progress)
+        finally:
+            self.report.seconds = time.monotonic() - began
+            self._tell()
+        return self.report
+
+    def _run(self, should_stop: Callable[[], bool], progress: Progress) -> None:
+        for first in self._work():
+            self._note(*first)
+            break
+        if self.no_expired and not self.dry_run:
+            for _batch in self._expire():
+                if should_stop():
+                    return
+        for stage, queue, after in self._work():
+            self._note(stage, queue, after)
+            if should_stop():
+                return
+            with closing(self._step(stage, queue, self.report.queues[queue], after)) as steps:
+                for size, place in steps:
+                    self._note(stage, queue, place)
+                    progress(size)
+                    if should_stop():
+                        return
+        self.report.position = None
+
+    def _work(self) -> Iterator[tuple[Stage, str, _Place | None]]:
+        """Each stage and queue that is still to do, and after which place."""
+        names = sorted(self.report.queues)
+        at = self._from
+        for stage in self._stages:
+            for queue in names:
+                if at is None or (self._stages.index(stage), queue) > (self._stages.index(at.stage), at.queue):
+                    yield stage, queue, None
+                elif (stage, queue) == (at.stage, at.queue):
+                    yield stage, queue, (at.due, at.id) if at.id else None
+
+    def _step(self, stage: Stage, queue: str, tally: Tally, after: _Place | None) -> Generator[tuple[int, _Place]]:
+        if stage == Stage.OVERDUE:
+            return self._settle(queue, tally, after)
+        return self._fill(queue, tally, after)
+
+    def _note(self, stage: Stage, queue: str, place: _Place | None) -> None:
+        due, pk = place or (None, 0)
+        position = Position(stage, queue, due, pk, to_ms(self._began), self._done, self._total)
+        self.report.position = position.text(self._print())
+
+    def _print(self) -> str:
+        """What a position must have been made with: it means nothing elsewhere."""
+        what = repr((self.using, self.selection, self.overdue.value, self.spread, self.no_expired, self.dry_run))
+        return hashlib.sha256(what.encode()).hexdigest()[:12]
+
+    def _read(
+        self,
+        queue: str,
+        after: _Place | None,
+        *,
+        start: datetime | None = None,
+        end: datetime,
+        limit: int,
+    ) -> Iterator[tuple[list[Entry], _Place]]:
+        """Batches of what is selected and due from ``start`` to ``end``, each with its place."""
+        chosen = self.selection
+        if self._ids:
+            first = 0 if after is None else bisect_right(self._ids, after[1])
+            for place in range(first, len(self._ids), limit):
+                batch = self._ids[place : place + limit]
+                rows = chosen.rows(self.using, queue).filter(pk__in=batch, due_at__lte=end)
+                if start is not None:
+                    rows = rows.filter(due_at__gte=start)
+                yield list(starmap(Entry, places(self.using, rows.order_by("pk")))), (None, batch[-1])
+            return
+        start = max((moment for moment in (start, chosen.due_after) if moment is not None), default=None)
+        if chosen.due_before is not None:
+            end = min(end, chosen.due_before - _MICROSECOND)
+        mark = None if after is None or after[0] is None else (after[0], after[1])
+        while True:
+            entries = page(
+                self.using, queue, after=mark, start=start, end=end, limit=limit, topics=chosen.topics or None
+            )
+            if not entries:
+                return
+            mark = (entries[-1].due_at, entries[-1].id)
+            yield entries, mark
+            if len(entries) < limit:
+                return
+
+    # --- filling --------------------------------------------------------------------------------------------------
+
+    def _fill(self, queue: str, tally: Tally, after: _Place | None) -> Generator[tuple[int, _Place]]:
+        whole = self.selection.whole_queues and self.overdue != Overdue.SKIP and after is None
+        worker = f"restore:{actors.host()}/{os.getpid()}/{id(self):x}"
+        horizon, loading = self._horizons[queue], False
+        if not self.dry_run:
+            # Unless all of the queue is restored, its loading is still a worker's: leave it to the next at once.
+            horizon, loading = begin(self.using, self.broker, queue, lease=LEASE if whole else 0.001, worker=worker)
+            loading = loading and whole
+        start = None
+        if self.overdue == Overdue.SKIP:
+            tally.skipped = tally.overdue
+        if self.overdue == Overdue.SKIP or (self.dry_run and self.overdue != Overdue.RUN):
+            start = self._cutoff + _MICROSECOND
+        if self.dry_run and self.overdue == Overdue.SPREAD and self.spread:
+            within = (from_ms(horizon) - self._began) / self.spread
+            tally.put += round(tally.overdue * min(1.0, within))
+        batches = self._read(queue, after, start=start, end=from_ms(horizon), limit=self.batch_size)
+        if self.dry_run:
+            done = self._dry(queue, batches)
+        else:
+            done = _one_ahead(batches, lambda entries: self._put(queue, entries))
+        for entries, place, put in done:
+            tally.put += put.put
+            tally.present += put.present
+            failpoints.reach("mid_restore")
+            # We are not the loader any more when we took too long; then another is, and begins by itself.
+            loading = loading and self.broker.loaded(
+                queue, worker=worker, upto_ms=to_ms(entries[-1].due_at), lease=LEASE
+            )
+            yield len(entries), place
+        if loading:
+            self.broker.loaded(queue, worker=worker, upto_ms=horizon, lease=None)
+
+    def _dry(
+        self, queue: str, batches: Iterator[tuple[list[Entry], _Place]]
+    ) -> Iterator[tuple[list[Entry], _Place, Put]]:
+        for entries, place in batches:
+            yield entries, place, self._would_put(queue, entries)
+
+    def _put(self, queue: str, entries: list[Entry]) -> Put:
+        put = self.broker.put(queue, entries, fill=True)
+        if put.beyond and self.survey.meta(queue).horizon_ms is None:
+            raise BrokerUnavailable("Redis was lost while it was being restored")
+        return put
+
+    def _would_put(self, queue: str, entries: list[Entry]) -> Put:
+        ids = [entry.id for entry in entries]
+        if self.no_expired:
+            expired = Message.objects.using(self.using).filter(self._is_expired(), pk__in=ids)
+            gone = set(expired.values_list("pk", flat=True))
+            ids = [pk for pk in ids if pk not in gone]
+        there = sum(place != (None, None) for place in self.survey.places(queue, ids))
+        return Put(len(ids) - there, there)
+
+    # --- the overdue ----------------------------------------------------------------------------------------------
+
+    def _settle(self, queue: str, tally: Tally, after: _Place | None) -> Generator[tuple[int, _Place]]:
+        """Give up or spread what is overdue."""
+        if self.dry_run:
+            if self.overdue == Overdue.DEAD:
+                tally.dead = tally.overdue
+            else:
+                tally.spread = tally.overdue
+            return
+        change = self._give_up if self.overdue == Overdue.DEAD else self._spread
+        for entries, place in self._read(queue, after, end=self._cutoff, limit=min(self.batch_size, CHANGES)):
+            ids = [entry.id for entry in entries]
+            if ids:
+                answers = change(tally, ids)
+                # Wherever they are in Redis, it is the wrong place now; the filling that follows puts the spread ones.
+                self.broker.remove(queue, [answer.id for answer in answers if answer and answer.id is not None])
+            self._done += len(ids)
+            yield len(ids), place
+
+    def _give_up(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
+        reason = "given up by a restore: overdue"
+        answers = transitions.give_up(
+            self.using, ids, reason=reason, actor=actors.current(), overdue_since=self._cutoff
+        )
+        for moved in (answer.moved for answer in answers if answer.moved is not None):
+            tally.dead += 1
+            signals.emit(
+                signals.message_dead,
+                Message,
+                message_id=moved.id,
+                topic=moved.topic,
+                queue=moved.queue,
+                delivery=moved.deliveries,
+                error=reason,
+                using=self.using,
+            )
+        return answers
+
+    def _spread(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
+        total = max(1, self._total)
+        answers = transitions.reschedule(
+            self.using,
+            ids,
+            due=self._began + self.spread * min(1.0, self._done / total),
+            spread=self.spread * len(ids) / total,
+            overdue_since=self._cutoff,
+            reason="spread by a restore: overdue",
+        )
+        tally.spread += sum(map(bool, answers))
+        return answers
+
+    def _expire(self) -> Iterator[None]:
+        for queue, tally in self.report.queues.items():
+            for among in self._chunks_of_ids():
+                while True:
+                    moved = transitions.expire(
+                        self.using, actor=actors.current(), among=self.selection.where(queue) & among
+                    )
+                    for one in moved:
+                        signals.emit(
+                            signals.message_expired,
+                            Message,
+                            message_id=one.id,
+                            topic=one.topic,
+                            queue=one.queue,
+                            using=self.using,
+                        )
+                    self.broker.remove(queue, [one.id for one in moved])
+                    tally.expired += len(moved)
+                    if not moved:
+                        break
+                    yield
+
+    def _chunks_of_ids(self) -> Iterator[Q]:
+        if not self._ids:
+            yield Q()
+        for start in range(0, len(self._ids), BATCH):
+            yield Q(pk__in=self._ids[start : start + BATCH])
+
+    # --- after ----------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        if self.dry_run:
+            return
+        for queue, tally in self.report.queues.items():
+            if tally.put or tally.present:
+                signals.emit(
+                    signals.messages_restored,
+                    Message,
+                    queue=queue,
+                    found=tally.found,
+                    put=tally.put,
+                    actor=actors.current(),
+                    using=self.using,
+                )

@@ -1,0 +1,176 @@
+"""Whether a failed message is delivered again, and when: pure values, no clock."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from .durations import Duration, seconds
+
+# Longer waits than this are a mistake in a policy, and would overflow a timestamp.
+LONGEST = timedelta(days=366)
+
+Chooser = Callable[[int, BaseException | None], "Duration | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How a handler's failures are retried. Make one with ``fixed``, ``exponential`` or ``custom``.
+
+    ``delay(attempt, error)`` is the wait after the ``attempt``-th failure (the first is 1), or None to give up.
+
+    >>> policy = RetryPolicy.fixed(["4m", "10m"])
+    >>> [policy.delay(n) for n in (1, 2, 3)]
+    [datetime.timedelta(seconds=240), datetime.timedelta(seconds=600), None]
+    """
+
+    kind: str
+    delays: tuple[float, ...] = ()
+    base: float = 0.0
+    factor: float = 2.0
+    cap: float = 0.0
+    jitter: float = 0.0
+    max_attempts: int | None = None
+    chooser: Chooser | None = field(default=None, compare=False)
+
+    @classmethod
+    def fixed(cls, delays: Iterable[Duration]) -> RetryPolicy:
+        """Wait the given times, one after the other, then give up: ``n`` delays are ``n + 1`` attempts.
+
+        The schedule of payment callbacks is ``["4m", "10m", "10m", "1h", "2h", "6h", "15h"]``.
+        """
+        if isinstance(delays, str):
+            raise ValueError("RetryPolicy.fixed takes a list of delays")
+        return cls("fixed", delays=tuple(_sane(delay) for delay in delays))
+
+    @classmethod
+    def exponential(
+        cls,
+        base: Duration = 10,
+        *,
+        factor: float = 2.0,
+        cap: Duration = "1h",
+        jitter: float = 0.1,
+        max_attempts: int | None = 10,
+    ) -> RetryPolicy:
+        """Wait ``base``, ``base * factor``, ``base * factor²`` … but never more than ``cap``.
+
+        ``jitter`` is a share: 0.1 lengthens each wait by a random 0–10 %, so that messages which failed together do
+        not come back together. It never shortens a wait. ``max_attempts`` counts the first delivery; None is for ever.
+        """
+        if not (math.isfinite(factor) and factor >= 1):
+            raise ValueError("factor must be 1 or more")
+        if not 0 <= jitter <= 1:
+            raise ValueError("jitter must be between 0 and 1")
+        if max_attempts is not None and max_attempts < 1:
+            raise ValueError("max_attempts must be 1 or more, or None")
+        return cls(
+            "exponential",
+            base=_sane(base),
+            factor=float(factor),
+            cap=_sane(cap),
+            jitter=float(jitter),
+            max_attempts=max_attempts,
+        )
+
+    @classmethod
+    def custom(cls, chooser: Chooser) -> RetryPolicy:
+        """Ask ``chooser(attempt, error)`` for the wait (as in ``fixed``), or None to give up."""
+        return cls("custom", chooser=chooser)
+
+    @classmethod
+    def never(cls) -> RetryPolicy:
+        """Give up after the first failure."""
+        return cls("fixed")
+
+    def delay(self, attempt: int, error: BaseException | None = None) -> timedelta | None:
+        """The wait after failure number ``attempt``, or None when the message is to be given up."""
+        if attempt < 1:
+            raise ValueError("attempts are counted from 1")
+        if self.max_attempts is not None and attempt >= self.max_attempts:
+            return None
+        if self.kind == "fixed":
+            wait = self.delays[attempt - 1] if attempt <= len(self.delays) else None
+        elif self.kind == "exponential":
+            wait = self._exponential(attempt)
+        else:
+            assert self.chooser is not None
+            chosen = self.chooser(attempt, error)
+            wait = None if chosen is None else _sane(chosen)
+        return None if wait is None else timedelta(seconds=wait)
+
+    def _exponential(self, attempt: int) -> float:
+        try:
+            wait = min(self.cap, self.base * self.factor ** (attempt - 1))
+        except OverflowError:
+            wait = self.cap if self.base else 0.0
+        # S311: spreading load needs no secret randomness.
+        return wait * (1 + random.random() * self.jitter)
+
+    def limited(self, max_attempts: int | None) -> RetryPolicy:
+        """The same policy, ending after ``max_attempts`` deliveries at the latest."""
+        if max_attempts is None:
+            return self
+        if self.max_attempts is not None:
+            max_attempts = min(max_attempts, self.max_attempts)
+        return RetryPolicy(
+            self.kind, self.delays, self.base, self.factor, self.cap, self.jitter, max_attempts, self.chooser
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The policy as it is stored with a message. A function cannot be stored: raises ``ValueError``."""
+        if self.kind == "fixed":
+            stored: dict[str, Any] = {"fixed": list(self.delays)}
+        elif self.kind == "exponential":
+            stored = {name: getattr(self, name) for name in ("base", "factor", "cap", "jitter")}
+        else:
+            raise ValueError("a retry policy that is a function belongs to the handler; it cannot be stored")
+        if self.max_attempts is not None:
+            stored["max_attempts"] = self.max_attempts
+        return stored
+
+    @classmethod
+    def from_json(cls, stored: Any) -> RetryPolicy:
+        """The inverse of ``to_json``. Raises ``ValueError`` for what it cannot read."""
+        try:
+            limit = stored.get("max_attempts")
+            if "fixed" in stored:
+                return cls.fixed(stored["fixed"]).limited(limit)
+            return cls.exponential(
+                stored["base"],
+                factor=stored["factor"],
+                cap=stored["cap"],
+                jitter=stored["jitter"],
+                max_attempts=limit,
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a stored retry policy: {error}") from error
+
+
+RetryLike = RetryPolicy | Chooser | Iterable[Duration] | None
+
+
+def as_policy(value: RetryLike) -> RetryPolicy:
+    """What ``retry=`` accepts: a policy, a list of delays, a function, or None for "never again"."""
+    if isinstance(value, RetryPolicy):
+        return value
+    if value is None:
+        return RetryPolicy.never()
+    if callable(value):
+        return RetryPolicy.custom(value)
+    return RetryPolicy.fixed(value)
+
+
+def _sane(delay: Duration) -> float:
+    wait = seconds(delay)
+    if not 0 <= wait <= LONGEST.total_seconds():
+        raise ValueError(f"a retry delay must be between 0 and {LONGEST.days} days, not {delay!r}")
+    return wait
+
+
+# 10 s, 20 s, 40 s … capped at an hour: ten attempts over roughly 1 h 25 m.
+DEFAULT = RetryPolicy.exponential()

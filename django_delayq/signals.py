@@ -1,0 +1,47 @@
+"""Events that other code may listen to.
+
+Every signal is sent with ``sender`` = the ``Message`` class and ``send_robust``: a receiver that raises is logged and
+harms nothing. The arguments are plain values, never the payload. Except for ``message_delivered`` each is sent after
+the transaction that made it true has committed.
+
+==========================  ==================================================================
+signal                      arguments
+==========================  ==================================================================
+``message_scheduled``       message_id, topic, queue, due_at, using
+``message_delivered``       message_id, topic, queue, delivery, lateness (seconds), using
+``message_succeeded``       message_id, topic, queue, delivery, runtime (seconds), using
+``message_retried``         message_id, topic, queue, delivery, due_at, error, using
+``message_dead``            message_id, topic, queue, delivery, error, using
+``message_cancelled``       message_id, topic, queue, using
+``message_expired``         message_id, topic, queue, using
+``messages_restored``       queue, found, put, actor, using
+==========================  ==================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.dispatch import Signal
+
+logger = logging.getLogger("django_delayq")
+
+message_scheduled = Signal()
+message_delivered = Signal()
+message_succeeded = Signal()
+message_retried = Signal()
+message_dead = Signal()
+message_cancelled = Signal()
+message_expired = Signal()
+messages_restored = Signal()
+
+
+def emit(signal: Signal, sender: Any, **facts: Any) -> None:
+    """Tell the receivers; log those that fail, and go on."""
+    if not signal.receivers:
+        return
+    for receiver, answer in signal.send_robust(sender, **facts):
+        # send_robust catches Exception only, and hands it back.
+        if isinstance(answer, Exception):
+            logger.error("A signal receiver failed: %r", receiver, exc_info=answer)

@@ -1,0 +1,388 @@
+"""The hot moves on PostgreSQL: one statement each, which moves the rows and writes their log rows.
+
+Ids are locked in ascending order, so that two batches cannot wait for each other in a circle. Times come from
+``clock_timestamp()``: the database's clock, not that of the transaction's begin. Values travel as parameters only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, cast
+
+import psycopg
+from django.db import connections
+
+from ..clock import ceil_ms
+from ..states import State
+from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket
+
+# Due times are whole milliseconds, rounded up: a message is never early.
+CEIL_MS = "date_trunc('milliseconds', {} + interval '999 microseconds')"
+
+LOG_COLUMNS = """message_id, number, at, from_state, to_state, attempt, due_at, ready_at, partition, actor,
+         reason, error, traceback"""
+
+INSERT = f"""
+WITH m AS (
+    INSERT INTO delayq_message
+        (topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry, max_attempts,
+         attempts, deliveries, reported, forgiven, moves, worker, cancel_requested)
+    SELECT %(topic)s, %(queue)s, %(key)s, %(priority)s, 'scheduled', %(payload)s::jsonb, %(headers)s::jsonb,
+           due, due + %(expires)s::interval, clock_timestamp(), %(retry)s::jsonb, %(max_attempts)s,
+           0, 0, 0, 0, 1, '', false
+      FROM (SELECT {CEIL_MS.format("coalesce(%(due)s::timestamptz, clock_timestamp() + %(delay)s::interval)")}) d(due)
+    ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('running', 'scheduled') DO NOTHING
+    RETURNING id, due_at, created_at
+), l AS (
+    INSERT INTO delayq_transition ({LOG_COLUMNS})
+    SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, NULL, %(actor)s, '', '', '' FROM m
+)
+SELECT id, due_at, created_at FROM m
+"""  # noqa: S608
+
+RESERVE = """
+SELECT clock_timestamp(), array_agg(nextval(pg_get_serial_sequence('delayq_message', 'id')))
+  FROM generate_series(1, %s::int)
+"""
+
+COPY_MESSAGES = """
+COPY delayq_message (id, topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry,
+    max_attempts, attempts, deliveries, reported, forgiven, moves, worker, cancel_requested) FROM STDIN
+"""
+
+COPY_LOG = """
+COPY delayq_transition (message_id, number, at, to_state, attempt, due_at, actor, reason, error, traceback) FROM STDIN
+"""
+
+# One look-up in the index for each queue, where DISTINCT would read every row.
+QUEUES = """
+WITH RECURSIVE q(queue) AS (
+    (SELECT queue FROM delayq_message WHERE state = 'scheduled' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT m.queue FROM delayq_message m
+             WHERE m.state = 'scheduled' AND m.queue > q.queue ORDER BY m.queue LIMIT 1)
+      FROM q WHERE q.queue IS NOT NULL
+)
+SELECT queue FROM q WHERE queue IS NOT NULL
+"""
+
+UNTIL_DUE = """
+SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM delayq_message
+ WHERE state = 'scheduled' AND queue = %(queue)s AND topic = ANY(%(topics)s::text[])
+ ORDER BY due_at, id LIMIT 1
+"""
+
+ANYTHING_OVERDUE = """
+SELECT EXISTS (SELECT FROM delayq_message WHERE state = 'running' AND leased_until < clock_timestamp()),
+       EXISTS (SELECT FROM delayq_message
+                WHERE state = 'scheduled' AND expires_at IS NOT NULL AND expires_at <= clock_timestamp())
+"""
+
+# Priority counts among the thousand most overdue: sorting all that is due would cost a backlog its index.
+DUE = """
+SELECT id FROM (
+    SELECT id, priority, due_at FROM delayq_message
+     WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= clock_timestamp() AND topic = ANY(%(topics)s::text[])
+       AND (expires_at IS NULL OR expires_at > clock_timestamp())
+     ORDER BY due_at, id LIMIT 1000
+       FOR NO KEY UPDATE SKIP LOCKED
+) head
+ ORDER BY priority DESC, due_at, id LIMIT %(limit)s
+"""
+
+CLAIM = f"""
+WITH t AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[], %(partitions)s::smallint[]) AS t(id, ready, partition)
+), h AS (
+    SELECT * FROM unnest(%(topics)s::text[], %(leases)s::float8[]) AS h(topic, lease)
+), x AS (
+    SELECT m.id, h.lease, t.partition, to_timestamp(t.ready / 1000.0) AS ready_at
+      FROM t JOIN delayq_message m ON m.id = t.id JOIN h ON h.topic = m.topic
+     WHERE m.state = 'scheduled'
+       AND m.due_at <= coalesce(to_timestamp(t.ready / 1000.0), clock_timestamp())
+       AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m SKIP LOCKED
+), u AS (
+    UPDATE delayq_message m
+       SET state = 'running', deliveries = m.deliveries + 1, moves = m.moves + 1, worker = %(worker)s,
+           leased_until = clock_timestamp() + x.lease * interval '1 second'
+      FROM x WHERE m.id = x.id
+    RETURNING m.*, x.ready_at, x.partition, clock_timestamp() AS claimed_at
+), l AS (
+    INSERT INTO delayq_transition ({LOG_COLUMNS})
+    SELECT id, moves, claimed_at, 'scheduled', 'running', deliveries, due_at, coalesce(ready_at, due_at), partition,
+           'worker:' || worker, '', '', ''
+      FROM u
+)
+SELECT id, topic, queue, key, priority, payload::text, headers::text, due_at, expires_at, retry::text, max_attempts,
+       attempts, deliveries, reported, forgiven, claimed_at
+  FROM u
+"""  # noqa: S608
+
+SUCCEED = f"""
+WITH o AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[]) AS o(id, delivery, actor)
+), x AS (
+    SELECT m.id, m.state, o.delivery, o.actor
+      FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE m.state IN ('running', 'scheduled')
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m
+), u AS (
+    UPDATE delayq_message m
+       SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
+           reported = least(m.reported + 1, m.deliveries - m.forgiven), moves = m.moves + 1
+      FROM x WHERE m.id = x.id
+    RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor
+)
+INSERT INTO delayq_transition ({LOG_COLUMNS})
+SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, NULL, actor, '', '', '' FROM u
+RETURNING message_id
+"""  # noqa: S608
+
+FAIL = f"""
+WITH o AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[], %(dead)s::bool[],
+                         %(delays)s::float8[], %(counts)s::bool[], %(reasons)s::text[], %(errors)s::text[],
+                         %(tracebacks)s::text[])
+        AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback)
+), x AS (
+    SELECT o.*, CASE WHEN o.dead THEN 'dead' WHEN m.cancel_requested THEN 'cancelled' ELSE 'scheduled' END AS after
+      FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE m.state = 'running' AND m.deliveries = o.delivery
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m
+), u AS (
+    UPDATE delayq_message m
+       SET state = x.after, leased_until = NULL, worker = '', reported = m.reported + 1, moves = m.moves + 1,
+           attempts = m.attempts + x.counts::int,
+           finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
+           due_at = CASE WHEN x.after = 'scheduled' AND x.delay IS NOT NULL
+                         THEN {CEIL_MS.format("clock_timestamp() + x.delay * interval '1 second'")}
+                         ELSE m.due_at END
+      FROM x WHERE m.id = x.id
+    RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, m.reported, x.after, x.delivery,
+              x.actor, CASE WHEN x.after = 'cancelled' THEN 'cancel requested; ' ELSE '' END || x.reason AS reason,
+              x.error, x.traceback
+), l AS (
+    INSERT INTO delayq_transition ({LOG_COLUMNS})
+    SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, NULL, actor, reason, error, traceback
+      FROM u
+)
+SELECT id, topic, queue, priority, after, due_at, deliveries, reported, reason FROM u
+"""  # noqa: S608
+
+EXTEND = """
+WITH o AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(leases)s::float8[]) AS o(id, delivery, lease)
+), x AS (
+    SELECT m.id, o.lease FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE m.state = 'running' AND m.deliveries = o.delivery
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m
+)
+UPDATE delayq_message m
+   SET leased_until = greatest(m.leased_until, clock_timestamp() + x.lease * interval '1 second')
+  FROM x WHERE m.id = x.id
+RETURNING m.id, m.cancel_requested
+"""
+
+
+def _passing_by(sql: str) -> str:
+    """The same, but rows that another transaction has locked are not waited for."""
+    assert sql.count("FOR NO KEY UPDATE OF m\n") == 1
+    return sql.replace("FOR NO KEY UPDATE OF m\n", "FOR NO KEY UPDATE OF m SKIP LOCKED\n")
+
+
+# By whether to wait.
+SUCCEEDS = {True: SUCCEED, False: _passing_by(SUCCEED)}
+FAILS = {True: FAIL, False: _passing_by(FAIL)}
+EXTENDS = {True: EXTEND, False: _passing_by(EXTEND)}
+
+
+@contextmanager
+def _preparing(connection: Any) -> Iterator[None]:
+    """Let the server keep the plan of a statement: to plan one of these takes longer than to run it.
+
+    Not behind a pooler that gives each transaction another server connection, which is what the setting stands for.
+    """
+    raw = connection.connection
+    if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        yield
+        return
+    before, raw.prepare_threshold = raw.prepare_threshold, 0
+    try:
+        yield
+    finally:
+        raw.prepare_threshold = before
+
+
+class PostgreSQL:
+    """The statements on one database alias."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    def _rows(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        # psycopg's own cursor: Django's would keep every statement in memory under DEBUG, and cannot prepare them.
+        connection = connections[self.using]
+        connection.ensure_connection()
+        connection.validate_no_broken_transaction()
+        with connection.wrap_database_errors, _preparing(connection), psycopg.Cursor(connection.connection) as cursor:
+            cursor.execute(sql, parameters)
+            return cursor.fetchall()
+
+    def now(self) -> datetime:
+        return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
+
+    def insert(self, new: NewMessage, actor: str) -> Inserted | None:
+        rows = self._rows(
+            INSERT,
+            {
+                "topic": new.topic,
+                "queue": new.queue,
+                "key": new.key,
+                "priority": new.priority,
+                "payload": new.payload,
+                "headers": new.headers,
+                "due": new.due,
+                "delay": new.delay,
+                "expires": new.expires,
+                "retry": new.retry,
+                "max_attempts": new.max_attempts,
+                "actor": actor,
+            },
+        )
+        return Inserted(*rows[0]) if rows else None
+
+    def insert_many(self, new: Sequence[NewMessage], actor: str) -> list[Inserted]:
+        """Messages without keys, by COPY; call it in a transaction."""
+        now, ids = self._rows(RESERVE, [len(new)])[0]
+        inserted = []
+        connection = connections[self.using]
+        with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
+            with cursor.copy(COPY_MESSAGES) as copy:
+                for number, message in zip(ids, new, strict=True):
+                    due = ceil_ms(message.due or now + message.delay)
+                    expires = None if message.expires is None else due + message.expires
+                    inserted.append(Inserted(number, due, now))
+                    copy.write_row(
+                        (
+                            number,
+                            message.topic,
+                            message.queue,
+                            message.key,
+                            message.priority,
+                            "scheduled",
+                            message.payload,
+                            message.headers,
+                            due,
+                            expires,
+                            now,
+                            message.retry,
+                            message.max_attempts,
+                            0,
+                            0,
+                            0,
+                            0,
+                            1,
+                            "",
+                            "f",
+                        )
+                    )
+            with cursor.copy(COPY_LOG) as copy:
+                for number, due, _now in inserted:
+                    copy.write_row((number, 1, now, "scheduled", 0, due, actor, "", "", ""))
+        return inserted
+
+    def queues(self) -> list[str]:
+        return [row[0] for row in self._rows(QUEUES, None)]
+
+    def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
+        rows = self._rows(UNTIL_DUE, {"queue": queue, "topics": list(topics)})
+        return rows[0][0] if rows else None
+
+    def anything_overdue(self) -> tuple[bool, bool]:
+        leased, expired = self._rows(ANYTHING_OVERDUE, None)[0]
+        return leased, expired
+
+    def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
+        """What is due, locked until the end of the transaction."""
+        rows = self._rows(DUE, {"queue": queue, "topics": list(topics), "limit": limit})
+        return [Ticket(row[0]) for row in rows]
+
+    def claim(self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str) -> list[Claimed]:
+        rows = self._rows(
+            CLAIM,
+            {
+                "ids": [ticket.id for ticket in tickets],
+                "ready": [ticket.ready_ms for ticket in tickets],
+                "partitions": [ticket.partition for ticket in tickets],
+                "topics": list(leases),
+                "leases": list(leases.values()),
+                "worker": worker,
+            },
+        )
+        return [
+            Claimed._make((*row[:5], _loads(row[5]), _loads(row[6]), row[7], row[8], _loads(row[9]), *row[10:]))
+            for row in rows
+        ]
+
+    def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
+        rows = self._rows(
+            SUCCEEDS[wait],
+            {
+                "ids": [success.id for success in successes],
+                "deliveries": [success.delivery for success in successes],
+                "actors": [success.actor for success in successes],
+            },
+        )
+        return {row[0] for row in rows}
+
+    def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
+        rows = self._rows(
+            FAILS[wait],
+            {
+                "ids": [failure.id for failure in failures],
+                "deliveries": [failure.delivery for failure in failures],
+                "actors": [failure.actor for failure in failures],
+                "dead": [failure.dead for failure in failures],
+                "delays": [None if f.delay is None else f.delay.total_seconds() for f in failures],
+                "counts": [failure.counts for failure in failures],
+                "reasons": [failure.reason for failure in failures],
+                "errors": [failure.error for failure in failures],
+                "tracebacks": [failure.traceback for failure in failures],
+            },
+        )
+        return [
+            Moved(row[0], row[1], row[2], row[3], State.RUNNING, State(row[4]), row[5], row[6], row[7], row[8])
+            for row in rows
+        ]
+
+    def extend(self, holdings: Sequence[Holding], *, wait: bool) -> dict[int, bool]:
+        rows = self._rows(
+            EXTENDS[wait],
+            {
+                "ids": [holding.id for holding in holdings],
+                "deliveries": [holding.delivery for holding in holdings],
+                "leases": [holding.lease for holding in holdings],
+            },
+        )
+        return {row[0]: row[1] for row in rows}
+
+    def settled(self, seconds: float) -> bool:
+        """Whether the server has been up long enough for holders of leases to report after a restart."""
+        return bool(
+            self._rows(
+                "SELECT pg_postmaster_start_time() < clock_timestamp() - %s * interval '1 second'",
+                [float(seconds)],
+            )[0][0]
+        )
+
+
+def _loads(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

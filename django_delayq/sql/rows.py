@@ -1,0 +1,104 @@
+"""What goes into the statements and what comes out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from ..states import State
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A checked message that is not written yet. ``due`` wins over ``delay``; JSON columns are text."""
+
+    topic: str
+    queue: str
+    payload: str
+    headers: str
+    key: str | None
+    priority: int
+    due: datetime | None
+    delay: timedelta
+    expires: timedelta | None
+    retry: str | None
+    max_attempts: int | None
+
+
+class Inserted(NamedTuple):
+    id: int
+    due_at: datetime
+    created_at: datetime
+
+
+class Ticket(NamedTuple):
+    """An id that is due. ``ready_ms``: when it became ready, in ms by the Redis clock; None: found by query."""
+
+    id: int
+    ready_ms: int | None = None
+    partition: int | None = None
+
+
+class Claimed(NamedTuple):
+    """A message that has just become ours."""
+
+    id: int
+    topic: str
+    queue: str
+    key: str | None
+    priority: int
+    payload: Any
+    headers: Any
+    due_at: datetime
+    expires_at: datetime | None
+    retry: Any
+    max_attempts: int | None
+    attempts: int
+    deliveries: int
+    reported: int
+    forgiven: int
+    claimed_at: datetime
+
+
+class Success(NamedTuple):
+    id: int
+    delivery: int
+    actor: str
+
+
+class Failure(NamedTuple):
+    """A delivery that did not succeed. ``delay`` None keeps the due time."""
+
+    id: int
+    delivery: int
+    actor: str
+    dead: bool = False
+    delay: timedelta | None = None
+    counts: bool = True
+    reason: str = ""
+    error: str = ""
+    traceback: str = ""
+
+
+class Holding(NamedTuple):
+    """A delivery whose lease is to run for ``lease`` seconds from now."""
+
+    id: int
+    delivery: int
+    lease: float
+
+
+class Moved(NamedTuple):
+    """A message after its move."""
+
+    id: int
+    topic: str
+    queue: str
+    priority: int
+    before: State
+    after: State
+    due_at: datetime
+    deliveries: int
+    reported: int
+    reason: str = ""

@@ -1,0 +1,199 @@
+"""What may be scheduled. Every check is made at the call, before anything is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.utils import timezone
+
+from . import conf
+from .durations import Duration, seconds
+from .exceptions import InvalidMessage, PayloadTooLarge
+
+TOPIC_LENGTH = 100
+QUEUE_LENGTH = 64
+KEY_LENGTH = 200
+HEADERS_MAX_BYTES = 16_384
+PRIORITIES = (-100, 100)
+FARTHEST = timedelta(days=36_525)
+# Clocks of two hosts differ a little: a due time this far in the past still means "now".
+PAST_TOLERANCE = timedelta(seconds=60)
+
+_TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/\-]*")
+
+
+def topic(value: Any) -> str:
+    """1 to 100 of ``A-Z a-z 0-9 _ . : / -``, beginning with a letter or digit."""
+    if not isinstance(value, str) or len(value) > TOPIC_LENGTH or not _TOPIC.fullmatch(value):
+        raise InvalidMessage(
+            f"not a topic: {_shown(value)}; a topic is 1 to {TOPIC_LENGTH} of the characters"
+            " A-Z a-z 0-9 _ . : / - and begins with a letter or digit"
+        )
+    return value
+
+
+def queue(value: Any) -> str:
+    """1 to 64 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or digit."""
+    if not isinstance(value, str) or len(value) > QUEUE_LENGTH or not conf.WORD.fullmatch(value):
+        raise InvalidMessage(
+            f"not a queue: {_shown(value)}; a queue is 1 to {QUEUE_LENGTH} of the characters"
+            " A-Z a-z 0-9 _ . - and begins with a letter or digit"
+        )
+    return value
+
+
+def key(value: Any) -> str | None:
+    """1 to 200 printable characters, without a space at either end; or None."""
+    if value is None:
+        return None
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= KEY_LENGTH
+        or not value.isprintable()
+        or value != value.strip()
+    ):
+        raise InvalidMessage(
+            f"not a key: {_shown(value)}; a key is 1 to {KEY_LENGTH} printable characters without a space at either end"
+        )
+    return value
+
+
+def priority(value: Any) -> int:
+    """A whole number from -100 to 100; the greater one goes first."""
+    if isinstance(value, bool) or not isinstance(value, int) or not PRIORITIES[0] <= value <= PRIORITIES[1]:
+        raise InvalidMessage(f"not a priority: {_shown(value)}; it is a whole number from -100 to 100")
+    return value
+
+
+def delay(value: Duration) -> timedelta:
+    """A wait of 0 or more, up to 100 years."""
+    span = _seconds("delay", value)
+    if span < 0:
+        raise InvalidMessage(f"the delay is negative: {_shown(value)}")
+    if span > FARTHEST.total_seconds():
+        raise InvalidMessage("the delay is more than 100 years")
+    return timedelta(seconds=span)
+
+
+def due(value: Any) -> datetime:
+    """An aware datetime, not in the past, at most 100 years ahead; returned in UTC.
+
+    What is reckoned from it later (rounding, expiry) must not meet a change of the clocks.
+    """
+    if not isinstance(value, datetime):
+        raise InvalidMessage(f"due must be an aware datetime, not {_shown(value)}")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidMessage("due has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
+    try:
+        ahead = value - timezone.now()
+    except OverflowError:
+        raise InvalidMessage(f"due is out of range: {_shown(value)}") from None
+    if ahead > FARTHEST:
+        raise InvalidMessage("due is more than 100 years ahead")
+    if ahead < -PAST_TOLERANCE:
+        raise InvalidMessage(f"due is in the past: {value.isoformat()}")
+    return value.astimezone(UTC)
+
+
+def expires(value: Duration | None) -> timedelta | None:
+    """How long after its due time a message may still start; more than 0."""
+    if value is None:
+        return None
+    span = _seconds("expires", value)
+    if not 0 < span <= FARTHEST.total_seconds():
+        raise InvalidMessage(f"expires must be more than 0 and at most 100 years after due, not {_shown(value)}")
+    return timedelta(seconds=span)
+
+
+def max_attempts(value: Any) -> int | None:
+    """A whole number from 1 to 10000; or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
+        raise InvalidMessage(f"max_attempts must be a whole number from 1 to 10000, not {_shown(value)}")
+    return value
+
+
+def payload(value: Any) -> str:
+    """The payload as JSON text. Decimal, datetime, UUID and the like become strings as DjangoJSONEncoder has them."""
+    settings = conf.get()
+    text = _encode("payload", value, settings.PAYLOAD_MAX_DEPTH)
+    size = len(text.encode())
+    if size > settings.PAYLOAD_MAX_BYTES:
+        raise PayloadTooLarge(
+            f"the payload has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = "
+            f"{settings.PAYLOAD_MAX_BYTES}; store the data elsewhere and schedule a reference to it"
+        )
+    return text
+
+
+def headers(value: Any) -> str:
+    """A dict of JSON values, at most 16 KiB in all, as JSON text."""
+    if value is None:
+        return "{}"
+    if not isinstance(value, Mapping):
+        raise InvalidMessage(f"headers must be a dict, not {type(value).__name__}")
+    text = _encode("headers", dict(value), 4)
+    if len(text.encode()) > HEADERS_MAX_BYTES:
+        raise InvalidMessage(f"headers have more than {HEADERS_MAX_BYTES} bytes of JSON")
+    return text
+
+
+def _encode(what: str, value: Any, depth: int) -> str:
+    _walk(what, value, depth)
+    try:
+        text = json.dumps(value, cls=DjangoJSONEncoder, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidMessage(f"the {what} is not JSON: {error}") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"the {what} holds a lone surrogate, which no UTF-8 text can") from None
+    return text
+
+
+def _walk(what: str, value: Any, depth: int) -> None:
+    """Refuse what json.dumps would take and a database would not, or would change silently."""
+    if isinstance(value, str):
+        if "\x00" in value:
+            raise InvalidMessage(f"the {what} holds a NUL character, which PostgreSQL cannot store")
+    elif isinstance(value, bool) or value is None:
+        pass
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise InvalidMessage(f"the {what} holds an integer of more than 64 bits; send it as a string")
+    elif isinstance(value, Mapping):
+        if depth < 1:
+            raise InvalidMessage(f"the {what} is nested too deep")
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise InvalidMessage(f"the {what} has a key that is not a string: {_shown(name)}")
+            if "\x00" in name:
+                raise InvalidMessage(f"the {what} holds a NUL character, which PostgreSQL cannot store")
+            _walk(what, item, depth - 1)
+    elif isinstance(value, list | tuple):
+        if depth < 1:
+            raise InvalidMessage(f"the {what} is nested too deep")
+        for item in value:
+            _walk(what, item, depth - 1)
+
+
+def _seconds(what: str, value: Duration) -> float:
+    try:
+        return seconds(value)
+    except ValueError as error:
+        raise InvalidMessage(f"{what}: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    """Something of a bad value, never all of it: it may be a secret, or endless."""
+    if isinstance(value, str):
+        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
+    if isinstance(value, int | float):
+        return ascii(value) if abs(value) < 1e18 else type(value).__name__
+    return type(value).__name__

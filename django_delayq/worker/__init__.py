@@ -1,0 +1,1 @@
+"""The running system: what ``run_delayq`` runs."""

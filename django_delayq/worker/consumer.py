@@ -1,0 +1,293 @@
+"""Takes what is due, claims it in the record, and hands it to the threads."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from django.db import Error as DatabaseError
+
+from .. import failpoints, registry, transitions
+from ..announce import by_queue
+from ..broker.base import Broker, DueTicket, Entry, Taken
+from ..broker.redis import RedisBroker
+from ..clock import from_ms
+from ..exceptions import BrokerUnavailable
+from ..models import Message
+from ..outcomes import Outcome, Release, Retry
+from ..sql.rows import Claimed, Ticket
+from ..states import State
+from . import connections
+from .budget import Budget
+from .delivery import Delivery
+from .pool import Pool
+from .service import backoff
+from .source import Source
+
+logger = logging.getLogger("django_delayq")
+
+# With nothing due known: look again after this time for each queue, in case a wake-up was lost. Seconds.
+LOOK = 2.0
+# An id that another move has locked just now is looked at again after this time. Seconds.
+LOCKED = 0.25
+# An id whose topic this process does not know is left for another, and looked at again after this time. Seconds.
+UNKNOWN = 30.0
+# Ids that were taken when the database did not answer are looked at again after this time. Seconds.
+AGAIN = 1.0
+# A message whose delivery ended this often without a word is run alone in its process.
+SUSPECT = 2
+# While it waits for that, its process takes nothing. When that takes longer than this, it is put off. Seconds.
+ALONE = 5.0
+PUT_OFF = 30.0
+# A process that could not write outcomes down for so long takes nothing: it would all have to be done again. Seconds.
+BEHIND = 5.0
+
+
+class Consumer(threading.Thread):
+    """One per process. On its way it also moves what falls due, so that such a process needs no mover."""
+
+    def __init__(
+        self,
+        using: str,
+        source: Source,
+        pool: Pool,
+        queues: Callable[[], tuple[str, ...]],
+        worker: str,
+        budget: Budget,
+        poll: float,
+    ) -> None:
+        super().__init__(name="delayq-consumer", daemon=True)
+        self.using = using
+        self.source = source
+        self.pool = pool
+        self.queues = queues
+        self.worker = worker
+        self.budget = budget
+        self.poll = poll
+        self.beat = time.monotonic()
+        self.exhausted = threading.Event()
+        self._stopping = threading.Event()
+        self._aside_since = 0.0
+        # Where one suspect was, there are likely more: take one at a time.
+        self._careful = False
+        self._unknown: set[str] = set()
+        self._errors = 0
+        # Whether there is something to do as soon as there is room.
+        self._waiting = False
+
+    @property
+    def has_suspects(self) -> bool:
+        return self.pool.aside is not None
+
+    def freed(self) -> None:
+        """A thread has ended a delivery."""
+        if self._waiting and self.pool.is_worth_filling:
+            self._waiting = False
+            self.source.wake()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.source.wake()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self.beat = time.monotonic()
+                connections.freshen()
+                try:
+                    wait = self.turn()
+                    self._errors = 0
+                except DatabaseError as error:
+                    self._errors += 1
+                    if self._errors == 1:
+                        logger.warning("The consumer waits for the database: %s: %s", type(error).__name__, error)
+                    wait = backoff(self._errors, 2.0)
+                except Exception:
+                    self._errors += 1
+                    logger.exception("The consumer failed; it goes on")
+                    wait = backoff(self._errors, 5.0)
+                finally:
+                    connections.scrub()
+                if wait > 0:
+                    self._wait(wait)
+        finally:
+            self._give_back_suspect(Release("shutdown"))
+            connections.close_all()
+
+    def turn(self) -> float:
+        """Take from each queue in turn as long as there is room; how long to wait until the next turn."""
+        broker = self.source.current()
+        try:
+            wait = self._turn(broker)
+        except BrokerUnavailable as error:
+            self.source.failed(error)
+            return 0.0
+        if broker is not self.source.database:
+            self.source.answered()
+        return wait
+
+    def _turn(self, broker: Broker) -> float:
+        queues = self.queues()
+        longest = LOOK * len(queues) if broker is not self.source.database else self.poll
+        self._run_suspect()
+        wait = longest
+        waiting = self.has_suspects
+        for queue in queues:
+            room = self.budget.reserve(self._room)
+            kept = 0
+            try:
+                deliveries, taken = self._take(broker, queue, room)
+                kept = self._submit(deliveries)
+            finally:
+                self.budget.settle(room, kept)
+            if taken.left and taken.tickets and self.pool.is_worth_filling and self._room:
+                # More is ready and there is room: come back at once. Lower queues wait.
+                return 0.0
+            waiting = waiting or taken.left > 0
+            if taken.next_due is not None:
+                wait = min(wait, taken.next_due)
+        if self.budget.empty:
+            self.exhausted.set()
+        self._waiting = waiting
+        if waiting and self.pool.is_worth_filling and self._may_go_on and not self.budget.empty:
+            # A thread became free between the take and the line above.
+            return min(wait, 0.001)
+        return wait
+
+    def _take(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
+        handlers = registry.handlers()
+        with broker.exclusively():
+            taken = broker.take(queue, room)
+            asked = time.monotonic()
+            claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
+        if len(claimed) < len(taken.tickets) and isinstance(broker, RedisBroker):
+            mine = {row.id for row in claimed}
+            rest = [ticket for ticket in taken.tickets if ticket.id not in mine]
+            # What is claimed must be run whatever happens here; a sweep finds the rest.
+            try:
+                self._return(broker, queue, rest)
+            except BrokerUnavailable as error:
+                self.source.failed(error)
+            except DatabaseError as error:
+                logger.warning("%d ids are left to a sweep: %s: %s", len(rest), type(error).__name__, error)
+        return [Delivery(row, handlers[row.topic], self.using, asked) for row in claimed], taken
+
+    def _claim(
+        self, broker: Broker, queue: str, tickets: Sequence[DueTicket], handlers: dict[str, registry.Handler]
+    ) -> list[Claimed]:
+        leases = {topic: handler.lease for topic, handler in handlers.items()}
+        try:
+            failpoints.reach("after_take")
+            claimed = transitions.claim(self.using, [Ticket(*ticket[:3]) for ticket in tickets], leases, self.worker)
+            failpoints.reach("after_claim")
+            return claimed
+        except DatabaseError:
+            # Taken but not claimed: look at them again in a moment, or each try would cost Redis more of its ids.
+            if isinstance(broker, RedisBroker):
+                broker.park(queue, tickets, AGAIN)
+            raise
+
+    def _return(self, broker: RedisBroker, queue: str, tickets: Sequence[DueTicket]) -> None:
+        """Ids that could not be claimed: finished and running ones are dropped, the others put where they belong."""
+        by_id = {ticket.id: ticket for ticket in tickets}
+        known = registry.handlers()
+        elsewhere: list[tuple[str, Entry]] = []
+        unknown: list[DueTicket] = []
+        locked: list[DueTicket] = []
+        for message in (
+            Message.objects.using(self.using)
+            .filter(pk__in=list(by_id), state=State.SCHEDULED)
+            .only("id", "due_at", "priority", "topic", "queue")
+        ):
+            ticket = by_id[message.pk]
+            if message.queue != queue or message.due_at > from_ms(ticket.ready_ms or 0):
+                elsewhere.append((message.queue, Entry(message.pk, message.due_at, message.priority)))
+            elif message.topic not in known:
+                unknown.append(ticket)
+                self._warn_unknown(message.topic)
+            else:
+                locked.append(ticket)
+        for name, entries in by_queue(elsewhere).items():
+            broker.put(name, entries)
+        if unknown:
+            broker.park(queue, unknown, UNKNOWN)
+        if locked:
+            broker.park(queue, locked, LOCKED)
+
+    def _warn_unknown(self, topic: str) -> None:
+        if topic not in self._unknown:
+            self._unknown.add(topic)
+            logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
+
+    @property
+    def _room(self) -> int:
+        """How many may be claimed now."""
+        if self.has_suspects or self.pool.recorder.behind > BEHIND:
+            return 0
+        return min(1, self.pool.room) if self._careful else self.pool.room
+
+    @property
+    def _may_go_on(self) -> bool:
+        return not self.pool.busy if self.has_suspects else self._room > 0
+
+    def _submit(self, deliveries: Sequence[Delivery]) -> int:
+        """Hand them to the threads, and keep one suspect aside; how many were not given back.
+
+        A suspect that only waits must not be here when another one kills the process: it would be held against it.
+        """
+        suspects = [d for d in deliveries if d.crashes >= SUSPECT]
+        self.pool.submit([d for d in deliveries if d.crashes < SUSPECT])
+        if deliveries:
+            self._careful = bool(suspects)
+        if suspects:
+            self.pool.aside, self._aside_since = suspects[0], time.monotonic()
+        for delivery in suspects[1:]:
+            self.pool.recorder.submit(delivery, Release("is to run alone"), f"worker:{self.worker}")
+        return len(deliveries) - len(suspects[1:])
+
+    def _run_suspect(self) -> None:
+        """A message that seems to kill its workers runs with nothing else in the process: it harms only itself."""
+        delivery = self.pool.aside
+        if delivery is None or self._stopping.is_set():
+            return
+        if self.pool.busy:
+            if time.monotonic() - self._aside_since > ALONE:
+                self._give_back_suspect(Retry(timedelta(seconds=PUT_OFF), "is to run alone", counts=False))
+            return
+        if not self.pool.recorder.flush(10.0):
+            return
+        logger.warning("%r runs alone: %d deliveries before it ended without a word", delivery, delivery.crashes)
+        self.pool.submit([delivery])
+        self.pool.aside = None
+        self.pool.wait_idle(math.inf, self._go_on_waiting)
+
+    def _give_back_suspect(self, outcome: Outcome) -> None:
+        delivery, self.pool.aside = self.pool.aside, None
+        if delivery is not None:
+            self.pool.recorder.submit(delivery, outcome, f"worker:{self.worker}")
+
+    def _go_on_waiting(self) -> bool:
+        self.beat = time.monotonic()
+        return self._stopping.is_set()
+
+    def _wait(self, seconds: float) -> None:
+        broker = self.source.current()
+        queues = self.queues()
+        try:
+            rung = broker.wait(queues, seconds)
+            if rung and not self._may_go_on:
+                # The token was meant for somebody with room: pass it on, and do not take the next one either.
+                for queue in queues:
+                    broker.ring(queue)
+                self._await_room(seconds)
+        except BrokerUnavailable as error:
+            self.source.failed(error)
+
+    def _await_room(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._may_go_on and not self._stopping.is_set() and time.monotonic() < deadline:
+            time.sleep(0.005)

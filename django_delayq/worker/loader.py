@@ -1,0 +1,161 @@
+"""Fills Redis ahead of time, and again when it was lost: the automatic restore."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from .. import conf, failpoints, restore, signals
+from ..broker.base import BATCH, Put
+from ..broker.redis import RedisBroker, Server
+from ..clock import to_ms
+from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
+from ..models import Message, identity
+from .service import Service
+from .source import Source
+
+logger = logging.getLogger("django_delayq")
+
+# How long a loader may be silent before another takes over. Seconds.
+LEASE = 10.0
+# The server's identity is asked this often; a connection error asks at once. Seconds.
+IDENTIFY = 5.0
+# A full Redis is rid of so many batches of ids at a time.
+ROOM = 100
+
+
+class Loader(Service):
+    """Looks at each queue's meta once a second.
+
+    Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick
+    did not grow since this process looked last. Then the record is loaded from the beginning; else only what the
+    horizon has not reached yet.
+    """
+
+    name = "loader"
+
+    def __init__(self, using: str, source: Source, queues: Callable[[], tuple[str, ...]], worker: str) -> None:
+        assert source.redis is not None
+        self.using = using
+        self.source = source
+        self.broker: RedisBroker = source.redis
+        self.queues = queues
+        self.worker = worker
+        self._server: Server | None = None
+        self._identified = 0.0
+        self._ticks: dict[str, int] = {}
+        self._turn = 0
+        self._identity: str | None = None
+
+    def tick(self) -> float:
+        try:
+            self._look_around()
+        except ForeignBroker as error:
+            self.source.refuse(error)
+            return 10.0
+        except BrokerUnavailable as error:
+            self._server = None
+            self.source.failed(error)
+            if isinstance(error, BrokerFull):
+                self._make_room()
+            return 1.0
+        self.source.accept()
+        self.source.answered()
+        return 1.0
+
+    def _make_room(self) -> None:
+        """Drop what is due, which the database delivers meanwhile: a Redis full of our own ids would stay so."""
+        with contextlib.suppress(BrokerUnavailable):
+            for queue in self.queues():
+                for _batch in range(ROOM):
+                    if not self.broker.take(queue, BATCH).tickets:
+                        break
+
+    def _identify(self) -> Server:
+        if self._server is None or time.monotonic() - self._identified > IDENTIFY:
+            self._server = restore.master(self.broker)
+            self._identified = time.monotonic()
+        return self._server
+
+    def _look_around(self) -> None:
+        """At one queue a second, in turn; at those never seen, and at all when one turns out to be lost."""
+        queues = self.queues()
+        turn = queues[self._turn % len(queues)]
+        self._turn += 1
+        lost = [self._look(queue) for queue in queues if queue == turn or queue not in self._ticks]
+        if any(lost):
+            for queue in queues:
+                self._look(queue)
+
+    def _look(self, queue: str) -> bool:
+        """Look, and load if there is need; whether the queue was lost."""
+        server = self._identify()
+        look = self.broker.look(queue)
+        known = queue in self._ticks
+        rolled_back = look.tick <= self._ticks.get(queue, 0)
+        self._ticks[queue] = look.tick
+        intact = not rolled_back and look.horizon_ms is not None and look.loaded_ms is not None
+        ours = (look.run_id, look.replid) == (server.run_id, server.replid)
+        ahead = conf.get().HORIZON
+        if intact and ours and look.loaded_ms is not None and look.horizon_ms is not None:
+            # Half of what is ahead is used up: load on. Before that there is nothing to do.
+            whole = look.loaded_ms >= look.horizon_ms
+            if whole and look.horizon_ms - look.now_ms > ahead * 500:
+                return False
+        lost = known and not (intact and ours)
+        if lost:
+            logger.warning(
+                "Redis lost queue %s (%s); it is loaded again from the record",
+                queue,
+                "it is empty" if look.horizon_ms is None else "it was restarted or went back in time",
+            )
+        self._load(queue, server, rolled_back=rolled_back)
+        return lost
+
+    def _load(self, queue: str, server: Server, *, rolled_back: bool) -> None:
+        if self._identity is None:
+            self._identity = identity(self.using)
+        begun = self.broker.load(
+            queue,
+            ahead=conf.get().HORIZON,
+            worker=self.worker,
+            lease=LEASE,
+            identity=self._identity,
+            server=server,
+            lost=rolled_back,
+        )
+        if begun is None:
+            return
+        start, horizon = begun
+        failpoints.reach("after_horizon")
+        began = time.monotonic()
+        found, total = 0, Put()
+        for page in restore.pages(self.using, queue, start_ms=start, end_ms=horizon):
+            total += self.broker.put(queue, page, fill=True)
+            found += len(page)
+            failpoints.reach("mid_load")
+            if not self.broker.loaded(queue, worker=self.worker, upto_ms=to_ms(page[-1].due_at), lease=LEASE):
+                raise BrokerUnavailable("Redis was lost while it was being loaded")
+        self.broker.loaded(queue, worker=self.worker, upto_ms=horizon, lease=None)
+        if start is None:
+            logger.info(
+                "Loaded queue %s from the record: %d messages due within %g s, %d of them put, in %.2f s",
+                queue,
+                found,
+                conf.get().HORIZON,
+                total.put,
+                time.monotonic() - began,
+            )
+            signals.emit(
+                signals.messages_restored,
+                Message,
+                queue=queue,
+                found=found,
+                put=total.put,
+                actor=f"worker:{self.worker}",
+                using=self.using,
+            )
+        elif found:
+            logger.debug("Loaded queue %s ahead: %d messages", queue, found)

@@ -1,0 +1,34 @@
+"""Moves what falls due from delayed to ready, in a process without consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..exceptions import BrokerUnavailable
+from .service import Service
+from .source import Source
+
+# A message scheduled meanwhile may be due earlier than what was seen: look again. Seconds.
+LOOK = 0.5
+
+
+class Mover(Service):
+    """Sleeps until the next message falls due. A consumer moves on its way too: this is for processes without one."""
+
+    name = "mover"
+
+    def __init__(self, source: Source, queues: Callable[[], tuple[str, ...]]) -> None:
+        assert source.redis is not None
+        self.source = source
+        self.broker = source.redis
+        self.queues = queues
+
+    def tick(self) -> float:
+        if self.source.current() is not self.broker:
+            return LOOK
+        try:
+            waits = [self.broker.take(queue, 0).next_due for queue in self.queues()]
+        except BrokerUnavailable as error:
+            self.source.failed(error)
+            return LOOK
+        return min([LOOK, *(wait for wait in waits if wait is not None)])

@@ -1,0 +1,41 @@
+"""Which queues a worker serves, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import conf, registry, transitions
+from .service import Service
+
+
+class Queues(Service):
+    """The queues named on the command line, else those of the settings, else all that can be found.
+
+    What is found is the default queue first, then the handlers' queues and those that hold messages, by name.
+    """
+
+    name = "queue finder"
+    interval = 4.0
+
+    def __init__(self, using: str, named: tuple[str, ...] = (), changed: Callable[[], None] = lambda: None) -> None:
+        self.using = using
+        self._changed = changed
+        self._fixed = named or conf.get().QUEUES
+        self._found: tuple[str, ...] = self._fixed or self._order(set())
+
+    def __call__(self) -> tuple[str, ...]:
+        return self._found
+
+    def tick(self) -> float:
+        if self._fixed:
+            return 3600.0
+        found = self._order(set(transitions.queues(self.using)))
+        if found != self._found:
+            self._found = found
+            self._changed()
+        return self.interval
+
+    def _order(self, found: set[str]) -> tuple[str, ...]:
+        default = conf.get().DEFAULT_QUEUE
+        found |= {h.queue for h in registry.handlers().values() if h.queue is not None}
+        return (default, *sorted(found - {default}))

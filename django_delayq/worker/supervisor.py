@@ -1,0 +1,282 @@
+"""Starts worker processes, replaces those that die, and ends them in order. It runs no handler and holds no thread."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.db import Error as DatabaseError
+from django.db import connections as django_connections
+
+from .. import actors, announce, conf, transitions
+from ..models import Worker
+from . import connections
+from .budget import Budget
+from .process import BROKEN, EXHAUSTED, STUCK, Options, WorkerProcess
+from .reaper import tell
+from .service import backoff
+
+logger = logging.getLogger("django_delayq")
+
+# A child that lived longer than this was healthy: its successor starts at once. Seconds.
+HEALTHY = 5.0
+# A child whose loop has not gone round for this long makes the heartbeat file go stale. Seconds.
+SILENT = 30.0
+
+
+class _Beat:
+    """What a child tells its parent, in memory that both share: when it was last alive, and that it ended in order."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(mmap.mmap(-1, 16)).cast("d")
+
+    def set(self, value: float) -> None:
+        self._memory[0] = value
+
+    def get(self) -> float:
+        return self._memory[0]
+
+    def end(self) -> None:
+        """The exit code that follows is the child's own: a handler may call ``os._exit`` with any."""
+        self._memory[1] = 1.0
+
+    @property
+    def ended(self) -> bool:
+        return self._memory[1] == 1.0
+
+
+@dataclass(slots=True)
+class Child:
+    pid: int
+    name: str
+    started: float
+    beat: _Beat
+    killed: bool = False
+
+
+class Supervisor:
+    """The parent process of run_delayq."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.budget = Budget(options.max_messages)
+        self.children: dict[int, Child] = {}
+        self._signals = 0
+        self._stopping = False
+        # --max-messages is reached: the children end by themselves, when what they have claimed is done.
+        self._exhausted = False
+        self._quick_deaths = 0
+        self._start_after = 0.0
+        self._to_release: list[tuple[str, bool]] = []
+        self._began = time.monotonic()
+        self._wake_read, self._wake_write = os.pipe()
+        # Children see its end when the parent is gone.
+        self._alive_read, self._alive_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
+
+    def run(self) -> int:
+        """Until stopped by a signal or a limit; the exit code for the shell."""
+        with self._handling_signals():
+            self._loop()
+        self._release_claims(final=True)
+        return 0
+
+    def _loop(self) -> None:
+        deadline: float | None = None
+        while True:
+            self._reap_children()
+            self._release_claims()
+            self._obey()
+            if (self._stopping or self._exhausted) and not self.children:
+                return
+            if self._stopping:
+                # The children keep the graceful timeout themselves; this is for one that hangs in its own shutdown.
+                deadline = deadline or time.monotonic() + 2 * self.options.graceful_timeout + 15
+                if time.monotonic() > deadline:
+                    self._kill()
+            else:
+                self._start_missing()
+                self._touch_heartbeat()
+            self._sleep(1.0)
+
+    # --- children -----------------------------------------------------------------------------------------------------
+
+    def _start_missing(self) -> None:
+        while self._is_short_of_children() and time.monotonic() >= self._start_after:
+            self._fork()
+
+    def _is_short_of_children(self) -> bool:
+        return not self._exhausted and len(self.children) < self.options.processes
+
+    def _fork(self) -> None:
+        # Nothing that is open may be shared with the child.
+        connections.close_all()
+        django_connections.close_all()
+        announce.announcer.cache_clear()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        beat = _Beat()
+        beat.set(time.monotonic())
+        name_read, name_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(name_read)
+            os._exit(self._be_child(beat, name_write))
+        os.close(name_write)
+        with os.fdopen(name_read) as pipe:
+            name = pipe.read()
+        self.children[pid] = Child(pid, name, time.monotonic(), beat)
+        logger.debug("Started worker process %s", name)
+
+    def _be_child(self, beat: _Beat, name_write: int) -> int:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            # Ctrl-C reaches the whole group: the parent decides what it means.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(self._alive_write)
+            process = WorkerProcess(self.options, self.budget)
+            signal.signal(signal.SIGTERM, lambda *_: process.stop())
+            os.write(name_write, process.name.encode())
+            os.close(name_write)
+
+            def watch() -> bool:
+                beat.set(process.beat)
+                orphaned = bool(select.select([self._alive_read], [], [], 0)[0])
+                if orphaned:
+                    logger.error("The supervisor is gone; this process ends too")
+                return orphaned
+
+            code = process.run(watch)
+            beat.end()
+        except BaseException:  # noqa: BLE001
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
+        for stream in (sys.stdout, sys.stderr):
+            # A handler may have closed them.
+            with contextlib.suppress(Exception):
+                stream.flush()
+        return code
+
+    def _reap_children(self) -> None:
+        # -1: as PID 1 of a container this process inherits orphans of handlers too.
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self.children.pop(pid, None)
+            if child is not None:
+                self._buried(child, os.waitstatus_to_exitcode(status))
+
+    def _buried(self, child: Child, code: int) -> None:
+        ended = child.beat.ended
+        if ended and code == EXHAUSTED:
+            self._exhausted = True
+        elif (not ended or code == BROKEN) and not child.killed:
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            logger.error("Worker process %s died (%s)", child.name, how)
+        if (code != 0 or not ended) and child.name:
+            # Its death is certain: its claims need not wait for their leases.
+            self._to_release.append((child.name, ended or child.killed))
+        if self._stopping:
+            return
+        if ended and code == 0 and self.options.max_runtime is not None:
+            # It ended by itself. (Without a limit somebody sent a signal to it alone: it is replaced.)
+            self._stop_children()
+            return
+        lived = time.monotonic() - child.started
+        self._quick_deaths = self._quick_deaths + 1 if lived < HEALTHY and not (ended and code == STUCK) else 0
+        pause = backoff(self._quick_deaths - 1, 1.0) if self._quick_deaths > 1 else 0.0
+        self._start_after = time.monotonic() + pause
+
+    def _release_claims(self, *, final: bool = False) -> None:
+        deadline = time.monotonic() + (5.0 if final else 0.0)
+        while self._to_release:
+            name, ordered = self._to_release[0]
+            try:
+                moved = transitions.release_worker(
+                    self.options.using,
+                    name,
+                    max_crashes=conf.get().MAX_CRASHES,
+                    actor=f"supervisor:{actors.host()}/{os.getpid()}",
+                    shutdown=ordered,
+                )
+                tell(self.options.using, moved)
+                Worker.objects.using(self.options.using).filter(name=name).delete()
+            except DatabaseError as error:
+                logger.warning("Claims of %s wait for the database: %s", name, error)
+                connections.close_all()
+                if time.monotonic() >= deadline:
+                    return
+                time.sleep(0.5)
+                continue
+            self._to_release.pop(0)
+            connections.close_all()
+
+    def _stop_children(self) -> None:
+        self._stopping = True
+        for child in self.children.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        for child in self.children.values():
+            child.killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+
+    # --- signals, waiting, heartbeat ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """First SIGTERM or SIGINT: end in order. Second: at once. Also as PID 1, which has no default handlers."""
+
+        def count(*_: object) -> None:
+            self._signals += 1
+
+        former = {number: signal.signal(number, count) for number in (signal.SIGTERM, signal.SIGINT)}
+        former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        former_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(former_fd)
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _obey(self) -> None:
+        if self._signals and not self._stopping:
+            logger.info("Stopping: running handlers have %g s to finish", self.options.graceful_timeout)
+            self._stop_children()
+        if self._signals > 1:
+            self._kill()
+
+    def _sleep(self, seconds: float) -> None:
+        if not self._stopping and self._start_after > time.monotonic():
+            seconds = min(seconds, self._start_after - time.monotonic() + 0.001)
+        select.select([self._wake_read], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
+
+    def _touch_heartbeat(self) -> None:
+        if self.options.heartbeat_file is None:
+            return
+        now = time.monotonic()
+        if self.children and all(now - child.beat.get() < SILENT for child in self.children.values()):
+            Path(self.options.heartbeat_file).touch()
