@@ -1,0 +1,254 @@
+"""How the promises look in numbers, on real servers of its own: ``python -m benchmarks.recovery [--rows 1000000]``.
+
+One table: lateness of a message, a schedule while Redis is stopped, a flush with messages waiting, a worker killed with
+handlers running, a restore, the cost of being idle, and the log of a message that was retried twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import redis as redis_client
+
+from testproject.servers import PostgresServer, RedisServer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="messages in the restore")
+    arguments = parser.parse_args()
+    with RedisServer() as redis, PostgresServer(fsync=True) as postgres:
+        os.environ.update(
+            DJANGO_SETTINGS_MODULE="benchmarks.settings", REDIS_URL=redis.url, DATABASE_URL=postgres.url, DEBUG="0"
+        )
+        import django
+
+        django.setup()
+        from django.core.management import call_command
+
+        call_command("migrate", verbosity=0)
+        lateness()
+        redis_stopped(redis)
+        flush(redis)
+        killed()
+        idle(redis, postgres)
+        retried()
+        restore(redis, arguments.rows)
+
+
+@contextmanager
+def worker(*options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A real run_delayq, ready to deliver."""
+    from django_delayq.models import Worker
+
+    Worker.objects.all().delete()
+    with subprocess.Popen([sys.executable, "-m", "django", "run_delayq", *options]) as process:
+        until(Worker.objects.exists)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def until(done: Callable[[], bool], limit: float = 60.0) -> float:
+    """Seconds until it is so."""
+    began = time.monotonic()
+    while not done():
+        if time.monotonic() - began > limit:
+            raise RuntimeError("did not happen")
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def say(what: str, value: str) -> None:
+    print(f"{what:<72} {value}", flush=True)
+
+
+def messages() -> Any:
+    from django_delayq.models import Message
+
+    return Message.objects
+
+
+def are(ids: list[int], state: str) -> bool:
+    return bool(messages().filter(pk__in=ids, state=state).count() == len(ids))
+
+
+def starts(ids: list[int]) -> dict[int, list[float]]:
+    """Lateness in seconds of each delivery, by message."""
+    from django_delayq.models import Transition
+
+    found: dict[int, list[float]] = {}
+    rows = Transition.objects.filter(message_id__in=ids, to_state="running").values_list("message_id", "at", "due_at")
+    for pk, at, due in rows:
+        found.setdefault(pk, []).append((at - due).total_seconds())
+    return found
+
+
+def lateness() -> None:
+    from django_delayq import schedule_message
+
+    with worker():
+        message = schedule_message("bench.noop", delay=3)
+        until(lambda: messages().filter(pk=message.pk, state="consumed").exists())
+        say("a message due in 3 s: late by", f"{starts([message.pk])[message.pk][0] * 1000:.1f} ms")
+
+
+def redis_stopped(redis: RedisServer) -> None:
+    from django_delayq import schedule_message
+
+    with worker():
+        schedule_message("bench.noop")
+        redis.stop()
+        times = []
+        ids = []
+        for _ in range(20):
+            began = time.monotonic()
+            ids.append(schedule_message("bench.noop").pk)
+            times.append(time.monotonic() - began)
+        until(lambda: messages().filter(pk__in=ids, state="consumed").count() == len(ids))
+        late = sorted(late for each in starts(ids).values() for late in each)
+        say("schedule_message() with Redis stopped: slowest of 20", f"{max(times) * 1000:.1f} ms")
+        say("  … delivered from the database: latest", f"{late[-1] * 1000:.0f} ms")
+        redis.start()
+
+
+def flush(redis: RedisServer) -> None:
+    from django_delayq import schedule_messages
+
+    with worker():
+        scheduled = schedule_messages([{"topic": "bench.noop", "delay": 4 + i / 2500} for i in range(10_000)])
+        client = redis_client.Redis.from_url(redis.url)
+        key = "{delayq:default:0}:delayed"
+        until(lambda: client.zcard(key) == 10_000)
+        client.flushall()
+        reloaded = until(lambda: client.zcard(key) > 9_000)
+        ids = [message.pk for message in scheduled]
+        until(lambda: messages().filter(pk__in=ids, state="consumed").count() == len(ids))
+        each = starts(ids)
+        late = sorted(late for found in each.values() for late in found)
+        say("FLUSHALL with 10,000 waiting and a worker running: loaded again after", f"{reloaded:.2f} s")
+        say("  … delivered / delivered twice", f"{len(each)} / {sum(len(f) > 1 for f in each.values())}")
+        say("  … lateness p50 / p99 / max", " / ".join(f"{q * 1000:.0f}" for q in quantiles(late)) + " ms")
+
+
+def quantiles(ordered: list[float]) -> tuple[float, float, float]:
+    return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)], ordered[-1]
+
+
+def killed() -> None:
+    from django_delayq import schedule_messages
+
+    options = ("--processes", "1", "--threads", "100")
+    for whole in (False, True):
+        with worker(*options) as process:
+            scheduled = schedule_messages([{"topic": "bench.sleep", "payload": 1.0} for _ in range(100)])
+            ids = [message.pk for message in scheduled]
+            until(partial(are, ids, "running"))
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            if whole:
+                process.kill()
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
+            began = time.monotonic()
+            if whole:
+                process.wait()
+                with worker(*options):
+                    until(partial(are, ids, "consumed"))
+            else:
+                until(partial(are, ids, "consumed"))
+            what = "the whole worker, another started at once (lease 5 s)" if whole else "a child process"
+            say(f"kill -9 of {what}", "")
+            say("  … with 100 handlers of 1 s running: all consumed after", f"{time.monotonic() - began:.1f} s")
+
+
+def idle(redis: RedisServer, postgres: PostgresServer) -> None:
+    from django.db import connection
+
+    client = redis_client.Redis.from_url(redis.url)
+
+    def commands() -> int:
+        stats = client.info("commandstats")
+        # Not those that scripts call.
+        return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "blpop", "info"))
+
+    def statements() -> int:
+        return len(re.findall(r"duration: .*(?:statement|execute [^:]*): ", postgres.log.read_text()))
+
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER SYSTEM SET log_min_duration_statement = 0")
+        cursor.execute("SELECT pg_reload_conf()")
+    with worker("--processes", "1"):
+        time.sleep(3)
+        before = commands(), statements()
+        time.sleep(20)
+        after = commands(), statements()
+        say("idle, per process and second: Redis commands", f"{(after[0] - before[0] - 1) / 20:.2f}")
+        say("  … statements to the database", f"{(after[1] - before[1]) / 20:.2f}")
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER SYSTEM RESET log_min_duration_statement")
+        cursor.execute("SELECT pg_reload_conf()")
+
+
+def retried() -> None:
+    from django_delayq import schedule_message
+
+    with worker():
+        message = schedule_message("bench.twice")
+        until(lambda: messages().filter(pk=message.pk, state="consumed").exists())
+    print("\nThe log of a message that was retried twice:")
+    for row in message.transitions.all():
+        wait = "" if row.ready_at is None else f"ready {row.ready_at:%H:%M:%S.%f}"[:-3]
+        print(f"  {row.at:%H:%M:%S.%f}"[:-3], f"{row.from_state or 'new':>9} → {row.to_state:<9}", wait, row.error)
+    print()
+
+
+def restore(redis: RedisServer, rows: int) -> None:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts,
+                deliveries, reported, forgiven, moves, worker, cancel_requested)
+            SELECT 'bench.noop', 'default', 0, 'scheduled', '{}', '{}',
+                   now() + interval '300 s' + n * interval '100 us', now(), 0, 0, 0, 0, 1, '', false
+              FROM generate_series(1, %s) n
+            """,
+            [rows],
+        )
+        cursor.execute("ANALYZE delayq_message")
+    client = redis_client.Redis.from_url(redis.url)
+    client.flushall()
+    command = [sys.executable, "-m", "django", "delayq_restore", "--json"]
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    _pid, status, usage = os.wait4(process.pid, 0)
+    took = time.monotonic() - began
+    bare = subprocess.Popen(
+        [sys.executable, "-m", "django", "check"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _pid, _status, usage_bare = os.wait4(bare.pid, 0)
+    assert status == 0, status
+    say(f"delayq_restore of {rows:,} rows (in Redis: {client.zcard('{delayq:default:0}:delayed'):,})", f"{took:.1f} s")
+    extra = (usage.ru_maxrss - usage_bare.ru_maxrss) / 1024
+    say("  … peak memory above a bare manage.py check", f"{extra:.0f} MB")
+    used = client.memory_usage("{delayq:default:0}:delayed", samples=0)
+    if used:
+        say("  … Redis bytes per waiting message", f"{used / rows:.0f}")
+
+
+if __name__ == "__main__":
+    main()

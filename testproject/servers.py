@@ -1,0 +1,418 @@
+"""Real servers of one's own, for the demo and the tests: no root, no Docker, nothing left behind.
+
+>>> with RedisServer() as redis, PostgresServer() as postgres:
+...     print(redis.url, postgres.url)
+redis://127.0.0.1:23871/0 postgresql://delayq@127.0.0.1:29415/delayq
+
+Each lives in a private directory and on a loopback port that stays the same over stop, kill and start.
+It ends with the process that made it, even when that is killed by SIGKILL (see undertaker.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from . import undertaker
+from .binaries import POSTGRES_ADVICE, REDIS_ADVICE, find_postgres, find_redis
+
+__all__ = [
+    "PostgresServer",
+    "RedisServer",
+    "Server",
+    "ServerFailed",
+    "find_postgres",
+    "find_redis",
+]
+
+# A path of a Unix socket may have some 107 characters (103 on macOS).
+LONGEST_PARENT = 60
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 20.0
+
+
+class ServerFailed(Exception):
+    """A server is not installed, or did not start; the message ends with the tail of its log."""
+
+
+def free_port() -> int:
+    """Return a free loopback port outside the range that the kernel gives to outgoing connections.
+
+    From inside that range a client that keeps trying while the server is down is, sooner or later, given the
+    server's own port to call from: it then talks to itself, and the server cannot come back.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+class Server(ABC):
+    """One server process with a directory and a port of its own."""
+
+    clean_signal: ClassVar[signal.Signals]
+    abrupt_signal: ClassVar[signal.Signals]
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.account = self._account()
+        self.directory = Path(tempfile.mkdtemp(prefix="delayq-", dir=_short_parent()))
+        self._undertaker = _hire_undertaker(self.directory, self.abrupt_signal)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._frozen = False
+        if self.account:
+            os.chown(self.directory, self.account.pw_uid, self.account.pw_gid)
+        _open.add(self)
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """What a client connects to."""
+
+    @property
+    def log(self) -> Path:
+        """The file that the server writes its log to."""
+        return self.directory / "server.log"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there, frozen or not."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the process is stopped by ``freeze()``."""
+        return self._frozen
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; a running one is left as it is, thawed."""
+        self.thaw()
+        if self.running:
+            return
+        if self._undertaker.poll() is not None:
+            raise ServerFailed(f"{type(self).__name__} was closed, and its directory is gone.")
+        with self.log.open("ab") as log:
+            self._process = self._popen(self._command(), log.fileno())
+        self._pid_file.write_text(str(self._process.pid))
+        self._wait_until_ready()
+
+    def stop(self) -> None:
+        """Shut down cleanly, connections or not. The data stay, for the next start."""
+        self._end(self.clean_signal)
+
+    def kill(self) -> None:
+        """End at once, as in a power cut: nothing is saved, no client is told."""
+        self._end(self.abrupt_signal)
+
+    def restart(self) -> None:
+        """Stop cleanly and start again on the same data and port."""
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """Stop all its processes where they are: connections stay open, nothing answers."""
+        self._signal_all(signal.SIGSTOP)
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        if self._frozen:
+            self._frozen = False
+            self._signal_all(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop and remove everything. The server cannot be started again."""
+        self.stop()
+        self._undertaker.communicate()
+        _open.discard(self)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """Return the command line, after doing what has to be done before the first start."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Tell whether the server takes commands yet."""
+
+    def _account(self) -> pwd.struct_passwd | None:
+        """Return the account to run under; None is our own."""
+        return None
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.directory / undertaker.PID_FILE
+
+    def _popen(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+        """Run a program in the directory, in a session of its own: Ctrl-C is for its owner, not for it."""
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=self.directory,
+            env=self._environment(),
+            start_new_session=True,
+            user=self.account.pw_uid if self.account else None,
+            group=self.account.pw_gid if self.account else None,
+            extra_groups=[] if self.account else None,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        # Not ours: it may hold PGPORT, PGDATA, or a locale that is not installed.
+        path = os.environ.get("PATH", os.defpath)
+        return {"PATH": path, "HOME": str(self.directory), "LC_ALL": "C", "TZ": "UTC"}
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while self.running and not self._answers():
+            if time.monotonic() > deadline:
+                self.kill()
+            time.sleep(0.01)
+        if not self.running:
+            raise self._failure("did not start")
+
+    def _failure(self, what: str) -> ServerFailed:
+        tail = self.log.read_text(errors="replace").splitlines()[-15:]
+        return ServerFailed("\n".join([f"{type(self).__name__} {what}. Its log ends with:", *tail]))
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        if self._process is not None and self.running:
+            for pid in undertaker.family(self._process.pid):
+                undertaker.send(pid, number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            if self.running:
+                self._process.send_signal(number)
+                self.thaw()
+            try:
+                self._process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._signal_all(signal.SIGKILL)
+                self._process.wait()
+        self._pid_file.unlink(missing_ok=True)
+
+
+class RedisServer(Server):
+    """A Redis (or Valkey) server; by default one that forgets everything when it ends."""
+
+    clean_signal = signal.SIGTERM
+    abrupt_signal = signal.SIGKILL
+
+    PERSISTENCE: ClassVar[dict[str, list[str]]] = {
+        "none": ["--save", "", "--appendonly", "no"],
+        "rdb": ["--save", "60", "1", "--appendonly", "no"],
+        "aof": ["--save", "", "--appendonly", "yes"],
+    }
+
+    def __init__(self, *extra: str, persistence: Literal["none", "rdb", "aof"] = "none") -> None:
+        self._options = [*self.PERSISTENCE[persistence], *extra]
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        """The URL of database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def _command(self) -> list[str]:
+        program = find_redis()
+        if program is None:
+            raise ServerFailed(f"No redis-server found. {REDIS_ADVICE}")
+        place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.directory)]
+        return [str(program), *place, "--daemonize", "no", "--loglevel", "warning", *self._options]
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+class PostgresServer(Server):
+    """A PostgreSQL server with one empty database, reached over TCP or a socket in its directory.
+
+    ``fsync=False`` is for tests only: it survives ``kill()``, not a power cut of the machine.
+    """
+
+    clean_signal = signal.SIGINT  # "fast": ends the connections instead of waiting for them
+    abrupt_signal = signal.SIGQUIT  # "immediate": no checkpoint, the next start recovers from the log
+    user: ClassVar = "delayq"
+
+    SETTINGS: ClassVar[dict[str, str | int]] = {
+        "listen_addresses": "127.0.0.1",
+        "max_connections": 200,
+        "shared_buffers": "32MB",
+        "timezone": "UTC",
+        # In the directory, not in /dev/shm: that is often tiny in containers, and is not ours to clean.
+        "dynamic_shared_memory_type": "mmap",
+    }
+
+    def __init__(self, *, dbname: str = "delayq", fsync: bool = False, **settings: str | int) -> None:
+        self.dbname = dbname
+        # Not synchronous_commit: without it even kill() would lose what was committed just before.
+        durability = {} if fsync else {"fsync": "off", "full_page_writes": "off"}
+        self._settings: dict[str, str | int] = {**self.SETTINGS, **durability, **settings}
+        self._bin: Path | None = None
+        self._has_database = False
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        """The URL of its database, over TCP."""
+        return self._url(self.dbname)
+
+    @property
+    def socket_url(self) -> str:
+        """The URL of its database, over the Unix socket."""
+        return f"postgresql:///{self.dbname}?host={self.directory}&port={self.port}&user={self.user}"
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; the first time make the cluster and the database."""
+        super().start()
+        if not self._has_database:
+            self._create_database()
+            self._has_database = True
+
+    def _url(self, dbname: str) -> str:
+        return f"postgresql://{self.user}@127.0.0.1:{self.port}/{dbname}"
+
+    def _account(self) -> pwd.struct_passwd | None:
+        """PostgreSQL refuses to run as root, and has in most places an account for this."""
+        if os.geteuid() != 0:
+            return None
+        for name in ("postgres", "nobody"):
+            with contextlib.suppress(KeyError):
+                return pwd.getpwnam(name)
+        raise ServerFailed("PostgreSQL does not run as root, and there is no account postgres or nobody.")
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    def _command(self) -> list[str]:
+        if self._bin is None:
+            programs = self._reachable_programs()
+            self._initdb(programs)
+            self._bin = programs
+        place = {"port": self.port, "unix_socket_directories": self.directory}
+        options = [f"--{name}={value}" for name, value in {**self._settings, **place}.items()]
+        return [str(self._bin / "postgres"), "-D", str(self._data), *options]
+
+    def _initdb(self, programs: Path) -> None:
+        how = f"--username={self.user} --auth=trust --no-sync --encoding=UTF8 --locale=C".split()
+        if not self._run([str(programs / "initdb"), *how, "-D", str(self._data)]):
+            raise self._failure("could not make its data directory")
+
+    def _reachable_programs(self) -> Path:
+        """Return the programs, copied next to the data if our account cannot reach them where they are."""
+        programs = find_postgres()
+        if programs is None:
+            raise ServerFailed(f"No PostgreSQL server found. {POSTGRES_ADVICE}")
+        if self.account is None or self._run([str(programs / "initdb"), "--version"]):
+            return programs
+        return self._copy(programs.parent) / "bin"
+
+    def _run(self, command: Sequence[str]) -> bool:
+        try:
+            with self.log.open("ab") as log:
+                return self._popen(command, log.fileno()).wait(START_TIMEOUT) == 0
+        except PermissionError:
+            return False
+
+    def _copy(self, tree: Path) -> Path:
+        """Copy an installation, with the shared libraries that a wheel keeps beside its package."""
+        package = tree.parent
+        copy = self.directory / "site" / package.name / tree.name
+        shutil.copytree(tree, copy, symlinks=True, ignore=shutil.ignore_patterns("include", "doc", "man"))
+        libraries = package.with_name(package.name + ".libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy.parents[1] / libraries.name)
+        self._give_away(self.directory / "site")
+        return copy
+
+    def _give_away(self, tree: Path) -> None:
+        assert self.account is not None
+        for path in [tree, *tree.rglob("*")]:
+            os.chown(path, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self._url("postgres"), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _create_database(self) -> None:
+        import psycopg
+        from psycopg import sql
+
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.dbname)))
+
+
+def _short_parent() -> str | None:
+    """Return where to make directories: the usual place, unless sockets in it would have too long a path."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    # Below somebody's private directory another account cannot reach it.
+    public = all(folder.stat().st_mode & 0o001 for folder in (usual, *usual.parents))
+    if len(str(usual)) > LONGEST_PARENT or (os.geteuid() == 0 and not public):
+        return "/tmp"
+    return None
+
+
+def _hire_undertaker(directory: Path, number: signal.Signals) -> subprocess.Popen[bytes]:
+    script = [sys.executable, "-I", "-S", undertaker.__file__, str(directory), str(int(number))]
+    return subprocess.Popen(script, stdin=subprocess.PIPE, cwd="/", start_new_session=True)
+
+
+_open: set[Server] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for server in list(_open):
+        server.close()
+
+
+def _disown_all() -> None:
+    """Leave the servers to our parent: a fork of it must not hold the undertakers up, nor close anything."""
+    for server in list(_open):
+        for process in (server._undertaker, server._process):
+            if process is not None and process.returncode is None:
+                process.returncode = 0  # or it complains at our exit that it still runs
+        if server._undertaker.stdin:
+            server._undertaker.stdin.close()
+        _open.discard(server)
+
+
+os.register_at_fork(after_in_child=_disown_all)
