@@ -1,0 +1,84 @@
+"""Workers as processes, on the database of the tests and with settings that do not keep them waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.workers import Worker
+
+HASTY: dict[str, Any] = {"GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1}
+
+
+class Start(Protocol):
+    def __call__(
+        self, *arguments: str, unknown: tuple[str, ...] = ..., delayq: dict[str, object] | None = ..., prefix: str = ...
+    ) -> Worker: ...
+
+
+@pytest.fixture
+def configure(settings: Any) -> Callable[..., None]:
+    """Change DELAYQ, for this process and for the workers started from now on."""
+
+    def change(**values: Any) -> None:
+        settings.DELAYQ = {**settings.DELAYQ, **values}
+
+    change(**HASTY)
+    return change
+
+
+@pytest.fixture(params=["redis", "no-redis"])
+def timed_by(request: pytest.FixtureRequest, configure: Callable[..., None]) -> str:
+    """The test runs with Redis, and again without."""
+    if request.param == "no-redis":
+        configure(REDIS=None)
+    return str(request.param)
+
+
+@pytest.fixture
+def start(transactional_db: None, configure: Callable[..., None]) -> Iterator[Start]:
+    """Start a worker; all of them are gone after the test."""
+    workers: list[Worker] = []
+    with ExitStack() as stack:
+
+        def begin(*arguments: str, **options: Any) -> Worker:
+            given = list(arguments)
+            if "--processes" not in given:
+                given += ["--processes", "1"]
+            workers.append(stack.enter_context(Worker(*given, **options)))
+            return workers[-1]
+
+        yield begin
+    for number, worker in enumerate(workers, 1):
+        # Shown when the test fails.
+        print(f"--- log of worker {number} ---\n{worker.log}")
+
+
+class Gate:
+    """The folder through which a test and its t.gate handlers talk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.payload = {"folder": str(folder)}
+
+    def begun(self, *names: int) -> bool:
+        """Whether a handler has begun: of this message, of this delivery of it, or any."""
+        return any(self.folder.glob("-".join(["begun", *map(str, names), *["*"][len(names) // 2 :]])))
+
+    def how_many_began(self) -> int:
+        return len(list(self.folder.glob("begun-*")))
+
+    def open(self, name: str = "go") -> None:
+        """Let pass: "go" everybody, "go-1" first deliveries, "go-7-1" that of message 7."""
+        (self.folder / name).touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    there = Gate(tmp_path)
+    yield there
+    there.open()

@@ -1,0 +1,114 @@
+"""The database restarted, killed, frozen, its connections cut: workers wait and go on, and nothing stays running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection, connections
+from django.utils import timezone
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.models import Message
+from django_delayq.states import State
+from testproject.servers import PostgresServer
+from tests.acceptance.conftest import Gate, Start
+from tests.record_of import consumed, effects_per_message, once_each, states, wait_until, wait_until_all
+from tests.workers import eventually
+
+pytestmark = pytest.mark.usefixtures("timed_by")
+
+Configure = Callable[..., None]
+
+
+def again(look: Callable[[], object], what: str) -> None:
+    """``eventually``, over a database that may just be away."""
+
+    def safely() -> object:
+        try:
+            return look()
+        except OperationalError:
+            connections.close_all()
+            return None
+
+    eventually(safely, what)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_database_restarted_under_load_loses_nothing_and_leaves_nothing_running(
+    start: Start, configure: Configure, postgres_server: PostgresServer, how: str
+) -> None:
+    configure(LEASE=3)
+    start("--processes", "2", "--threads", "4")
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.005 * n} for n in range(300))
+    eventually(consumed(50), "the first are delivered")
+    getattr(postgres_server, how)()
+    postgres_server.start()
+    connections.close_all()
+    again(lambda: states() == {State.CONSUMED: 300}, "all are delivered")
+    assert effects_per_message() == once_each(messages)
+
+
+def test_what_ran_while_the_database_was_away_is_recorded_when_it_is_back(
+    start: Start, postgres_server: PostgresServer, gate: Gate
+) -> None:
+    worker = start("--threads", "2")
+    message = schedule_message("t.file", str(gate.folder / "lines"))
+    wait_until(message, State.CONSUMED)
+    waiting = schedule_message("t.gate_file", {**gate.payload, "file": str(gate.folder / "lines")})
+    eventually(lambda: gate.begun(waiting.pk), "the handler begins")
+    postgres_server.stop()
+    gate.open()
+    eventually(lambda: len((gate.folder / "lines").read_text().splitlines()) == 2, "the handler ends")
+    worker.wait_for("Outcomes wait for the database")
+    postgres_server.start()
+    connections.close_all()
+    again(lambda: wait_until(waiting, State.CONSUMED), "the outcome is recorded")
+    assert waiting.deliveries == 1
+    assert (gate.folder / "lines").read_text().splitlines() == [f"{message.pk} 1", f"{waiting.pk} 1"]
+
+
+def test_connections_cut_at_any_moment_lose_nothing(
+    start: Start, configure: Configure, postgres_server: PostgresServer
+) -> None:
+    configure(LEASE=2)
+    start("--processes", "2", "--threads", "2")
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.01 * n} for n in range(200))
+    with psycopg.connect(postgres_server.url, autocommit=True) as killer:
+        own = (killer.info.backend_pid, connection.connection.info.backend_pid)
+        for done in range(20, 200, 30):
+            eventually(consumed(done), f"{done} are delivered")
+            killer.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND pid <> ALL(%s)",
+                [list(own)],
+            )
+    wait_until_all(State.CONSUMED, 200)
+    assert effects_per_message() == once_each(messages)
+
+
+def test_a_database_that_hangs_for_a_while_costs_nothing_but_the_while(
+    start: Start, postgres_server: PostgresServer
+) -> None:
+    worker = start()
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.1 * n} for n in range(10))
+    postgres_server.freeze()
+    eventually(lambda: timezone.now() > messages[-1].due_at, "all are due")
+    postgres_server.thaw()
+    for message in messages:
+        assert wait_until(message, State.CONSUMED).deliveries == 1
+    assert worker.count("died") == 0
+
+
+def test_a_signal_while_the_database_is_away_still_ends_the_worker(
+    start: Start, postgres_server: PostgresServer
+) -> None:
+    worker = start("--graceful-timeout", "1")
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    postgres_server.stop()
+    assert worker.stop() == 0
+    postgres_server.start()
+    connections.close_all()
+    assert not Message.objects.filter(state=State.RUNNING).exists()

@@ -1,0 +1,134 @@
+"""Workers that die without a word: nothing is lost, and what kills them does not kill everything else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from django.db import connection
+from django.db.models import F
+
+from django_delayq import schedule_message, schedule_messages, transitions
+from django_delayq.models import Message, Transition
+from django_delayq.states import State
+from tests.acceptance.conftest import Gate, Start
+from tests.record_of import consumed, effects_per_message, log_of, once_each, states, wait_until, wait_until_all
+from tests.workers import eventually
+
+BOTH = pytest.mark.usefixtures("timed_by")
+
+
+@BOTH
+def test_a_killed_child_is_replaced_and_its_claims_are_given_back_at_once(start: Start, gate: Gate) -> None:
+    worker = start("--processes", "2", "--threads", "2")
+    children = worker.wait_for_children(2)
+    messages = [schedule_message("t.gate", gate.payload) for _ in range(4)]
+    eventually(lambda: gate.how_many_began() == 4, "all begin")
+    victim = children[0]
+    lost = list(Message.objects.filter(worker__contains=f"/{victim}/"))
+    assert lost
+    os.kill(victim, signal.SIGKILL)
+    worker.wait_for("died .killed by signal 9")
+    worker.wait_for_children(2, other_than=[victim])
+    for message in lost:
+        eventually(partial(gate.begun, message.pk, 2), "it begins again")
+        end = Transition.objects.get(message=message, number=3)
+        assert (end.to_state, end.reason) == (State.SCHEDULED, "worker process died")
+        # The lease is a minute.
+        assert (end.at - log_of(message)[1].at).total_seconds() < 30
+    gate.open()
+    wait_until_all(State.CONSUMED, 4)
+    assert effects_per_message() == once_each(messages)
+
+
+@BOTH
+def test_after_a_power_cut_everything_is_delivered_again_when_the_leases_have_run_out(
+    start: Start, configure: Callable[..., None], gate: Gate
+) -> None:
+    configure(LEASE=1)
+    dying = start("--threads", "4")
+    begun = [schedule_message("t.gate", gate.payload) for _ in range(3)]
+    # On SQLite, an open transaction would keep all others from writing.
+    within = [schedule_message("t.short_lease_tx", gate.payload)] if connection.vendor == "postgresql" else []
+    eventually(lambda: gate.how_many_began() == len([*begun, *within]), "all begin")
+    waiting = [schedule_message("t.tx") for _ in range(10)]
+    dying.kill()
+    gate.open()
+    start()
+    wait_until_all(State.CONSUMED, len([*begun, *within, *waiting]))
+    assert effects_per_message() == once_each([*begun, *within, *waiting])
+    for message in [*begun, *within]:
+        end = log_of(message)[2]
+        assert (end.reason, end.from_state) == ("lease ran out", State.RUNNING)
+        assert message.deliveries == 0  # as it was scheduled
+        message.refresh_from_db()
+        assert (message.deliveries, message.attempts) == (2, 0)
+
+
+def test_the_effects_of_a_transaction_cut_off_by_a_kill_happen_once(start: Start) -> None:
+    start()
+    messages = [schedule_message("t.kill_after_effect") for _ in range(3)]
+    wait_until_all(State.CONSUMED, 3)
+    assert effects_per_message() == once_each(messages)
+
+
+@BOTH
+def test_a_poison_message_dies_with_a_reason_and_harms_no_other(start: Start) -> None:
+    good = [{"topic": "t.effect"} for _ in range(10)]
+    schedule_messages([*good, {"topic": "t.kill"}, *good])
+    start("--threads", "2")
+    poison = wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
+    eventually(lambda: states() == {State.CONSUMED: 20, State.DEAD: 1}, "the good ones are consumed")
+    assert poison.crashes == 3
+    assert log_of(poison)[-1].reason == "worker process died; 3 deliveries ended without a word"
+
+
+@BOTH
+def test_those_that_die_with_a_poison_message_are_not_taken_for_poison(start: Start) -> None:
+    """All run at the same time as the poison, time and again, and are still there in the end."""
+    innocent = [{"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(6)]
+    schedule_messages([{"topic": "t.kill"}, *innocent])
+    start("--threads", "10")
+    wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
+    eventually(lambda: not states()[State.SCHEDULED] + states()[State.RUNNING], "all are finished")
+    assert states() == {State.CONSUMED: 6, State.DEAD: 1}
+
+
+def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) -> None:
+    innocent = [{"topic": "t.sleep", "payload": {"seconds": 0.3}} for _ in range(3)]
+    schedule_messages([{"topic": "t.kill"}, *innocent, {"topic": "t.kill"}])
+    start("--threads", "10")
+    eventually(lambda: states() == {State.CONSUMED: 3, State.DEAD: 2}, "each is what it is")
+    for message in Message.objects.filter(state=State.DEAD):
+        assert log_of(message)[-1].reason == "worker process died; 3 deliveries ended without a word"
+
+
+def test_workers_killed_again_and_again_lose_nothing(start: Start, configure: Callable[..., None]) -> None:
+    configure(LEASE=1, MAX_CRASHES=100)
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.003 * n} for n in range(600))
+    for done in (50, 200, 350):
+        worker = start("--processes", "2")
+        eventually(consumed(done), f"{done} are consumed")
+        worker.kill()
+    start("--processes", "2")
+    wait_until_all(State.CONSUMED, 600)
+    assert effects_per_message() == once_each(messages)
+    assert not Transition.objects.filter(to_state=State.RUNNING, at__lt=F("due_at")).exists()
+
+
+def test_the_claims_of_a_namesake_are_not_given_back(start: Start, gate: Gate) -> None:
+    """Two workers with the same --worker-name: the death of a child of one says nothing of the other's."""
+    first, second = (start("--worker-name", "twin", "--threads", "1") for _ in range(2))
+    messages = [schedule_message("t.gate", gate.payload) for _ in range(2)]
+    eventually(lambda: gate.how_many_began() == 2, "both begin")
+    os.kill(first.children[0], signal.SIGKILL)
+    first.wait_for("died")
+    eventually(lambda: gate.how_many_began() == 3, "one begins again")
+    gate.open()
+    wait_until_all(State.CONSUMED, 2)
+    assert sorted(m.deliveries for m in Message.objects.filter(pk__in=[m.pk for m in messages])) == [1, 2]
+    assert second.count("died") == 0
+    assert transitions.release_worker("default", "twin", max_crashes=3, actor="test", shutdown=True) == []

@@ -1,0 +1,313 @@
+"""Redis lost, emptied, restarted, rolled back, taken for another's: everything is delivered all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+from django.db import connection
+
+from django_delayq import Verdict, cancel_message, schedule_message, schedule_messages
+from django_delayq.broker.keys import keys
+from django_delayq.models import Message
+from django_delayq.states import State
+from testproject.servers import RedisServer
+from tests.acceptance.conftest import Gate, Start
+from tests.proxy import Proxy
+from tests.record_of import consumed, effects_per_message, log_of, once_each, states, wait_until, wait_until_all
+from tests.workers import eventually
+
+KEYS = keys("delayq", "default")
+
+Configure = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _with_redis(configure: Configure) -> None:
+    """Every test here is about Redis."""
+
+
+# SQLite has one writer.
+A_LOT = 2000 if connection.vendor == "postgresql" else 300
+
+
+def of(server: RedisServer) -> redis.Redis:
+    return redis.Redis(port=server.port)
+
+
+def many(number: int, *, over: float, topic: str = "t.tx", start: float = 0.0) -> list[Message]:
+    return schedule_messages({"topic": topic, "delay": start + over * n / number} for n in range(number))
+
+
+def test_a_flush_with_thousands_waiting_loses_none_and_delivers_none_twice(
+    start: Start, redis_server: RedisServer
+) -> None:
+    worker = start("--processes", "2")
+    worker.wait_for("Loaded queue default")
+    messages = many(A_LOT, over=2.5, start=0.3)
+    eventually(consumed(A_LOT // 10), "the first are delivered")
+    with of(redis_server) as client:
+        client.flushall()
+    worker.wait_for(r"Redis lost queue default \(it is empty\)")
+    wait_until_all(State.CONSUMED, A_LOT)
+    assert effects_per_message() == once_each(messages)
+    assert worker.count("Loaded queue default from the record: [1-9]") >= 1
+
+
+def test_flush_after_flush_after_flush_is_no_different(start: Start, redis_server: RedisServer) -> None:
+    start("--processes", "2")
+    messages = many(500, over=1.5)
+    with of(redis_server) as client:
+        while states()[State.CONSUMED] < 500:
+            client.flushall()
+    wait_until_all(State.CONSUMED, 500)
+    assert effects_per_message() == once_each(messages)
+
+
+def test_a_redis_killed_and_started_empty_is_filled_again(start: Start, redis_server: RedisServer) -> None:
+    worker = start("--processes", "2")
+    worker.wait_for("Loaded queue default")
+    messages = many(300, over=2.5)
+    later = schedule_message("t.tx", delay=4)
+    eventually(consumed(50), "the first are delivered")
+    redis_server.kill()
+    redis_server.start()
+    worker.wait_for("Redis lost queue default")
+    with of(redis_server) as client:
+        eventually(lambda: client.zscore(KEYS.delayed, str(later.pk)) is not None, "the future is loaded again")
+    wait_until_all(State.CONSUMED, 301)
+    assert effects_per_message() == once_each([*messages, later])
+    assert log_of(later)[1].partition == 0
+
+
+def test_while_redis_is_down_delivery_goes_on_from_the_database(start: Start, redis_server: RedisServer) -> None:
+    worker = start()
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    waiting = many(10, over=1.0)
+    redis_server.stop()
+    meanwhile = many(10, over=1.0)
+    for message in [*waiting, *meanwhile]:
+        wait_until(message, State.CONSUMED)
+    redis_server.start()
+    worker.wait_for("Redis is back")
+    last = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert worker.count("Redis is away") == 1
+    assert worker.count("Redis is back") == 1
+    assert max(effects_per_message().values()) == 1
+    assert last.deliveries == 1
+
+
+def test_a_frozen_redis_stops_neither_the_caller_nor_the_worker(start: Start, redis_server: RedisServer) -> None:
+    worker = start()
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    redis_server.freeze()
+    messages = many(5, over=0.5)
+    for message in messages:
+        wait_until(message, State.CONSUMED)
+    redis_server.thaw()
+    worker.wait_for("Redis is back")
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert set(effects_per_message().values()) == {1}
+
+
+def test_a_worker_that_starts_without_redis_finds_it_later(start: Start, redis_server: RedisServer) -> None:
+    redis_server.stop()
+    worker = start()
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    redis_server.start()
+    worker.wait_for("Loaded queue default")
+    later = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    eventually(
+        lambda: log_of(wait_until(schedule_message("t.ok"), State.CONSUMED))[1].partition == 0,
+        "Redis times again",
+    )
+    assert later.deliveries == 1
+
+
+def test_a_redis_restarted_from_an_old_dump_resurrects_nothing_and_lacks_nothing(
+    start: Start, configure: Configure
+) -> None:
+    with RedisServer(persistence="rdb") as server, of(server) as client:
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Loaded queue default")
+        delivered = many(20, over=0.5, start=0.5)
+        cancelled = many(5, over=0.1, start=2.5)
+        moved = many(5, over=0.1, start=2.5)
+        client.save()
+        for message in cancelled:
+            assert cancel_message(message).verdict == Verdict.CANCELLED
+        eventually(consumed(20), "what is in the dump is delivered")
+        unknown = many(20, over=1.5, start=1.0)
+        server.kill()
+        server.start()
+        worker.wait_for(r"Redis lost queue default \(it was restarted or went back in time\)")
+        eventually(lambda: states() == {State.CONSUMED: 45, State.CANCELLED: 5}, "all are delivered")
+        assert effects_per_message() == once_each([*delivered, *moved, *unknown])
+        worker.stop()
+
+
+@pytest.mark.parametrize("name", ["delayed", "ready", "meta", "wake"])
+def test_any_single_key_may_be_deleted(start: Start, redis_server: RedisServer, gate: Gate, name: str) -> None:
+    start("--threads", "1")
+    blocker = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(blocker.pk), "the only thread is busy")
+    ready = schedule_messages({"topic": "t.tx"} for _ in range(5))
+    delayed = many(5, over=0.5, start=0.5)
+    with of(redis_server) as client:
+        eventually(lambda: client.zcard(KEYS.ready) == 5, "five are ready")
+        client.delete(getattr(KEYS, name))
+        gate.open()
+        wait_until_all(State.CONSUMED, 11)
+    assert effects_per_message() == once_each([blocker, *ready, *delayed])
+
+
+def test_a_key_of_another_type_is_no_reason_to_stop(start: Start, redis_server: RedisServer) -> None:
+    start()
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    with of(redis_server) as client:
+        for key in (KEYS.delayed, KEYS.ready, KEYS.meta, KEYS.wake):
+            client.flushall()
+            client.set(key, "somebody's")
+            for message in many(5, over=0.3):
+                wait_until(message, State.CONSUMED)
+
+
+def test_ids_taken_but_never_claimed_come_back(start: Start, redis_server: RedisServer, gate: Gate) -> None:
+    worker = start("--threads", "1")
+    blocker = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(blocker.pk), "the only thread is busy")
+    messages = schedule_messages({"topic": "t.tx"} for _ in range(10))
+    with of(redis_server) as client:
+        eventually(lambda: client.zcard(KEYS.ready) == 10, "all are ready")
+        assert len(client.zpopmin(KEYS.ready, 10)) == 10
+    worker.wait_for("sweep of queue default put [0-9]+ messages that Redis had lost")
+    gate.open()
+    wait_until_all(State.CONSUMED, 11)
+    assert effects_per_message() == once_each([blocker, *messages])
+
+
+def test_ids_that_mean_nothing_are_dropped(start: Start, redis_server: RedisServer) -> None:
+    start().wait_for("Loaded queue default")
+    done = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    with of(redis_server) as client:
+        client.zadd(KEYS.ready, {str(done.pk): 1, "999999999": 2})
+        client.zadd(KEYS.delayed, {"888888888": 3, str(done.pk): 4})
+        after = wait_until(schedule_message("t.tx"), State.CONSUMED)
+        eventually(lambda: client.zcard(KEYS.ready) == client.zcard(KEYS.delayed) == 0, "they are gone")
+    assert effects_per_message() == once_each([done, after])
+
+
+def test_members_that_are_no_ids_stop_nobody(start: Start, redis_server: RedisServer) -> None:
+    worker = start()
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    messages = []
+    with of(redis_server) as client:
+        for member in ("nonsense", "-1", "0", "1.5", str(2**63), str(2**70), ""):
+            client.zadd(KEYS.ready, {member: 0})
+            messages.append(wait_until(schedule_message("t.tx"), State.CONSUMED))
+    assert effects_per_message() == once_each(messages)
+    assert worker.count("died") == 0
+
+
+def test_the_redis_of_another_database_is_refused(start: Start, redis_server: RedisServer) -> None:
+    with of(redis_server) as client:
+        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**42})
+        client.zadd(KEYS.delayed, {str(10**9 + n): 2**41 for n in range(3)})
+        worker = start()
+        worker.wait_for("CRITICAL.*belongs to another database")
+        messages = many(10, over=0.5)
+        for message in messages:
+            wait_until(message, State.CONSUMED)
+        client.zadd(KEYS.ready, {str(2 * 10**9 + n): n for n in range(3)})
+        for message in (more := many(10, over=0.3)):
+            wait_until(message, State.CONSUMED)
+        assert client.hget(KEYS.meta, "identity") == b"somebody-else"
+        assert client.zcount(KEYS.delayed, 2**41, 2**41) == 3
+        assert {int(member) for member in client.zrange(KEYS.ready, 0, -1)} >= {2 * 10**9 + n for n in range(3)}
+    assert effects_per_message() == once_each([*messages, *more])
+    assert worker.count("CRITICAL") == 1
+
+
+def test_what_a_redis_under_memory_pressure_evicts_is_delivered(start: Start, configure: Configure) -> None:
+    with RedisServer("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as server, of(server) as client:
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Loaded queue default")
+        messages = many(300, over=1.5, start=0.5)
+        full = threading.Event()
+
+        def press() -> None:
+            number = 0
+            while not full.is_set():
+                number += 1
+                try:
+                    client.set(f"junk:{number}", b"x" * 20_000)
+                except redis.ResponseError:
+                    full.wait(0.01)
+
+        pressing = threading.Thread(target=press)
+        pressing.start()
+        try:
+            wait_until_all(State.CONSUMED, 300)
+        finally:
+            full.set()
+            pressing.join()
+        assert client.info("stats")["evicted_keys"] > 0
+        assert effects_per_message() == once_each(messages)
+        worker.stop()
+
+
+def test_two_loaders_at_once_do_no_harm(start: Start, redis_server: RedisServer) -> None:
+    redis_server.stop()
+    messages = many(A_LOT, over=1.0, start=1.0)
+    redis_server.start()
+    for _ in range(2):
+        start()
+    wait_until_all(State.CONSUMED, A_LOT)
+    assert effects_per_message() == once_each(messages)
+    assert {m.deliveries for m in Message.objects.all()} == {1}
+
+
+def test_what_is_due_after_the_horizon_costs_redis_nothing_until_it_comes_near(
+    start: Start, configure: Configure, redis_server: RedisServer
+) -> None:
+    configure(HORIZON=5)
+    start().wait_for("Loaded queue default")
+    far = schedule_message("t.tx", delay=3600)
+    near = schedule_message("t.tx", delay=7)
+    with of(redis_server) as client:
+        assert client.zcard(KEYS.delayed) == 0
+        eventually(lambda: client.zscore(KEYS.delayed, str(near.pk)) is not None, "it comes within the horizon")
+        wait_until(near, State.CONSUMED)
+        assert client.zscore(KEYS.delayed, str(far.pk)) is None
+    assert log_of(near)[1].partition == 0
+
+
+@pytest.fixture
+def replica(redis_server: RedisServer) -> Iterator[RedisServer]:
+    with RedisServer("--replicaof", "127.0.0.1", str(redis_server.port)) as server:
+        yield server
+
+
+def test_a_failover_to_a_replica_that_lags_loses_nothing(
+    start: Start, configure: Configure, redis_server: RedisServer, replica: RedisServer
+) -> None:
+    with Proxy(redis_server.port) as proxy, of(replica) as client:
+        configure(REDIS=proxy.url)
+        worker = start()
+        worker.wait_for("Loaded queue default")
+        eventually(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
+        known = many(50, over=2.0, start=1.0)
+        eventually(lambda: client.zcard(KEYS.delayed) > 0, "the replica knows some")
+        replica.freeze()
+        unknown = many(50, over=2.0, start=1.5)
+        redis_server.kill()
+        replica.thaw()
+        client.replicaof("no", "one")
+        proxy.turn_to(replica.port)
+        wait_until_all(State.CONSUMED, 100)
+        assert effects_per_message() == once_each([*known, *unknown])
+        worker.stop()

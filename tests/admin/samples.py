@@ -1,0 +1,115 @@
+"""Messages in every state, brought there by the moves that lead there; and what the pages say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS
+from django.urls import reverse
+
+from django_delayq import cancel_message, schedule_message, transitions
+from django_delayq.models import Message, Transition
+from django_delayq.sql.rows import Failure, Success, Ticket
+from django_delayq.states import State
+from tests.workers import eventually
+
+TOPIC = "t.admin"
+WORKER = "host/1-worker"
+DB = DEFAULT_DB_ALIAS
+LIST = "admin:django_delayq_message_changelist"
+
+
+def scheduled(payload: Any = None, **options: Any) -> Message:
+    return schedule_message(TOPIC, payload, **{"delay": "1h", **options})
+
+
+def running(payload: Any = None, *, lease: float = 60.0, **options: Any) -> Message:
+    message = scheduled(payload, delay=0, **options)
+    return claimed(message, lease=lease)
+
+
+def claimed(message: Message, *, lease: float = 60.0) -> Message:
+    """A scheduled message that is due, taken by a worker."""
+    eventually(
+        lambda: transitions.claim(DB, [Ticket(message.pk)], {TOPIC: lease}, WORKER), "the claim of what is due now"
+    )
+    return fresh(message)
+
+
+def consumed(payload: Any = None, **options: Any) -> Message:
+    return succeeded(running(payload, **options))
+
+
+def succeeded(message: Message) -> Message:
+    assert transitions.succeed(DB, [Success(message.pk, message.deliveries, WORKER)])
+    return fresh(message)
+
+
+def failed(message: Message, **facts: Any) -> Message:
+    assert transitions.fail(DB, [Failure(message.pk, message.deliveries, WORKER, **facts)])
+    return fresh(message)
+
+
+def dead(payload: Any = None, **options: Any) -> Message:
+    return failed(running(payload, **options), dead=True, reason="given up", error="ValueError: no")
+
+
+def cancelled(payload: Any = None, **options: Any) -> Message:
+    message = scheduled(payload, **options)
+    assert cancel_message(message)
+    return fresh(message)
+
+
+def expired(payload: Any = None, **options: Any) -> Message:
+    message = scheduled(payload, delay=0, expires="1ms", **options)
+    eventually(lambda: transitions.expire(DB, actor=WORKER), "the end of its time")
+    return fresh(message)
+
+
+MAKERS: dict[State, Callable[..., Message]] = {
+    State.SCHEDULED: scheduled,
+    State.RUNNING: running,
+    State.CONSUMED: consumed,
+    State.DEAD: dead,
+    State.CANCELLED: cancelled,
+    State.EXPIRED: expired,
+}
+
+
+def one_of_each() -> dict[State, Message]:
+    return {state: make() for state, make in MAKERS.items()}
+
+
+def fresh(message: Message) -> Message:
+    return Message.objects.get(pk=message.pk)
+
+
+def record() -> list[Any]:
+    """All there is to change."""
+    return [*Message.objects.order_by("pk").values(), *Transition.objects.order_by("pk").values()]
+
+
+def change_url(message: Message) -> str:
+    return reverse("admin:django_delayq_message_change", args=[message.pk])
+
+
+def steer_url(verb: str) -> str:
+    return reverse("admin:django_delayq_message_steer", args=[verb])
+
+
+def ids(*messages: Message) -> str:
+    return ",".join(str(message.pk) for message in messages)
+
+
+def text(response: Any) -> str:
+    """What a reader sees: no tags, single spaces."""
+    assert response.status_code == 200, response.status_code
+    html = re.sub(r"<[^>]*>", " ", response.content.decode())
+    return re.sub(r"\s+", " ", html)
+
+
+def said(response: Any) -> list[str]:
+    """The notes at the head of the page that follows."""
+    return [str(message) for message in response.context["messages"]]

@@ -1,0 +1,244 @@
+"""Handlers that behave well, badly, and worse. Topics named in DELAYQ_TEST_UNKNOWN are left out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connection, transaction
+
+from django_delayq import Reject, RetryLater, handler
+from django_delayq.registry import Delivered, HandlerFunction
+
+from .models import Effect
+
+SOON = ["0.05s", "0.05s"]
+# For what meets a database that is away.
+AGAIN_AND_AGAIN = ["0.05s"] * 50
+
+
+def receives(topic: str, **terms: Any) -> Callable[[HandlerFunction], HandlerFunction]:
+    if topic in os.environ.get("DELAYQ_TEST_UNKNOWN", "").split(","):
+        return lambda function: function
+    return handler(topic, **terms)
+
+
+def leave(message: Delivered, note: str = "") -> None:
+    """An effect in the database."""
+    Effect.objects.create(message_id=message.id, delivery=message.deliveries, note=note)
+
+
+def pass_gate(message: Delivered) -> None:
+    """Say "begun-<id>-<delivery>" in the payload's folder, wait for the "go" of it, of the delivery or of all."""
+    folder = Path(message.payload["folder"])
+    own = f"{message.id}-{message.deliveries}"
+    (folder / f"begun-{own}").touch()
+    while not any((folder / name).exists() for name in (f"go-{own}", f"go-{message.deliveries}", "go")):
+        time.sleep(0.01)
+    if (folder / f"fail-{message.deliveries}").exists():
+        raise RuntimeError("was told to fail")
+
+
+@receives("t.ok")
+def succeed(message: Delivered) -> None:
+    pass
+
+
+@receives("t.queued", queue="special")
+def succeed_elsewhere(message: Delivered) -> None:
+    pass
+
+
+@receives("t.effect", retry=SOON)
+def affect(message: Delivered) -> None:
+    leave(message)
+
+
+@receives("t.tx", transactional=True, retry=AGAIN_AND_AGAIN)
+def affect_once(message: Delivered) -> None:
+    leave(message)
+
+
+@receives("t.new", retry=SOON)
+def arrive_with_a_deploy(message: Delivered) -> None:
+    leave(message)
+
+
+def digest_of(payload: Any) -> str:
+    return hashlib.sha256(repr(payload).encode()).hexdigest()
+
+
+@receives("t.echo", retry=None)
+def note_the_payload(message: Delivered) -> None:
+    leave(message, digest_of(message.payload))
+
+
+@receives("t.fail", retry=SOON)
+def fail(message: Delivered) -> None:
+    leave(message, "failing")
+    raise RuntimeError("it never works")
+
+
+@receives("t.fail_tx", retry=SOON, transactional=True)
+def fail_with_effects(message: Delivered) -> None:
+    leave(message, "failing")
+    raise RuntimeError("it never works")
+
+
+@receives("t.second_time", retry=SOON)
+def succeed_at_the_second_attempt(message: Delivered) -> None:
+    if message.attempt == 1:
+        raise RuntimeError("not yet")
+    leave(message)
+
+
+@receives("t.later")
+def ask_for_later(message: Delivered) -> None:
+    if message.deliveries < 3:
+        raise RetryLater(0.05, counts=False)
+    leave(message)
+
+
+@receives("t.reject", retry=SOON)
+def reject(message: Delivered) -> None:
+    raise Reject("not wanted")
+
+
+@receives("t.sleep")
+def sleep(message: Delivered) -> None:
+    time.sleep(message.payload["seconds"])
+    leave(message)
+
+
+@receives("t.gate", retry=SOON)
+def wait_for_the_gate(message: Delivered) -> None:
+    pass_gate(message)
+    leave(message)
+
+
+@receives("t.short_lease", retry=SOON, lease="1s")
+def wait_with_a_short_lease(message: Delivered) -> None:
+    pass_gate(message)
+    leave(message)
+
+
+@receives("t.short_lease_tx", retry=SOON, lease="1s", transactional=True)
+def wait_within_a_transaction(message: Delivered) -> None:
+    leave(message)
+    pass_gate(message)
+
+
+@receives("t.cancellable")
+def watch_for_a_cancel(message: Delivered) -> None:
+    Path(message.payload["folder"], f"begun-{message.id}-{message.deliveries}").touch()
+    while not message.cancel_requested:
+        time.sleep(0.01)
+    leave(message, "saw the cancel")
+    raise RuntimeError("cancelled")
+
+
+@receives("t.slow", timeout="0.3s", retry=None)
+def outlast_the_timeout(message: Delivered) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+@receives("t.slow_async", timeout="0.3s", retry=None)
+async def outlast_the_timeout_async(message: Delivered) -> None:
+    await asyncio.sleep(60)
+
+
+@receives("t.hang", timeout="0.3s", retry=SOON)
+def never_let_go(message: Delivered) -> None:
+    """The first time."""
+    while message.deliveries == 1:
+        try:
+            time.sleep(0.01)
+        except BaseException:  # noqa: BLE001
+            pass
+    leave(message)
+
+
+@receives("t.kill")
+def kill(message: Delivered) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@receives("t.kill_after_effect", transactional=True)
+def kill_after_effect(message: Delivered) -> None:
+    leave(message)
+    if message.deliveries == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@receives("t.exit", retry=None)
+def leave_the_building(message: Delivered) -> None:
+    raise SystemExit(3)
+
+
+class Unusual(BaseException):
+    """Nobody expects it."""
+
+
+@receives("t.base", retry=None)
+def raise_base(message: Delivered) -> None:
+    raise Unusual("not an Exception")
+
+
+@receives("t.dirty")
+def leave_a_transaction_open(message: Delivered) -> None:
+    match message.payload:
+        case "autocommit":
+            connection.set_autocommit(False)
+        case "atomic":
+            transaction.atomic().__enter__()
+        case "begin":
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+    leave(message, "never committed")
+
+
+@receives("t.swallow", transactional=True, retry=SOON)
+def swallow_a_database_error(message: Delivered) -> None:
+    leave(message)
+    if message.deliveries == 1:
+        try:
+            with transaction.atomic(savepoint=False), connection.cursor() as cursor:
+                cursor.execute("SELECT * FROM there_is_no_such_table")
+        except DatabaseError:
+            pass
+
+
+@receives("t.async", retry=SOON)
+async def affect_async(message: Delivered) -> None:
+    await asyncio.sleep(0)
+    await sync_to_async(leave)(message)
+
+
+@receives("t.file")
+def write_to_a_file(message: Delivered) -> None:
+    append_line(message, message.payload)
+
+
+@receives("t.gate_file")
+def write_to_a_file_behind_the_gate(message: Delivered) -> None:
+    pass_gate(message)
+    append_line(message, message.payload["file"])
+
+
+def append_line(message: Delivered, path: str) -> None:
+    """An effect outside the database, and there even if the process is killed at once."""
+    line = f"{message.id} {message.deliveries}\n".encode()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(file, line)
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,114 @@
+"""A broker over rows of its own, for the suite that every broker has to pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.utils import timezone
+
+from django_delayq import conf, transitions
+from django_delayq.broker.base import Broker, Entry
+from django_delayq.broker.database import DatabaseBroker
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.models import identity
+from django_delayq.sql.rows import Claimed, NewMessage, Ticket
+
+TOPIC = "broker.contract"
+QUEUE = "contract"
+PATIENCE = 10.0
+
+
+def new_message(*, due_in: float, priority: int, queue: str, topic: str) -> NewMessage:
+    return NewMessage(
+        topic=topic,
+        queue=queue,
+        payload="null",
+        headers="{}",
+        key=None,
+        priority=priority,
+        due=timezone.now() + timedelta(seconds=due_in),
+        delay=timedelta(0),
+        expires=None,
+        retry=None,
+        max_attempts=None,
+    )
+
+
+@dataclass
+class Bench:
+    """The verbs of a broker, with the record behind them. Rows are due a little ago unless said otherwise."""
+
+    broker: Broker
+    queue: str = QUEUE
+
+    def schedule(
+        self, *, due_in: float = -1.0, priority: int = 0, queue: str = QUEUE, topic: str = TOPIC, put: bool = True
+    ) -> int:
+        """Write a row and put it; returns its id."""
+        new = new_message(due_in=due_in, priority=priority, queue=queue, topic=topic)
+        row = transitions.insert("default", new, "test")
+        assert row is not None
+        if put:
+            self.broker.put(queue, [Entry(row.id, row.due_at, priority)])
+        return row.id
+
+    def schedule_many(self, count: int) -> list[int]:
+        """The same many times, in two calls."""
+        new = [new_message(due_in=-1.0, priority=0, queue=self.queue, topic=TOPIC) for _ in range(count)]
+        rows = transitions.insert_many("default", new, "test")
+        self.broker.put(self.queue, [Entry(row.id, row.due_at, 0) for row in rows])
+        return [row.id for row in rows]
+
+    def take(self, limit: int = 100, *, queue: str = QUEUE) -> list[int]:
+        """Take without a claim."""
+        return [ticket.id for ticket in self.broker.take(queue, limit).tickets]
+
+    def deliver(self, limit: int = 100, *, worker: str = "worker") -> list[Claimed]:
+        """Take and claim, as a consumer does."""
+        with self.broker.exclusively():
+            tickets = [Ticket(*ticket[:3]) for ticket in self.broker.take(self.queue, limit).tickets]
+            return transitions.claim("default", tickets, {TOPIC: 60.0}, worker)
+
+    def deliver_next(self) -> tuple[Claimed, float]:
+        """Wait as a consumer does until something is delivered; also the time that it took."""
+        began = time.monotonic()
+        while time.monotonic() - began < PATIENCE:
+            claimed = self.deliver(1)
+            if claimed:
+                return claimed[0], time.monotonic() - began
+            taken = self.broker.take(self.queue, 0)
+            self.broker.wait([self.queue], PATIENCE if taken.next_due is None else taken.next_due)
+        raise AssertionError("nothing was delivered")
+
+
+def redis_broker(url: str | None = None, *, queues: Sequence[str] = (QUEUE,), using: str = "default") -> RedisBroker:
+    """A broker on Redis whose queues have a horizon, as a loader would have left them."""
+    settings = conf.get()
+    if url is not None:
+        settings = conf.parse({"REDIS": url})[0]
+    broker = RedisBroker(settings, using, timeout=2.0)
+    for queue in queues:
+        open_horizon(broker, queue, using)
+    return broker
+
+
+def open_horizon(broker: RedisBroker, queue: str = QUEUE, using: str = "default") -> None:
+    """What a loader does, for an empty record."""
+    begun = broker.load(
+        queue,
+        ahead=600.0,
+        worker="test",
+        lease=10.0,
+        identity=identity(using),
+        server=broker.server(),
+        lost=False,
+    )
+    assert begun is not None
+    assert broker.loaded(queue, worker="test", upto_ms=begun[1], lease=None)
+
+
+def database_broker() -> DatabaseBroker:
+    return DatabaseBroker("default", lambda: [TOPIC])

@@ -1,0 +1,32 @@
+"""The brokers of the contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from django_delayq.broker.base import Broker
+
+from .bench import Bench, database_broker, redis_broker
+
+MAKERS: dict[str, Callable[[], Broker]] = {"redis": redis_broker, "database": database_broker}
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def make_broker(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[Callable[[], Broker]]:
+    """Makes brokers of one kind, which are closed after the test."""
+    made: list[Broker] = []
+
+    def make() -> Broker:
+        made.append(MAKERS[request.param]())
+        return made[-1]
+
+    yield make
+    for broker in made:
+        broker.close()
+
+
+@pytest.fixture
+def bench(make_broker: Callable[[], Broker]) -> Bench:
+    return Bench(make_broker())

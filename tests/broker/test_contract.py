@@ -1,0 +1,176 @@
+"""What every broker promises: one suite for Redis and for the database."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from django_delayq import transitions
+from django_delayq.broker.base import Broker, Entry
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.models import Message
+from django_delayq.sql.rows import Ticket
+
+from .bench import QUEUE, Bench
+
+# A wait may be this much longer than asked when the machine is busy. Seconds.
+SLACK = 1.0
+
+
+def test_a_message_is_delivered_when_it_is_due_and_never_before(bench: Bench) -> None:
+    id_ = bench.schedule(due_in=0.25)
+    assert bench.deliver() == []
+    claimed, _waited = bench.deliver_next()
+    assert claimed.id == id_
+    assert claimed.claimed_at >= claimed.due_at
+    assert timezone.now() >= claimed.due_at
+    assert bench.deliver() == []
+
+
+def test_the_next_due_time_is_told_as_long_as_nothing_is_due(bench: Bench) -> None:
+    assert bench.broker.take(QUEUE, 10).next_due is None
+    bench.schedule(due_in=300)
+    bench.schedule(due_in=60)
+    taken = bench.broker.take(QUEUE, 10)
+    assert taken.tickets == []
+    assert taken.left == 0
+    assert taken.next_due is not None
+    assert 50 < taken.next_due < 60.01
+
+
+def test_the_best_priority_goes_first_and_within_one_the_most_overdue(bench: Bench) -> None:
+    low = bench.schedule(priority=-5)
+    high = bench.schedule(priority=100, due_in=-1)
+    middle = bench.schedule(priority=0)
+    worst = bench.schedule(priority=-100)
+    assert [bench.deliver(1)[0].id for _ in range(4)] == [high, middle, low, worst]
+
+
+def test_no_more_is_taken_than_asked_for(bench: Bench) -> None:
+    ids = bench.schedule_many(25)
+    first, second = bench.deliver(10), bench.deliver(10)
+    assert (len(first), len(second)) == (10, 10)
+    rest = bench.deliver(10)
+    assert sorted(row.id for row in [*first, *second, *rest]) == ids
+
+
+def test_whether_more_is_ready_is_told(bench: Bench) -> None:
+    bench.schedule_many(3)
+    assert bench.broker.take(QUEUE, 2).left > 0
+    assert bench.broker.take(QUEUE, 0).left > 0
+
+
+def test_a_take_of_nothing_takes_nothing(bench: Bench) -> None:
+    id_ = bench.schedule()
+    assert bench.take(0) == []
+    assert [row.id for row in bench.deliver()] == [id_]
+
+
+def test_queues_are_kept_apart(bench: Bench) -> None:
+    bench.schedule(queue="elsewhere", put=not isinstance(bench.broker, RedisBroker))
+    own = bench.schedule()
+    assert bench.take() == [own]
+
+
+def test_a_message_put_twice_is_delivered_once(bench: Bench) -> None:
+    id_ = bench.schedule()
+    row = Message.objects.get(pk=id_)
+    for fill in (False, True):
+        bench.broker.put(QUEUE, [Entry(id_, row.due_at, 0)], fill=fill)
+    assert [row.id for row in bench.deliver()] == [id_]
+    assert bench.deliver() == []
+
+
+def test_what_was_removed_is_taken_at_most_in_vain(bench: Bench) -> None:
+    id_, other = bench.schedule(), bench.schedule()
+    transitions.cancel("default", [id_])
+    bench.broker.remove(QUEUE, [id_])
+    bench.broker.remove(QUEUE, [id_])
+    assert [row.id for row in bench.deliver()] == [other]
+
+
+def test_what_was_cancelled_without_a_word_to_the_broker_is_not_delivered(bench: Bench) -> None:
+    id_, other = bench.schedule(), bench.schedule()
+    transitions.cancel("default", [id_])
+    assert [row.id for row in bench.deliver()] == [other]
+
+
+def test_two_at_once_claim_each_message_once(make_broker: Callable[[], Broker]) -> None:
+    benches = [Bench(make_broker()) for _ in range(2)]
+    ids = benches[0].schedule_many(200)
+    start = threading.Barrier(2)
+    claimed: list[int] = []
+
+    def work(bench: Bench) -> None:
+        try:
+            start.wait()
+            deadline = time.monotonic() + 20
+            while Message.objects.filter(state=Message.State.SCHEDULED).exists() and time.monotonic() < deadline:
+                claimed.extend(row.id for row in bench.deliver(7))
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(work, bench) for bench in benches]:
+            done.result()
+    assert sorted(claimed) == ids
+    assert set(Message.objects.values_list("deliveries", flat=True)) == {1}
+
+
+def test_the_same_ids_taken_by_two_are_claimed_by_one(bench: Bench) -> None:
+    ids = bench.schedule_many(5)
+    tickets = [Ticket(id_) for id_ in ids]
+    first = transitions.claim("default", tickets, {"broker.contract": 60}, "one")
+    second = transitions.claim("default", tickets, {"broker.contract": 60}, "two")
+    assert sorted(row.id for row in first) == ids
+    assert second == []
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.05, 0.3])
+def test_a_wait_ends_when_its_time_is_over(bench: Bench, timeout: float) -> None:
+    bench.broker.wait([QUEUE], 0)
+    began = time.monotonic()
+    assert bench.broker.wait([QUEUE], timeout) is False
+    waited = time.monotonic() - began
+    assert timeout - 0.002 <= waited < timeout + SLACK
+
+
+def test_a_wait_of_less_than_nothing_ends_at_once(bench: Bench) -> None:
+    began = time.monotonic()
+    assert bench.broker.wait([QUEUE], -5) is False
+    assert time.monotonic() - began < SLACK
+
+
+def test_a_wait_ends_when_it_is_woken(bench: Bench) -> None:
+    bench.broker.wait([QUEUE], 0)
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        waiting = pool.submit(bench.broker.wait, [QUEUE], 30.0)
+        bench.broker.wake()
+        assert waiting.result(timeout=10) is False
+    assert time.monotonic() - began < 10
+
+
+def test_a_wake_before_the_wait_is_not_lost_and_used_once(bench: Bench) -> None:
+    bench.broker.wait([QUEUE], 0)
+    bench.broker.wake()
+    bench.broker.wake()
+    began = time.monotonic()
+    bench.broker.wait([QUEUE], 30)
+    assert time.monotonic() - began < 10
+    began = time.monotonic()
+    bench.broker.wait([QUEUE], 0.1)
+    assert time.monotonic() - began >= 0.098
+
+
+def test_a_thousand_and_more_are_put_removed_and_taken(bench: Bench) -> None:
+    ids = bench.schedule_many(1_100)
+    bench.broker.remove(QUEUE, ids[:1_050])
+    transitions.cancel("default", ids[:1_050])
+    assert sorted(row.id for row in bench.deliver(1000)) == ids[1_050:]

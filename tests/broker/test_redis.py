@@ -1,0 +1,295 @@
+"""What only the broker on Redis promises: wake-ups from elsewhere, and honesty when Redis is away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import redis
+from django.utils import timezone
+
+from django_delayq import conf
+from django_delayq.broker.base import Entry, Put
+from django_delayq.broker.connection import describe
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.exceptions import BrokerUnavailable, ForeignBroker
+from testproject.servers import RedisServer
+
+from .bench import QUEUE
+
+TERMS = {"ahead": 600.0, "worker": "test", "lease": 10.0}
+
+
+def entry(id_: int, *, due_in: float = -1.0, priority: int = 0) -> Entry:
+    return Entry(id_, timezone.now() + timedelta(seconds=due_in), priority)
+
+
+def settings_for(server: RedisServer) -> conf.Settings:
+    return replace(conf.Settings(), REDIS=server.url, PREFIX="brokertest")
+
+
+def opened(broker: RedisBroker) -> RedisBroker:
+    """Give the queue a horizon, as a loader does."""
+    begun = broker.load(QUEUE, ahead=600, worker="t", lease=10, identity="me", server=broker.server(), lost=False)
+    assert begun is not None
+    assert broker.loaded(QUEUE, worker="t", upto_ms=begun[1], lease=None)
+    return broker
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[RedisServer]:
+    """A server that these tests may stop without disturbing others."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(own_server: RedisServer) -> RedisServer:
+    own_server.start()
+    with redis.Redis(port=own_server.port) as client:
+        client.flushall()
+    return own_server
+
+
+@pytest.fixture
+def brokers(server: RedisServer) -> Iterator[tuple[RedisBroker, RedisBroker]]:
+    """Two brokers, as two processes would have them."""
+    pair = (RedisBroker(settings_for(server), "default", timeout=2.0) for _ in range(2))
+    one, other = pair
+    opened(one)
+    yield one, other
+    one.close()
+    other.close()
+
+
+@pytest.fixture
+def broker(brokers: tuple[RedisBroker, RedisBroker]) -> RedisBroker:
+    return brokers[0]
+
+
+def armed(server: RedisServer, *, times: int = 1) -> None:
+    """Wait until so many clients stand at the bell."""
+    deadline = time.monotonic() + 10
+    with redis.Redis(port=server.port) as client:
+        while int(client.info("clients")["blocked_clients"]) < times:
+            assert time.monotonic() < deadline, "nobody waits"
+            time.sleep(0.002)
+
+
+def test_a_message_due_now_ends_the_wait_of_another_process(
+    server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
+) -> None:
+    worker, producer = brokers
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.wait, [QUEUE], 30.0)
+        armed(server)
+        began = time.monotonic()
+        producer.put(QUEUE, [entry(1)])
+        assert waiting.result(timeout=10) is True
+    assert time.monotonic() - began < 1.0
+    assert [ticket.id for ticket in worker.take(QUEUE, 5).tickets] == [1]
+
+
+def test_a_message_due_earlier_than_the_earliest_ends_a_wait_and_a_later_one_does_not(
+    server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
+) -> None:
+    worker, producer = brokers
+    producer.put(QUEUE, [entry(1, due_in=300)])
+    worker.wait([QUEUE], 0.2)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.wait, [QUEUE], 30.0)
+        armed(server)
+        producer.put(QUEUE, [entry(2, due_in=400)])
+        producer.ring("elsewhere")
+        assert not waiting.done()
+        producer.put(QUEUE, [entry(3, due_in=200)])
+        assert waiting.result(timeout=10) is True
+    next_due = worker.take(QUEUE, 0).next_due
+    assert next_due is not None
+    assert 190 < next_due < 200.01
+
+
+def test_a_wait_listens_to_several_queues(server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]) -> None:
+    worker, other = brokers
+    for queue in ("a", "b"):
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(worker.wait, ["a", "b"], 30.0)
+            armed(server)
+            other.ring(queue)
+            assert waiting.result(timeout=10) is True
+
+
+def test_one_ring_wakes_one_of_two_and_none_is_lost(
+    server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
+) -> None:
+    answers: list[bool] = []
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(lambda one: answers.append(one.wait([QUEUE], 30.0)), one) for one in brokers]
+        armed(server, times=2)
+        brokers[0].ring(QUEUE)
+        while not answers:
+            time.sleep(0.002)
+        assert answers == [True]
+        for one in brokers:
+            one.wake()
+        for wait in waits:
+            wait.result(timeout=10)
+    assert answers == [True, False]
+
+
+def test_a_ring_while_nobody_waits_ends_the_next_wait_at_once(broker: RedisBroker) -> None:
+    broker.ring(QUEUE)
+    began = time.monotonic()
+    assert broker.wait([QUEUE], 30.0) is True
+    assert time.monotonic() - began < 10
+
+
+def test_more_that_is_ready_calls_another_process(
+    server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
+) -> None:
+    busy, idle = brokers
+    busy.put(QUEUE, [entry(1), entry(2)])
+    assert idle.wait([QUEUE], 5) is True
+    assert idle.wait([QUEUE], 0.05) is False
+    assert len(busy.take(QUEUE, 1).tickets) == 1
+    assert idle.wait([QUEUE], 30) is True
+    assert len(idle.take(QUEUE, 1).tickets) == 1
+
+
+def test_what_is_due_beyond_the_horizon_takes_no_room(server: RedisServer, broker: RedisBroker) -> None:
+    assert broker.put(QUEUE, [entry(1, due_in=599), entry(2, due_in=3600), entry(3)]) == Put(put=2, beyond=1)
+
+
+def test_without_a_horizon_everything_is_left_to_the_loader(server: RedisServer) -> None:
+    broker = RedisBroker(settings_for(server), "default", timeout=2.0)
+    assert broker.put(QUEUE, [entry(number) for number in range(1, 1_501)]) == Put(beyond=1_500)
+    assert broker.take(QUEUE, 10).tickets == []
+    broker.close()
+
+
+def test_a_parked_id_comes_back_after_its_time_with_its_rank(broker: RedisBroker) -> None:
+    broker.put(QUEUE, [entry(1, priority=-7)])
+    taken = broker.take(QUEUE, 1)
+    assert taken.tickets[0].rank == 107
+    broker.park(QUEUE, taken.tickets, 60)
+    next_due = broker.take(QUEUE, 1).next_due
+    assert next_due is not None
+    assert 55 < next_due < 60.01
+    broker.now = str(broker.look(QUEUE).now_ms + 60_000)
+    assert [(ticket.id, ticket.rank) for ticket in broker.take(QUEUE, 1).tickets] == [(1, 107)]
+
+
+def test_a_redis_of_another_database_is_refused(brokers: tuple[RedisBroker, RedisBroker]) -> None:
+    one, other = brokers
+    server = one.server()
+    with pytest.raises(ForeignBroker):
+        other.load(QUEUE, **TERMS, identity="somebody else", server=server, lost=True)  # type: ignore[arg-type]
+    assert other.load(QUEUE, **TERMS, identity="me", server=server, lost=False) is not None  # type: ignore[arg-type]
+
+
+VERBS: dict[str, Callable[[RedisBroker], object]] = {
+    "put": lambda broker: broker.put(QUEUE, [entry(1)]),
+    "remove": lambda broker: broker.remove(QUEUE, [1]),
+    "take": lambda broker: broker.take(QUEUE, 1),
+    "wait": lambda broker: broker.wait([QUEUE], 30.0),
+    "ring": lambda broker: broker.ring(QUEUE),
+    "look": lambda broker: broker.look(QUEUE),
+    "server": lambda broker: broker.server(),
+    "missing": lambda broker: broker.missing(QUEUE, [entry(1)]),
+}
+
+
+def test_every_verb_says_that_redis_is_away_and_works_again_when_it_is_back(
+    server: RedisServer, broker: RedisBroker
+) -> None:
+    broker.put(QUEUE, [entry(1)])
+    # The token is taken: one left on the connection would end the wait below although nobody is there.
+    assert broker.wait([QUEUE], 10.0) is True
+    server.kill()
+    for name, verb in VERBS.items():
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            verb(broker)
+        assert time.monotonic() - began < 5, name
+    server.start()
+    opened(broker)
+    assert broker.put(QUEUE, [entry(2)]).put == 1
+    assert broker.wait([QUEUE], 10.0) is True
+    assert [ticket.id for ticket in broker.take(QUEUE, 5).tickets] == [2]
+
+
+def test_a_wait_ends_when_redis_is_killed_under_it(server: RedisServer, broker: RedisBroker) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(broker.wait, [QUEUE], 30.0)
+        armed(server)
+        server.kill()
+        with pytest.raises(BrokerUnavailable):
+            waiting.result(timeout=10)
+
+
+def test_a_redis_that_does_not_answer_is_away_after_the_time_that_is_given_to_it(server: RedisServer) -> None:
+    broker = RedisBroker(settings_for(server), "default", timeout=0.2)
+    opened(broker)
+    server.freeze()
+    try:
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            broker.put(QUEUE, [entry(1)])
+        assert 0.15 < time.monotonic() - began < 2.0
+    finally:
+        server.thaw()
+    assert broker.put(QUEUE, [entry(2)]).put == 1
+    broker.close()
+
+
+def test_another_run_of_the_server_is_told_apart(server: RedisServer, broker: RedisBroker) -> None:
+    before = broker.server()
+    assert before.role == "master"
+    server.restart()
+    after = broker.server()
+    assert after.run_id != before.run_id
+
+
+def test_threads_share_a_broker(broker: RedisBroker) -> None:
+    start = threading.Barrier(4)
+
+    def put(first: int) -> int:
+        start.wait()
+        return sum(broker.put(QUEUE, [entry(first + number)]).put for number in range(50))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(put, (1000, 2000, 3000, 4000))) == 200
+    assert len(broker.take(QUEUE, 1000).tickets) == 200
+
+
+def test_a_closed_broker_leaves_no_connection_behind(server: RedisServer) -> None:
+    broker = opened(RedisBroker(settings_for(server), "default", timeout=2.0))
+    broker.wait([QUEUE], 0.0)
+    broker.close()
+    deadline = time.monotonic() + 10
+    with redis.Redis(port=server.port) as client:
+        while int(client.info("clients")["connected_clients"]) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (None, "none"),
+        ("redis://user:hunter2@host:7000/3", "host:7000 db 3"),
+        ("rediss://:hunter2@host", "host:6379 db 0"),
+        ("unix://user:hunter2@/run/redis.sock?db=2", "unix:/run/redis.sock db 2"),
+        ("delayq", "cache alias 'delayq'"),
+        ("http://user:hunter2@host", "an URL"),
+    ],
+)
+def test_where_redis_is_can_be_told_without_secrets(url: str | None, shown: str) -> None:
+    told = describe(replace(conf.Settings(), REDIS=url))
+    assert shown in told
+    assert "hunter2" not in told

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.db.models import F
+from django.utils import timezone
+
+from django_delayq.models import Message
+from django_delayq.states import State
+
+from .conftest import claim, held, run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def cancelled() -> set[int]:
+    return set(Message.objects.filter(state=State.CANCELLED).values_list("pk", flat=True))
+
+
+def test_by_id_with_reason_and_actor() -> None:
+    [pk, other] = schedule(2)
+    run("delayq_restore")
+
+    ran = run("delayq_cancel", str(pk), "--reason", "customer refunded")
+
+    assert (ran.code, cancelled()) == (0, {pk})
+    assert held().keys() == {other}
+    last = Message.objects.get(pk=pk).transitions.last()
+    assert last is not None
+    assert last.reason == "customer refunded"
+    assert last.actor.startswith("command:delayq_cancel ")
+    assert "@" in last.actor
+
+
+def test_ids_come_from_stdin_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = schedule(3)
+    monkeypatch.setattr(sys, "stdin", StringIO(f"{ids[0]}\n{ids[1]} \n\n"))
+    assert run("delayq_cancel", "-", "--yes").code == 0
+    assert cancelled() == set(ids[:2])
+
+
+def test_mixed_answers_are_counted_and_exit_code_4() -> None:
+    waiting, again, unknown, running, done = schedule(5, due=-1)
+    claim(running)
+    claim(unknown, again)
+    # One ended without a word, the other was reported.
+    Message.objects.filter(pk__in=[unknown, again]).update(state=State.SCHEDULED, leased_until=None, worker="")
+    Message.objects.filter(pk=again).update(reported=F("deliveries"))
+    run("delayq_cancel", str(done))
+    words = [str(pk) for pk in (waiting, again, unknown, running, done, 10**12)]
+    expected = {"cancelled": 2, "outcome unknown": 1, "requested": 1, "too late": 1, "not found": 1}
+
+    would = run("delayq_cancel", "--json", "--dry-run", *words)
+    assert (would.code, would.json["answers"]) == (4, expected)
+    assert cancelled() == {done}
+
+    ran = run("delayq_cancel", "--json", "--yes", *words)
+    assert (ran.code, ran.json["answers"]) == (4, expected)
+    assert cancelled() == {waiting, again, unknown, done}
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["--topic", "t.effect"], {"effect"}),
+        (["--queue", "b"], {"b", "running"}),
+        (["--queue", "b", "--state", "scheduled"], {"b"}),
+        (["--topic", "t.ok", "--key", "k"], {"keyed"}),
+        (["--due-before", "SPLIT"], {"keyed", "effect", "b", "running"}),
+        (["--due-after", "SPLIT"], {"later"}),
+    ],
+)
+def test_selectors_narrow_it(words: list[str], chosen: set[str]) -> None:
+    names = {
+        schedule(key="k")[0]: "keyed",
+        schedule(topic="t.effect")[0]: "effect",
+        schedule(queue="b")[0]: "b",
+        schedule(due=300)[0]: "later",
+    }
+    [running] = schedule(queue="b", due=-1)
+    claim(running)
+    names[running] = "running"
+    split = (timezone.now() + timedelta(seconds=180)).isoformat()
+
+    ran = run("delayq_cancel", "--yes", *[split if word == "SPLIT" else word for word in words])
+
+    assert ran.code == 0
+    touched = cancelled() | set(Message.objects.filter(cancel_requested=True).values_list("pk", flat=True))
+    assert {names[pk] for pk in touched} == chosen
+
+
+def test_more_than_one_is_not_cancelled_unasked() -> None:
+    schedule(2)
+    ran = run("delayq_cancel", "--topic", "t.ok")
+    assert (ran.code, cancelled()) == (2, set())
+    assert "--yes" in ran.err
+
+
+def test_without_a_selector_nothing_is_cancelled() -> None:
+    schedule(2)
+    assert run("delayq_cancel", "--yes").code == 2
+    assert run("delayq_cancel", "--yes", "1", "--topic", "t.ok").code == 2
+    assert cancelled() == set()
+
+
+def test_no_ids_on_stdin_cancel_nothing(monkeypatch: Any) -> None:
+    schedule(2)
+    monkeypatch.setattr(sys, "stdin", StringIO(""))
+    assert run("delayq_cancel", "-", "--yes").code == 0
+    assert cancelled() == set()
+
+
+def test_a_dry_run_writes_nothing() -> None:
+    schedule(3)
+    ran = run("delayq_cancel", "--topic", "t.ok", "--dry-run")
+    assert (ran.code, ran.out) == (0, "3 would be cancelled\n")
+    assert cancelled() == set()
+
+
+def test_many_are_cancelled_in_batches() -> None:
+    ids = schedule(1100)
+    ran = run("delayq_cancel", "--json", "--queue", "default", "--yes")
+    assert (ran.code, ran.json["answers"]) == (0, {"cancelled": 1100})
+    assert cancelled() == set(ids)

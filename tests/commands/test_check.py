@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import call_command
+from django.db import connections
+from django.utils import timezone
+
+from django_delayq import conf, transitions
+from django_delayq.models import Worker
+from testproject.servers import PostgresServer, RedisServer
+
+from .conftest import run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def worker() -> None:
+    now = timezone.now()
+    Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now)
+
+
+@pytest.fixture
+def eviction(redis_client: redis.Redis) -> Iterator[None]:
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    yield
+    redis_client.config_set("maxmemory-policy", "noeviction")
+
+
+def levels(*words: str) -> dict[str, str]:
+    return {check["name"]: check["level"] for check in run("delayq_check", "--json", *words).json["checks"]}
+
+
+def test_all_is_well() -> None:
+    ran = run("delayq_check")
+    assert ran.code == 0, ran.out
+    assert "Redis persistence" in ran.out
+    assert set(levels().values()) == {"ok", "warn"}
+
+
+def test_redis_that_is_away_is_exit_code_69(redis_server: RedisServer) -> None:
+    redis_server.kill()
+    ran = run("delayq_check", "--json")
+    assert ran.code == 69
+    assert levels()["Redis"] == "critical"
+    assert levels()["Workers"] == "ok"
+    assert run("delayq_check", "--nagios").code == 2
+
+
+def test_a_database_that_is_away_is_exit_code_69(postgres_server: PostgresServer) -> None:
+    connections["default"].close()
+    postgres_server.kill()
+    ran = run("delayq_check", "--json")
+    assert ran.code == 69
+    assert levels() == {
+        "Database": "critical",
+        "Redis": "ok",
+        "Redis role": "ok",
+        "Redis maxmemory-policy": "ok",
+        "Redis persistence": "warn",
+    }
+    for command in ("delayq_restore", "delayq_stats", "delayq_verify"):
+        assert run(command).code == 69
+
+
+@pytest.mark.usefixtures("eviction")
+def test_a_redis_that_may_evict_is_a_problem() -> None:
+    ran = run("delayq_check")
+    assert ran.code == 3
+    assert "allkeys-lru" in ran.out
+
+
+def test_a_redis_that_does_not_tell_its_settings_is_a_warning(redis_client: redis.Redis, settings: Any) -> None:
+    redis_client.acl_setuser("shy", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config", "-info"])
+    port = redis_client.connection_pool.connection_kwargs["port"]
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shy:x@127.0.0.1:{port}/0"}
+    try:
+        ran = run("delayq_check")
+        assert ran.code == 0, ran.out + ran.err
+        assert levels()["Redis maxmemory-policy"] == "warn"
+        assert "shy" not in ran.out
+    finally:
+        redis_client.acl_deluser("shy")
+
+
+def test_the_redis_of_another_database_is_exit_code_78(redis_client: redis.Redis) -> None:
+    redis_client.hset("{delayq:default:0}:meta", "identity", "somebody else")
+    assert run("delayq_check").code == 78
+
+
+def test_pending_migrations_are_exit_code_78() -> None:
+    call_command("migrate", "django_delayq", "zero", verbosity=0)
+    try:
+        ran = run("delayq_check")
+        assert ran.code == 78
+        assert "0001_initial" in ran.out
+        assert run("delayq_stats").code == 78
+        assert run("delayq_restore").code == 78
+    finally:
+        call_command("migrate", verbosity=0)
+
+
+def test_wrong_settings_are_exit_code_78(settings: Any) -> None:
+    settings.DELAYQ = {"HORIZON": "never"}
+    assert run("delayq_check").code == 78
+    assert run("delayq_check", "--nagios").code == 3
+
+
+def test_an_unknown_database_is_a_usage_error() -> None:
+    assert run("delayq_check", "--database", "nowhere").code == 2
+
+
+def test_no_worker_is_a_problem_unless_none_is_asked_for() -> None:
+    assert run("delayq_check", "--min-workers", "2").code == 3
+    Worker.objects.update(seen_at=timezone.now() - timedelta(seconds=60))
+    assert run("delayq_check").code == 3
+    assert run("delayq_check", "--min-workers", "0").code == 0
+
+
+def test_what_is_long_overdue_is_a_problem() -> None:
+    schedule(1, due=-40)
+    assert run("delayq_check").code == 0
+    assert run("delayq_check", "--max-overdue-age", "30s").code == 3
+
+
+def test_too_many_dead_are_a_problem() -> None:
+    transitions.give_up("default", schedule(3), reason="", actor="")
+    assert run("delayq_check").code == 0
+    assert run("delayq_check", "--max-dead", "3").code == 0
+    assert run("delayq_check", "--max-dead", "2").code == 3
+
+
+def test_a_nagios_plugin_says_it_in_the_first_line() -> None:
+    ran = run("delayq_check", "--nagios")
+    assert (ran.code, ran.out.split(" - ")[0]) == (1, "DELAYQ WARNING")
+    ran = run("delayq_check", "--nagios", "--min-workers", "9")
+    assert (ran.code, ran.out.splitlines()[0]) == (2, "DELAYQ CRITICAL - Workers: 1 alive of 9")
+
+
+def test_without_a_redis_in_the_settings_all_may_be_well(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    assert conf.get().REDIS is None
+    assert run("delayq_check").code == 0

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+
+import pytest
+from django.db import connections, transaction
+from django.utils import timezone
+
+from django_delayq import cancel_message, transitions
+from django_delayq.management import _common as common
+from django_delayq.models import Message, Transition
+from django_delayq.purge import purge
+from django_delayq.states import FINAL, State
+
+from .conftest import claim, run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def finished(number: int, *, days: float, state: State = State.CANCELLED) -> list[int]:
+    """Messages that ended so long ago."""
+    ids = schedule(number)
+    if state == State.DEAD:
+        transitions.give_up("default", ids, reason="", actor="")
+    else:
+        cancel_message(Message.objects.filter(pk__in=ids))
+    Message.objects.filter(pk__in=ids).update(finished_at=timezone.now() - timedelta(days=days))
+    return ids
+
+
+def left() -> set[int]:
+    return set(Message.objects.values_list("pk", flat=True))
+
+
+def test_what_finished_long_ago_goes_with_its_log_and_nothing_else() -> None:
+    finished(5, days=40)
+    young = finished(2, days=20)
+    live = schedule(3) + schedule(2, due=-50)
+    running = schedule(1, due=-1)
+    claim(*running)
+
+    ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "2", "--json")
+
+    assert (ran.code, ran.json["deleted"]) == (0, 5)
+    assert left() == {*young, *live, *running}
+    assert set(Transition.objects.values_list("message_id", flat=True)) == left()
+
+
+def test_live_messages_stay_whatever_is_asked() -> None:
+    live = schedule(3, due=-50)
+    claim(live[0])
+    Message.objects.update(created_at=timezone.now() - timedelta(days=400))
+    assert run("delayq_purge", "--older-than", "0s").code == 0
+    assert run("delayq_purge", "--older-than", "0s", "--state", "scheduled").code != 0
+    assert sum(purge("default", [State.SCHEDULED, State.RUNNING], 0.0)) == 0
+    assert left() == set(live)
+
+
+def test_by_state() -> None:
+    cancelled = finished(2, days=40)
+    finished(3, days=40, state=State.DEAD)
+    run("delayq_purge", "--older-than", "30d", "--state", "dead")
+    assert left() == set(cancelled)
+
+
+def test_an_age_is_required() -> None:
+    old = finished(1, days=400)
+    assert run("delayq_purge").code != 0
+    assert run("delayq_purge", "--older-than", "-1d").code != 0
+    assert left() == set(old)
+
+
+def test_a_dry_run_writes_nothing() -> None:
+    old = finished(3, days=40)
+    ran = run("delayq_purge", "--older-than", "30d", "--dry-run")
+    assert (ran.code, ran.out) == (0, "Would delete 3 finished messages.\n")
+    assert left() == set(old)
+
+
+def test_a_signal_stops_it_after_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(10, days=40)
+    monkeypatch.setattr(common.Bar, "__call__", lambda bar, done: os.kill(os.getpid(), signal.SIGTERM))
+    ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "3", "--json")
+    assert (ran.code, ran.json["deleted"], len(left())) == (143, 3, 7)
+
+
+def test_one_that_was_requeued_since_it_was_found_stays() -> None:
+    [pk, other] = finished(2, days=40)
+    delete = purge("default", FINAL, 86_400.0, batch_size=1)
+    assert next(delete) == 1
+    transitions.requeue("default", [other])
+    assert list(delete) == []
+    assert left() == {other}
+    assert pk != other
+
+
+def test_one_that_is_requeued_just_as_it_was_found_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = finished(2, days=40)
+    transitions.requeue("default", ids[:1])
+    monkeypatch.setattr("django_delayq.purge._page", lambda rows, after, size: [(timezone.now(), pk) for pk in ids])
+    assert list(purge("default", FINAL, 86_400.0)) == [1]
+    assert left() == set(ids[:1])
+
+
+def test_one_that_somebody_has_locked_is_passed_by() -> None:
+    if not connections["default"].features.has_select_for_update_skip_locked:
+        pytest.skip("locks rows")
+    locked, *_others = finished(5, days=40)
+    second = connections.create_connection("default")
+    try:
+        second.set_autocommit(False)
+        with second.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM delayq_message WHERE id = %s FOR UPDATE", [locked])
+        assert not transaction.get_connection().in_atomic_block
+        assert sum(purge("default", FINAL, 86_400.0, batch_size=1)) == 4
+    finally:
+        second.close()
+    assert left() == {locked}

@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection, connections
+from django.utils import timezone
+
+from django_delayq import cancel_message, conf, reschedule_message, restore, signals, transitions
+from django_delayq.broker.survey import Survey
+from django_delayq.management import _common as common
+from django_delayq.models import Identity, Message
+from django_delayq.restore import InvalidPosition, Overdue, Position, Restore, Selection
+from django_delayq.sql.portable import move
+from django_delayq.states import State
+from testproject.servers import RedisServer
+
+from .conftest import broker, claim, due_ms, held, run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def record() -> list[tuple[Any, ...]]:
+    return list(Message.objects.order_by("pk").values_list("pk", "state", "due_at", "moves"))
+
+
+def everything(client: redis.Redis) -> dict[bytes, bytes]:
+    return {key: client.dump(key) for key in client.keys("*")}  # type: ignore[misc]
+
+
+# --- what is put ------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_flush_exactly_what_is_scheduled_and_due_within_the_horizon_is_put_back() -> None:
+    soon = schedule(3)
+    overdue = schedule(2, due=-100)
+    later = schedule(2, due=86_400)
+    running = schedule(1, due=-1)
+    claim(*running)
+    dead, cancelled = schedule(2)
+    transitions.give_up("default", [dead], reason="", actor="")
+    cancel_message(cancelled)
+    elsewhere = schedule(1, queue="elsewhere")
+
+    ran = run("delayq_restore", "--json")
+
+    assert ran.code == 0
+    assert held() == {**due_ms(*soon), **dict.fromkeys(overdue, 0)}
+    assert held("elsewhere") == due_ms(*elsewhere)
+    total = ran.json["total"]
+    assert (total["found"], total["put"], total["present"], total["beyond"]) == (8, 6, 0, 2)
+    assert (total["overdue"], total["running"]) == (2, 1)
+    assert not set(later) & held().keys()
+
+
+def test_a_second_restore_finds_all_there_and_changes_nothing(redis_client: redis.Redis) -> None:
+    schedule(5)
+    schedule(5, due=-20)
+    run("delayq_restore")
+    before = {key: value for key, value in everything(redis_client).items() if not key.endswith(b"meta")}
+
+    ran = run("delayq_restore", "--json")
+
+    assert (ran.json["total"]["put"], ran.json["total"]["present"]) == (0, 10)
+    assert {key: value for key, value in everything(redis_client).items() if not key.endswith(b"meta")} == before
+
+
+def test_two_restores_at_once_put_each_message_once() -> None:
+    ids = schedule(300)
+    reports: list[restore.Report] = []
+    gate = threading.Barrier(2)
+
+    def one() -> None:
+        try:
+            job = Restore("default", broker(), batch_size=10)
+            job.preview()
+            gate.wait()
+            reports.append(job.run())
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert held() == due_ms(*ids)
+    assert sum(report.total().put for report in reports) == 300
+    assert sum(report.total().present for report in reports) == 300
+
+
+def test_what_is_put_meanwhile_by_producers_is_not_disturbed() -> None:
+    ids = schedule(30)
+    job = Restore("default", broker(), batch_size=10)
+    job.preview()
+    added: list[int] = []
+
+    def producer(done: int) -> None:
+        added.extend(schedule(1, due=30))
+        reschedule_message(ids[-1], delay="2m")
+
+    job.run(progress=producer)
+
+    assert held() == due_ms(*ids, *added)
+
+
+def test_messages_with_the_same_due_time_are_all_found() -> None:
+    ids = schedule(23)
+    Message.objects.update(due_at=timezone.now() + timedelta(seconds=60))
+
+    run("delayq_restore", "--batch-size", "4")
+
+    assert held().keys() == set(ids)
+
+
+def test_a_whole_restore_leaves_nothing_to_load_for_a_worker() -> None:
+    schedule(3)
+    run("delayq_restore")
+    meta = Survey(broker()).meta("default")
+    assert meta.loaded_ms == meta.horizon_ms is not None
+
+
+def test_a_partial_restore_leaves_the_loading_to_a_worker_at_once() -> None:
+    ids = schedule(3)
+    run("delayq_restore", "--id", str(ids[0]))
+    meta = Survey(broker()).meta("default")
+    assert meta.horizon_ms is not None
+    assert meta.loaded_ms is None
+    server = broker().server()
+    begun = broker().load("default", ahead=600, worker="w", lease=10, identity=meta.identity, server=server, lost=False)
+    assert begun is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["--queue", "b"], {"later b", "b"}),
+        (["--topic", "t.effect"], {"effect"}),
+        (["--due-before", "SPLIT"], {"a", "b", "effect"}),
+        (["--due-after", "SPLIT"], {"later b"}),
+        (["--id", "A", "--id", "LATER"], {"a", "later b"}),
+        (["--id", "A", "--id", "LATER", "--queue", "b"], {"later b"}),
+        ([], {"a", "b", "effect", "later b"}),
+    ],
+)
+def test_selectors_narrow_it(words: list[str], chosen: set[str]) -> None:
+    [a] = schedule(queue="a")
+    [b] = schedule(queue="b")
+    [effect] = schedule(queue="a", topic="t.effect")
+    [later] = schedule(queue="b", due=300)
+    names = {a: "a", b: "b", effect: "effect", later: "later b"}
+    split = (timezone.now() + timedelta(seconds=180)).isoformat()
+    words = [{"SPLIT": split, "A": str(a), "LATER": str(later)}.get(word, word) for word in words]
+
+    ran = run("delayq_restore", "--json", *words)
+
+    assert {names[pk] for pk in (*held("a"), *held("b"))} == chosen
+    assert ran.json["total"]["put"] == ran.json["total"]["found"] == len(chosen)
+
+
+def test_receivers_hear_of_it_and_by_whom() -> None:
+    schedule(3)
+    heard: list[dict[str, Any]] = []
+
+    def receiver(**facts: Any) -> None:
+        heard.append(facts)
+
+    signals.messages_restored.connect(receiver)
+    try:
+        run("delayq_restore")
+    finally:
+        signals.messages_restored.disconnect(receiver)
+
+    [facts] = heard
+    assert (facts["queue"], facts["found"], facts["put"]) == ("default", 3, 3)
+    assert facts["actor"].startswith("command:delayq_restore ")
+
+
+# --- what is overdue --------------------------------------------------------------------------------------------------
+
+
+def test_overdue_skip_leaves_them_as_they_are() -> None:
+    schedule(3, due=-20)
+    soon = schedule(2)
+    before = record()
+
+    ran = run("delayq_restore", "--json", "--overdue", "skip")
+
+    assert held() == due_ms(*soon)
+    assert ran.json["total"]["skipped"] == 3
+    assert record() == before
+
+
+def test_overdue_dead_gives_them_up_with_a_reason_and_forgets_them() -> None:
+    overdue = schedule(7, due=-20)
+    soon = schedule(2)
+    run("delayq_restore")
+
+    ran = run("delayq_restore", "--json", "--overdue", "dead", "--yes", "--batch-size", "3")
+
+    assert (ran.json["total"]["dead"], ran.json["total"]["present"]) == (7, 2)
+    assert held() == due_ms(*soon)
+    for message in Message.objects.filter(pk__in=overdue):
+        assert message.state == State.DEAD
+        last = message.transitions.last()
+        assert last is not None
+        assert "restore" in last.reason
+        assert last.actor.startswith("command:delayq_restore ")
+
+
+def test_overdue_spread_gives_them_new_times_evenly() -> None:
+    overdue = schedule(10, due=-100, queue="a") + schedule(10, due=-100, queue="b")
+    soon = schedule(2)
+    began = timezone.now()
+
+    ran = run("delayq_restore", "--json", "--overdue", "spread=100s", "--yes", "--batch-size", "3")
+
+    assert (ran.json["total"]["spread"], ran.json["total"]["put"]) == (20, 22)
+    offsets = [
+        (message.due_at - began).total_seconds()
+        for message in Message.objects.filter(pk__in=overdue).order_by("due_at")
+    ]
+    assert offsets == pytest.approx([5 * place for place in range(20)], abs=2)
+    assert held() == {**due_ms(*soon)}
+    # The very first is due at once; the others wait their turn.
+    assert {**held("a"), **held("b")} == {**due_ms(*overdue), min(overdue): 0}
+
+
+@pytest.mark.parametrize("policy", ["dead", "spread=10m"])
+def test_what_changes_the_record_is_not_done_unasked(policy: str) -> None:
+    schedule(2, due=-20)
+    before = record()
+
+    ran = run("delayq_restore", "--overdue", policy)
+
+    assert ran.code == 2
+    assert "--yes" in ran.err
+    assert record() == before
+
+
+@pytest.mark.parametrize("policy", ["dead", "spread=10m"])
+def test_one_that_its_owner_moves_meanwhile_is_left_alone(policy: str) -> None:
+    [pk, other] = schedule(2, due=-20)
+    job = Restore("default", broker(), overdue=Overdue(policy.partition("=")[0]), spread=600, selection=Selection())
+    job.preview()
+
+    def moved_first(*args: Any, **options: Any) -> Any:
+        Message.objects.filter(pk=pk).update(due_at=timezone.now() + timedelta(hours=3))
+        return move(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("django_delayq.transitions.move", moved_first)
+        job.run()
+
+    message = Message.objects.get(pk=pk)
+    assert (message.state, message.moves) == (State.SCHEDULED, 1)
+    assert Message.objects.get(pk=other).moves == 2
+
+
+def test_no_expired_expires_what_was_not_started_in_its_time() -> None:
+    late = schedule(3, due=-20, expires="10s")
+    still = schedule(1, due=-20, expires="10m")
+
+    ran = run("delayq_restore", "--json", "--no-expired")
+
+    assert (ran.json["total"]["expired"], ran.json["total"]["put"]) == (3, 1)
+    assert held().keys() == set(still)
+    assert set(Message.objects.filter(state=State.EXPIRED).values_list("pk", flat=True)) == set(late)
+
+
+# --- interrupted ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["run", "skip", "dead", "spread=1000s"])
+@pytest.mark.parametrize("batches", [0, 1, 3, 5])
+def test_resumed_at_a_position_it_ends_as_an_uninterrupted_one(policy: str, batches: int) -> None:
+    overdue = schedule(8, due=-100, queue="a") + schedule(8, due=-100, queue="b")
+    schedule(8, queue="a")
+    schedule(8, queue="b")
+    options = {"overdue": Overdue(policy.partition("=")[0]), "spread": 1000.0 * ("=" in policy), "batch_size": 3}
+    job = Restore("default", broker(), **options)  # type: ignore[arg-type]
+    job.preview()
+    seen: list[int] = []
+    job.run(should_stop=lambda: len(seen) >= batches, progress=seen.append)
+    assert len(seen) == batches
+    assert job.report.position is not None
+
+    second = Restore("default", broker(), **options, resume=job.report.position)  # type: ignore[arg-type]
+    second.preview()
+    second.run()
+
+    assert second.report.position is None
+    scheduled = Message.objects.filter(state=State.SCHEDULED)
+    expected = set(scheduled.values_list("pk", flat=True)) - (set(overdue) if policy == "skip" else set())
+    expected -= set(scheduled.filter(due_at__gt=timezone.now() + timedelta(seconds=599)).values_list("pk", flat=True))
+    assert held("a").keys() | held("b").keys() == expected
+    if policy == "dead":
+        assert not scheduled.filter(pk__in=overdue)
+    if policy.startswith("spread"):
+        due = list(scheduled.filter(pk__in=overdue).order_by("due_at").values_list("due_at", flat=True))
+        gaps = [(after - before).total_seconds() for before, after in itertools.pairwise(due)]
+        assert gaps == pytest.approx([1000 / 16] * 15, abs=0.01)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_it_after_the_batch_and_it_says_where_to_go_on(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = schedule(30)
+    with monkeypatch.context() as patch:
+        patch.setattr(common.Bar, "__call__", lambda bar, done: os.kill(os.getpid(), number))
+        ran = run("delayq_restore", "--json", "--batch-size", "5")
+
+    assert ran.code == code
+    assert not ran.json["complete"]
+    assert len(held()) < 30
+
+    ran = run("delayq_restore", "--json", "--batch-size", "5", "--resume", ran.json["position"])
+    assert (ran.code, ran.json["complete"], ran.json["position"]) == (0, True, None)
+    assert held() == due_ms(*ids)
+
+
+def test_redis_lost_on_the_way_is_an_error_that_says_where_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis
+) -> None:
+    schedule(30)
+    with monkeypatch.context() as patch:
+        patch.setattr(common.Bar, "__call__", lambda bar, done: redis_client.flushall())
+        ran = run("delayq_restore", "--json", "--batch-size", "5")
+    assert ran.code == 69
+    assert ran.json["position"]
+
+
+def test_a_position_is_refused_by_a_restore_with_other_selectors() -> None:
+    schedule(5)
+    job = Restore("default", broker())
+    job.preview()
+    job.run(should_stop=lambda: True)
+    assert job.report.position is not None
+
+    ran = run("delayq_restore", "--topic", "t.ok", "--resume", job.report.position)
+
+    assert ran.code == 2
+    assert held() == {}
+
+
+@pytest.mark.parametrize("text", ["", "x", "a" * 200, "WzFd", "é", "e30", "bnVsbA"])
+def test_a_damaged_position_is_refused(text: str) -> None:
+    with pytest.raises(InvalidPosition):
+        Position.parse(text, "")
+
+
+# --- dry run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["run", "skip", "dead", "spread=10s"])
+def test_a_dry_run_writes_nothing_and_foresees_the_same(policy: str, redis_client: redis.Redis) -> None:
+    schedule(4, due=-20)
+    schedule(3, due=-20, expires="10s")
+    schedule(6)
+    schedule(2, due=86_400)
+    before, empty = record(), everything(redis_client)
+    words = ["delayq_restore", "--json", "--yes", "--no-expired", "--overdue", policy]
+
+    would = run(*words, "--dry-run").json
+
+    assert record() == before
+    assert everything(redis_client) == empty
+    assert not Identity.objects.exists()
+    did = run(*words).json
+    if policy == "run":
+        for name in ("found", "overdue", "beyond", "put", "present", "expired"):
+            assert would["total"][name] == did["total"][name], name
+    assert (would["dry_run"], did["dry_run"]) == (True, False)
+    assert would["total"]["beyond"] == did["total"]["beyond"] == 2
+
+
+def test_a_dry_run_knows_what_is_there_already() -> None:
+    ids = schedule(6)
+    run("delayq_restore", "--id", str(ids[0]), "--id", str(ids[1]))
+    total = run("delayq_restore", "--json", "--dry-run").json["total"]
+    assert (total["put"], total["present"], total["held"]) == (4, 2, 2)
+
+
+def test_the_preview_says_what_is_overdue_and_since_when() -> None:
+    schedule(2, due=-3600)
+    ran = run("delayq_restore", "--dry-run")
+    assert "Overdue: 2, the oldest since" in ran.out
+    assert "(1 h" in ran.out
+    assert "Would put 2" in ran.out
+    assert ran.err == ""
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_redis_of_another_database_is_left_alone(redis_client: redis.Redis) -> None:
+    schedule(2, due=-20)
+    redis_client.hset("{delayq:default:0}:meta", "identity", "somebody else")
+    before = record()
+    for words in ([], ["--dry-run"], ["--overdue", "dead", "--yes"]):
+        assert run("delayq_restore", *words).code == 78
+    assert held() == {}
+    assert record() == before
+
+
+def test_a_redis_that_is_away_is_exit_code_69(redis_server: RedisServer) -> None:
+    redis_server.kill()
+    assert run("delayq_restore").code == 69
+
+
+def test_without_a_redis_in_the_settings_there_is_nothing_to_restore(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    assert run("delayq_restore").code == 78
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--due-before", "2030-01-01T00:00:00"],
+        ["--due-after", "soon"],
+        ["--overdue", "spread"],
+        ["--overdue", "run=10m"],
+        ["--overdue", "later"],
+        ["--id", "-1"],
+        ["--id", "9" * 30],
+        ["--queue", "{}"],
+        ["--batch-size", "0"],
+    ],
+)
+def test_words_that_make_no_sense_are_refused(words: list[str]) -> None:
+    schedule(1)
+    # Called from Python, Django turns argparse's exit code 2 into a CommandError.
+    assert run("delayq_restore", *words).code != 0
+    assert held() == {}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_pages_are_read_along_the_index(django_assert_num_queries: Any) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("asks PostgreSQL for its plan")
+    with connection.cursor() as cursor:
+        cursor.execute("SET enable_seqscan = off")
+        cursor.execute("SET enable_bitmapscan = off")
+        try:
+            after = (timezone.now(), 5)
+            with django_assert_num_queries(1) as queries:
+                restore.page("default", "default", after=after, end=timezone.now())
+            cursor.execute("EXPLAIN " + queries[0]["sql"])
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+        finally:
+            cursor.execute("RESET ALL")
+    assert "delayq_todo" in plan
+    assert "Sort" not in plan
+    assert "ROW(due_at, id) >" in plan.partition("Index Cond:")[2]
+
+
+def test_the_settings_horizon_says_how_far(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": "30s"}
+    assert conf.get().HORIZON == 30
+    near = schedule(1, due=20)
+    schedule(1, due=40)
+    ran = run("delayq_restore", "--json")
+    assert held().keys() == set(near)
+    assert ran.json["total"]["beyond"] == 1

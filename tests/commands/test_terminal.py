@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import sys
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from django_delayq.management import _common as common
+from django_delayq.models import Message
+from django_delayq.states import State
+
+from .conftest import held, run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_bar_shows_how_far_it_is_and_stdout_stays_clean() -> None:
+    schedule(30)
+    out, err = StringIO(), Terminal()
+    call_command("delayq_restore", "--json", "--batch-size", "10", stdout=out, stderr=err, no_color=True)
+    assert "30 of 30" in err.getvalue()
+    assert "100%" in err.getvalue()
+    assert out.getvalue().startswith("{")
+    assert out.getvalue().count("\n") == 1
+
+
+def test_piped_there_is_no_bar() -> None:
+    schedule(30)
+    assert run("delayq_restore", "--batch-size", "10").err == ""
+
+
+@pytest.mark.parametrize(("answer", "state"), [("y\n", State.DEAD), ("n\n", State.SCHEDULED), ("", State.SCHEDULED)])
+def test_on_a_terminal_it_asks_first(answer: str, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    [pk] = schedule(1, due=-20)
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    ran = run("delayq_restore", "--json", "--overdue", "dead")
+    assert "[y/N]" in ran.err
+    assert ran.code == (0 if state == State.DEAD else 1)
+    assert Message.objects.get(pk=pk).state == state
+    assert held() == {}
+
+
+@pytest.mark.parametrize("command", ["restore", "verify", "stats", "check", "cancel", "purge"])
+def test_the_help_tells_the_exit_codes(command: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        call_command(f"delayq_{command}", "--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Exit codes: 0 done" in text
+    assert f"{common.UNREACHABLE} Redis or the database" in text

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.utils import timezone
+
+from django_delayq.models import Message
+from django_delayq.states import State
+from testproject.servers import RedisServer
+
+from .conftest import Ran, claim, due_ms, held, run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DELAYED, READY = "{delayq:default:0}:delayed", "{delayq:default:0}:ready"
+
+
+@pytest.fixture(autouse=True)
+def _the_grace_is_short(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": "100ms"}
+
+
+def found(ran: Ran) -> dict[str, int]:
+    """The kinds of drift in the default queue."""
+    default = ran.json["queues"]["default"]
+    return {kind: default[kind] for kind in ("missing", "extra", "different") if default[kind]}
+
+
+def test_after_a_restore_they_agree() -> None:
+    schedule(5)
+    schedule(3, due=-20)
+    schedule(2, due=86_400)
+    claim(*schedule(1, due=-1))
+    run("delayq_restore")
+    ran = run("delayq_verify", "--json")
+    assert (ran.code, found(ran)) == (0, {})
+    assert ran.json["stuck"]["count"] == 0
+
+
+@pytest.mark.parametrize("due", [60, -20])
+def test_what_redis_has_lost_is_missing(due: float, redis_client: redis.Redis) -> None:
+    ids = schedule(5, due=due)
+    run("delayq_restore")
+    redis_client.zrem(DELAYED, *ids[:2])
+    redis_client.zrem(READY, *ids[:2])
+
+    ran = run("delayq_verify", "--json")
+    assert (ran.code, found(ran)) == (3, {"missing": 2})
+    assert ran.json["queues"]["default"]["examples"]["missing"] == ids[:2]
+
+    assert run("delayq_verify", "--fix").code == 0
+    assert held().keys() == set(ids)
+
+
+def test_a_redis_that_forgot_everything_misses_all_of_it(redis_client: redis.Redis) -> None:
+    ids = schedule(5)
+    run("delayq_restore")
+    redis_client.flushall()
+
+    assert found(run("delayq_verify", "--json")) == {"missing": 5}
+    assert run("delayq_verify", "--fix").code == 0
+    assert held() == due_ms(*ids)
+
+
+def test_ids_without_a_scheduled_row_are_extra(redis_client: redis.Redis) -> None:
+    finished, elsewhere, gone, kept = schedule(4)
+    run("delayq_restore")
+    Message.objects.filter(pk=finished).update(state=State.CANCELLED, finished_at=timezone.now())
+    Message.objects.filter(pk=elsewhere).update(queue="elsewhere")
+    Message.objects.filter(pk=gone).delete()
+    redis_client.zadd(READY, {"999999999": 5})
+
+    ran = run("delayq_verify", "--json", "--queue", "default")
+    assert (ran.code, found(ran)) == (3, {"extra": 4})
+
+    assert run("delayq_verify", "--fix", "--queue", "default").code == 0
+    assert held() == due_ms(kept)
+
+
+@pytest.mark.parametrize("shift", [-30, 30])
+def test_another_due_time_is_different(shift: int) -> None:
+    [pk, other] = schedule(2, due=120)
+    run("delayq_restore")
+    message = Message.objects.get(pk=pk)
+    Message.objects.filter(pk=pk).update(due_at=message.due_at + timedelta(seconds=shift))
+
+    ran = run("delayq_verify", "--json")
+    assert (ran.code, found(ran)) == (3, {"different": 1})
+
+    assert run("delayq_verify", "--fix").code == 0
+    assert held() == due_ms(pk, other)
+
+
+def test_one_in_ready_though_due_later_is_different() -> None:
+    [pk] = schedule(due=-20)
+    run("delayq_restore")
+    Message.objects.filter(pk=pk).update(due_at=timezone.now() + timedelta(seconds=90))
+
+    assert found(run("delayq_verify", "--json")) == {"different": 1}
+    assert run("delayq_verify", "--fix").code == 0
+    assert held() == due_ms(pk)
+
+
+def test_one_that_a_worker_set_aside_for_a_moment_is_not_drift(redis_client: redis.Redis) -> None:
+    [pk] = schedule(due=-20)
+    run("delayq_restore")
+    redis_client.zrem(READY, pk)
+    redis_client.zadd(DELAYED, {str(pk): (timezone.now().timestamp() + 20) * 1000})
+    assert found(run("delayq_verify", "--json")) == {}
+
+
+def test_one_that_was_merely_on_its_way_is_not_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule(3)
+    paused: list[float] = []
+
+    def arrive(seconds: float) -> None:
+        paused.append(seconds)
+        run("delayq_restore")
+
+    monkeypatch.setattr("django_delayq.inspector.drift.time.sleep", arrive)
+    assert found(run("delayq_verify", "--json")) == {}
+    assert paused == [0.1]
+
+
+def test_a_running_message_whose_lease_ran_out_long_ago_is_stuck() -> None:
+    claim(*schedule(1, due=-1))
+    Message.objects.filter(state=State.RUNNING).update(leased_until=timezone.now() - timedelta(seconds=20))
+    assert run("delayq_verify").code == 0
+    Message.objects.filter(state=State.RUNNING).update(leased_until=timezone.now() - timedelta(seconds=40))
+    ran = run("delayq_verify", "--json", "--fix")
+    assert (ran.code, ran.json["stuck"]["count"]) == (3, 1)
+    assert Message.objects.filter(state=State.RUNNING).count() == 1
+
+
+def test_it_changes_nothing_unless_told_to(redis_client: redis.Redis) -> None:
+    schedule(3)
+    assert run("delayq_verify").code == 3
+    assert redis_client.keys("*") == []
+
+
+def test_the_redis_of_another_database_is_neither_compared_nor_changed(redis_client: redis.Redis) -> None:
+    redis_client.hset("{delayq:default:0}:meta", "identity", "somebody else")
+    redis_client.zadd(READY, {"7": 5})
+    assert run("delayq_verify", "--fix").code == 78
+    assert redis_client.zcard(READY) == 1
+
+
+def test_a_redis_that_is_away_is_exit_code_69(redis_server: RedisServer) -> None:
+    redis_server.kill()
+    assert run("delayq_verify").code == 69

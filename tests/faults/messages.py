@@ -1,0 +1,42 @@
+"""The messages of one case: half with transactional handlers, the others with effects that no rollback undoes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.models import Message
+from tests.app.models import Effect
+
+NUMBER = 20
+# The last falls due so much later than the first. Seconds.
+SPREAD = 1.0
+NOTE = "scheduled"
+
+
+def message(queue: str, lines: str, number: int) -> dict[str, Any]:
+    """Half have effects in their handler's transaction, most others in a file, two fail at their first attempt."""
+    # Two by two, so that one of each kind is taken at once.
+    terms = {"queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
+    if number % 2:
+        return {"topic": "t.tx", **terms}
+    if number in (12, 16):
+        return {"topic": "t.second_time", **terms}
+    return {"topic": "t.file", "payload": lines, **terms}
+
+
+def schedule_all(queue: str, lines: str, number: int = NUMBER) -> list[Message]:
+    return schedule_messages([message(queue, lines, place) for place in range(number)])
+
+
+def schedule(queue: str, lines: str, number: int) -> None:
+    """One, and with it a row that is there exactly when the transaction is committed."""
+    with transaction.atomic():
+        scheduled = schedule_message(**message(queue, lines, number))
+        Effect.objects.create(message_id=scheduled.pk, delivery=0, note=queue)
+
+
+def committed(queue: str) -> int:
+    return Effect.objects.filter(delivery=0, note=queue).count()

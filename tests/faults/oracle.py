@@ -1,0 +1,127 @@
+"""What must hold for twenty messages after a fault: one verdict on a queue whose messages are all finished."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from django_delayq.models import Message, Transition
+from django_delayq.states import MOVES, State
+from tests.app.models import Effect
+
+TRANSACTIONAL = "t.tx"
+# How a delivery ends without a word. W1: death between the effect and its record; W2: the lease ran out meanwhile.
+DEATH = "worker process died"
+EXPIRY = "lease ran out"
+
+# A message and one of its deliveries.
+Delivery = tuple[int, int]
+
+
+@dataclass
+class Verdict:
+    """How many messages there were, which effects came more than once and why, and everything that is wrong."""
+
+    messages: int = 0
+    w1: int = 0
+    w2: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if self.wrong:
+            return f"FAILED: {self.wrong[0]}" + (f" (+{len(self.wrong) - 1})" if len(self.wrong) > 1 else "")
+        excused = [f"{name} {count}" for name, count in (("W1", self.w1), ("W2", self.w2)) if count]
+        return ", ".join(["ok", *excused])
+
+
+def judge(queue: str, number: int, lines: Path, *, failures: int = 0) -> Verdict:
+    """Look at all that happened in a queue.
+
+    ``number``: how many messages were committed. ``lines``: the file of effects outside the database. ``failures``:
+    how many handlers failed after such an effect, which is what a retry then repeats.
+    """
+    messages = list(Message.objects.filter(queue=queue))
+    logs: dict[int, list[Transition]] = defaultdict(list)
+    for row in Transition.objects.filter(message__queue=queue):
+        logs[row.message_id].append(row)
+    verdict = Verdict(len(messages))
+    if len(messages) != number:
+        verdict.wrong.append(f"{len(messages)} messages, {number} were committed")
+    for message in messages:
+        if message.state != State.CONSUMED:
+            verdict.wrong.append(f"{message} is {message.state}")
+        verdict.wrong += [f"{message}: {what}" for what in illegal(message, logs[message.pk])]
+    effects = Counter(effects_of(messages)) + Counter(lines_of(lines))
+    _judge_effects(verdict, messages, effects, logs, failures)
+    return verdict
+
+
+def effects_of(messages: Iterable[Message]) -> list[Delivery]:
+    rows = Effect.objects.filter(message_id__in=[m.pk for m in messages], delivery__gt=0)
+    return list(rows.values_list("message_id", "delivery"))
+
+
+def lines_of(path: Path) -> list[Delivery]:
+    if not path.exists():
+        return []
+    pairs = (line.split() for line in path.read_text().splitlines())
+    return [(int(message), int(delivery)) for message, delivery in pairs]
+
+
+def illegal(message: Message, log: list[Transition]) -> list[str]:
+    """What is wrong with the log of a message."""
+    wrong = []
+    if [row.number for row in log] != list(range(1, message.moves + 1)):
+        wrong.append(f"numbers {[row.number for row in log]} for {message.moves} moves")
+    before = None
+    for row in log:
+        if row.from_state != before:
+            wrong.append(f"move {row.number} is from {row.from_state}, after {before}")
+        if (row.from_state, row.to_state) not in {(b and b.value, a.value) for b, a in MOVES}:
+            wrong.append(f"move {row.number}: {row.from_state} to {row.to_state}")
+        before = row.to_state
+    if before != message.state:
+        wrong.append(f"ends {before}, is {message.state}")
+    claims = [row for row in log if row.to_state == State.RUNNING]
+    if [row.attempt for row in claims] != list(range(1, message.deliveries + 1)):
+        wrong.append(f"claims {[row.attempt for row in claims]} for {message.deliveries} deliveries")
+    wrong += [f"delivery {row.attempt} started early" for row in claims if row.at < row.due_at]
+    return wrong
+
+
+def _judge_effects(
+    verdict: Verdict,
+    messages: list[Message],
+    effects: Counter[Delivery],
+    logs: dict[int, list[Transition]],
+    failures: int,
+) -> None:
+    topics = {message.pk: message.topic for message in messages}
+    by_message: dict[int, list[int]] = defaultdict(list)
+    for (pk, delivery), count in effects.items():
+        if pk not in topics:
+            verdict.wrong.append(f"an effect of message {pk}, which was never committed")
+        by_message[pk] += [delivery] * count
+    for pk, topic in topics.items():
+        deliveries = by_message[pk]
+        if not deliveries:
+            verdict.wrong.append(f"{topic} #{pk} had no effect")
+        if topic == TRANSACTIONAL:
+            if len(deliveries) > 1:
+                verdict.wrong.append(f"{topic} #{pk} had its effect in each of the deliveries {deliveries}")
+            continue
+        died, expired = (
+            len({row.attempt for row in logs[pk] if row.reason.startswith(why)} & set(deliveries))
+            for why in (DEATH, EXPIRY)
+        )
+        # Each delivery that died or lost its lease may have had its effect once; of the others one in all may.
+        unexcused = len(deliveries) - died - expired
+        if unexcused > 1:
+            failures -= unexcused - 1
+        extra = max(0, len(deliveries) - 1)
+        verdict.w1 += min(died, extra)
+        verdict.w2 += min(expired, extra - min(died, extra))
+    if failures < 0:
+        verdict.wrong.append(f"{-failures} effects more than the windows excuse")

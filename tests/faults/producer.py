@@ -1,0 +1,29 @@
+"""Schedules messages, each in a transaction of its own that also says so in a table of the business.
+
+``python -m tests.faults.producer QUEUE FILE FROM TO``
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import django
+
+logger = logging.getLogger("django_delayq")
+
+
+def main(queue: str, lines: str, first: int, last: int) -> None:
+    from tests.faults.messages import schedule
+
+    for number in range(first, last):
+        try:
+            schedule(queue, lines, number)
+        except Exception as error:  # noqa: BLE001
+            logger.warning("Message %d was not scheduled: %s", number, error)
+    logger.warning("All are scheduled")
+
+
+if __name__ == "__main__":
+    django.setup()
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,67 @@
+"""Processes that have failpoints: run_delayq, delayq_restore, and one that schedules."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from django.conf import settings
+
+from tests.workers import ROOT, Worker, eventually
+
+
+class Program(Worker):
+    """Any Python module as a process, watched in the way of ``Worker``."""
+
+    def __init__(self, *arguments: str, failpoints: str = "") -> None:
+        self.lines = []
+        self._news = threading.Condition()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "DJANGO_SETTINGS_MODULE": "tests.worker_settings",
+                "DELAYQ_TEST_SETTINGS": json.dumps(settings.DELAYQ),
+                "DELAYQ_FAILPOINTS": failpoints,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for_failpoint(self) -> int:
+        """Which process has reached it."""
+        return int(self.wait_for(r"Failpoint \S+ in process (\d+)")[1])
+
+
+def state_of(pid: int) -> str:
+    """R, S, D, T (stopped), Z, or X when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return "X"
+    found = re.match(r"\d+ \(.*\) (\w)", stat, re.DOTALL)
+    assert found
+    return found[1]
+
+
+def wait_for_state(pid: int, states: str) -> None:
+    eventually(lambda: state_of(pid) in states, f"process {pid} is {states}")
+
+
+def freeze(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_for_state(pid, "T")

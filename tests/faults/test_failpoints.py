@@ -1,0 +1,113 @@
+"""Failpoints: only the environment of a starting process can switch them on, and it is told what it gets wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_delayq import failpoints
+
+PACKAGE = Path(failpoints.__file__).parent
+
+
+def reaching(text: str | None, code: str = "") -> subprocess.CompletedProcess[str]:
+    """A process that starts with these failpoints and reaches after_claim three times."""
+    environment = {name: value for name, value in os.environ.items() if name != failpoints.ENVIRONMENT}
+    if text is not None:
+        environment[failpoints.ENVIRONMENT] = text
+    program = f"""
+import os
+from django_delayq import failpoints
+{code}
+for number in range(1, 4):
+    try:
+        failpoints.reach("after_claim")
+    except ConnectionError as error:
+        print(number, type(error).__name__)
+    else:
+        print(number)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=PACKAGE.parent,
+        check=False,
+    )
+
+
+def test_they_do_nothing_unless_asked() -> None:
+    ended = reaching(None)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n2\n3\n", "")
+
+
+def test_nothing_done_after_the_start_switches_them_on() -> None:
+    ended = reaching(None, f"os.environ['{failpoints.ENVIRONMENT}'] = 'after_claim:kill:1'")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n2\n3\n", "")
+
+
+def test_no_other_module_can_switch_them_on() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for use in re.findall(r"failpoints\.(\w+)", path.read_text()):
+            assert use == "reach", path
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "output"),
+    [
+        ("kill", -signal.SIGKILL, "1\n"),
+        ("exit", 86, "1\n"),
+        ("raise", 0, "1\n2 Broken\n3\n"),
+        ("delay=1ms", 0, "1\n2\n3\n"),
+    ],
+)
+def test_the_action_happens_at_the_nth_time_and_once(action: str, code: int, output: str) -> None:
+    ended = reaching(f"after_claim:{action}:2", "import functools; print = functools.partial(print, flush=True)")
+    assert (ended.returncode, ended.stdout) == (code, output)
+    assert f"Failpoints are on: after_claim:{action}:2" in ended.stderr
+    assert f"Failpoint after_claim:{action}:2 in process" in ended.stderr
+
+
+def test_it_happens_once_in_all_the_processes_forked_from_one() -> None:
+    ended = reaching("after_claim:exit:1", "if os.fork() == 0: failpoints.reach('after_claim')\nos.wait()")
+    assert ended.returncode == 0
+    assert ended.stdout == "1\n2\n3\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "after_clam:kill:1",
+        "after_claim:murder:1",
+        "after_claim:kill:0",
+        "after_claim:kill:-1",
+        "after_claim:kill:20000",
+        "after_claim:kill:x",
+        "after_claim:kill",
+        "after_claim:delay:1",
+        "after_claim:delay=long:1",
+        "after_claim:kill:1,after_claim",
+    ],
+)
+def test_what_it_does_not_understand_is_an_error_at_the_start(text: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="DELAYQ_FAILPOINTS: "):
+        failpoints.parse(text)
+    ended = reaching(text)
+    assert ended.returncode == 1
+    assert "ImproperlyConfigured" in ended.stderr
+    assert not ended.stdout
+
+
+def test_every_name_is_a_place_in_the_code_and_every_place_has_a_name() -> None:
+    places = {
+        name for path in PACKAGE.rglob("*.py") for name in re.findall(r'failpoints\.reach\("(\w+)"\)', path.read_text())
+    }
+    assert places == failpoints.NAMES

@@ -1,0 +1,75 @@
+"""The most telling cases of the matrix; ``python -m tests.faults`` runs all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from .matrix import Case, every_case, run
+from .oracle import Verdict
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DEATHS = [
+    Case("producer", "after_insert", "kill"),
+    Case("producer", "before_put", "kill"),
+    Case("worker", "after_take", "kill"),
+    Case("worker", "after_claim", "power"),
+    Case("worker", "after_handler", "kill"),
+    Case("worker", "after_succeed", "power"),
+    Case("worker", "before_record", "power"),
+    Case("worker", "before_put", "kill"),
+    Case("loader", "after_horizon", "kill"),
+    Case("restore", "mid_restore", "kill"),
+    Case("reaper", "after_reap", "kill"),
+]
+FROSTS = [
+    Case("producer", "before_put", "stop"),
+    Case("worker", "after_claim", "stop"),
+    Case("worker", "after_handler", "stop"),
+    Case("worker", "after_succeed", "stop"),
+    Case("worker", "before_record", "stop"),
+    Case("loader", "mid_load", "stop"),
+    Case("reaper", "after_reap", "stop"),
+]
+DELAYS = [
+    Case("producer", "after_put", "delay"),
+    Case("worker", "after_claim", "delay"),
+    Case("worker", "before_succeed", "delay"),
+    Case("worker", "after_record", "delay"),
+]
+BREAKS = [
+    Case("producer", "after_insert", "raise"),
+    Case("worker", "after_claim", "raise"),
+    Case("worker", "after_commit", "raise"),
+    Case("worker", "after_record", "raise"),
+    Case("restore", "mid_restore", "raise"),
+    Case("reaper", "after_reap", "raise"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _needs_row_locks() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("a frozen transaction keeps SQLite's one writer's place")
+
+
+def prove(cases: Sequence[Case], folder: Path) -> dict[Case, Verdict]:
+    assert set(cases) <= set(every_case())
+    verdicts = run(cases, folder)
+    assert {case.queue: verdict.wrong for case, verdict in verdicts.items()} == {case.queue: [] for case in cases}
+    return verdicts
+
+
+@pytest.mark.parametrize("cases", [DEATHS, [*DELAYS, *BREAKS]], ids=["deaths", "delays-and-breaks"])
+def test_nothing_is_lost_and_no_duplicate_is_without_excuse(cases: Sequence[Case], tmp_path: Path) -> None:
+    prove(cases, tmp_path)
+
+
+def test_who_is_frozen_past_the_lease_repeats_at_most_what_had_begun(tmp_path: Path) -> None:
+    verdicts = prove(FROSTS, tmp_path)
+    claimed_only = verdicts[Case("worker", "after_claim", "stop")]
+    assert (claimed_only.w1, claimed_only.w2) == (0, 0)

@@ -1,0 +1,265 @@
+"""A bad network between a worker and Redis, or between a worker and the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.models import Message
+from django_delayq.states import LIVE, State
+from testproject.servers import PostgresServer, RedisServer
+from tests.record_of import effects_per_message, once_each, states, wait_until
+from tests.workers import Worker, eventually
+
+from .matrix import HASTY
+from .network import Network
+from .oracle import Verdict, judge
+
+NUMBER = 30
+# Of a view. Seconds.
+PATIENT = 1.0
+
+Begin = Callable[..., Worker]
+Configure = Callable[..., None]
+
+
+@pytest.fixture
+def configure(settings: Any, transactional_db: None) -> Configure:
+    def change(**values: Any) -> None:
+        settings.DELAYQ = {**settings.DELAYQ, **values}
+
+    change(**HASTY)
+    return change
+
+
+@pytest.fixture
+def begin(configure: Configure) -> Iterator[Begin]:
+    with ExitStack() as stack:
+
+        def start(*arguments: str, **options: Any) -> Worker:
+            given = ("--processes", "1", "--threads", "4", "--queues", "default", *arguments)
+            return stack.enter_context(Worker(*given, **options))
+
+        yield start
+
+
+@pytest.fixture
+def to_redis(redis_server: RedisServer) -> Iterator[Network]:
+    with Network(redis_server.port) as network:
+        yield network
+
+
+@pytest.fixture
+def to_database(postgres_server: PostgresServer) -> Iterator[Network]:
+    with Network(postgres_server.port) as network:
+        yield network
+
+
+def through(network: Network) -> dict[str, object]:
+    """DELAYQ of a worker behind the network."""
+    return {"REDIS": f"redis://127.0.0.1:{network.port}/0"}
+
+
+def over(network: Network, server: PostgresServer) -> str:
+    """The prefix of a worker behind the network."""
+    return f"env DATABASE_URL={server.url.replace(str(server.port), str(network.port))}"
+
+
+def wave(lines: Path, *, number: int = NUMBER, over: float = 1.5) -> list[Message]:
+    """Half transactional, half with lines in a file."""
+    return schedule_messages(
+        {
+            **({"topic": "t.tx"} if place % 2 else {"topic": "t.file", "payload": str(lines)}),
+            "delay": over * place / number,
+        }
+        for place in range(number)
+    )
+
+
+def drained(number: int = NUMBER) -> bool:
+    return Message.objects.count() >= number and not Message.objects.filter(state__in=LIVE).exists()
+
+
+def verdict(lines: Path, number: int = NUMBER) -> Verdict:
+    eventually(lambda: drained(number), "all are finished")
+    return judge("default", number, lines)
+
+
+# --- between a worker and Redis ---------------------------------------------------------------------------------------
+
+
+def test_a_slow_redis_makes_nothing_early_or_lost(begin: Begin, to_redis: Network, tmp_path: Path) -> None:
+    worker = begin(delayq=through(to_redis))
+    worker.wait_for("Loaded queue default")
+    to_redis.delay = 0.3
+    wave(tmp_path / "lines")
+    assert verdict(tmp_path / "lines") == Verdict(NUMBER)
+
+
+@pytest.mark.parametrize("habit", ["tear_every", "drop_every"])
+def test_replies_of_redis_torn_or_kept_back_again_and_again(
+    begin: Begin, to_redis: Network, tmp_path: Path, habit: str
+) -> None:
+    worker = begin(delayq=through(to_redis))
+    worker.wait_for("Loaded queue default")
+    setattr(to_redis, habit, 5)
+    number = 0
+    while to_redis.hits < 3:
+        number += len(wave(tmp_path / "lines"))
+        eventually(lambda: drained(number), "all are finished")  # noqa: B023
+    assert judge("default", number, tmp_path / "lines") == Verdict(number)
+    # Nobody gave Redis up for good.
+    worker.wait_for("Redis is back")
+
+
+def test_connections_to_redis_that_are_dead_without_a_word(begin: Begin, to_redis: Network, tmp_path: Path) -> None:
+    worker = begin(delayq=through(to_redis))
+    worker.wait_for("Loaded queue default")
+    wave(tmp_path / "lines")
+    eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
+    assert to_redis.forget() >= 3
+    assert verdict(tmp_path / "lines") == Verdict(NUMBER)
+    # The connection that waits for wake-ups was dead too: they are heard again.
+    worker.wait_for("Redis is back")
+    for _ in range(3):
+        began = time.monotonic()
+        message = schedule_message("t.ok")
+        wait_until(message, State.CONSUMED)
+        assert time.monotonic() - began < 1.0
+
+
+def test_a_redis_out_of_reach_for_some_seconds(begin: Begin, to_redis: Network, tmp_path: Path) -> None:
+    worker = begin(delayq=through(to_redis))
+    worker.wait_for("Loaded queue default")
+    wave(tmp_path / "lines", over=3.0)
+    eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
+    to_redis.swallow()
+    worker.wait_for("Redis is away")
+    eventually(drained, "the database delivers the rest")
+    to_redis.clear()
+    worker.wait_for("Redis is back")
+    assert verdict(tmp_path / "lines") == Verdict(NUMBER)
+
+
+# --- between a view and Redis -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("habit", ["swallow", "forget", "delay"])
+def test_a_view_never_waits_long_for_redis(configure: Configure, to_redis: Network, habit: str) -> None:
+    configure(**through(to_redis))
+    schedule_message("t.ok")
+    if habit == "delay":
+        to_redis.delay = 0.3
+    else:
+        getattr(to_redis, habit)()
+    took = []
+    for _ in range(20):
+        began = time.monotonic()
+        schedule_message("t.ok")
+        took.append(time.monotonic() - began)
+    # While Redis rests only the first of them has waited at all.
+    assert max(took) < PATIENT
+    assert sum(took) < 2 * PATIENT
+    assert Message.objects.count() == 21
+
+
+def test_a_view_never_waits_long_for_a_redis_that_it_has_not_met(configure: Configure, to_redis: Network) -> None:
+    to_redis.swallow()
+    configure(**through(to_redis))
+    began = time.monotonic()
+    schedule_messages({"topic": "t.ok"} for _ in range(50))
+    assert time.monotonic() - began < PATIENT
+
+
+# --- between a worker and the database --------------------------------------------------------------------------------
+
+
+def test_a_slow_database_loses_nothing(
+    begin: Begin, configure: Configure, to_database: Network, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    configure(LEASE=3)
+    worker = begin("--threads", "8", prefix=over(to_database, postgres_server))
+    worker.wait_for("Loaded queue default")
+    to_database.delay = 0.3
+    wave(tmp_path / "lines", number=20)
+    assert verdict(tmp_path / "lines", 20).wrong == []
+
+
+@pytest.mark.parametrize("habit", ["tear_every", "drop_every"])
+def test_replies_of_the_database_torn_or_kept_back_again_and_again(
+    begin: Begin, to_database: Network, postgres_server: PostgresServer, tmp_path: Path, habit: str
+) -> None:
+    worker = begin(prefix=over(to_database, postgres_server))
+    worker.wait_for("Loaded queue default")
+    setattr(to_database, habit, 12)
+    wave(tmp_path / "lines")
+    eventually(lambda: to_database.hits >= 5 or drained(), "it happens")
+    # What is claimed in a reply that nobody hears waits for its lease.
+    to_database.clear()
+    assert verdict(tmp_path / "lines").wrong == []
+    assert to_database.hits >= 3
+
+
+def test_connections_to_the_database_that_are_dead_without_a_word(
+    begin: Begin, to_database: Network, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """The worker hangs until somebody notices; meanwhile another one delivers, and nothing is done twice after that."""
+    worker = begin(prefix=over(to_database, postgres_server))
+    worker.wait_for("Loaded queue default")
+    wave(tmp_path / "lines", over=3.0)
+    eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
+    assert to_database.forget() >= 3
+    healthy = begin()
+    eventually(drained, "the other worker delivers the rest")
+    to_database.reset_forgotten()
+    more = schedule_messages({"topic": "t.tx"} for _ in range(20))
+    assert healthy.stop() == 0
+    eventually(lambda: drained(NUMBER + 20), "both are well")
+    assert {m.pk for m in more} <= set(effects_per_message())
+    assert judge("default", NUMBER + 20, tmp_path / "lines").wrong == []
+    last = schedule_message("t.tx")
+    eventually(lambda: effects_per_message()[last.pk] == 1, "the worker works again")
+
+
+def test_a_database_out_of_reach_for_some_seconds(
+    begin: Begin, to_database: Network, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    worker = begin(prefix=over(to_database, postgres_server))
+    worker.wait_for("Loaded queue default")
+    messages = wave(tmp_path / "lines", over=3.0)
+    eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
+    to_database.swallow()
+    eventually(lambda: time.time() > messages[-1].due_at.timestamp() + 1, "all are due, and a lease has run out")
+    to_database.clear()
+    assert verdict(tmp_path / "lines").wrong == []
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'")
+        assert cursor.fetchone() == (0,)
+    assert once_each(m for m in messages if m.topic == "t.tx") == effects_per_message()
+
+
+def test_a_worker_that_cannot_write_outcomes_down_takes_no_more(
+    begin: Begin, to_database: Network, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """Only the recorder's connection is dead: all else would go on, to no end, and give everything up as deadly."""
+    worker = begin(prefix=over(to_database, postgres_server))
+    worker.wait_for("Loaded queue default")
+    lines = str(tmp_path / "lines")
+    for _ in range(5):
+        wait_until(schedule_message("t.file", lines), State.CONSUMED)
+    assert to_database.forget(b"'consumed', delivery") == 1
+    messages = schedule_messages({"topic": "t.file", "payload": lines, "delay": 0.5 * n} for n in range(40))
+    eventually(lambda: time.time() > messages[-1].due_at.timestamp(), "all are due")
+    assert states()[State.DEAD] == 0
+    to_database.reset_forgotten()
+    found = verdict(tmp_path / "lines", 45)
+    assert found.wrong == []
+    # What had begun before anybody could know.
+    assert found.w2 <= 20

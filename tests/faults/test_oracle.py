@@ -1,0 +1,84 @@
+"""The oracle is no use unless it sees what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from django_delayq import transitions
+from django_delayq.models import Message, Transition
+from django_delayq.sql.rows import Success, Ticket
+from tests.app.models import Effect
+
+from .messages import NUMBER, schedule_all
+from .oracle import TRANSACTIONAL, Verdict, judge
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Corruption = Callable[[Path], object]
+
+
+def deliver(lines: Path) -> None:
+    """By hand, as it should be."""
+    messages = schedule_all("good", str(lines))
+    Message.objects.update(due_at="2020-01-01T00:00:00Z")
+    Transition.objects.update(due_at="2020-01-01T00:00:00Z")
+    leases = {message.topic: 60.0 for message in messages}
+    claimed = transitions.claim("default", [Ticket(m.pk) for m in messages], leases, "hand/1/0")
+    for row in claimed:
+        if row.topic == "t.file":
+            with lines.open("a") as file:
+                file.write(f"{row.id} 1\n")
+        else:
+            Effect.objects.create(message_id=row.id, delivery=1)
+    transitions.succeed("default", [Success(row.id, 1, "hand") for row in claimed])
+
+
+def some(topic: str) -> Message:
+    return Message.objects.filter(topic=topic)[0]
+
+
+def append(lines: Path, line: str) -> None:
+    with lines.open("a") as file:
+        file.write(line)
+
+
+def test_it_finds_nothing_wrong_with_what_is_right(tmp_path: Path) -> None:
+    deliver(tmp_path / "lines")
+    assert judge("good", NUMBER, tmp_path / "lines") == Verdict(NUMBER)
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "finding"),
+    [
+        (lambda lines: Effect.objects.filter(message_id=some(TRANSACTIONAL).pk).delete(), "had no effect"),
+        (lambda lines: Effect.objects.create(message_id=some(TRANSACTIONAL).pk, delivery=2), "in each of the"),
+        (lambda lines: lines.write_text("".join(lines.read_text().splitlines(True)[1:])), "had no effect"),
+        (lambda lines: append(lines, lines.read_text().splitlines(True)[0]), "more than the windows excuse"),
+        (lambda lines: append(lines, "999999999 1\n"), "never committed"),
+        (lambda lines: some("t.file").delete(), "19 messages, 20 were committed"),
+        (lambda lines: Transition.objects.filter(number=2)[0].delete(), "numbers"),
+        (lambda lines: Transition.objects.filter(number=3).update(from_state="dead"), "is from dead"),
+        (lambda lines: Transition.objects.filter(number=2).update(at="2019-01-01T00:00:00Z"), "started early"),
+        (lambda lines: Message.objects.filter(topic="t.file").update(state="dead"), "is dead"),
+        (lambda lines: Message.objects.filter(topic="t.file").update(deliveries=2), "for 2 deliveries"),
+    ],
+)
+def test_it_finds_what_is_wrong(tmp_path: Path, corrupt: Corruption, finding: str) -> None:
+    lines = tmp_path / "lines"
+    deliver(lines)
+    corrupt(lines)
+    assert any(finding in what for what in judge("good", NUMBER, lines).wrong)
+
+
+def test_a_lease_that_ran_out_excuses_one_more_effect_and_not_two(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    deliver(lines)
+    pk = some("t.file").pk
+    Transition.objects.filter(message_id=pk, number=3).update(reason="lease ran out")
+    append(lines, f"{pk} 2\n")
+    assert judge("good", NUMBER, lines) == Verdict(NUMBER, w2=1)
+    append(lines, f"{pk} 2\n")
+    assert judge("good", NUMBER, lines).wrong

@@ -1,0 +1,294 @@
+"""Handlers that do to their worker what no handler should. Each harms itself at most."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from django.db import DatabaseError, connection, transaction
+from django.utils import timezone, translation
+
+from django_delayq import Reject, RetryLater, handler
+from django_delayq.registry import Delivered
+from tests.app.handlers import leave
+
+SOON = ["0.05s"]
+MEGABYTE = 2**20
+
+
+def execute(sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+# --- those that end their process, or try -----------------------------------------------------------------------------
+
+
+@handler("h.memory", retry=None)
+def exhaust_memory(message: Delivered) -> None:
+    """Within limits: the machine is not ours."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 64 * MEGABYTE, before[1]))
+    try:
+        hoard = []
+        while True:
+            hoard.append(bytearray(MEGABYTE))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@handler("h.segfault")
+def segfault(message: Delivered) -> None:
+    ctypes.string_at(0)
+
+
+@handler("h.exit")
+def exit_at_once(message: Delivered) -> None:
+    os._exit(message.payload)
+
+
+@handler("h.recursion", retry=None)
+def recurse(message: Delivered) -> None:
+    recurse(message)
+
+
+# --- those that meddle with the transaction ---------------------------------------------------------------------------
+
+
+@handler("h.ends_its_transaction", transactional=True, retry=SOON)
+def end_the_transaction(message: Delivered) -> None:
+    leave(message)
+    execute(message.payload["sql"])
+    if message.payload.get("then_fails"):
+        raise RuntimeError("after all that")
+
+
+@handler("h.ends_it_twice", transactional=True, retry=SOON)
+def end_the_transaction_and_pretend(message: Delivered) -> None:
+    leave(message)
+    with contextlib.suppress(transaction.TransactionManagementError):
+        execute("COMMIT")
+    if message.deliveries == 1:
+        raise RuntimeError("after all that")
+
+
+@handler("h.raw_commit", transactional=True, retry=SOON)
+def commit_behind_djangos_back(message: Delivered) -> None:
+    leave(message)
+    cast(Any, connection.connection).commit()
+    if message.payload.get("then_asks"):
+        # A statement, and so the begin of another transaction.
+        execute("SELECT 1")
+    if message.payload.get("then_fails"):
+        raise RuntimeError("after all that")
+
+
+@handler("h.savepoints", transactional=True, retry=None)
+def use_savepoints(message: Delivered) -> None:
+    leave(message)
+    with contextlib.suppress(RuntimeError), transaction.atomic():
+        leave(message, "not to be")
+        raise RuntimeError
+    execute("SAVEPOINT mine")
+    leave(message, "not to be")
+    execute("ROLLBACK TO SAVEPOINT mine")
+    execute("-- COMMIT\nSELECT 'COMMIT'")
+
+
+@handler("h.set_rollback", transactional=True, retry=SOON)
+def ask_for_a_rollback(message: Delivered) -> None:
+    leave(message)
+    if message.deliveries == 1:
+        transaction.set_rollback(True)
+
+
+@handler("h.swallow_without_a_word", transactional=True, retry=SOON)
+def swallow_an_aborted_transaction(message: Delivered) -> None:
+    """The database has aborted the transaction, and Django does not know."""
+    leave(message)
+    if message.deliveries == 1:
+        with contextlib.suppress(DatabaseError):
+            execute("SELECT * FROM there_is_no_such_table")
+
+
+@handler("h.closes_tx", transactional=True, retry=SOON)
+def close_the_connection_in_the_transaction(message: Delivered) -> None:
+    leave(message)
+    if message.deliveries == 1:
+        connection.close()
+
+
+@handler("h.closes_raw_tx", transactional=True, retry=SOON)
+def close_the_socket_in_the_transaction(message: Delivered) -> None:
+    leave(message)
+    if message.deliveries == 1:
+        cast(Any, connection.connection).close()
+
+
+@handler("h.closes")
+def close_the_connection(message: Delivered) -> None:
+    connection.ensure_connection()
+    match message.payload:
+        case "django":
+            connection.close()
+        case "raw":
+            cast(Any, connection.connection).close()
+
+
+# --- those that leave the next one a mess -----------------------------------------------------------------------------
+
+
+@handler("h.sets")
+def change_the_session(message: Delivered) -> None:
+    for sql in message.payload:
+        execute(sql)
+
+
+@handler("h.session", retry=None)
+def show_the_session(message: Delivered) -> None:
+    """What a message finds in its thread."""
+    found = {}
+    if connection.vendor == "postgresql":
+        for name in ("search_path", "TimeZone", "statement_timeout", "default_transaction_isolation", "role"):
+            with connection.cursor() as cursor:
+                cursor.execute(f"SHOW {name}")
+                found[name] = cursor.fetchone()[0]
+    else:
+        for name in ("query_only", "foreign_keys"):
+            with connection.cursor() as cursor:
+                cursor.execute(f"PRAGMA {name}")
+                found[name] = cursor.fetchone()[0]
+    found["zone"] = timezone.get_current_timezone_name()
+    found["language"] = translation.get_language()
+    leave(message, repr(found))
+
+
+@handler("h.activates")
+def activate_and_forget(message: Delivered) -> None:
+    timezone.activate("Asia/Kathmandu")
+    translation.activate("de")
+
+
+@handler("h.thread")
+def leak_threads(message: Delivered) -> None:
+    for _ in range(20):
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+
+
+@handler("h.stdout")
+def print_binary(message: Delivered) -> None:
+    everything = bytes(range(256)) * 20
+    sys.stdout.buffer.write(everything)
+    sys.stdout.flush()
+    os.write(1, everything)
+    os.write(2, everything)
+    print("\udcff" if sys.stdout.errors == "surrogateescape" else "ÿ")
+
+
+@handler("h.closes_stdout")
+def close_stdout(message: Delivered) -> None:
+    sys.stdout.close()
+
+
+# --- those that raise what cannot be told -----------------------------------------------------------------------------
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class Exiting(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("said while it was being told")
+
+    __repr__ = __str__
+
+
+class Mute:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+    __format__ = cast(Any, None)
+
+
+def _chain() -> Exception:
+    error: BaseException = ValueError("the first")
+    for number in range(3000):
+        error, error.__cause__ = ValueError(str(number)), None
+        error.__cause__ = ValueError("before it")
+    return cast(Exception, error)
+
+
+def _circle() -> Exception:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    return one
+
+
+def _noted() -> Exception:
+    error = ValueError("noted")
+    error.add_note("a\x00b\ud800")
+    return error
+
+
+RAISES: dict[str, Callable[[], BaseException]] = {
+    "unspeakable": Unspeakable,
+    "exiting": Exiting,
+    "nul": lambda: ValueError("a\x00b"),
+    "surrogate": lambda: ValueError("a\ud800b"),
+    "megabyte": lambda: ValueError("x" * MEGABYTE),
+    "control": lambda: ValueError("\x1b[31m\r\nCRITICAL forged\n"),
+    "not_text": lambda: ValueError(b"\xff", object()),
+    "long_name": lambda: type("E" * 100_000, (Exception,), {})("named"),
+    "nul_name": lambda: type("E\ud800", (Exception,), {})("named"),
+    "chain": _chain,
+    "circle": _circle,
+    "group": lambda: ExceptionGroup("g", [Unspeakable(), ValueError("\x00")]),
+    "notes": _noted,
+    "reject_nul": lambda: Reject("a\x00b"),
+    "reject_mute": lambda: Reject(cast(Any, Mute())),
+    "reject_megabyte": lambda: Reject("x" * MEGABYTE),
+    "later_mute": lambda: RetryLater(0, cast(Any, Mute())),
+    "later_forever": lambda: RetryLater(1e9),
+    "generator_exit": GeneratorExit,
+    "keyboard": KeyboardInterrupt,
+    "stop_iteration": StopIteration,
+}
+
+
+@handler("h.raises", retry=None)
+def raise_it(message: Delivered) -> None:
+    raise RAISES[message.payload]()
+
+
+@handler("h.raises_tx", retry=None, transactional=True)
+def raise_it_with_effects(message: Delivered) -> None:
+    leave(message)
+    raise RAISES[message.payload]()
+
+
+@handler("h.raises_async", retry=None)
+async def raise_it_async(message: Delivered) -> None:
+    raise RAISES[message.payload]()
+
+
+def _bad_policy(attempt: int, error: BaseException) -> Any:
+    return str(error)
+
+
+@handler("h.bad_policy", retry=_bad_policy)
+def fail_under_a_policy_that_fails(message: Delivered) -> None:
+    raise Unspeakable

@@ -1,0 +1,361 @@
+"""Whatever the calls are given: a clear refusal and nothing written, or stored exactly as given."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal
+from functools import cache
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+from django.core.serializers.json import DjangoJSONEncoder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_delayq import (
+    InvalidMessage,
+    KeyConflict,
+    OnConflict,
+    Verdict,
+    cancel_message,
+    requeue_message,
+    reschedule_message,
+    run_message_now,
+    schedule_message,
+    schedule_messages,
+    transitions,
+)
+from django_delayq.broker.keys import keys
+from django_delayq.clock import from_ms, to_ms
+from django_delayq.models import Message, Transition
+from tests import settings as servers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+some = settings(
+    max_examples=60,
+    deadline=None,
+    # The tables may keep what earlier examples wrote: each example looks at its own.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+MS = timedelta(milliseconds=1)
+
+
+@pytest.fixture(autouse=True)
+def horizon(transactional_db: None) -> Iterator[redis.Redis]:
+    """Redis takes ids as if a worker had loaded it, however far ahead they are due."""
+    assert servers.REDIS_SERVER is not None
+    with redis.Redis(port=servers.REDIS_SERVER.port) as client:
+        client.flushall()
+        client.hset(keys("delayq", "default").meta, "horizon", 2**43)
+        yield client
+
+
+def everything(client: redis.Redis) -> tuple[int, int, dict[Any, Any]]:
+    """All that a call could have written."""
+    return Message.objects.count(), Transition.objects.count(), {key: client.dump(key) for key in client.scan_iter()}
+
+
+@contextmanager
+def refused_whole(client: redis.Redis) -> Iterator[list[Exception]]:
+    """Within, an InvalidMessage may come, and then nothing is written; any other error is a fault.
+
+    But earlier examples may have left a message with the key of this one.
+    """
+    before = everything(client)
+    refusals: list[Exception] = []
+    try:
+        yield refusals
+    except (InvalidMessage, KeyConflict) as error:
+        refusals.append(error)
+    for refusal in refusals:
+        assert 0 < len(str(refusal)) < 500
+        assert everything(client) == before
+
+
+def read(message: Message) -> Message:
+    return Message.objects.get(pk=message.pk)
+
+
+# --- due times --------------------------------------------------------------------------------------------------------
+
+ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/St_Johns", "Africa/Casablanca", "UTC"]
+
+
+@cache
+def edges(zone: str) -> list[datetime]:
+    """The hours of the coming two years before which the clocks of a zone change, in UTC."""
+    there = ZoneInfo(zone)
+    start = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(days=2)
+    hours = [start + timedelta(hours=n) for n in range(2 * 365 * 24)]
+    offsets = [hour.astimezone(there).utcoffset() for hour in hours]
+    return [hour for hour, this, before in zip(hours[1:], offsets[1:], offsets, strict=False) if this != before]
+
+
+@st.composite
+def near_an_edge(draw: st.DrawFn) -> datetime:
+    """A wall clock's time around a change of the clocks, in either fold, whether or not it exists."""
+    zone = draw(st.sampled_from([zone for zone in ZONES if edges(zone)]))
+    wall = draw(st.sampled_from(edges(zone))).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+    moved = wall + draw(st.timedeltas(timedelta(hours=-3), timedelta(hours=3)))
+    return moved.replace(tzinfo=ZoneInfo(zone), fold=draw(st.integers(0, 1)))
+
+
+class Broken(tzinfo):
+    """A zone with an offset that changes each time it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def utcoffset(self, moment: datetime | None, /) -> timedelta:
+        self.asked += 1
+        return timedelta(hours=self.asked % 20)
+
+    def dst(self, moment: datetime | None, /) -> None:
+        return None
+
+    def tzname(self, moment: datetime | None, /) -> str:
+        return "broken"
+
+
+offsets = st.timedeltas(timedelta(hours=-23), timedelta(hours=23)).map(timezone)
+ahead = st.datetimes(
+    datetime.now(UTC).replace(tzinfo=None) + timedelta(days=2),
+    datetime.now(UTC).replace(tzinfo=None) + timedelta(days=36_000),
+    timezones=st.timezones() | offsets,
+)
+anywhen = st.datetimes(timezones=st.none() | st.timezones() | offsets | st.builds(Broken), allow_imaginary=True)
+
+
+@some
+@given(due=near_an_edge() | ahead)
+def test_a_due_time_ahead_is_kept_to_the_millisecond_and_never_early(horizon: redis.Redis, due: datetime) -> None:
+    offset = due.utcoffset()
+    assert offset is not None
+    meant = (due.replace(tzinfo=None) - offset).replace(tzinfo=UTC)
+    row = read(schedule_message("c.due", due=due, expires="1h"))
+    assert timedelta(0) <= row.due_at - meant < MS
+    assert row.due_at.microsecond % 1000 == 0
+    assert row.expires_at == row.due_at + timedelta(hours=1)
+    score = horizon.zscore(keys("delayq", "default").delayed, str(row.pk))
+    if to_ms(meant) <= 2**43:
+        assert score is not None
+        assert from_ms(int(score)) == row.due_at
+    assert reschedule_message(row, due=due)
+    assert read(row).due_at == row.due_at
+
+
+@some
+@given(due=anywhen | st.dates() | st.floats() | st.text(max_size=5))
+def test_any_other_due_time_is_kept_or_refused_whole(horizon: redis.Redis, due: Any) -> None:
+    with refused_whole(horizon):
+        row = read(schedule_message("c.due", due=due))
+        assert row.due_at > datetime.now(UTC) - timedelta(minutes=2)
+        assert row.due_at < datetime.now(UTC) + timedelta(days=36_526)
+    message = schedule_message("c.due", delay="1d")
+    with refused_whole(horizon):
+        reschedule_message(message, due=due)
+
+
+durations = (
+    st.floats()
+    | st.integers()
+    | st.timedeltas()
+    | st.sampled_from(
+        ["15m", "1h30m", "250ms", "1e3", "-5", "0x10", "soon", "", "٣s", "1_000", "9" * 400 + "s", "0.1ms"]
+    )
+    | st.decimals()
+    | st.booleans()
+    | st.just(b"1s")
+)
+
+
+@some
+@given(delay=durations | st.floats(0, 1e9) | st.timedeltas(timedelta(0), timedelta(days=36_525)))
+def test_a_delay_is_counted_from_now_or_refused_whole(horizon: redis.Redis, delay: Any) -> None:
+    before = transitions.now("default")
+    with refused_whole(horizon):
+        message = schedule_message("c.delay", delay=delay)
+        after = transitions.now("default")
+        span = delay if isinstance(delay, timedelta) else None
+        if isinstance(delay, int | float):
+            span = timedelta(seconds=delay)
+        row = read(message)
+        assert row.due_at == message.due_at
+        assert span is None or before + span <= row.due_at <= after + span + MS
+        assert row.due_at >= before
+
+
+# --- payloads and headers ---------------------------------------------------------------------------------------------
+
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text
+    | st.decimals(allow_nan=False, allow_infinity=False)
+    | st.datetimes(timezones=st.none() | st.timezones())
+    | st.dates()
+    | st.timedeltas()
+    | st.uuids()
+)
+payloads = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4) | st.tuples(inner, inner),
+    max_leaves=12,
+)
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, cls=DjangoJSONEncoder))
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Equal, and of one kind. But jsonb keeps decimals: 1e16 comes back as 10000000000000000, and -0.0 as 0.0."""
+    if isinstance(one, float) or isinstance(other, float):
+        return not isinstance(one, bool) and not isinstance(other, bool) and float(one) == float(other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other)
+
+
+@some
+@given(payload=payloads, headers=st.dictionaries(text, scalars, max_size=3))
+def test_a_payload_and_headers_come_back_as_django_encodes_them(
+    horizon: redis.Redis, payload: Any, headers: dict[str, Any]
+) -> None:
+    single = schedule_message("c.payload", payload, headers=headers)
+    many = schedule_messages([{"topic": "c.payload", "payload": payload, "headers": headers}])
+    for message in (single, *many):
+        for seen in (message, read(message)):
+            assert is_same(seen.payload, as_json(payload))
+            assert is_same(seen.headers, as_json(headers))
+
+
+# --- everything else, and all of it at once ---------------------------------------------------------------------------
+
+wild_text = st.text(
+    st.characters() | st.sampled_from(list("\x00\ud800\udfff\n{}'\"\\%;* \u200b\u202eİ")), max_size=12
+) | st.sampled_from(["x" * 64, "x" * 65, "x" * 100, "x" * 101, "x" * 200, "x" * 201, "default", "{a}:b", "Ⅷ", "a\n"])
+weird = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | wild_text
+    | st.binary(max_size=4)
+    | st.lists(st.integers(), max_size=2)
+    | st.dictionaries(wild_text, st.integers() | wild_text, max_size=2)
+    | st.just(10**5000)
+    | st.just(object())
+    | st.just(InvalidMessage)
+)
+options = {
+    "topic": wild_text | weird,
+    "payload": weird,
+    "delay": durations | weird,
+    "due": anywhen | weird,
+    "queue": wild_text | weird,
+    "priority": st.integers(-110, 110) | weird,
+    "key": wild_text | weird,
+    "on_conflict": st.sampled_from(list(OnConflict)) | weird,
+    "expires": durations | weird,
+    "max_attempts": st.integers(-2, 10_002) | weird,
+    "retry": st.lists(durations, max_size=3) | weird,
+    "headers": weird,
+}
+
+
+@settings(some, max_examples=150)
+@given(name=st.sampled_from(sorted(options)), data=st.data())
+def test_each_argument_is_stored_as_given_or_refused_whole(
+    horizon: redis.Redis, name: str, data: st.DataObject
+) -> None:
+    value = data.draw(options[name])
+    arguments: dict[str, Any] = {"topic": "c.one", "delay": 3600, name: value}
+    if name == "due":
+        del arguments["delay"]
+    with refused_whole(horizon):
+        message = read(schedule_message(**arguments))
+        if name in ("topic", "priority", "key"):
+            assert getattr(message, name) == value
+        if name == "queue" and value is not None:
+            assert message.queue == value
+        if name == "max_attempts":
+            assert message.max_attempts == value
+        if name in ("topic", "key") and message.key is not None:
+            assert cancel_message(topic=message.topic, key=message.key)
+    with refused_whole(horizon) as refusals:
+        schedule_messages([{"topic": "c.first"}, arguments, {"topic": "c.last"}])
+    for refusal in refusals:
+        assert isinstance(refusal, KeyConflict) or str(refusal).startswith("message 1: ")
+
+
+@some
+@given(arguments=st.fixed_dictionaries({}, optional=options))
+def test_all_arguments_together_are_stored_or_refused_whole(horizon: redis.Redis, arguments: dict[str, Any]) -> None:
+    with refused_whole(horizon):
+        schedule_message(**{"topic": "c.all", **arguments})
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+VERBS: list[Callable[[Any], Any]] = [
+    cancel_message,
+    requeue_message,
+    run_message_now,
+    lambda target: reschedule_message(target, delay=1),
+]
+ids = (
+    st.sampled_from([0, -1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, True, False, math.nan, "1", b"1"])
+    | st.integers()
+    | st.floats()
+    | weird
+    | st.decimals()
+    | st.just(Decimal(1))
+    | st.just(Message())
+    | st.just([1])
+    | st.just({"pk": 1})
+)
+
+
+@some
+@given(target=ids, verb=st.sampled_from(VERBS))
+def test_what_is_no_id_is_refused_and_what_is_nobodys_is_not_found(
+    horizon: redis.Redis, target: Any, verb: Callable[[Any], Any]
+) -> None:
+    message = schedule_message("c.id", delay=3600)
+    if isinstance(target, int) and not isinstance(target, bool) and 0 < target <= message.pk:
+        target += message.pk
+    before = everything(horizon)
+    with refused_whole(horizon):
+        answer = verb(target)
+        assert isinstance(target, int)
+        assert not isinstance(target, bool)
+        assert 0 < target < 2**63
+        assert answer.verdict == Verdict.NOT_FOUND
+        assert not answer
+    assert everything(horizon) == before
+
+
+@some
+@given(topic=wild_text | weird, key=wild_text | weird, verb=st.sampled_from([cancel_message, requeue_message]))
+def test_a_topic_and_key_that_nobody_has_are_not_found_or_refused(
+    horizon: redis.Redis, topic: Any, key: Any, verb: Callable[..., Any]
+) -> None:
+    before = everything(horizon)
+    with refused_whole(horizon):
+        assert verb(topic=topic, key=key).verdict == Verdict.NOT_FOUND
+    assert everything(horizon) == before

@@ -1,0 +1,440 @@
+"""What was once wrong at the seams between the roles, and must not come back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connection, connections, transaction
+
+from django_delayq import cancel_message, conf, registry, schedule_message, schedule_messages, signals, transitions
+from django_delayq.broker.base import DueTicket, Entry
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.exceptions import BrokerUnavailable, KeyConflict
+from django_delayq.models import Message
+from django_delayq.outcomes import Ack, Retry
+from django_delayq.sql.rows import Success, Ticket
+from django_delayq.states import State
+from django_delayq.worker import connections as upkeep
+from django_delayq.worker.budget import Budget
+from django_delayq.worker.consumer import Consumer
+from django_delayq.worker.delivery import Delivery
+from django_delayq.worker.keeper import Keeper
+from django_delayq.worker.pool import Pool
+from django_delayq.worker.process import BROKEN, Options, WorkerProcess
+from django_delayq.worker.reaper import Reaper
+from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.source import Source
+from testproject.servers import PostgresServer, RedisServer
+from tests.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = "default"
+
+
+def needs_row_locks() -> None:
+    if not connection.features.has_select_for_update:
+        pytest.skip("needs row locks")
+
+
+def held(*topics: str, worker: str = "w") -> list[Delivery]:
+    """Messages of these topics, claimed."""
+    ids = [schedule_message(topic).pk for topic in topics]
+    handlers = registry.handlers()
+    leases = {topic: handlers[topic].lease for topic in topics}
+    rows = {row.id: row for row in transitions.claim(DB, [Ticket(pk) for pk in ids], leases, worker)}
+    return [Delivery(rows[pk], handlers[rows[pk].topic], DB) for pk in ids]
+
+
+@contextmanager
+def locked(message_id: int) -> Iterator[None]:
+    """Somebody asks for a cancel in a transaction that goes on for long."""
+    asked, go = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        try:
+            with transaction.atomic():
+                cancel_message(message_id)
+                asked.set()
+                go.wait(20)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        assert asked.wait(10)
+        yield
+    finally:
+        go.set()
+        thread.join()
+
+
+def state(delivery: Delivery) -> str:
+    return Message.objects.get(pk=delivery.id).state
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    made = Recorder(DB, lambda count: None)
+    made.start()
+    yield made
+    made.stop()
+    made.join(10)
+
+
+# --- rows that somebody else has locked -------------------------------------------------------------------------------
+
+
+def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(recorder: Recorder) -> None:
+    needs_row_locks()
+    one, other = held("t.ok", "t.ok")
+    pool = Pool(1, recorder, "w", lambda: None)
+    keeper = Keeper(DB, pool, lambda deliveries: None)
+    for delivery in (one, other):
+        delivery.leased_mono -= 40
+        pool._held[delivery.id, delivery.deliveries] = delivery
+    before = time.monotonic()
+    with locked(one.id):
+        keeper.tick()
+        assert time.monotonic() - before < 5
+        assert not one.lost
+        assert (one.leased_mono < before - 30, other.leased_mono >= before) == (True, True)
+    keeper._keep_at = 0.0
+    keeper.tick()
+    assert one.requested
+    assert one.leased_mono >= before
+
+
+def test_a_lease_that_is_lost_is_still_noticed(recorder: Recorder) -> None:
+    (one,) = held("t.ok")
+    pool = Pool(1, recorder, "w", lambda: None)
+    pool._held[one.id, one.deliveries] = one
+    one.leased_mono -= 40
+    transitions.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
+    Keeper(DB, pool, lambda deliveries: None).tick()
+    assert one.lost
+
+
+@pytest.mark.parametrize("outcome", [Ack(), Retry(timedelta(0), "failed")])
+def test_a_long_transaction_that_cancels_one_message_holds_up_no_other_outcome(
+    recorder: Recorder, outcome: Ack | Retry
+) -> None:
+    needs_row_locks()
+    one, other = held("t.ok", "t.ok")
+    with locked(one.id):
+        recorder.submit(one, outcome, "worker:w")
+        recorder.submit(other, Ack(), "worker:w")
+        eventually(lambda: state(other) == State.CONSUMED, "the other outcome", timeout=5)
+        assert state(one) == State.RUNNING
+        assert not recorder.flush(0.2)
+    assert recorder.flush(10)
+    assert state(one) == (State.CONSUMED if isinstance(outcome, Ack) else State.CANCELLED)
+
+
+def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_nothing() -> None:
+    needs_row_locks()
+    (one,) = held("t.ok")
+    before = Message.objects.get(pk=one.id).leased_until
+    assert before is not None
+    answers: list[Any] = []
+
+    def cancel() -> None:
+        try:
+            answers.append(cancel_message(one.id).verdict)
+            answers.append(Message.objects.get(pk=one.id).leased_until)
+        finally:
+            connections.close_all()
+
+    with transaction.atomic():
+        one.extend("10m")
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        thread.join(5)
+        assert answers, "the cancel waits for the handler's transaction"
+    thread.join()
+    assert answers[0] == transitions.Verdict.REQUESTED
+    assert answers[1] > before + timedelta(minutes=5)
+
+
+def test_two_callers_with_the_same_keys_in_opposite_order_do_not_wait_in_a_circle() -> None:
+    needs_row_locks()
+    names = [f"k{number}" for number in range(30)]
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(2)
+
+    def schedule(keys: list[str]) -> None:
+        try:
+            for turn in range(10):
+                barrier.wait(10)
+                schedule_messages([{"topic": f"t.{turn}", "key": key, "on_conflict": "keep"} for key in keys])
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+            barrier.abort()
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=schedule, args=(keys,)) for keys in (names, names[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert Message.objects.count() == 300
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_the_server_has_closed_is_noticed_before_a_handler_meets_it(
+    postgres_server: PostgresServer,
+) -> None:
+    upkeep.freshen()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    upkeep.scrub()
+    postgres_server.stop()
+    postgres_server.start()
+    upkeep.freshen()
+    assert Message.objects.count() == 0
+
+
+def test_a_worker_uses_no_pool_of_connections() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    pytest.importorskip("psycopg_pool")
+    options = connections.settings[DB].setdefault("OPTIONS", {})
+    connections.close_all()
+    options["pool"] = True
+    try:
+        assert Message.objects.count() == 0
+        upkeep.leave_pools()
+        assert "pool" not in options
+        assert Message.objects.count() == 0
+    finally:
+        options.pop("pool", None)
+
+
+# --- errors that must not end or stop a role --------------------------------------------------------------------------
+
+
+class Rude(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.fixture
+def rude_receiver() -> Iterator[list[str]]:
+    calls: list[str] = []
+
+    def receiver(**facts: Any) -> None:
+        calls.append("called")
+        raise Rude
+
+    for signal in (signals.message_delivered, signals.message_succeeded):
+        signal.connect(receiver)
+    yield calls
+    for signal in (signals.message_delivered, signals.message_succeeded):
+        signal.disconnect(receiver)
+
+
+def test_a_receiver_that_raises_anything_ends_no_thread(recorder: Recorder, rude_receiver: list[str]) -> None:
+    (one, other) = held("t.ok", "t.ok")
+    pool = Pool(1, recorder, "w", lambda: None)
+    pool.start()
+    pool.submit([one])
+    assert pool.wait_idle(10)
+    assert recorder.flush(10)
+    recorder.submit(other, Ack(), "worker:w")
+    assert recorder.flush(10)
+    assert rude_receiver == ["called", "called"]
+    assert (state(one), state(other)) == (State.SCHEDULED, State.CONSUMED)
+    assert recorder.is_alive()
+    assert all(member.is_alive() for member in pool.members)
+    pool.stop()
+
+
+def test_a_process_that_has_lost_a_thread_ends_to_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Recorder, "run", lambda self: None)
+    process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0), Budget(None))
+    assert process.run() == BROKEN
+    assert "delayq-recorder has died" in caplog.text
+
+
+def test_stopping_from_a_signal_handler_takes_no_lock() -> None:
+    process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0), Budget(None))
+    threading.Timer(0.2, process.stop).start()
+    began = time.monotonic()
+    assert process.run() == 0
+    assert time.monotonic() - began < 10
+
+
+def test_what_was_claimed_runs_although_redis_goes_away_while_the_rest_is_put_back(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = schedule_message("t.ok")
+    early = schedule_message("t.ok", delay=60)
+    source = Source(DB, registry.handlers)
+    assert source.redis is not None
+    pool = Pool(1, recorder, "w", lambda: None)
+    consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0)
+    now_ms = int(time.time() * 1000) + 10
+
+    def take(queue: str, limit: int) -> Any:
+        tickets = [DueTicket(pk, now_ms, 0) for pk in (ready.pk, early.pk)]
+        return type("Taken", (), {"tickets": tickets, "left": 0, "next_due": None})()
+
+    def put(queue: str, entries: list[Entry], *, fill: bool = False) -> None:
+        raise BrokerUnavailable
+
+    monkeypatch.setattr(source.redis, "take", take)
+    monkeypatch.setattr(source.redis, "put", put)
+    deliveries, _taken = consumer._take(source.redis, "default", 10)
+    assert [delivery.id for delivery in deliveries] == [ready.pk]
+    assert source.current() is source.database
+    source.close()
+
+
+def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = held("t.ok")
+    Message.objects.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+    monkeypatch.setattr(transitions, "is_settled", lambda using: False)
+    Reaper(DB, "test").tick()
+    assert state(one) == State.RUNNING
+    monkeypatch.setattr(transitions, "is_settled", lambda using: True)
+    Reaper(DB, "test").tick()
+    assert state(one) == State.SCHEDULED
+
+
+def test_who_reads_before_writing_waits_for_a_writer_even_as_sqlite_comes() -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("needs SQLite")
+    options = connections.settings[DB]["OPTIONS"]
+    mode = options.pop("transaction_mode")
+    connections.close_all()
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(15):
+                key = f"{number}-{turn}"
+                schedule_message("t.ok", key=key, delay=60)
+                assert cancel_message(topic="t.ok", key=key)
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+    finally:
+        connections.close_all()
+        options["transaction_mode"] = mode
+
+
+# --- Redis ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker(redis_server: RedisServer) -> Iterator[RedisBroker]:
+    made = RedisBroker(conf.get(), DB, timeout=1.0)
+    yield made
+    made.close()
+
+
+def test_ids_that_no_database_can_hold_are_dropped(broker: RedisBroker) -> None:
+    k = broker.keys("default")
+    broker.client.zadd(k.ready, {str(2**63): 1, "9" * 5000: 2, "x": 3, "7": 4, "-3": 5})
+    assert [ticket.id for ticket in broker.take("default", 10).tickets] == [7]
+
+
+def test_an_id_is_never_said_to_be_ready_later_than_now(broker: RedisBroker) -> None:
+    k = broker.keys("default")
+    broker.client.zadd(k.ready, {"7": 100 * 2**44 + 2**43})
+    (ticket,) = broker.take("default", 10).tickets
+    assert ticket.rank == 100
+    assert ticket.ready_ms is not None
+    assert ticket.ready_ms <= time.time() * 1000 + 5
+
+
+def test_the_wait_for_a_token_begins_anew_after_redis_did_not_answer(broker: RedisBroker) -> None:
+    assert not broker.wait(["default"], 0.05)
+    assert broker._bell is not None
+    first = broker._bell._connection._sock
+    source = Source(DB, registry.handlers)
+    source.redis = broker
+    source.failed(BrokerUnavailable())
+    ringing = threading.Timer(0.1, lambda: broker.ring("default"))
+    ringing.start()
+    assert broker.wait(["default"], 5)
+    ringing.join()
+    assert broker._bell._connection._sock is not first
+
+
+def test_a_server_that_accepts_and_says_nothing_ends_the_wait_for_a_token() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        settings, _problems = conf.parse({**django_settings.DELAYQ, "REDIS": f"redis://127.0.0.1:{port}/0"})
+        broker = RedisBroker(settings, DB, timeout=0.3)
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            broker.wait(["default"], 1.0)
+        assert time.monotonic() - began < 5
+        broker.close()
+
+
+def test_sentinels_that_say_nothing_keep_nobody_waiting(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        settings.CACHES = {
+            **settings.CACHES,
+            "sentinels": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": "redis://mymaster/0",
+                "OPTIONS": {
+                    "CLIENT_CLASS": "django_redis.client.SentinelClient",
+                    "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+                    "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+                    "SENTINELS": [mute.getsockname()],
+                },
+            },
+        }
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": "sentinels"}
+        began = time.monotonic()
+        schedule_message("t.ok", delay=5)
+        assert time.monotonic() - began < 3
+    assert "MasterNotFoundError" in caplog.text
+
+
+def test_what_may_still_succeed_can_be_neither_replaced_nor_put_off() -> None:
+    message = schedule_message("t.ok", {"v": 1}, key="k")
+    (row,) = transitions.claim(DB, [Ticket(message.pk)], {"t.ok": 60.0}, "frozen")
+    Message.objects.filter(pk=message.pk).update(leased_until=message.created_at - timedelta(seconds=1))
+    assert transitions.reap(DB, max_crashes=3, actor="test")
+    for policy in ("replace", "debounce"):
+        with pytest.raises(KeyConflict):
+            schedule_message("t.ok", {"v": 2}, key="k", on_conflict=policy, delay=60)
+    assert transitions.succeed(DB, [Success(row.id, row.deliveries, "frozen")])
+    message.refresh_from_db()
+    assert (message.state, message.payload) == (State.CONSUMED, {"v": 1})
+
+
+def test_a_reason_may_be_any_text() -> None:
+    message = schedule_message("t.ok", delay=60)
+    assert cancel_message(message, reason="\x00\ud800" + "x" * 100_000)
+    reason = message.transitions.get(to_state=State.CANCELLED).reason
+    assert reason.startswith("\ufffd?")
+    assert len(reason) < 5_000

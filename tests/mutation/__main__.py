@@ -1,0 +1,201 @@
+"""Breaks the code on purpose, once at a time, and tells which tests notice: ``python -m tests.mutation [NAME …]``.
+
+It works on copies in a temporary folder. A mutant that survives is a hole in the tests. Exit code 1 when one does.
+"""
+
+# ruff: noqa: E501, ISC004
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HARNESSES = {
+    "model": ["tests/model"],
+    "directed": ["tests/record", "tests/broker", "tests/scripts", "tests/races", "tests/commands/test_restore.py"],
+    "processes": ["tests/acceptance/test_handlers.py", "tests/acceptance/test_redis_faults.py"],
+}
+
+
+class Mutant(NamedTuple):
+    """One seeded bug: in each file, a text that stands there once and what to put in its place."""
+
+    name: str
+    edits: list[tuple[str, str, str]]
+
+
+SQL = "django_delayq/sql/postgresql.py"
+MOVES = "django_delayq/transitions.py"
+LUA = "django_delayq/broker/scripts"
+WORKER = "django_delayq/worker"
+
+MUTANTS = [
+    Mutant(
+        "claim without a look at the state",
+        [
+            (
+                SQL,
+                "WHERE m.state = 'scheduled'\n       AND m.due_at <=",
+                "WHERE m.state IN ('scheduled', 'running')\n       AND m.due_at <=",
+            )
+        ],
+    ),
+    Mutant("reaper that ignores the lease", [(MOVES, "leased_until__lt=now(using)", "leased_until__isnull=False")]),
+    Mutant(
+        "failure without a fence",
+        [
+            (
+                SQL,
+                "WHERE m.state = 'running' AND m.deliveries = o.delivery\n     ORDER BY m.id\n       FOR NO KEY UPDATE OF m\n), u",
+                "WHERE m.state = 'running'\n     ORDER BY m.id\n       FOR NO KEY UPDATE OF m\n), u",
+            )
+        ],
+    ),
+    Mutant("success without a guard", [(SQL, "WHERE m.state IN ('running', 'scheduled')\n     ORDER", "ORDER")]),
+    Mutant(
+        "sweeper that starts at a cursor",
+        [(f"{WORKER}/sweeper.py", "            state.low = None\n", "            state.low = overdue_since\n")],
+    ),
+    Mutant(
+        "horizon advanced after the query",
+        [
+            (f"{LUA}/load.lua", '"replid", replid, "horizon", string.format("%.0f", horizon),', '"replid", replid,'),
+            (
+                f"{LUA}/loaded.lua",
+                'redis.call("HSET", meta, "loaded", upto)',
+                'redis.call("HSET", meta, "loaded", upto, "horizon", upto)',
+            ),
+        ],
+    ),
+    Mutant(
+        "restore that clears first",
+        [
+            (
+                "django_delayq/restore/run.py",
+                "        horizon, loading = self._horizons[queue], False\n",
+                "        horizon, loading = self._horizons[queue], False\n"
+                "        k = self.broker.keys(queue)\n"
+                "        self.broker.client.delete(k.delayed, k.ready)\n",
+            )
+        ],
+    ),
+    Mutant(
+        "cancel without a condition",
+        [
+            (
+                MOVES,
+                "        if message.state == State.SCHEDULED:\n            return Change(State.CANCELLED, reason=reason)",
+                "        if message.state in LIVE:\n            return Change(State.CANCELLED, reason=reason)",
+            )
+        ],
+    ),
+    Mutant(
+        "record before the effect",
+        [
+            (
+                f"{WORKER}/executor.py",
+                "    if not delivery.handler.transactional:\n        _call(delivery)\n        return Ack()\n",
+                "    if not delivery.handler.transactional:\n"
+                "        transitions.succeed(delivery.using, [Success(delivery.id, delivery.deliveries, actor)])\n"
+                "        _call(delivery)\n"
+                "        return Ack()\n",
+            )
+        ],
+    ),
+    Mutant(
+        "reschedule that keeps the old score",
+        [
+            (
+                f"{LUA}/put.lua",
+                'redis.call("ZADD", delayed, score, id)\n      put = put + 1',
+                'redis.call("ZADD", delayed, "NX", score, id)\n      put = put + 1',
+            )
+        ],
+    ),
+    Mutant(
+        "fill that replaces an earlier place",
+        [(f"{LUA}/put.lua", '"LT", "CH", score, id', '"CH", score, id')],
+    ),
+    Mutant(
+        "loader that ignores another run of the server",
+        [
+            (
+                f"{WORKER}/loader.py",
+                "ours = (look.run_id, look.replid) == (server.run_id, server.replid)",
+                "ours = True",
+            )
+        ],
+    ),
+    Mutant(
+        "put before the commit",
+        [("django_delayq/announce.py", "    if not connection.in_atomic_block:\n", "    if True:\n")],
+    ),
+    Mutant(
+        "shutdown that costs an attempt",
+        [(f"{WORKER}/recorder.py", "return base._replace(counts=False, reason", "return base._replace(reason")],
+    ),
+    Mutant(
+        "due times rounded down",
+        [("django_delayq/clock.py", "return -((_EPOCH - moment) // _MS)", "return (moment - _EPOCH) // _MS - 1")],
+    ),
+    Mutant("mover that is a second early", [(f"{LUA}/take.lua", '"%.0f", now + 1)', '"%.0f", now + 1001)')]),
+    Mutant(
+        "crashes without a limit",
+        [(MOVES, "        if crashes >= max_crashes:\n", "        if crashes < 0:\n")],
+    ),
+    Mutant(
+        "late success refused",
+        [(SQL, "WHERE m.state IN ('running', 'scheduled')\n     ORDER", "WHERE m.state = 'running'\n     ORDER")],
+    ),
+]
+
+
+def main() -> int:
+    wanted = sys.argv[1:]
+    survivors = 0
+    print(f"{'mutant':<48}" + "".join(f"{name:>16}" for name in HARNESSES), flush=True)
+    for mutant in MUTANTS:
+        if wanted and mutant.name not in wanted:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            tree = Path(folder) / "tree"
+            shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.sqlite3*", "__pycache__"))
+            apply(mutant, tree)
+            verdicts = [run(tree, paths) for paths in HARNESSES.values()]
+        survivors += not any(verdict.startswith("caught") for verdict in verdicts)
+        print(f"{mutant.name:<48}" + "".join(f"{verdict:>16}" for verdict in verdicts), flush=True)
+    return int(survivors > 0)
+
+
+def apply(mutant: Mutant, tree: Path) -> None:
+    for name, old, new in mutant.edits:
+        file = tree / name
+        text = file.read_text()
+        if text.count(old) != 1:
+            raise SystemExit(f"{mutant.name}: the text to replace stands {text.count(old)} times in {name}")
+        file.write_text(text.replace(old, new))
+
+
+def run(tree: Path, paths: list[str]) -> str:
+    began = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *paths]
+    environment = {
+        "DELAYQ_MODEL_EXAMPLES": "300",
+        "DELAYQ_MODEL_QUICK": "1",
+        **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, check=False)
+    seconds = time.monotonic() - began
+    return f"{'caught' if done.returncode else '–'} {seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Other servers than the usual one: every Redis on this machine, and a pair behind Sentinel of which one dies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.broker.keys import keys
+from django_delayq.states import State
+from testproject.binaries import _output, _redis_candidates
+from testproject.servers import RedisServer
+from tests.commands.conftest import run
+from tests.integration.test_sentinel import SentinelServer
+from tests.operations.conftest import Configure, Start, ThisRedis, of
+from tests.operations.sentinel import FACTORY, guarded
+from tests.record_of import consumed, effects_per_message, log_of, once_each, wait_until, wait_until_all
+from tests.workers import eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+KEYS = keys("delayq", "default")
+
+
+def programs() -> list[Path]:
+    """One redis-server of each version: on PATH, of the wheel, and those named in DELAYQ_TEST_REDIS_SERVERS."""
+    named = map(Path, filter(None, os.environ.get("DELAYQ_TEST_REDIS_SERVERS", "").split(os.pathsep)))
+    found = {_output(program, "--version"): program for program in (*named, *_redis_candidates())}
+    return [program for version, program in found.items() if version]
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda program: _output(program, "--version").split()[2])
+def test_every_redis_here_does_it_all(start: Start, configure: Configure, program: Path) -> None:
+    with ThisRedis(program) as server, of(server) as client:
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Loaded queue default")
+        messages = schedule_messages({"topic": "t.tx", "delay": 0.5 + 0.01 * n} for n in range(50))
+        client.config_set("maxmemory", 1)
+        full = schedule_message("t.tx", delay=0.1)
+        wait_until(full, State.CONSUMED)
+        worker.wait_for("Redis is away.*used memory")
+        client.config_set("maxmemory", 0)
+        client.script_flush()
+        wait_until_all(State.CONSUMED, 51)
+        worker.wait_for("Redis is back")
+        later = schedule_messages({"topic": "t.tx", "delay": 1.5} for _ in range(20))
+        client.flushall()
+        eventually(lambda: client.zcard(KEYS.delayed) == 20, "it is loaded again")
+        client.delete(KEYS.delayed)
+        assert run("delayq_restore").code == 0
+        assert run("delayq_stats").code == run("delayq_check").code == run("delayq_verify").code == 0
+        wait_until_all(State.CONSUMED, 71)
+        assert effects_per_message() == once_each([*messages, full, *later])
+        worker.stop()
+
+
+def test_a_failover_by_sentinel_under_a_working_worker_loses_nothing(
+    start: Start,
+    configure: Configure,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    trio: tuple[RedisServer, RedisServer, SentinelServer],
+) -> None:
+    master, replica, sentinel = trio
+    monkeypatch.setenv("DELAYQ_TEST_SENTINEL", str(sentinel.port))
+    settings.CACHES = {**settings.CACHES, "guarded": guarded(sentinel.port)}
+    settings.DJANGO_REDIS_CONNECTION_FACTORY = FACTORY
+    configure(REDIS="guarded")
+    worker = start(prefix="env DJANGO_SETTINGS_MODULE=tests.operations.sentinel_settings")
+    worker.wait_for("Loaded queue default")
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.3 + 0.05 * n} for n in range(100))
+    with of(master) as client:
+        assert client.zcard(KEYS.delayed) > 0
+    eventually(consumed(10), "the first are delivered")
+    master.kill()
+    meanwhile = [schedule_message("t.tx", delay=0.1 * n) for n in range(20)]
+    wait_until_all(State.CONSUMED, 120)
+    assert effects_per_message() == once_each([*messages, *meanwhile])
+    worker.wait_for("Redis is back")
+    later = schedule_message("t.tx", delay=120)
+    with of(replica) as client:
+        eventually(lambda: client.zscore(KEYS.delayed, str(later.pk)) is not None, "the new master times")
+    eventually(
+        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].partition == 0, "Redis times again"
+    )
+    worker.stop()

@@ -1,0 +1,329 @@
+"""What Redis is told, and when: after the commit, in as few calls as can be, and never so that a caller suffers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from django.db import connection, connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_delayq import (
+    announce,
+    cancel_message,
+    requeue_message,
+    reschedule_message,
+    schedule_message,
+    schedule_messages,
+)
+from django_delayq.broker.keys import keys
+from django_delayq.models import Message
+from testproject.servers import RedisServer
+from tests.broker.bench import open_horizon, redis_broker
+
+from .steps import TOPIC, at_once, claim, due, later
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+both = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+# Django 6.1 has another name for it.
+savepoint: Any = getattr(transaction, "savepoint_create", None) or transaction.savepoint
+
+
+class Undo(Exception):
+    """Rolls a transaction back."""
+
+
+@pytest.fixture(autouse=True)
+def _horizon(redis_client: redis.Redis) -> None:
+    """Redis as a loader leaves it: what is due within ten minutes goes there."""
+    announce.announcer.cache_clear()
+    redis_broker(queues=["default", "slow"]).close()
+
+
+def held(client: redis.Redis, queue: str = "default", namespace: str = "delayq") -> set[int]:
+    """The ids in both sets of a queue."""
+    of_queue = keys(namespace, queue)
+    members: Any = [id_ for name in (of_queue.delayed, of_queue.ready) for id_ in client.zrange(name, 0, -1)]
+    return {int(id_) for id_ in members}
+
+
+def calls(client: redis.Redis) -> int:
+    """Scripts run since the last time."""
+    stats = client.info("commandstats")
+    client.config_resetstat()
+    return sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval"))
+
+
+def soon(queue: str = "default") -> Message:
+    return schedule_message(TOPIC, delay=60, queue=queue)
+
+
+def test_outside_of_a_transaction_redis_is_told_at_once(redis_client: redis.Redis) -> None:
+    waiting, ready = soon().pk, due().pk
+    assert held(redis_client) == {waiting, ready}
+    assert redis_client.zscore(keys("delayq", "default").ready, str(ready)) is not None
+
+
+def test_inside_of_one_redis_is_told_after_the_commit(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        id_ = soon().pk
+        assert held(redis_client) == set()
+    assert held(redis_client) == {id_}
+
+
+def test_a_rolled_back_transaction_is_not_told(redis_client: redis.Redis) -> None:
+    with pytest.raises(Undo), transaction.atomic():
+        soon()
+        schedule_messages([{"topic": TOPIC, "delay": 60}] * 3)
+        raise Undo
+    assert held(redis_client) == set()
+
+
+def test_what_a_savepoint_rolled_back_is_not_told_and_everything_else_is(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        kept = [soon().pk, soon().pk]
+        with pytest.raises(Undo), transaction.atomic():
+            soon()
+            with transaction.atomic():
+                soon()
+            soon()
+            raise Undo
+        kept.append(soon().pk)
+        with transaction.atomic():
+            kept.append(soon().pk)
+            with pytest.raises(Undo), transaction.atomic():
+                soon()
+                raise Undo
+            kept.append(soon().pk)
+        kept.append(soon().pk)
+    assert held(redis_client) == set(kept)
+    assert set(Message.objects.values_list("pk", flat=True)) == set(kept)
+
+
+def test_a_savepoint_rolled_back_by_hand_leaves_at_most_an_id_that_no_claim_finds(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        kept = due().pk
+        mark = savepoint()
+        gone = due().pk
+        transaction.savepoint_rollback(mark)
+        last = due().pk
+    assert {kept, last} <= held(redis_client) <= {kept, gone, last}
+    assert sorted(row.id for row in claim(kept, gone, last)) == [kept, last]
+
+
+def test_many_messages_of_one_transaction_are_told_in_one_call(redis_client: redis.Redis) -> None:
+    soon()
+    calls(redis_client)
+    with transaction.atomic():
+        ids = {soon().pk for _ in range(50)}
+    assert calls(redis_client) == 1
+    assert ids <= held(redis_client)
+
+
+def test_more_than_a_thousand_are_told_in_calls_of_a_thousand(redis_client: redis.Redis) -> None:
+    soon()
+    calls(redis_client)
+    rows = schedule_messages([{"topic": TOPIC, "delay": 60}] * 2_300)
+    assert calls(redis_client) == 3
+    assert {row.pk for row in rows} <= held(redis_client)
+
+
+def test_the_queues_of_one_transaction_are_kept_apart(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        here, there, again = soon().pk, soon("slow").pk, soon().pk
+    assert held(redis_client) == {here, again}
+    assert held(redis_client, "slow") == {there}
+
+
+def test_a_batch_of_one_transaction_does_not_grow_in_the_next(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        first = soon().pk
+    with transaction.atomic():
+        second = soon().pk
+    with pytest.raises(Undo), transaction.atomic():
+        soon()
+        raise Undo
+    assert held(redis_client) == {first, second}
+
+
+def test_what_is_scheduled_and_cancelled_in_one_transaction_is_not_left_in_redis(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        id_, kept = soon().pk, soon().pk
+        cancel_message(id_)
+    assert held(redis_client) == {kept}
+
+
+def test_what_moves_in_the_record_moves_in_redis(redis_client: redis.Redis) -> None:
+    delayed = keys("delayq", "default").delayed
+    id_ = soon().pk
+    before = redis_client.zscore(delayed, str(id_))
+    reschedule_message(id_, delay=120)
+    after = redis_client.zscore(delayed, str(id_))
+    assert before is not None
+    assert after is not None
+    assert 59_000 <= float(after) - float(before) <= 70_000
+    reschedule_message(id_, delay="2h")
+    assert held(redis_client) == set()
+    reschedule_message(id_, delay=60)
+    assert held(redis_client) == {id_}
+    cancel_message(id_)
+    assert held(redis_client) == set()
+    requeue_message(id_)
+    assert held(redis_client) == {id_}
+
+
+def test_what_is_due_in_ten_years_costs_redis_nothing(redis_client: redis.Redis) -> None:
+    before = redis_client.dbsize()
+    schedule_message(TOPIC, delay="520w")
+    assert held(redis_client) == set()
+    assert redis_client.dbsize() == before
+
+
+def test_a_replaced_message_is_where_its_new_queue_is(redis_client: redis.Redis) -> None:
+    id_ = schedule_message(TOPIC, delay=60, key="k").pk
+    schedule_message(TOPIC, delay=90, key="k", queue="slow", on_conflict="replace")
+    assert held(redis_client, "slow") == {id_}
+
+
+@both
+def test_each_database_has_keys_of_its_own(redis_client: redis.Redis) -> None:
+    redis_broker(queues=["default"], using="other").close()
+    there = schedule_message(TOPIC, delay=60, using="other").pk
+    assert held(redis_client) == set()
+    assert held(redis_client, namespace="delayq@other") == {there}
+
+
+def test_no_payload_key_or_topic_ever_reaches_redis(redis_client: redis.Redis) -> None:
+    schedule_message("s3cret.topic", {"s3cret": "s3cret"}, delay=60, key="s3cret", headers={"s3cret": 1})
+    names: Any = redis_client.keys()
+    assert held(redis_client)
+    for name in names:
+        assert b"s3cret" not in name + (redis_client.dump(name) or b"")
+
+
+def test_without_redis_nothing_is_told(redis_client: redis.Redis, settings: Settings) -> None:
+    settings.DELAYQ = {"REDIS": None}
+    with transaction.atomic():
+        id_ = soon().pk
+        assert connection.run_on_commit == []
+    assert held(redis_client) == set()
+    cancel_message(id_)
+
+
+def test_threads_tell_redis_at_once(redis_client: redis.Redis) -> None:
+    answers = at_once(4, lambda number: [soon().pk for _ in range(10)])
+    ids = {id_ for answer in answers if isinstance(answer, list) for id_ in answer}
+    assert len(ids) == 40
+    assert held(redis_client) == ids
+
+
+# --- Redis is away ----------------------------------------------------------------------------------------------------
+
+
+def order(request: HttpRequest) -> HttpResponse:
+    """A view as people write them: several messages in the transaction of an order."""
+    with transaction.atomic():
+        for queue in ("default", "slow", "default", "slow"):
+            later(queue=queue)
+        due()
+    cancel_message(due().pk)
+    return HttpResponse("thank you")
+
+
+urlpatterns = [path("order/", order)]
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[RedisServer]:
+    """A server that these tests may stop without disturbing others."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def away(own_server: RedisServer, settings: Settings) -> Iterator[RedisServer]:
+    """The project's Redis, to be stopped or frozen."""
+    own_server.start()
+    settings.DELAYQ = {"REDIS": own_server.url}
+    settings.ROOT_URLCONF = __name__
+    yield own_server
+    own_server.thaw()
+    there = announce.announcer("default")
+    if there is not None:
+        there.broker.close()
+
+
+def visit() -> float:
+    began = time.monotonic()
+    response = Client().get("/order/")
+    assert response.status_code == 200
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", ["stopped", "frozen", "stopped after a visit", "frozen after a visit"])
+def test_a_view_neither_fails_nor_hangs_while_redis_is_away(away: RedisServer, how: str) -> None:
+    visits = 1
+    if "after" in how:
+        visit()
+        visits = 2
+    away.freeze() if "frozen" in how else away.kill()
+    assert visit() < 2.0
+    assert Message.objects.count() == visits * 6
+    assert Message.objects.filter(state="cancelled").count() == visits
+
+
+def test_while_redis_does_not_answer_callers_do_not_wait_for_it_again_and_again(
+    away: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    away.freeze()
+    with caplog.at_level(logging.WARNING, "django_delayq"):
+        began = time.monotonic()
+        for _ in range(20):
+            soon()
+        assert time.monotonic() - began < 2.0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert Message.objects.count() == 20
+
+
+def test_when_redis_is_back_it_is_told_again(away: RedisServer) -> None:
+    away.kill()
+    soon()
+    away.start()
+    broker = redis_broker(away.url, queues=[])
+    open_horizon(broker, "default")
+    deadline = time.monotonic() + 10
+    with redis.Redis(port=away.port) as client:
+        while not held(client):
+            assert time.monotonic() < deadline
+            soon()
+            time.sleep(0.05)
+    broker.close()
+
+
+def test_a_redis_that_answers_nonsense_harms_no_caller(
+    redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis_client.delete(keys("delayq", "default").meta)
+    redis_client.set(keys("delayq", "default").meta, "not a hash")
+    with transaction.atomic():
+        soon()
+    assert Message.objects.count() == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@both
+def test_the_other_databases_connection_is_not_touched(redis_client: redis.Redis) -> None:
+    with transaction.atomic(using="other"):
+        soon()
+        assert len(held(redis_client)) == 1
+        assert connections["other"].run_on_commit == []

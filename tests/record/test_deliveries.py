@@ -1,0 +1,462 @@
+"""Claiming a message, and reporting what became of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_delayq import cancel_message, requeue_message, reschedule_message, transitions
+from django_delayq.clock import to_ms
+from django_delayq.models import Message
+from django_delayq.sql.rows import Failure, Holding, Success, Ticket
+from django_delayq.states import FINAL, State
+from django_delayq.transitions import Verdict
+
+from .steps import (
+    LEASES,
+    TOPIC,
+    ago,
+    at_once,
+    bring,
+    claim,
+    claimed,
+    due,
+    fail,
+    later,
+    lose,
+    message,
+    moves,
+    snapshot,
+    state,
+    succeed,
+)
+
+pytestmark = pytest.mark.django_db
+committed = pytest.mark.django_db(transaction=True)
+
+# --- claim ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_returns_the_message_as_it_was_scheduled() -> None:
+    scheduled = due({"order": 7}, queue="fast", priority=5, key="k", headers={"h": 1}, max_attempts=3, retry=["4m"])
+    (row,) = claim(scheduled.pk, worker="a")
+    assert (row.id, row.topic, row.queue, row.key, row.priority) == (scheduled.pk, TOPIC, "fast", "k", 5)
+    assert (row.payload, row.headers, row.due_at) == ({"order": 7}, {"h": 1}, scheduled.due_at)
+    assert (row.attempts, row.deliveries, row.reported, row.max_attempts) == (0, 1, 0, 3)
+    assert row.retry == {"fixed": [240.0]}
+    now = message(scheduled.pk)
+    assert (now.state, now.worker, now.deliveries) == (State.RUNNING, "a", 1)
+    assert now.leased_until is not None
+    assert timedelta(seconds=50) < now.leased_until - timezone.now() <= timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("where", sorted(FINAL | {State.RUNNING}))
+def test_what_is_not_scheduled_cannot_be_claimed(where: State) -> None:
+    id_ = bring(where)
+    before = snapshot(id_)
+    assert claim(id_, worker="b") == []
+    assert snapshot(id_) == before
+
+
+def test_what_is_not_due_cannot_be_claimed_even_if_redis_said_so() -> None:
+    id_ = later().pk
+    assert claim(id_) == []
+    ready_ms = to_ms(timezone.now())
+    assert transitions.claim("default", [Ticket(id_, ready_ms, 0)], LEASES, "w") == []
+    assert moves(id_) == ["scheduled"]
+
+
+def test_what_was_moved_to_later_than_it_became_ready_cannot_be_claimed() -> None:
+    id_ = due(due=ago(20)).pk
+    ready_ms = to_ms(ago(10))
+    reschedule_message(id_, due=ago(5))
+    assert transitions.claim("default", [Ticket(id_, ready_ms, 0)], LEASES, "w") == []
+    assert [row.id for row in claim(id_)] == [id_]
+
+
+def test_what_was_not_started_in_its_time_cannot_be_claimed() -> None:
+    gone, still = due(due=ago(30), expires=10).pk, due(due=ago(30), expires=60).pk
+    assert [row.id for row in claim(gone, still)] == [still]
+
+
+def test_a_topic_without_a_handler_here_is_left_to_another_worker() -> None:
+    id_ = due().pk
+    assert claim(id_, leases={"another.topic": 60.0}) == []
+    assert claim(id_, leases={}) == []
+    assert state(id_) == State.SCHEDULED
+
+
+def test_ids_that_never_were_and_ids_given_twice_harm_nothing() -> None:
+    id_ = due().pk
+    assert [row.id for row in claim(id_, 10**12, id_)] == [id_]
+    assert claim() == []
+    assert moves(id_) == ["scheduled", "scheduled>running"]
+
+
+def test_the_log_of_a_claim_tells_waiting_for_a_consumer_from_lateness() -> None:
+    timed, queried = due(due=ago(20)).pk, due(due=ago(20)).pk
+    ready_ms = to_ms(ago(3))
+    transitions.claim("default", [Ticket(timed, ready_ms, 0)], LEASES, "a")
+    claim(queried)
+    by_redis, by_query = (message(id_).transitions.last() for id_ in (timed, queried))
+    assert by_redis is not None
+    assert by_query is not None
+    assert by_redis.ready_at is not None
+    assert to_ms(by_redis.ready_at) == ready_ms
+    assert by_redis.partition == 0
+    assert by_query.ready_at == by_query.due_at
+    assert by_query.partition is None
+
+
+@pytest.fixture
+def locked(transactional_db: None) -> Iterator[int]:
+    """A due message that another connection holds locked."""
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("this database locks no rows")
+    id_ = due().pk
+    holding, release = threading.Event(), threading.Event()
+
+    def hold(_number: int) -> None:
+        with transaction.atomic():
+            Message.objects.select_for_update().get(pk=id_)
+            holding.set()
+            assert release.wait(30)
+
+    thread = threading.Thread(target=at_once, args=(1, hold))
+    thread.start()
+    assert holding.wait(10)
+    yield id_
+    release.set()
+    thread.join()
+
+
+@committed
+def test_a_claim_passes_over_what_another_move_has_locked_and_does_not_wait(locked: int) -> None:
+    free = due().pk
+    assert [row.id for row in claim(locked, free)] == [free]
+
+
+@committed
+def test_a_look_for_due_rows_passes_over_what_is_locked(locked: int) -> None:
+    free = due(queue="default").pk
+    with transaction.atomic():
+        assert [ticket.id for ticket in transitions.due("default", "default", [TOPIC], 10)] == [free]
+
+
+@committed
+def test_many_workers_at_once_claim_each_message_once() -> None:
+    ids = [due().pk for _ in range(40)]
+    answers = at_once(4, lambda number: [row.id for row in claim(*ids, worker=f"w{number}")])
+    won: list[int] = []
+    for answer in answers:
+        assert isinstance(answer, list), answer
+        won += answer
+    assert sorted(won) == ids
+    assert set(Message.objects.values_list("deliveries", flat=True)) == {1}
+
+
+# --- success is absorbing ---------------------------------------------------------------------------------------------
+
+
+def test_a_success_ends_the_message_and_its_lease() -> None:
+    row = claimed()
+    assert succeed(row.id)
+    now = message(row.id)
+    assert (now.state, now.reported, now.attempts, now.worker) == (State.CONSUMED, 1, 0, "")
+    assert now.finished_at is not None
+    assert now.leased_until is None
+
+
+def test_a_success_recorded_twice_is_recorded_once() -> None:
+    row = claimed()
+    assert succeed(row.id)
+    before = snapshot(row.id)
+    assert not succeed(row.id)
+    assert snapshot(row.id) == before
+    both = [Success(row.id, 1, "a"), Success(row.id, 1, "a")]
+    assert transitions.succeed("default", both) == set()
+
+
+def test_a_success_given_twice_in_one_batch_is_recorded_once() -> None:
+    row = claimed()
+    assert transitions.succeed("default", [Success(row.id, 1, "a")] * 2) == {row.id}
+    assert moves(row.id)[-1:] == ["running>consumed"]
+    assert message(row.id).reported == 1
+
+
+def test_a_late_success_is_accepted_while_the_message_waits_again() -> None:
+    row = claimed()
+    lose(row.id)
+    assert succeed(row.id, 1)
+    assert moves(row.id) == ["scheduled", "scheduled>running", "running>scheduled", "scheduled>consumed"]
+
+
+def test_a_late_success_is_accepted_while_another_delivery_runs_whose_report_is_then_refused() -> None:
+    row = claimed()
+    lose(row.id)
+    claim(row.id, worker="b")
+    assert succeed(row.id, 1)
+    before = snapshot(row.id)
+    assert not succeed(row.id, 2)
+    assert not fail(row.id, 2)
+    assert snapshot(row.id) == before
+
+
+def test_a_late_success_of_a_message_that_was_cancelled_meanwhile_is_refused() -> None:
+    row = claimed()
+    lose(row.id)
+    assert cancel_message(row.id).verdict == Verdict.OUTCOME_UNKNOWN
+    assert not succeed(row.id)
+    assert state(row.id) == State.CANCELLED
+
+
+def test_a_late_success_after_a_requeue_is_counted_within_bounds() -> None:
+    row = claimed()
+    lose(row.id)
+    cancel_message(row.id)
+    requeue_message(row.id)
+    assert succeed(row.id, 1)
+    now = message(row.id)
+    assert now.reported + now.forgiven <= now.deliveries
+
+
+# --- failure is fenced ------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_retried_after_its_delay_by_the_databases_clock() -> None:
+    row = claimed()
+    before = transitions.now("default")
+    assert fail(row.id, delay=timedelta(seconds=90), error="it broke", traceback="line 1")
+    now = message(row.id)
+    assert (now.state, now.attempts, now.reported, now.worker) == (State.SCHEDULED, 1, 1, "")
+    assert timedelta(seconds=90) <= now.due_at - before < timedelta(seconds=100)
+    assert now.due_at.microsecond % 1000 == 0
+    last = now.transitions.last()
+    assert last is not None
+    assert (last.error, last.traceback) == ("it broke", "line 1")
+
+
+def test_a_failure_for_good_is_dead_and_stays_where_it_was_due() -> None:
+    row = claimed()
+    assert fail(row.id, dead=True, reason="given up")
+    now = message(row.id)
+    assert (now.state, now.due_at) == (State.DEAD, row.due_at)
+    assert now.finished_at is not None
+
+
+@pytest.mark.parametrize("delivery", [0, 1, 3])
+@pytest.mark.parametrize("terms", [{}, {"dead": True}, {"counts": False}], ids=["retry", "dead", "release"])
+def test_a_failure_of_another_delivery_changes_nothing(delivery: int, terms: dict[str, Any]) -> None:
+    row = claimed()
+    lose(row.id)
+    claim(row.id, worker="b")
+    before = snapshot(row.id)
+    assert not fail(row.id, delivery, **terms)
+    assert snapshot(row.id) == before
+    assert fail(row.id, 2, **terms)
+
+
+def test_a_failure_recorded_twice_is_recorded_once() -> None:
+    row = claimed()
+    assert fail(row.id, 1)
+    before = snapshot(row.id)
+    assert not fail(row.id, 1)
+    assert snapshot(row.id) == before
+
+
+def test_of_two_reports_in_one_batch_the_later_delivery_counts() -> None:
+    row = claimed()
+    lose(row.id)
+    claim(row.id)
+    reports = [Failure(row.id, 2, "b", error="current"), Failure(row.id, 1, "a", error="stale")]
+    assert [moved.id for moved in transitions.fail("default", reports)] == [row.id]
+    last = message(row.id).transitions.last()
+    assert last is not None
+    assert (last.error, last.actor) == ("current", "b")
+
+
+def test_a_release_costs_no_attempt_and_keeps_the_due_time() -> None:
+    row = claimed()
+    assert fail(row.id, delay=None, counts=False, reason="shutdown", error="")
+    now = message(row.id)
+    assert (now.state, now.attempts, now.deliveries, now.reported) == (State.SCHEDULED, 0, 1, 1)
+    assert now.due_at == row.due_at
+    assert now.crashes == 0
+
+
+def test_no_retry_follows_a_cancel_that_was_requested() -> None:
+    row = claimed()
+    assert cancel_message(row.id).verdict == Verdict.REQUESTED
+    assert fail(row.id, reason="handler failed")
+    now = message(row.id)
+    assert now.state == State.CANCELLED
+    last = now.transitions.last()
+    assert last is not None
+    assert last.reason.startswith("cancel requested")
+
+
+def test_a_handler_that_succeeds_in_spite_of_a_requested_cancel_has_succeeded() -> None:
+    row = claimed()
+    cancel_message(row.id)
+    assert succeed(row.id)
+    assert state(row.id) == State.CONSUMED
+
+
+def test_hundreds_of_reports_are_recorded_in_one_call() -> None:
+    ids = [due().pk for _ in range(120)]
+    assert len(claim(*ids)) == 120
+    done = transitions.succeed("default", [Success(id_, 1, "a") for id_ in ids[:60]])
+    failed = transitions.fail("default", [Failure(id_, 1, "a", delay=timedelta(0)) for id_ in ids])
+    assert done == set(ids[:60])
+    assert sorted(moved.id for moved in failed) == ids[60:]
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_lengthened_by_its_own_delivery_only_and_never_shortened() -> None:
+    row = claimed()
+    until = message(row.id).leased_until
+    assert until is not None
+    assert transitions.extend("default", [Holding(row.id, 1, 1.0)]) == {row.id: False}
+    assert message(row.id).leased_until == until
+    assert transitions.extend("default", [Holding(row.id, 1, 300.0)]) == {row.id: False}
+    longer = message(row.id).leased_until
+    assert longer is not None
+    assert longer > until + timedelta(seconds=200)
+    assert transitions.extend("default", [Holding(row.id, 2, 300.0), Holding(10**12, 1, 9.0)]) == {}
+    assert transitions.extend("default", []) == {}
+
+
+def test_an_extension_tells_the_handler_that_a_cancel_was_requested() -> None:
+    row = claimed()
+    cancel_message(row.id)
+    assert transitions.extend("default", [Holding(row.id, 1, 60.0)]) == {row.id: True}
+
+
+def test_a_lease_that_runs_on_is_left_alone() -> None:
+    row = claimed()
+    assert transitions.reap("default", max_crashes=3, actor="reaper") == []
+    assert state(row.id) == State.RUNNING
+
+
+def test_a_lease_that_ran_out_gives_the_message_to_another_and_counts_a_crash() -> None:
+    row = claimed()
+    lose(row.id)
+    now = message(row.id)
+    assert (now.state, now.attempts, now.reported, now.crashes) == (State.SCHEDULED, 0, 0, 1)
+    assert now.due_at == row.due_at
+    assert claim(row.id, worker="b")[0].deliveries == 2
+
+
+def crash(id_: int, max_crashes: int) -> State:
+    assert claim(id_)
+    Message.objects.filter(pk=id_).update(leased_until=ago(5))
+    (moved,) = transitions.reap("default", max_crashes=max_crashes, actor="reaper")
+    return moved.after
+
+
+def test_a_message_that_keeps_killing_its_worker_is_dead_with_a_reason() -> None:
+    id_ = due().pk
+    assert [crash(id_, 3) for _ in range(3)] == [State.SCHEDULED, State.SCHEDULED, State.DEAD]
+    last = message(id_).transitions.last()
+    assert last is not None
+    assert "3 deliveries ended without a word" in last.reason
+
+
+def test_reported_failures_are_no_crashes() -> None:
+    id_ = due().pk
+    for delivery in (1, 2, 3):
+        claim(id_)
+        assert fail(id_, delivery, delay=None)
+    assert crash(id_, 2) == State.SCHEDULED
+
+
+def test_a_requeue_forgives_the_crashes_and_starts_the_attempts_anew() -> None:
+    id_ = due().pk
+    assert [crash(id_, 2) for _ in range(2)][-1] == State.DEAD
+    assert requeue_message(id_)
+    reschedule_message(id_, due=ago())
+    now = message(id_)
+    assert (now.attempts, now.crashes, now.deliveries) == (0, 0, 2)
+    assert crash(id_, 2) == State.SCHEDULED
+
+
+def test_a_lost_delivery_that_was_to_be_cancelled_is_cancelled() -> None:
+    row = claimed()
+    cancel_message(row.id)
+    Message.objects.filter(pk=row.id).update(leased_until=ago())
+    (moved,) = transitions.reap("default", max_crashes=3, actor="reaper")
+    assert moved.after == State.CANCELLED
+
+
+def test_a_bounded_reap_takes_the_rest_next_time() -> None:
+    ids = [claimed().id for _ in range(5)]
+    Message.objects.update(leased_until=ago())
+    sizes = [len(transitions.reap("default", max_crashes=3, limit=2, actor="r")) for _ in range(4)]
+    assert sizes == [2, 2, 1, 0]
+    assert {state(id_) for id_ in ids} == {State.SCHEDULED}
+
+
+def test_a_dead_workers_messages_are_given_back_at_once_and_nobody_elses() -> None:
+    own, other = claimed(worker="host/1/child-2/thread"), claimed(worker="host/1/child-3/thread")
+    moved = transitions.release_worker("default", "host/1/child-2", max_crashes=3, actor="s", shutdown=False)
+    assert [one.id for one in moved] == [own.id]
+    assert message(own.id).crashes == 1
+    assert state(other.id) == State.RUNNING
+
+
+def test_an_ordered_shutdown_is_held_against_nobody() -> None:
+    id_ = due().pk
+    for _ in range(5):
+        claim(id_, worker="w")
+        (moved,) = transitions.release_worker("default", "w", max_crashes=2, actor="s", shutdown=True)
+        assert moved.after == State.SCHEDULED
+    assert message(id_).crashes == 0
+
+
+# --- expiry -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_started_in_its_time_expires_and_nothing_else() -> None:
+    gone = due(due=ago(30), expires=10).pk
+    still, forever = due(due=ago(30), expires=60).pk, due(due=ago(30)).pk
+    running = due(due=ago(30), expires=31).pk
+    claim(running)
+    Message.objects.filter(pk=running).update(expires_at=ago())
+    assert [moved.id for moved in transitions.expire("default", actor="janitor")] == [gone]
+    assert [state(id_) for id_ in (still, forever, running)] == ["scheduled", "scheduled", "running"]
+
+
+# --- delivery by query ------------------------------------------------------------------------------------------------
+
+
+def test_the_due_rows_of_a_queue_come_best_priority_first() -> None:
+    low, high = due(priority=-1).pk, due(priority=1).pk
+    older = due(priority=-1, due=ago(9)).pk
+    for other in ({"queue": "other"}, {"due": ago(30), "expires": 1}):
+        due(**other)
+    later()
+    found = transitions.due("default", "default", [TOPIC], 10)
+    assert [ticket.id for ticket in found] == [high, older, low]
+    assert len(transitions.due("default", "default", [TOPIC], 2)) == 2
+    assert transitions.due("default", "default", ["another"], 10) == []
+
+
+def test_how_long_until_the_next_is_due() -> None:
+    assert transitions.until_due("default", "default", [TOPIC]) is None
+    later(delay=120)
+    wait = transitions.until_due("default", "default", [TOPIC])
+    assert wait is not None
+    assert 100 < wait < 121
+    assert transitions.until_due("default", "default", ["another"]) is None
+    due(queue="other")
+    wait = transitions.until_due("default", "other", [TOPIC])
+    assert wait is not None
+    assert wait <= 0

@@ -1,0 +1,224 @@
+"""The table of moves against the record: each is logged with what it does, and nothing else is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import Q
+
+from django_delayq import cancel_message, requeue_message, reschedule_message, run_message_now, transitions
+from django_delayq.exceptions import InvalidTransition
+from django_delayq.models import Message, Transition
+from django_delayq.sql.portable import Change, move
+from django_delayq.states import MOVES, State
+from django_delayq.transitions import Verdict
+
+from .steps import ago, bring, claim, due, fail, lose, message, moves, snapshot, state, succeed
+
+pytestmark = pytest.mark.django_db
+
+S, R, CON, D, CAN, E = (
+    State.SCHEDULED,
+    State.RUNNING,
+    State.CONSUMED,
+    State.DEAD,
+    State.CANCELLED,
+    State.EXPIRED,
+)
+
+
+class Undo(Exception):
+    """Rolls a transaction back."""
+
+
+def lost() -> int:
+    """Scheduled again, after a delivery that nobody heard of again."""
+    id_ = bring(R)
+    lose(id_)
+    return id_
+
+
+def doomed() -> int:
+    """Running, and asked to be cancelled."""
+    id_ = bring(R)
+    assert transitions.cancel("default", [id_])[0].verdict == Verdict.REQUESTED
+    return id_
+
+
+def expiring() -> int:
+    return due(due=ago(30), expires=1).pk
+
+
+Prepare = Callable[[], int]
+Act = Callable[[int], object]
+
+# How each move is brought about: what comes before, and the call that makes it.
+WAYS: dict[tuple[State | None, State], tuple[Prepare, Act]] = {
+    (S, S): (lambda: bring(S), lambda id_: reschedule_message(id_, delay=60)),
+    (S, R): (lambda: bring(S), claim),
+    (S, CAN): (lambda: bring(S), cancel_message),
+    (S, E): (expiring, lambda id_: transitions.expire("default", actor="janitor")),
+    (S, D): (lambda: bring(S), lambda id_: transitions.give_up("default", [id_], reason="why", actor="restore")),
+    (S, CON): (lost, succeed),
+    (R, CON): (lambda: bring(R), succeed),
+    (R, S): (lambda: bring(R), fail),
+    (R, D): (lambda: bring(R), lambda id_: fail(id_, dead=True)),
+    (R, CAN): (doomed, fail),
+    (R, R): (lambda: bring(R), cancel_message),
+    (D, S): (lambda: bring(D), requeue_message),
+    (E, S): (lambda: bring(E), requeue_message),
+    (CAN, S): (lambda: bring(CAN), requeue_message),
+}
+
+
+def name(pair: tuple[State | None, State]) -> str:
+    return " to ".join("nothing" if state is None else state.value for state in pair)
+
+
+PAIRS = pytest.mark.parametrize("pair", WAYS, ids=name)
+
+
+def test_there_is_a_way_to_make_every_move_but_the_first() -> None:
+    assert WAYS.keys() | {(None, S)} == MOVES.keys()
+
+
+@PAIRS
+def test_a_move_writes_one_log_row_that_says_what_it_was(pair: tuple[State, State]) -> None:
+    prepare, act = WAYS[pair]
+    id_ = prepare()
+    before = message(id_)
+    assert before.state == pair[0]
+    act(id_)
+    after = message(id_)
+    assert after.state == pair[1]
+    assert after.moves == before.moves + 1
+    row = after.transitions.last()
+    assert row is not None
+    assert (row.from_state, row.to_state, row.number) == (*pair, after.moves)
+    assert row.at >= before.created_at
+    assert row.due_at == after.due_at
+    assert row.attempt == after.deliveries
+    assert row.actor
+    assert after.transitions.count() == after.moves
+
+
+@PAIRS
+def test_a_move_that_is_rolled_back_leaves_neither_change_nor_log_row(pair: tuple[State, State]) -> None:
+    prepare, act = WAYS[pair]
+    id_ = prepare()
+    before = snapshot(id_)
+    with pytest.raises(Undo), transaction.atomic():
+        act(id_)
+        assert state(id_) == pair[1]
+        assert snapshot(id_) != before
+        raise Undo
+    assert snapshot(id_) == before
+
+
+def test_a_message_that_is_rolled_back_never_was() -> None:
+    with pytest.raises(Undo), transaction.atomic():
+        id_ = due().pk
+        assert moves(id_) == ["scheduled"]
+        raise Undo
+    assert snapshot(id_) == ([], [])
+
+
+ILLEGAL = [pair for pair in product(State, State) if pair not in MOVES]
+
+
+@pytest.mark.parametrize("pair", ILLEGAL, ids=name)
+def test_a_move_that_the_table_has_not_is_refused(pair: tuple[State, State]) -> None:
+    id_ = bring(pair[0])
+    before = snapshot(id_)
+    with pytest.raises(InvalidTransition, match=f"{pair[0]} → {pair[1]}"):
+        move("default", Q(pk=id_), lambda message, now: Change(pair[1]), actor="test")
+    assert snapshot(id_) == before
+
+
+VERBS: dict[str, tuple[Callable[[int], Any], set[State]]] = {
+    "cancel": (cancel_message, {S, R}),
+    "reschedule": (lambda id_: reschedule_message(id_, delay=60), {S}),
+    "run now": (run_message_now, {S}),
+    "requeue": (requeue_message, {D, E, CAN}),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("where", State)
+def test_a_verb_says_truthfully_whether_it_was_too_late(verb: str, where: State) -> None:
+    act, possible = VERBS[verb]
+    id_ = bring(where)
+    before = snapshot(id_)
+    answer = act(id_)
+    assert bool(answer) == (where in possible)
+    assert answer.id == id_
+    assert answer.state == state(id_)
+    if where not in possible:
+        assert answer.verdict == Verdict.TOO_LATE
+        assert str(answer) == f"too late: {where.value}"
+        assert snapshot(id_) == before
+
+
+@pytest.mark.parametrize("where", [CON, D, CAN, E])
+def test_no_report_of_a_delivery_changes_what_is_finished(where: State) -> None:
+    id_ = bring(where)
+    before = snapshot(id_)
+    for delivery in (0, 1, 2):
+        assert not succeed(id_, delivery)
+        assert not fail(id_, delivery)
+        assert not fail(id_, delivery, dead=True)
+    assert claim(id_) == []
+    assert snapshot(id_) == before
+
+
+@pytest.mark.skipif(
+    connection.features.has_select_for_update, reason="the rows are locked: nobody can move them in between"
+)
+def test_somebody_elses_move_in_between_is_noticed_and_not_overwritten() -> None:
+    id_ = bring(S)
+
+    def change(row: Message, now: Any) -> Change:
+        # As another process would have done it.
+        Message.objects.filter(pk=id_).update(moves=99)
+        return Change(CAN)
+
+    assert move("default", Q(pk=id_), change, actor="test") == []
+    assert message(id_).state == S
+    assert Transition.objects.filter(message_id=id_).count() == 1
+
+
+def test_the_log_of_a_long_life_can_be_read_like_a_story() -> None:
+    id_ = due().pk
+    claim(id_, worker="a")
+    fail(id_, 1, error="first", traceback="where")
+    reschedule_message(id_, due=ago(), reason="at once")
+    claim(id_, worker="b")
+    fail(id_, 2, dead=True, error="second")
+    requeue_message(id_, reason="fixed")
+    run_message_now(id_)
+    Message.objects.filter(pk=id_).update(due_at=ago())
+    claim(id_, worker="c")
+    succeed(id_, 3)
+    assert moves(id_) == [
+        "scheduled",
+        "scheduled>running",
+        "running>scheduled",
+        "scheduled>scheduled",
+        "scheduled>running",
+        "running>dead",
+        "dead>scheduled",
+        "scheduled>scheduled",
+        "scheduled>running",
+        "running>consumed",
+    ]
+    rows = list(message(id_).transitions.all())
+    assert [row.attempt for row in rows] == [0, 1, 1, 1, 2, 2, 2, 2, 3, 3]
+    assert [row.error for row in rows if row.error] == ["first", "second"]
+    assert rows[2].traceback == "where"
+    assert [row.reason for row in rows if row.reason] == ["at once", "fixed", "run now"]
+    assert [row.actor for row in rows if row.to_state == R] == ["worker:a", "worker:b", "worker:c"]
+    assert rows == sorted(rows, key=lambda row: row.at)

@@ -1,0 +1,235 @@
+"""schedule_message and schedule_messages: what is written, and when nothing is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+
+from django_delayq import (
+    InvalidMessage,
+    KeyConflict,
+    PayloadTooLarge,
+    RetryPolicy,
+    cancel_message,
+    handler,
+    registry,
+    reschedule_message,
+    schedule_message,
+    schedule_messages,
+    transitions,
+)
+from django_delayq.models import Message, Transition
+from django_delayq.states import State
+from tests.unit.test_validation import good
+
+from .steps import TOPIC, claim, due, later, log, message
+
+pytestmark = pytest.mark.django_db
+both = pytest.mark.django_db(databases=["default", "other"])
+
+
+class Undo(Exception):
+    """Rolls a transaction back."""
+
+
+FIELDS = [
+    *["topic", "queue", "key", "priority", "payload", "headers", "due_at", "expires_at", "created_at", "retry"],
+    *["max_attempts", "state", "attempts", "deliveries", "reported", "forgiven", "moves", "worker", "finished_at"],
+]
+
+
+def test_what_is_returned_is_what_is_written() -> None:
+    returned = schedule_message(
+        TOPIC,
+        {"order": 7, "list": [1, 2.5, None, True, "ü"]},
+        delay="15m",
+        queue="slow",
+        priority=-3,
+        key="order 7",
+        expires="1h",
+        max_attempts=4,
+        retry=["4m", "10m"],
+        headers={"trace": "abc"},
+    )
+    written = message(returned.pk)
+    for name in FIELDS:
+        assert getattr(returned, name) == getattr(written, name), name
+    assert returned == written
+    assert not returned.existed
+    (row,) = log(returned.pk)
+    assert (row.number, row.from_state, row.to_state, row.attempt) == (1, None, State.SCHEDULED, 0)
+    assert (row.at, row.due_at) == (written.created_at, written.due_at)
+
+
+def test_the_defaults_are_now_the_default_queue_and_no_key() -> None:
+    before = transitions.now("default")
+    row = schedule_message(TOPIC)
+    assert (row.queue, row.priority, row.key, row.payload, row.headers) == ("default", 0, None, None, {})
+    assert timedelta(0) <= row.due_at - before < timedelta(seconds=10)
+
+
+def test_a_due_time_is_rounded_up_to_a_millisecond() -> None:
+    moment = datetime(2050, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+    expected = datetime(2050, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)
+    many = schedule_messages([{"topic": TOPIC, "due": moment}, {"topic": TOPIC, "due": expected}])
+    for row in (schedule_message(TOPIC, due=moment), schedule_message(TOPIC, due=expected), *many):
+        assert row.due_at == message(row.pk).due_at == expected
+
+
+def test_an_expiry_over_a_change_of_the_clocks_is_as_long_as_it_was_said() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    local = datetime(2050, 10, 30, 1, 30, tzinfo=berlin)
+    terms: dict[str, Any] = {"topic": TOPIC, "due": local, "expires": "2h"}
+    for row in (schedule_message(**terms), *schedule_messages([terms])):
+        stored = message(row.pk)
+        assert stored.expires_at == row.expires_at
+        assert stored.expires_at is not None
+        assert stored.expires_at - stored.due_at == timedelta(hours=2)
+        assert stored.due_at == local.astimezone(UTC)
+
+
+def test_a_message_goes_to_its_handlers_queue_unless_the_call_names_one() -> None:
+    handler("record.queued", queue="slow")(print)
+    try:
+        assert schedule_message("record.queued").queue == "slow"
+        assert schedule_message("record.queued", queue="fast").queue == "fast"
+    finally:
+        registry.unregister("record.queued")
+
+
+def test_a_policy_is_stored_as_json_and_a_function_is_refused() -> None:
+    policy = RetryPolicy.exponential("5s", max_attempts=3)
+    assert RetryPolicy.from_json(message(later(retry=policy).pk).retry) == policy
+    with pytest.raises(InvalidMessage, match="function"):
+        later(retry=lambda attempt, error: 5)
+    assert Message.objects.count() == 1
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "topic": {"topic": "two words"},
+    "payload": {"payload": {1: 2}},
+    "both times": {"delay": 1, "due": datetime(2050, 1, 1, tzinfo=UTC)},
+    "delay": {"delay": -1},
+    "due": {"due": datetime(2020, 1, 1, tzinfo=UTC)},
+    "queue": {"queue": "a b"},
+    "priority": {"priority": 101},
+    "key": {"key": ""},
+    "on_conflict": {"on_conflict": "overwrite"},
+    "expires": {"expires": 0},
+    "max_attempts": {"max_attempts": 0},
+    "retry": {"retry": [-1]},
+    "headers": {"headers": []},
+}
+
+
+@pytest.mark.parametrize("terms", WRONG.values(), ids=list(WRONG))
+def test_a_message_that_cannot_be_is_refused_before_anything_is_written(terms: dict[str, Any]) -> None:
+    terms = {"topic": TOPIC, **terms}
+    with pytest.raises(InvalidMessage):
+        schedule_message(**terms)
+    with pytest.raises(InvalidMessage, match=r"^message 2: "):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "key": "k"}, terms])
+    assert not Message.objects.exists()
+    assert not Transition.objects.exists()
+
+
+@pytest.mark.parametrize("wrong", ["x", {}, {"payload": 1}, None, {"topic": TOPIC, "using": "other"}], ids=repr)
+def test_what_is_no_dict_of_arguments_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"^message 0: "):
+        schedule_messages([wrong])
+
+
+def test_an_error_of_many_is_of_the_same_kind_as_of_one() -> None:
+    with pytest.raises(PayloadTooLarge, match="message 1"):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "payload": "x" * 300_000}])
+
+
+def test_many_messages_are_written_in_their_order_with_all_they_have() -> None:
+    wanted = [
+        {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(1_203)
+    ]
+    wanted[5] |= {"key": "five", "expires": "1h", "retry": ["4m"], "max_attempts": 2, "headers": {"h": 1}}
+    returned = schedule_messages(wanted)
+    assert [row.payload for row in returned] == list(range(1_203))
+    assert len({row.pk for row in returned}) == 1_203
+    written = Message.objects.in_bulk([row.pk for row in returned])
+    for row in returned:
+        for name in FIELDS:
+            assert getattr(row, name) == getattr(written[row.pk], name), name
+    assert returned[5].key == "five"
+    numbers = Transition.objects.values_list("message_id", "number", "to_state")
+    assert sorted(numbers) == sorted((row.pk, 1, "scheduled") for row in returned)
+
+
+def test_no_messages_are_no_messages() -> None:
+    assert schedule_messages([]) == []
+    assert schedule_messages(iter([])) == []
+
+
+def test_of_many_all_are_written_or_none() -> None:
+    later(key="taken")
+    with pytest.raises(KeyConflict):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "key": "taken"}, {"topic": TOPIC}])
+    assert Message.objects.count() == 1
+    assert Transition.objects.count() == 1
+
+
+def test_many_with_one_key_among_them_come_to_one_message() -> None:
+    rows = schedule_messages([{"topic": TOPIC, "key": "k", "payload": n, "on_conflict": "keep"} for n in range(3)])
+    assert len({row.pk for row in rows}) == 1
+    assert [row.existed for row in rows] == [False, True, True]
+    assert message(rows[0].pk).payload == 0
+
+
+def test_what_a_caller_rolls_back_is_not_there() -> None:
+    with pytest.raises(Undo), transaction.atomic():
+        schedule_message(TOPIC)
+        schedule_messages([{"topic": TOPIC}] * 3)
+        raise Undo
+    assert not Message.objects.exists()
+    assert not Transition.objects.exists()
+
+
+@both
+def test_a_message_of_another_database_is_written_and_steered_there() -> None:
+    one = later(using="other", key="k")
+    (two,) = schedule_messages([{"topic": TOPIC, "delay": 60}], using="other")
+    assert one._state.db == "other"
+    assert not Message.objects.exists()
+    assert Message.objects.using("other").count() == Transition.objects.using("other").count() == 2
+    later(key="k")
+    assert reschedule_message(one, delay=5).state == State.SCHEDULED
+    assert cancel_message(topic=TOPIC, key="k", using="other").id == one.pk
+    assert cancel_message(two.pk, using="other")
+    assert set(Message.objects.using("other").values_list("state", flat=True)) == {State.CANCELLED}
+    assert set(Message.objects.values_list("state", flat=True)) == {State.SCHEDULED}
+
+
+def same(stored: Any, given_: Any) -> bool:
+    """Equal as JSON: a database may give a whole float back as an integer."""
+    if isinstance(given_, dict):
+        return stored.keys() == given_.keys() and all(same(stored[name], given_[name]) for name in given_)
+    if isinstance(given_, list):
+        return len(stored) == len(given_) and all(map(same, stored, given_))
+    if isinstance(given_, float):
+        return float(stored) == given_
+    return bool(stored == given_ and isinstance(stored, type(given_)))
+
+
+@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(good)
+def test_any_payload_that_is_accepted_is_stored_and_delivered_as_it_was(payload: Any) -> None:
+    one = due(payload)
+    (many,) = schedule_messages([{"topic": TOPIC, "payload": payload, "due": one.due_at}])
+    for row in (one, many):
+        assert same(row.payload, payload)
+        assert same(message(row.pk).payload, payload)
+    delivered = claim(one.pk, many.pk)
+    assert len(delivered) == 2
+    assert all(same(row.payload, payload) for row in delivered)

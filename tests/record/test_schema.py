@@ -1,0 +1,125 @@
+"""The database guards the machine too, and its schema can be made and unmade."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, connection, connections, transaction
+from django.utils import timezone
+
+from django_delayq import schedule_message
+from django_delayq.models import Identity, Message, Transition, identity
+from django_delayq.states import FINAL, State
+
+from .steps import TOPIC, bring, later
+
+pytestmark = pytest.mark.django_db
+
+NOW = timezone.now()
+
+ILLEGAL: dict[str, tuple[State, dict[str, Any]]] = {
+    "a state that is none": (State.SCHEDULED, {"state": "asleep"}),
+    "consumed without an end": (State.SCHEDULED, {"state": "consumed"}),
+    "scheduled with an end": (State.SCHEDULED, {"finished_at": NOW}),
+    "running with an end": (State.RUNNING, {"finished_at": NOW}),
+    "finished without an end": (State.DEAD, {"finished_at": None}),
+    "running without a lease": (State.RUNNING, {"leased_until": None}),
+    "scheduled with a lease": (State.SCHEDULED, {"leased_until": NOW}),
+    "consumed with a lease": (State.CONSUMED, {"leased_until": NOW}),
+    "a consumed one back to scheduled": (State.CONSUMED, {"state": "scheduled"}),
+    "more attempts than reports": (State.SCHEDULED, {"attempts": 1}),
+    "negative attempts": (State.SCHEDULED, {"attempts": -1}),
+    "more reports than deliveries": (State.RUNNING, {"reported": 2}),
+    "more forgiven than delivered": (State.RUNNING, {"forgiven": 2}),
+    "negative forgiveness": (State.RUNNING, {"forgiven": -1}),
+    "no move at all": (State.SCHEDULED, {"moves": 0}),
+    "too good a priority": (State.SCHEDULED, {"priority": 101}),
+    "too bad a priority": (State.SCHEDULED, {"priority": -101}),
+    "due too early": (State.SCHEDULED, {"due_at": datetime(1999, 12, 31, tzinfo=UTC)}),
+    "due too late": (State.SCHEDULED, {"due_at": datetime(2200, 1, 2, tzinfo=UTC)}),
+    "no topic": (State.SCHEDULED, {"topic": None}),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_an_illegal_row_is_refused_by_the_database_itself(name: str) -> None:
+    where, values = ILLEGAL[name]
+    id_ = bring(where)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Message.objects.filter(pk=id_).update(**values)
+    assert Message.objects.get(pk=id_).state == where
+
+
+def test_a_due_time_without_end_is_refused_where_there_is_such_a_thing() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL knows infinity")
+    id_ = later().pk
+    with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("UPDATE delayq_message SET due_at = 'infinity' WHERE id = %s", [id_])
+
+
+def test_two_live_messages_of_one_key_are_refused() -> None:
+    later(key="k")
+    other = later()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Message.objects.filter(pk=other.pk).update(key="k")
+
+
+@pytest.mark.parametrize("where", sorted(FINAL))
+def test_a_finished_message_does_not_hold_its_key(where: State) -> None:
+    bring(where, key="k")
+    later(key="k")
+    assert Message.objects.filter(key="k").count() == 2
+
+
+def test_a_log_has_each_number_once() -> None:
+    id_ = later().pk
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Transition.objects.create(message_id=id_, number=1, at=NOW, to_state=State.SCHEDULED, due_at=NOW)
+
+
+def test_there_is_one_identity() -> None:
+    assert identity("default") == identity("default")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Identity.objects.create(id=2)
+
+
+def test_the_farthest_due_time_that_is_accepted_can_be_stored() -> None:
+    row = schedule_message(TOPIC, delay=timedelta(days=36_525))
+    assert Message.objects.get(pk=row.pk).due_at == row.due_at
+
+
+def test_what_is_still_to_do_is_read_along_partial_indexes() -> None:
+    with connection.cursor() as cursor:
+        constraints = connection.introspection.get_constraints(cursor, Message._meta.db_table)
+    indexes = {name for name, found in constraints.items() if found["index"]}
+    assert {"delayq_todo", "delayq_leased", "delayq_expiring", "delayq_finished", "delayq_key"} <= indexes
+    assert all(index.condition is not None for index in Message._meta.indexes)
+
+
+def test_the_migrations_say_what_the_models_say() -> None:
+    out = StringIO()
+    call_command("makemigrations", "django_delayq", check=True, dry_run=True, stdout=out)
+    assert "No changes" in out.getvalue()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_the_migrations_can_be_taken_back_and_applied_again() -> None:
+    def tables() -> set[str]:
+        return {name for name in connections["other"].introspection.table_names() if name.startswith("delayq_")}
+
+    terms: dict[str, Any] = {"database": "other", "verbosity": 0, "interactive": False}
+    before = tables()
+    later(using="other")
+    try:
+        call_command("migrate", "django_delayq", "zero", **terms)
+        assert tables() == set()
+    finally:
+        call_command("migrate", **terms)
+    assert tables() == before
+    assert not Message.objects.using("other").exists()
+    assert later(using="other").pk

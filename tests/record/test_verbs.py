@@ -1,0 +1,332 @@
+"""Cancel, reschedule, run now, requeue: by id, by key, as a queryset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from django_delayq import (
+    InvalidMessage,
+    Verdict,
+    actors,
+    cancel_message,
+    requeue_message,
+    reschedule_message,
+    run_message_now,
+    schedule_messages,
+    transitions,
+)
+from django_delayq.models import Message
+from django_delayq.sql.rows import Failure
+from django_delayq.states import State
+
+from .steps import TOPIC, at_once, bring, claim, claimed, due, later, lose, message, moves, state
+
+pytestmark = pytest.mark.django_db
+committed = pytest.mark.django_db(transaction=True)
+
+# --- cancel's four answers --------------------------------------------------------------------------------------------
+
+
+def test_cancelled_means_that_no_delivery_ran_or_will() -> None:
+    answer = cancel_message(later().pk, reason="paid")
+    assert (answer.verdict, answer.state) == (Verdict.CANCELLED, State.CANCELLED)
+    assert answer
+    assert answer.id is not None
+    row = message(answer.id)
+    assert row.finished_at is not None
+    last = row.transitions.last()
+    assert last is not None
+    assert last.reason == "paid"
+
+
+def test_requested_means_that_it_runs_and_no_retry_follows() -> None:
+    row = claimed()
+    answer = cancel_message(row.id)
+    assert (answer.verdict, answer.state) == (Verdict.REQUESTED, State.RUNNING)
+    assert message(row.id).cancel_requested
+    assert message(row.id).leased_until is not None
+
+
+def test_a_cancel_requested_twice_is_logged_once() -> None:
+    row = claimed()
+    assert [cancel_message(row.id).verdict for _ in range(2)] == [Verdict.REQUESTED] * 2
+    assert moves(row.id) == ["scheduled", "scheduled>running", "running>running"]
+
+
+def test_outcome_unknown_means_that_a_dead_delivery_may_have_had_its_effect() -> None:
+    row = claimed()
+    lose(row.id)
+    answer = cancel_message(row.id)
+    assert (answer.verdict, answer.state) == (Verdict.OUTCOME_UNKNOWN, State.CANCELLED)
+    assert claim(row.id) == []
+
+
+def test_a_reported_failure_is_no_unknown_outcome() -> None:
+    row = claimed()
+    transitions.fail("default", [Failure(row.id, 1, "a", delay=timedelta(0))])
+    assert cancel_message(row.id).verdict == Verdict.CANCELLED
+
+
+@pytest.mark.parametrize("where", [State.CONSUMED, State.DEAD, State.CANCELLED, State.EXPIRED])
+def test_too_late_says_which_state_it_is_in(where: State) -> None:
+    answer = cancel_message(bring(where))
+    assert (answer.verdict, answer.state) == (Verdict.TOO_LATE, where)
+    assert not answer
+
+
+@committed
+def test_of_a_cancel_and_a_claim_at_once_exactly_one_wins_and_says_so() -> None:
+    for _round in range(5):
+        id_ = due().pk
+        claims, answer = at_once(2, lambda number, id_=id_: cancel_message(id_) if number else claim(id_))  # type: ignore[misc]
+        assert isinstance(claims, list)
+        assert isinstance(answer, transitions.Answer)
+        if claims:
+            assert answer.verdict == Verdict.REQUESTED
+            assert state(id_) == State.RUNNING
+        else:
+            assert answer.verdict == Verdict.CANCELLED
+            assert state(id_) == State.CANCELLED
+
+
+# --- reschedule, run now, requeue -------------------------------------------------------------------------------------
+
+
+def test_a_rescheduled_message_is_due_anew_and_keeps_its_time_to_live() -> None:
+    id_ = later(expires="1h").pk
+    moment = datetime(2050, 1, 1, 12, tzinfo=UTC)
+    assert reschedule_message(id_, due=moment).verdict == Verdict.RESCHEDULED
+    row = message(id_)
+    assert row.due_at == moment
+    assert row.expires_at == moment + timedelta(hours=1)
+    assert moves(id_) == ["scheduled", "scheduled>scheduled"]
+
+
+def test_a_delay_counts_from_now_on_the_databases_clock() -> None:
+    id_ = later().pk
+    before = transitions.now("default")
+    reschedule_message(id_, delay="90s")
+    assert timedelta(0) <= message(id_).due_at - before - timedelta(seconds=90) < timedelta(seconds=10)
+    assert message(id_).due_at.microsecond % 1000 == 0
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {},
+        {"due": datetime(2050, 1, 1, tzinfo=UTC), "delay": 5},
+        {"delay": -1},
+        {"due": datetime(2020, 1, 1, tzinfo=UTC)},
+    ],
+    ids=["none", "both", "negative", "past"],
+)
+def test_an_impossible_time_is_refused_and_nothing_moves(times: dict[str, Any]) -> None:
+    id_ = later().pk
+    with pytest.raises(InvalidMessage):
+        reschedule_message(id_, **times)
+    assert moves(id_) == ["scheduled"]
+
+
+def test_run_now_makes_it_due_now() -> None:
+    id_ = later().pk
+    answer = run_message_now(id_)
+    assert answer.verdict == Verdict.RESCHEDULED
+    assert message(id_).due_at - timezone.now() < timedelta(milliseconds=2)
+
+
+@pytest.mark.parametrize("where", [State.DEAD, State.EXPIRED, State.CANCELLED])
+def test_a_requeued_message_starts_anew_and_goes_on_counting_deliveries(where: State) -> None:
+    id_ = bring(where)
+    deliveries = message(id_).deliveries
+    assert requeue_message(id_).verdict == Verdict.REQUEUED
+    row = message(id_)
+    assert (row.state, row.attempts, row.deliveries, row.crashes) == (State.SCHEDULED, 0, deliveries, 0)
+    assert row.finished_at is None
+    assert not row.cancel_requested
+    assert abs(row.due_at - timezone.now()) < timedelta(seconds=10)
+
+
+def test_a_requeued_message_that_had_expired_has_its_time_to_live_again() -> None:
+    id_ = bring(State.EXPIRED)
+    requeue_message(id_, delay=60)
+    row = message(id_)
+    assert row.expires_at == row.due_at + timedelta(seconds=1)
+
+
+def test_a_requeue_is_refused_while_another_live_message_has_the_key() -> None:
+    old = due(key="k").pk
+    cancel_message(old)
+    new = later(key="k").pk
+    answer = requeue_message(old)
+    assert (answer.verdict, answer.state) == (Verdict.KEY_TAKEN, State.CANCELLED)
+    assert not answer
+    cancel_message(new)
+    assert requeue_message(old).verdict == Verdict.REQUEUED
+
+
+def test_two_messages_of_one_key_requeued_together_are_one_requeued_and_one_refused() -> None:
+    ids = []
+    for _ in range(2):
+        ids.append(due(key="k").pk)
+        cancel_message(ids[-1])
+    other = bring(State.CANCELLED)
+    counts = requeue_message(Message.objects.filter(pk__in=[*ids, other]))
+    assert counts == Counter({Verdict.REQUEUED: 2, Verdict.KEY_TAKEN: 1})
+    assert Message.objects.filter(pk__in=ids, state=State.SCHEDULED).count() == 1
+
+
+# --- which message ----------------------------------------------------------------------------------------------------
+
+VERBS = {
+    "cancel": cancel_message,
+    "reschedule": lambda *args, **options: reschedule_message(*args, **options, delay=60),
+    "run now": run_message_now,
+    "requeue": requeue_message,
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_message_that_never_was_is_not_found(verb: str) -> None:
+    act: Any = VERBS[verb]
+    for answer in (act(10**12), act(topic=TOPIC, key="nobody")):
+        assert (answer.verdict, answer.state, bool(answer)) == (Verdict.NOT_FOUND, None, False)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("target", ["7", 0, -1, 2**63, True, 1.5], ids=repr)
+def test_what_is_no_id_is_refused(verb: str, target: Any) -> None:
+    act: Any = VERBS[verb]
+    with pytest.raises(InvalidMessage, match="not the id"):
+        act(target)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_message_must_be_named(verb: str) -> None:
+    act: Any = VERBS[verb]
+    for name in ({}, {"topic": TOPIC}, {"key": "k"}):
+        with pytest.raises(InvalidMessage):
+            act(**name)
+
+
+def test_a_message_is_named_by_itself_its_id_or_its_topic_and_key() -> None:
+    assert cancel_message(later())
+    assert cancel_message(later().pk)
+    later(key="k")
+    assert cancel_message(topic=TOPIC, key="k")
+    assert cancel_message(topic=TOPIC, key="k").verdict == Verdict.NOT_FOUND
+
+
+def test_by_key_the_youngest_finished_message_is_requeued() -> None:
+    for _ in range(2):
+        young = due(key="k").pk
+        cancel_message(young)
+    assert requeue_message(topic=TOPIC, key="k").id == young
+    answer = requeue_message(topic=TOPIC, key="k")
+    assert (answer.id, answer.verdict, answer.state) == (young, Verdict.TOO_LATE, State.SCHEDULED)
+
+
+# --- querysets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_queryset_is_answered_by_a_count_per_verdict() -> None:
+    ids = [bring(where) for where in State]
+    lost = claimed().id
+    lose(lost)
+    counts = cancel_message(Message.objects.filter(pk__in=[*ids, lost]))
+    assert counts == Counter(
+        {Verdict.CANCELLED: 1, Verdict.REQUESTED: 1, Verdict.OUTCOME_UNKNOWN: 1, Verdict.TOO_LATE: 4}
+    )
+
+
+def test_more_than_a_batch_of_messages_is_cancelled_and_requeued() -> None:
+    rows = schedule_messages([{"topic": TOPIC, "delay": "1h"} for _ in range(1_050)])
+    everything = Message.objects.filter(topic=TOPIC)
+    assert cancel_message(everything) == {Verdict.CANCELLED: 1_050}
+    # Those that are moved leave this one on the way.
+    assert requeue_message(Message.objects.filter(state=State.CANCELLED)) == {Verdict.REQUEUED: 1_050}
+    assert cancel_message(everything.order_by("-pk")[:1_020]) == {Verdict.CANCELLED: 1_020}
+    left = Message.objects.filter(state=State.SCHEDULED).order_by("pk").values_list("pk", flat=True)
+    assert list(left) == [row.pk for row in rows[:30]]
+
+
+def test_an_empty_queryset_is_answered_by_nothing() -> None:
+    assert cancel_message(Message.objects.none()) == {}
+    assert run_message_now(Message.objects.filter(topic="nobody")) == {}
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_queryset_of_another_database_is_worked_off_there() -> None:
+    here, there = later(), later(using="other")
+    assert cancel_message(Message.objects.using("other").all()) == {Verdict.CANCELLED: 1}
+    assert state(here.pk) == State.SCHEDULED
+    assert state(there.pk, "other") == State.CANCELLED
+
+
+@pytest.mark.parametrize("count", [1, 4, 12, 300])
+def test_a_batch_spread_over_a_time_keeps_its_order_and_everything_else(count: int) -> None:
+    ids = [later(number, priority=number % 7, expires="1h" if number % 2 else None).pk for number in range(count)]
+    moment = datetime(2050, 1, 1, tzinfo=UTC)
+    answers = transitions.reschedule("default", ids, due=moment, spread=timedelta(seconds=2 * count))
+    assert all(answers)
+    for number, id_ in enumerate(ids):
+        row = message(id_)
+        assert (row.payload, row.priority, row.moves) == (number, number % 7, 2)
+        assert row.due_at == moment + timedelta(seconds=2 * number)
+        assert row.expires_at == (row.due_at + timedelta(hours=1) if number % 2 else None)
+        assert [entry.due_at for entry in row.transitions.all()][1:] == [row.due_at]
+
+
+def test_many_that_become_each_something_else_keep_their_own_counts() -> None:
+    ids = [due().pk for _ in range(12)]
+    for place, id_ in enumerate(ids):
+        for _ in range(place):
+            claim(id_)
+            lose(id_)
+        transitions.cancel("default", [id_])
+    assert requeue_message(Message.objects.filter(pk__in=ids)) == {Verdict.REQUEUED: 12}
+    rows = [message(id_) for id_ in ids]
+    assert [(row.deliveries, row.forgiven, row.crashes) for row in rows] == [(n, n, 0) for n in range(12)]
+    assert all(row.transitions.count() == row.moves for row in rows)
+
+
+# --- who did it -------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_names_who_did_it() -> None:
+    with actors.acting_as("user:anna"):
+        id_ = due().pk
+        with actors.acting_as("command:cancel\n"):
+            cancel_message(id_)
+    requeue_message(id_)
+    assert [row.actor for row in message(id_).transitions.all()][:2] == ["user:anna", "command:cancel?"]
+    assert message(id_).transitions.last().actor == actors.current()  # type: ignore[union-attr]
+    assert actors.current().startswith("process:")
+
+
+def test_a_very_long_name_of_an_actor_is_cut_and_does_not_fail() -> None:
+    with actors.acting_as("x" * 1000):
+        id_ = due().pk
+    assert message(id_).transitions.get().actor == "x" * actors.LENGTH
+
+
+# --- in somebody's transaction ----------------------------------------------------------------------------------------
+
+
+class Undo(Exception):
+    """Rolls a transaction back."""
+
+
+@committed
+def test_a_cancel_that_is_rolled_back_was_never_made() -> None:
+    id_ = later().pk
+    with pytest.raises(Undo), transaction.atomic():
+        assert cancel_message(id_)
+        raise Undo
+    assert moves(id_) == ["scheduled"]
+    assert cancel_message(id_).verdict == Verdict.CANCELLED

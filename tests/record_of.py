@@ -1,0 +1,55 @@
+"""What tests ask the record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from django_delayq.models import Message, Transition
+from django_delayq.states import State
+from tests.app.models import Effect
+from tests.workers import PATIENCE, eventually
+
+
+def states() -> Counter[str]:
+    """How many messages are in which state."""
+    return Counter(Message.objects.values_list("state", flat=True))
+
+
+def wait_until_all(state: State, number: int, *, timeout: float = PATIENCE) -> None:
+    """Every message is in this state, and there are so many."""
+    eventually(lambda: states() == {state: number}, f"all {number} {state}, not {states()}", timeout=timeout)
+
+
+def wait_until(message: Message, state: State, *, timeout: float = PATIENCE) -> Message:
+    """The message, once it is in this state."""
+
+    def look() -> bool:
+        message.refresh_from_db()
+        return message.state == state
+
+    eventually(look, f"{message} is {state}", timeout=timeout)
+    return message
+
+
+def consumed(number: int) -> Callable[[], bool]:
+    """Whether so many are consumed, to be asked again and again."""
+    return lambda: states()[State.CONSUMED] >= number
+
+
+def log_of(message: Message) -> list[Transition]:
+    return list(message.transitions.all())
+
+
+def path_of(message: Message) -> list[str]:
+    """The states that the message went through."""
+    return [row.to_state for row in log_of(message)]
+
+
+def effects_per_message() -> Counter[int]:
+    return Counter(Effect.objects.values_list("message_id", flat=True))
+
+
+def once_each(messages: Iterable[Message]) -> Counter[int]:
+    """What ``effects_per_message`` says when each message had its effect once."""
+    return Counter(message.pk for message in messages)

@@ -1,0 +1,91 @@
+"""A queue in a real Redis, written down as positions before and after a call. Time is a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import redis
+
+from django_delayq.broker import scripts
+from django_delayq.broker.keys import Keys, keys
+
+NOW = 1_800_000_000_000
+BAND = 2**44
+RANKS = 256
+
+
+class Delayed(NamedTuple):
+    due: int
+    rank: int = 100
+
+
+class Ready(NamedTuple):
+    since: int
+    rank: int = 100
+
+
+Place = Delayed | Ready
+Places = dict[int, Place]
+
+
+@dataclass
+class Bench:
+    """One queue's keys, and the scripts on them."""
+
+    client: redis.Redis
+    keys: Keys = field(default_factory=lambda: keys("bench", "q"))
+
+    def set(self, places: Places, *, horizon: int | None = None) -> None:
+        """Lay out the queue by hand."""
+        for number, place in places.items():
+            if isinstance(place, Delayed):
+                self.client.zadd(self.keys.delayed, {str(number): place.due + place.rank / RANKS})
+            else:
+                self.client.zadd(self.keys.ready, {str(number): place.rank * BAND + place.since})
+        if horizon is not None:
+            self.client.hset(self.keys.meta, "horizon", horizon)
+
+    def places(self) -> Places:
+        """Where every id is; an id in both sets is an error."""
+        found: Places = {}
+        for number, score in self._scores(self.keys.delayed):
+            found[number] = Delayed(int(score), round(score % 1 * RANKS))
+        for number, score in self._scores(self.keys.ready):
+            assert number not in found, f"{number} is in both sets"
+            found[number] = Ready(int(score) % BAND, int(score) // BAND)
+        return found
+
+    def _scores(self, key: str) -> list[tuple[int, float]]:
+        members: Any = self.client.zrange(key, 0, -1, withscores=True)
+        return [(int(member), float(score)) for member, score in members]
+
+    def meta(self) -> dict[str, str]:
+        fields: Any = self.client.hgetall(self.keys.meta)
+        return {name.decode(): value.decode() for name, value in fields.items()}
+
+    def tokens(self) -> int:
+        """How many are in the wake-up list."""
+        return int(self.client.llen(self.keys.wake))
+
+    def call(self, name: str, *, rest: Any = (), **values: Any) -> Any:
+        """Call a script; it gets those keys of the queue that it declares."""
+        script = scripts.load(name)
+        declared = {key: getattr(self.keys, key) for key in script.keys}
+        return plain(script(self.client, rest=rest, **declared, **values))
+
+    def put(self, *entries: tuple[int, int, int], mode: str = "set", now: int = NOW) -> Any:
+        """Put entries of id, due, rank."""
+        return self.call("put", now=now, mode=mode, rest=[number for entry in entries for number in entry])
+
+    def take(self, limit: int, *, now: int = NOW, batch: int = 1000) -> tuple[int, int, int | None, list[int]]:
+        """How many moved, how many are left, in how many ms the next is due, and the ids taken."""
+        moved, left, next_due, *taken = self.call("take", now=now, limit=limit, batch=batch)
+        return moved, left, int(next_due) if next_due else None, [int(number) for number in taken[::2]]
+
+
+def plain(answer: Any) -> Any:
+    """Bytes as text."""
+    if isinstance(answer, bytes):
+        return answer.decode()
+    return [plain(item) for item in answer] if isinstance(answer, list) else answer

@@ -1,0 +1,129 @@
+"""load.lua and loaded.lua: one loader at a time, from where the last one came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .bench import NOW, Bench
+
+AHEAD = 600_000
+LEASE = 10_000
+HORIZON = str(NOW + AHEAD)
+TERMS: dict[str, Any] = {
+    "now": NOW,
+    "ahead": AHEAD,
+    "worker": "a",
+    "lease": LEASE,
+    "identity": "ours",
+    "run_id": "run1",
+    "replid": "repl1",
+    "lost": "",
+}
+OWNED = {"identity": "ours", "run_id": "run1", "replid": "repl1"}
+
+
+def load(bench: Bench, **terms: Any) -> Any:
+    return bench.call("load", **{**TERMS, **terms})
+
+
+def loaded(bench: Bench, upto: int, *, worker: str = "a", lease: int | str = LEASE, now: int = NOW) -> Any:
+    return bench.call("loaded", now=now, worker=worker, upto=upto, lease=lease)
+
+
+def test_an_empty_redis_is_loaded_from_the_beginning(bench: Bench) -> None:
+    assert load(bench) == ["ok", "", HORIZON]
+    assert bench.meta() == {**OWNED, "horizon": HORIZON, "loader": "a", "loader_until": str(NOW + LEASE)}
+
+
+def test_the_horizon_is_advanced_before_anything_is_loaded(bench: Bench) -> None:
+    load(bench)
+    assert bench.put((1, NOW + AHEAD, 100))[0] == "ok"
+
+
+def test_a_finished_load_is_where_the_next_one_begins(bench: Bench) -> None:
+    load(bench)
+    assert loaded(bench, NOW + AHEAD, lease="") == "ok"
+    assert "loader" not in bench.meta()
+    assert load(bench, now=NOW + 1000) == ["ok", HORIZON, str(NOW + 1000 + AHEAD)]
+
+
+def test_a_load_that_was_broken_off_is_resumed_where_it_came_to(bench: Bench) -> None:
+    load(bench)
+    assert loaded(bench, NOW + 5) == "ok"
+    assert load(bench, worker="b", now=NOW + LEASE) == ["ok", str(NOW + 5), str(NOW + LEASE + AHEAD)]
+
+
+def test_a_horizon_never_goes_back(bench: Bench) -> None:
+    load(bench)
+    assert load(bench, ahead=1000) == ["ok", "", HORIZON]
+    assert load(bench, now=NOW - 60_000) == ["ok", "", HORIZON]
+
+
+def test_while_one_loads_another_is_told_that_it_is_busy(bench: Bench) -> None:
+    load(bench)
+    before = bench.meta()
+    assert load(bench, worker="b", now=NOW + LEASE - 1) == ["busy", "", ""]
+    assert bench.meta() == before
+
+
+def test_a_loader_that_was_silent_for_its_lease_is_replaced_and_told_so(bench: Bench) -> None:
+    load(bench)
+    assert load(bench, worker="b", now=NOW + LEASE)[0] == "ok"
+    before = bench.meta()
+    assert loaded(bench, NOW + 5) == "lost"
+    assert bench.meta() == before
+    assert loaded(bench, NOW + 5, worker="b") == "ok"
+
+
+def test_every_word_of_a_loader_lengthens_its_lease(bench: Bench) -> None:
+    load(bench)
+    assert loaded(bench, NOW + 5, now=NOW + LEASE - 1) == "ok"
+    assert load(bench, worker="b", now=NOW + LEASE)[0] == "busy"
+
+
+def test_a_redis_that_was_emptied_meanwhile_says_that_the_load_is_void(bench: Bench) -> None:
+    load(bench)
+    bench.client.flushall()
+    assert loaded(bench, NOW + 5) == "lost"
+    assert loaded(bench, NOW + 5, lease="") == "lost"
+    assert bench.meta() == {}
+
+
+@pytest.mark.parametrize("change", [{"run_id": "run2"}, {"replid": "repl2"}, {"lost": "1"}], ids=repr)
+def test_another_run_of_redis_is_loaded_from_the_beginning(bench: Bench, change: dict[str, str]) -> None:
+    load(bench)
+    loaded(bench, NOW + AHEAD, lease="")
+    assert load(bench, **change)[:2] == ["ok", ""]
+    assert "loaded" not in bench.meta()
+
+
+def test_the_redis_of_another_database_is_refused_and_left_as_it_is(bench: Bench) -> None:
+    load(bench)
+    before = bench.meta()
+    assert load(bench, identity="theirs", lost="1", worker="b", now=NOW + 60_000) == ["foreign", "", ""]
+    assert bench.meta() == before
+
+
+def test_load_sent_twice_is_load_sent_once(bench: Bench) -> None:
+    first = load(bench)
+    once = bench.meta()
+    assert load(bench) == first
+    assert bench.meta() == once
+
+
+@pytest.mark.parametrize("lease", [LEASE, ""])
+def test_loaded_sent_twice_is_loaded_sent_once(bench: Bench, lease: int | str) -> None:
+    load(bench)
+    loaded(bench, NOW + 5, lease=lease)
+    once = bench.meta()
+    loaded(bench, NOW + 5, lease=lease)
+    assert bench.meta() == once
+
+
+def test_times_are_kept_to_the_millisecond(bench: Bench) -> None:
+    far = 4_955_747_654_321
+    load(bench, now=far, ahead=1)
+    assert bench.meta()["horizon"] == str(far + 1)
+    assert bench.meta()["loader_until"] == str(far + LEASE)

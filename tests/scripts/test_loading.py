@@ -1,0 +1,133 @@
+"""How scripts are read, checked and sent, and that their keys share one slot."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from django_delayq import conf, validation
+from django_delayq.broker import scripts
+from django_delayq.broker.keys import keys, namespace
+from django_delayq.exceptions import InvalidMessage
+
+from .bench import NOW, Bench
+
+NAMES = sorted(path.stem for path in Path(scripts.__file__).parent.glob("*.lua"))
+
+
+def test_the_first_lines_of_a_script_are_its_signature() -> None:
+    put = scripts.load("put")
+    assert put.keys == ("delayed", "ready", "meta", "wake")
+    assert put.arguments == ("now", "mode")
+    assert put.rest
+    take = scripts.load("take")
+    assert take.keys == ("delayed", "ready", "wake")
+    assert take.arguments == ("now", "limit", "batch")
+    assert not take.rest
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_script_says_what_it_does_and_what_it_answers(name: str) -> None:
+    header = re.match(r"(?:--.*\n)+", scripts.load(name).source)
+    assert header
+    assert "-- Returns " in header[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_that_a_script_uses_is_declared_and_of_the_queue(name: str) -> None:
+    script = scripts.load(name)
+    assert set(script.keys) <= {"delayed", "ready", "meta", "wake"}
+    called = set(re.findall(r'redis\.call\(\s*"\w+", (\w+)', script.source))
+    assert called <= {*script.keys}
+    assert ".." not in re.sub(r"--.*|\"\(\" \.\. string\.format", "", script.source).replace("...", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_include_is_left_open(name: str) -> None:
+    assert "@include" not in scripts.load(name).source
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"wake": "w", "now": 1}, {"wok": "w"}, {"wake": "w", "rest": [1]}],
+    ids=["too few", "too many", "another name", "a list it has not"],
+)
+def test_a_wrong_name_is_a_type_error(redis_client: redis.Redis, values: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match="script ring takes"):
+        scripts.load("ring")(redis_client, **values)  # type: ignore[arg-type]
+    assert not redis_client.keys()
+
+
+def test_there_is_no_script_of_an_unknown_name() -> None:
+    with pytest.raises(FileNotFoundError):
+        scripts.Script("pull")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["local a, b = KEYS[1], KEYS[3]\n", "local a = KEYS[2]\n", "local a, b = ARGV[1], ARGV[3]\n"],
+)
+def test_a_script_that_leaves_one_out_is_refused_when_it_is_read(source: str) -> None:
+    with pytest.raises(ValueError, match="one by one"):
+        scripts._signature(source)
+
+
+def test_a_script_survives_script_flush(bench: Bench) -> None:
+    bench.set({}, horizon=NOW)
+    for _ in range(2):
+        bench.client.script_flush()
+        assert bench.put((1, NOW, 100))[0] == "ok"
+    assert len(bench.places()) == 1
+
+
+def test_a_script_is_sent_in_full_only_once(bench: Bench) -> None:
+    bench.client.script_flush()
+    bench.client.config_resetstat()
+    for _ in range(5):
+        bench.call("ring")
+    stats = bench.client.info("commandstats")
+    assert stats["cmdstat_eval"]["calls"] == 1
+
+
+def test_an_error_in_a_script_is_not_swallowed(bench: Bench) -> None:
+    bench.client.set(bench.keys.delayed, "not a sorted set")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        bench.take(1)
+
+
+words = st.from_regex(conf.WORD, fullmatch=True)
+
+
+@given(words, words, st.sampled_from(["default", "other", "shard-7"]))
+def test_the_keys_of_a_queue_share_one_slot_whatever_its_name(prefix: str, queue: str, alias: str) -> None:
+    prefix, queue = prefix[:40], queue[:64]
+    validation.queue(queue)
+    assert not conf.parse({"PREFIX": prefix})[1]
+    of_queue = keys(namespace(prefix, alias), queue)
+    names = [of_queue.delayed, of_queue.ready, of_queue.meta, of_queue.wake]
+    assert len(set(names)) == 4
+    assert len({key_slot(name.encode()) for name in names}) == 1
+    tag = re.fullmatch(r"\{([^{}]+)\}:\w+", of_queue.meta)
+    assert tag
+    assert key_slot(of_queue.meta.encode()) == key_slot(tag[1].encode())
+
+
+@given(words, words)
+def test_two_queues_or_databases_never_share_a_key(one: str, other: str) -> None:
+    if one != other:
+        assert keys("p", one) != keys("p", other)
+        assert keys(one, "q") != keys(other, "q")
+    assert keys(namespace(one, "other"), "q") != keys(namespace(one, "default"), "q")
+
+
+@pytest.mark.parametrize("name", ["a}b", "{a", "a{}", "{}", "a'b", 'a"b', "a b", "a:b", "a\r\nb", "a@b"])
+def test_what_could_break_the_hash_tag_is_no_queue_and_no_prefix(name: str) -> None:
+    with pytest.raises(InvalidMessage):
+        validation.queue(name)
+    assert [problem.id for problem in conf.parse({"PREFIX": name})[1]] == ["E003"]

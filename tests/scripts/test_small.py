@@ -1,0 +1,71 @@
+"""missing.lua, remove.lua, ring.lua, look.lua."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .bench import NOW, Bench, Delayed, Places, Ready
+
+META: dict[Any, Any] = {"horizon": "7", "loaded": "6", "run_id": "r", "replid": "p", "identity": "i"}
+
+
+def test_missing_names_what_has_no_place_or_one_later_than_due_and_changes_nothing(bench: Bench) -> None:
+    before: Places = {1: Delayed(NOW), 2: Ready(NOW), 3: Delayed(NOW + 9), 4: Delayed(NOW - 9), 5: Delayed(NOW, 100)}
+    bench.set(before)
+    entries = [(1, NOW, 100), (2, NOW - 5, 100), (3, NOW, 100), (4, NOW, 100), (5, NOW, 99), (6, NOW, 100)]
+    assert bench.call("missing", rest=[number for entry in entries for number in entry]) == ["3", "5", "6"]
+    assert bench.places() == before
+
+
+def test_missing_is_what_a_fill_would_put(bench: Bench) -> None:
+    bench.set({1: Delayed(NOW + 5), 2: Ready(NOW), 3: Delayed(NOW + 9)}, horizon=NOW + 100)
+    entries = [(number, NOW + 5, 100) for number in (1, 2, 3, 4)]
+    missing = bench.call("missing", rest=[number for entry in entries for number in entry])
+    assert bench.put(*entries, mode="fill") == ["ok", len(missing), 2, 0]
+
+
+def test_remove_forgets_ids_wherever_they_are_and_no_others(bench: Bench) -> None:
+    bench.set({1: Delayed(NOW), 2: Ready(NOW), 3: Delayed(NOW), 4: Ready(NOW)})
+    assert bench.call("remove", rest=[1, 2, 99]) == 2
+    assert bench.places() == {3: Delayed(NOW), 4: Ready(NOW)}
+
+
+def test_remove_sent_twice_is_remove_sent_once(bench: Bench) -> None:
+    bench.set({1: Delayed(NOW), 2: Ready(NOW)})
+    assert bench.call("remove", rest=[1]) == 1
+    assert bench.call("remove", rest=[1]) == 0
+    assert bench.places() == {2: Ready(NOW)}
+
+
+def test_remove_takes_a_thousand_ids(bench: Bench) -> None:
+    bench.set({number: Delayed(NOW) for number in range(1, 1001)})
+    assert bench.call("remove", rest=list(range(1, 1001))) == 1000
+    assert bench.places() == {}
+
+
+def test_many_rings_leave_one_token(bench: Bench) -> None:
+    for _ in range(5):
+        assert bench.call("ring") == "ok"
+    assert bench.tokens() == 1
+    bench.client.lpop(bench.keys.wake)
+    bench.call("ring")
+    assert bench.tokens() == 1
+
+
+def test_look_at_an_empty_redis_finds_nothing_but_its_own_tick(bench: Bench) -> None:
+    assert bench.call("look", now=NOW) == [str(NOW), 1, "", "", "", "", ""]
+    assert bench.meta() == {"tick": "1"}
+
+
+def test_look_says_what_is_there_and_the_tick_grows(bench: Bench) -> None:
+    bench.client.hset(bench.keys.meta, mapping={**META, "tick": "41"})
+    assert bench.call("look", now=NOW) == [str(NOW), 42, "7", "6", "r", "p", "i"]
+    assert bench.call("look", now=NOW) == [str(NOW), 43, "7", "6", "r", "p", "i"]
+    assert bench.meta() == {**META, "tick": "43"}
+
+
+def test_without_a_given_time_it_is_the_servers(bench: Bench) -> None:
+    seconds, micros = bench.client.time()
+    before = int(seconds) * 1000 + int(micros) // 1000
+    now = int(bench.call("look", now="")[0])
+    assert before <= now < before + 60_000

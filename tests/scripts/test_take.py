@@ -1,0 +1,139 @@
+"""take.lua: what is due becomes ready, and the best of the ready are popped."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from .bench import BAND, NOW, Bench, Delayed, Places, Ready
+
+
+class Case(NamedTuple):
+    promise: str
+    before: Places
+    limit: int
+    after: Places
+    # moved, left, next due
+    answer: tuple[int, int, int | None]
+    taken: list[int]
+
+
+CASES = [
+    Case("nothing there, nothing taken", {}, 5, {}, (0, 0, None), []),
+    Case("what is due is taken", {1: Delayed(NOW)}, 5, {}, (1, 0, None), [1]),
+    Case("one ms early is early", {1: Delayed(NOW + 1)}, 5, {1: Delayed(NOW + 1)}, (0, 0, 1), []),
+    Case("a bad rank makes nothing late", {1: Delayed(NOW, 200)}, 5, {}, (1, 0, None), [1]),
+    Case("a good rank makes nothing early", {1: Delayed(NOW + 1, 0)}, 5, {1: Delayed(NOW + 1, 0)}, (0, 0, 1), []),
+    Case(
+        "limit 0 only promotes, and keeps the rank",
+        {1: Delayed(NOW - 5, 17), 2: Delayed(NOW + 300)},
+        0,
+        {1: Ready(NOW, 17), 2: Delayed(NOW + 300)},
+        (1, 1, 300),
+        [],
+    ),
+    Case(
+        "the better rank goes first, whenever it became ready",
+        {1: Ready(NOW - 9_000, 100), 2: Ready(NOW, 99), 3: Ready(NOW - 1, 101)},
+        5,
+        {},
+        (0, 0, None),
+        [2, 1, 3],
+    ),
+    Case(
+        "within a rank the one that is ready longest goes first",
+        {1: Ready(NOW - 1), 2: Ready(NOW - 3), 3: Ready(NOW - 2)},
+        5,
+        {},
+        (0, 0, None),
+        [2, 3, 1],
+    ),
+    Case(
+        "what has just fallen due can overtake by rank",
+        {1: Ready(NOW - 1, 100), 2: Delayed(NOW, 0)},
+        1,
+        {1: Ready(NOW - 1, 100)},
+        (1, 1, None),
+        [2],
+    ),
+    Case(
+        "the limit is respected, and what is left is told",
+        {1: Ready(NOW, 1), 2: Ready(NOW, 2), 3: Ready(NOW, 3)},
+        2,
+        {3: Ready(NOW, 3)},
+        (0, 1, None),
+        [1, 2],
+    ),
+    Case(
+        "the next due is told in ms from now",
+        {1: Ready(NOW), 2: Delayed(NOW + 1_234, 200), 3: Delayed(NOW + 9_000)},
+        1,
+        {2: Delayed(NOW + 1_234, 200), 3: Delayed(NOW + 9_000)},
+        (0, 0, 1_234),
+        [1],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
+def test_take(bench: Bench, case: Case) -> None:
+    bench.set(case.before)
+    assert bench.take(case.limit) == (*case.answer, case.taken)
+    assert bench.places() == case.after
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
+def test_the_bell_rings_exactly_when_something_is_left(bench: Bench, case: Case) -> None:
+    bench.set(case.before)
+    _moved, left, _next_due, _taken = bench.take(case.limit)
+    assert bench.tokens() == (1 if left else 0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
+def test_promoting_twice_is_promoting_once(bench: Bench, case: Case) -> None:
+    bench.set(case.before)
+    bench.take(0)
+    once = bench.places()
+    assert bench.take(0, now=NOW)[0] == 0
+    assert bench.places() == once
+
+
+def test_each_taken_id_comes_with_its_rank_and_the_moment_it_became_ready(bench: Bench) -> None:
+    bench.set({1: Ready(NOW - 70, 5), 2: Delayed(NOW - 90, 200)})
+    answer = bench.call("take", now=NOW, limit=5, batch=10)
+    assert answer == [1, 0, "", "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW)]
+
+
+def test_no_taken_id_was_ready_before_it_was_due(bench: Bench) -> None:
+    bench.set({number: Delayed(NOW - number) for number in range(20)})
+    answer = bench.call("take", now=NOW, limit=20, batch=20)
+    assert {int(score) % BAND for score in answer[4::2]} == {NOW}
+
+
+def test_one_call_promotes_no_more_than_a_batch_of_what_is_due(bench: Bench) -> None:
+    bench.set({number: Delayed(NOW - number) for number in range(1, 11)})
+    assert bench.take(0, batch=4) == (4, 4, 0, [])
+    ready = {number for number, place in bench.places().items() if isinstance(place, Ready)}
+    assert ready == {10, 9, 8, 7}
+
+
+def test_20_000_due_at_once_come_out_by_thousands_each_once_and_the_best_first(bench: Bench) -> None:
+    scores = {str(number): NOW - 30_000 + number + (number % 200) / 256 for number in range(1, 20_001)}
+    bench.client.zadd(bench.keys.delayed, scores)
+    taken: list[int] = []
+    for turn in range(20):
+        moved, left, _next_due, ids = bench.take(1000)
+        assert (moved, left, len(ids)) == (1000, 0, 1000), f"turn {turn}"
+        assert [number % 200 for number in ids] == sorted(number % 200 for number in ids)
+        taken += ids
+    assert bench.take(1000) == (0, 0, None, [])
+    assert sorted(taken) == list(range(1, 20_001))
+
+
+def test_20_000_ready_are_promoted_without_being_taken(bench: Bench) -> None:
+    bench.client.zadd(bench.keys.delayed, {str(number): NOW - number for number in range(1, 20_001)})
+    while bench.take(0)[0]:
+        pass
+    assert bench.client.zcard(bench.keys.ready) == 20_000
+    assert bench.client.zcard(bench.keys.delayed) == 0

@@ -1,0 +1,46 @@
+"""What the tests run with: servers of their own, started at import and ended with this process.
+
+DELAYQ_TEST_DATABASE=sqlite takes a file instead of PostgreSQL. Processes that a test starts find the same
+servers and the same database, under these settings as well as under the demo's: DATABASE_URL (or SQLITE_PATH)
+and REDIS_URL say where.
+"""
+
+from __future__ import annotations
+
+import os
+
+from testproject.servers import PostgresServer, RedisServer
+
+# Each worker of pytest-xdist takes servers of its own. It inherits the environment of the process that runs
+# pytest, and the processes that it starts inherit its own: the name of the owner tells the two apart.
+_OWNER = os.environ.get("PYTEST_XDIST_WORKER", "main")
+
+REDIS_SERVER: RedisServer | None = None
+POSTGRES_SERVER: PostgresServer | None = None
+
+if os.environ.get("DELAYQ_TEST_OWNER") != _OWNER:
+    os.environ["DELAYQ_TEST_OWNER"] = _OWNER
+    REDIS_SERVER = RedisServer()
+    REDIS_SERVER.start()
+    os.environ["REDIS_URL"] = REDIS_SERVER.url
+    if os.environ.get("DELAYQ_TEST_DATABASE") == "sqlite":
+        os.environ.pop("DATABASE_URL", None)
+        os.environ["SQLITE_PATH"] = str(REDIS_SERVER.directory / "delayq.sqlite3")
+    else:
+        POSTGRES_SERVER = PostgresServer()
+        POSTGRES_SERVER.start()
+        os.environ["DATABASE_URL"] = POSTGRES_SERVER.url
+
+from testproject.settings import *  # noqa: E402
+from testproject.settings import DATABASES, INSTALLED_APPS  # noqa: E402
+
+SECRET_KEY = "only-for-tests"
+DEBUG = False
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.app"]
+
+DATABASES["other"] = {**DATABASES["default"], "NAME": DATABASES["default"]["NAME"] + "_other"}
+for _database in DATABASES.values():
+    _database["CONN_MAX_AGE"] = 0
+    # Not "test_…": the processes that a test starts know the name only from the environment.
+    _database["TEST"] = {"NAME": _database["NAME"]}

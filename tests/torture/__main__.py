@@ -1,0 +1,92 @@
+"""``python -m tests.torture [smoke|nightly|soak] [--seed N] [--minutes M] [--keep FOLDER]``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.torture import oracle
+from tests.torture.arena import Arena, eventually
+from tests.torture.nemesis import Nemesis
+from tests.torture.sizes import DELAYQ, SIZES, Size
+
+# How late a message may be after the fault is healed, by what was at fault. Seconds.
+MARKS = {
+    "quiet": 2.0,
+    "child": 2.0,
+    "worker": DELAYQ["LEASE"] + 5.0,
+    "redis": 10.0,
+    "database": 15.0,
+    "push": DELAYQ["GRACE"] + DELAYQ["SWEEP_INTERVAL"] + 1.0,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", choices=SIZES, nargs="?", default="smoke")
+    parser.add_argument("--seed", default=None, help="which faults, when, and to whom (default: another each time)")
+    parser.add_argument("--minutes", type=float, help="how long faults go on")
+    parser.add_argument("--keep", type=Path, help="leave journals, logs and a dump of the tables in this new folder")
+    given = parser.parse_args()
+    seed = given.seed or str(random.randrange(10**6))
+    size = SIZES[given.size]
+    if given.minutes:
+        size = dataclasses.replace(size, seconds=given.minutes * 60)
+    if given.keep:
+        given.keep.mkdir(parents=True)
+        return torture(given.keep, given.size, size, seed)
+    with tempfile.TemporaryDirectory(prefix="delayq-torture-") as folder:
+        return torture(Path(folder), given.size, size, seed)
+
+
+def torture(folder: Path, name: str, size: Size, seed: str) -> int:
+    """Break, heal, wait, ask the oracle. Returns its exit code."""
+    began = time.time()
+    print(f"torture {name}, seed {seed}", flush=True)
+    with Arena(folder, seed, size) as arena:
+        until = time.time() + size.seconds
+        arena.begin(until)
+        arena.rest(6)
+        nemesis = Nemesis(arena, seed)
+        nemesis.run(until)
+        drained = drain(arena)
+        run = {"seed": seed, "size": name, "seconds": time.time() - began, "lease": DELAYQ["LEASE"], "marks": MARKS}
+        (folder / "run.json").write_text(json.dumps(run))
+        arena.dump()
+        print(f"finished {drained:.1f} s after the last fault", flush=True)
+        program = [sys.executable, oracle.__file__, str(folder), "--dsn", arena.postgres.url]
+        code = subprocess.run(program, check=False).returncode
+        print(f"{time.time() - began:.0f} s in all", flush=True)
+        return code
+
+
+def drain(arena: Arena) -> float:
+    """Wait until everything is finished; how long that took. What is not finished then is the oracle's to find."""
+    began = time.monotonic()
+    for number in range(arena.size.producers):
+        arena.others[f"producer {number}"].popen.wait(60)
+
+    def done() -> bool:
+        arena.tend()
+        time.sleep(0.2)
+        return arena.left() == 0
+
+    try:
+        eventually(done, "all is finished", arena.size.drain)
+    except TimeoutError as error:
+        print(error, flush=True)
+    arena.note_slow_scripts()
+    # Nobody writes any more: what the oracle reads is complete.
+    arena.stop()
+    return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main())

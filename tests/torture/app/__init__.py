@@ -1,0 +1,1 @@
+"""The app whose handlers are tortured."""

@@ -1,0 +1,73 @@
+"""Handlers that leave traces which outlive any death: rows in their own transaction, lines written through to disk.
+
+A line: what, message, delivery, pid, time. ``start`` … ``end`` is an effect, ``fail`` a failure that was told,
+``die`` the process killed by the message itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+from django.db import connection
+
+from django_delayq import Delivered, handler
+
+# More than any fault can use up: nothing but poison may end as dead.
+RETRY = [0.2, 0.4, *[1.0] * 28]
+
+_files: dict[int, int] = {}
+
+
+@handler("torture.row", transactional=True, retry=RETRY)
+def row(message: Delivered) -> None:
+    """Its effect is a row, written in the transaction that records the success."""
+    _note("start", message)
+    time.sleep(message.payload["work"])
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO torture.effect (id, delivery, pid) VALUES (%s, %s, %s)",
+            [message.id, message.deliveries, os.getpid()],
+        )
+    _misbehave(message)
+
+
+@handler("torture.line", retry=RETRY, queue="lines")
+def line(message: Delivered) -> None:
+    """Its effect is a line in a file, out of reach of any transaction."""
+    _note("start", message)
+    time.sleep(message.payload["work"])
+    _misbehave(message)
+    _note("end", message)
+
+
+@handler("torture.async", retry=RETRY)
+async def coroutine(message: Delivered) -> None:
+    """The same, awaited."""
+    _note("start", message)
+    await asyncio.sleep(message.payload["work"])
+    _misbehave(message)
+    _note("end", message)
+
+
+def _misbehave(message: Delivered) -> None:
+    """Fail the first attempts, kill the process at the first delivery or at every one, as the payload says."""
+    if message.attempt <= message.payload["fails"]:
+        _note("fail", message)
+        raise ConnectionError("as ordered")
+    if message.deliveries <= message.payload["dies"]:
+        if message.topic != "torture.row" and message.payload["late"]:
+            _note("end", message)
+        _note("die", message)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _note(what: str, message: Delivered) -> None:
+    pid = os.getpid()
+    if pid not in _files:
+        path = Path(os.environ["TORTURE_DIR"], "lines", f"{pid}.log")
+        _files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_DSYNC, 0o600)
+    os.write(_files[pid], f"{what} {message.id} {message.deliveries} {pid} {time.time():.6f}\n".encode())

@@ -1,0 +1,316 @@
+"""The servers and processes of a torture, and how to hurt each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import psycopg
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from testproject.servers import PostgresServer, RedisServer
+from testproject.undertaker import PID_FILE, family, send
+from tests.proxy import Proxy
+from tests.torture.journal import Journal
+from tests.torture.sizes import DELAYQ, Size
+
+ROOT = Path(__file__).resolve().parents[2]
+# What takes longer than this does not happen any more. Seconds.
+PATIENCE = 40.0
+
+AUDIT = """
+CREATE SCHEMA torture;
+CREATE TABLE torture.sched (id bigint, due timestamptz NOT NULL, kind text NOT NULL, key text, cancel_at timestamptz);
+CREATE INDEX ON torture.sched (cancel_at) WHERE cancel_at IS NOT NULL;
+-- No constraint: a duplicate is to be seen, not refused.
+CREATE TABLE torture.effect (id bigint, delivery int, pid int, at timestamptz DEFAULT clock_timestamp());
+"""
+LEFT = "SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'running')"
+
+
+class Process:
+    """A program of the torture in a process group of its own, with a log."""
+
+    def __init__(self, arena: Arena, name: str, *arguments: str) -> None:
+        self.name = name
+        with (arena.folder / "logs" / f"{name}.log").open("ab") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=ROOT,
+                env=arena.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pids(self) -> list[int]:
+        """Itself, and its children."""
+        return family(self.popen.pid)
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def kill(self) -> None:
+        """All of its group at once, as a power cut does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+
+class Arena:
+    """Redis with a replica, and PostgreSQL, each behind a proxy; workers, producers and a canceller."""
+
+    def __init__(self, folder: Path, seed: str, size: Size) -> None:
+        self.folder = folder
+        self.seed = seed
+        self.size = size
+        for name in ("lines", "journals", "logs"):
+            (folder / name).mkdir(parents=True)
+        self.journal = Journal(folder / "journals" / "nemesis.jsonl")
+        self.workers: list[Process] = []
+        self.others: dict[str, Process] = {}
+        # Children of a supervisor that was killed.
+        self.orphans: list[int] = []
+        self.until = 0.0
+        self._names = 0
+        self._ended: list[Process] = []
+        self._stack = contextlib.ExitStack()
+        self._next_sample = 0.0
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self.redis, self.replica = (
+                stack.enter_context(RedisServer("--slowlog-log-slower-than", "10000")) for _ in range(2)
+            )
+            self._follow()
+            self.postgres = stack.enter_context(PostgresServer(fsync=True))
+            self.to_redis = stack.enter_context(Proxy(self.redis.port))
+            self.to_postgres = stack.enter_context(Proxy(self.postgres.port))
+            stack.callback(self._kill_all)
+            port = urlsplit(self.to_postgres.url).port
+            self.environment = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "DJANGO_SETTINGS_MODULE": "tests.torture.settings",
+                "DATABASE_URL": self.postgres.url.replace(str(self.postgres.port), str(port)),
+                "REDIS_URL": self.to_redis.url,
+                "TORTURE_DIR": str(self.folder),
+                "TORTURE_DELAYQ": json.dumps(DELAYQ),
+                "DEBUG": "0",
+            }
+            subprocess.run(
+                [sys.executable, "-m", "django", "migrate", "--verbosity", "0"],
+                cwd=ROOT,
+                env=self.environment,
+                check=True,
+            )
+            with psycopg.connect(self.postgres.url) as connection:
+                connection.execute(AUDIT)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def _kill_all(self) -> None:
+        for process in [*self.workers, *self.others.values(), *self._ended]:
+            for pid in process.pids:
+                send(pid, signal.SIGCONT)
+            process.kill()
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def begin(self, until: float) -> None:
+        """Start everything; producers go on until then."""
+        self.until = until
+        self.workers = [self.start_worker() for _ in range(self.size.workers)]
+        for number in range(self.size.producers):
+            self.start_producer(number, self.size.poison if number == 0 else 0)
+        self.others["canceller"] = Process(self, "canceller", "tests.torture.canceller", str(until + self.size.spread))
+
+    def start_worker(self) -> Process:
+        options = ("--processes", str(self.size.processes), "--threads", str(self.size.threads))
+        return Process(self, self._name("worker"), "django", "run_delayq", *options)
+
+    def start_producer(self, number: int, poison: int = 0) -> None:
+        name = self._name("producer")
+        options = ("--seed", f"{self.seed} {name}", "--rate", str(self.size.rate), "--spread", str(self.size.spread))
+        more = ("--poison", str(poison), "--until", str(self.until))
+        self.others[f"producer {number}"] = Process(self, name, "tests.torture.producer", *options, *more)
+
+    def restore(self) -> Process:
+        return Process(self, self._name("restore"), "django", "delayq_restore", "--json")
+
+    def _name(self, what: str) -> str:
+        self._names += 1
+        return f"{what}-{self._names}"
+
+    def tend(self) -> None:
+        """Start what has died, as an init would; note what nobody killed."""
+        for place, worker in enumerate(self.workers):
+            if not worker.alive:
+                text = f"{worker.name}, exit code {worker.popen.returncode}"
+                self.journal.write("worker ended by itself", text=text)
+                self._ended.append(worker)
+                self.workers[place] = self.start_worker()
+        for number in range(self.size.producers):
+            if not self.others[f"producer {number}"].alive and time.time() < self.until - 1:
+                self.start_producer(number)
+        if time.monotonic() > self._next_sample:
+            self._next_sample = time.monotonic() + 5
+            self._sample()
+
+    def replace(self, worker: Process) -> None:
+        """Another worker in the place of one that has ended."""
+        self._ended.append(worker)
+        self.workers[self.workers.index(worker)] = self.start_worker()
+
+    def stop(self) -> None:
+        """Workers end in order, the others at once; and those whose supervisor is gone have ended by themselves."""
+        for worker in self.workers:
+            worker.popen.terminate()
+        for worker in self.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = worker.popen.wait(PATIENCE)
+                if code != 0:
+                    self.journal.write("worker ended by itself", text=f"{worker.name}, exit code {code} at SIGTERM")
+        for process in self.others.values():
+            process.kill()
+        if left := [pid for pid in self.orphans if _is_there(pid)]:
+            self.journal.write("worker ended by itself", text=f"orphans go on: {left}")
+
+    def rest(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.tend()
+            time.sleep(min(0.2, left))
+
+    def _sample(self) -> None:
+        """How much each worker process holds."""
+        for worker in self.workers:
+            for pid in worker.pids[1:]:
+                with contextlib.suppress(OSError, ValueError, StopIteration):
+                    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+                    memory = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+                    files = len(os.listdir(f"/proc/{pid}/fd"))
+                    self.journal.write("sample", process=pid, memory=memory, files=files)
+
+    # --- servers ------------------------------------------------------------------------------------------------------
+
+    def redis_client(self) -> redis.Redis:
+        """Of the master, past the proxy."""
+        return _client(self.redis)
+
+    def replica_client(self) -> redis.Redis:
+        """Of the replica, past the proxy."""
+        return _client(self.replica)
+
+    def note_slow_scripts(self) -> None:
+        """Before what Redis remembers of them is lost."""
+        with contextlib.suppress(redis.RedisError), self.redis_client() as client:
+            for entry in client.slowlog_get(100):
+                command = entry["command"][:60].decode(errors="replace")
+                if command.startswith(("EVAL", "FCALL")):
+                    text = f"{entry['duration'] / 1000:.1f} ms: {command}"
+                    self.journal.write("slow script", text=text, ms=entry["duration"] / 1000, began=entry["start_time"])
+            client.slowlog_reset()
+
+    def load_redis(self, snapshot: Path | None) -> None:
+        """Kill Redis and start it on an older state, or on none."""
+        self.note_slow_scripts()
+        self.redis.kill()
+        target = self.redis.directory / "dump.rdb"
+        target.unlink(missing_ok=True)
+        if snapshot is not None:
+            shutil.copy(snapshot, target)
+        self.redis.start()
+
+    def snapshot(self) -> Path:
+        """Save what Redis holds now."""
+        copy = self.folder / "older.rdb"
+        with self.redis_client() as client:
+            client.save()
+        shutil.copy(self.redis.directory / "dump.rdb", copy)
+        return copy
+
+    def fail_over(self) -> None:
+        """The replica becomes the master; what was the master comes back empty, as its replica."""
+        self.redis.kill()
+        with _client(self.replica) as client:
+            client.replicaof("NO", "ONE")
+        self.to_redis.turn_to(self.replica.port)
+        self.redis, self.replica = self.replica, self.redis
+        (self.replica.directory / "dump.rdb").unlink(missing_ok=True)
+        self.replica.start()
+        self._follow()
+
+    def _follow(self) -> None:
+        with _client(self.replica) as client:
+            client.replicaof("127.0.0.1", str(self.redis.port))
+
+    def kill_postgres(self) -> None:
+        """SIGKILL to every process of it."""
+        pid = int((self.postgres.directory / PID_FILE).read_text())
+        pids = family(pid)
+        for each in pids:
+            send(each, signal.SIGKILL)
+        self.postgres.kill()
+        eventually(lambda: not any(_is_there(each) for each in pids), "PostgreSQL is gone")
+
+    def dump(self) -> None:
+        """The tables as files, for whoever wants to know more than the oracle says."""
+        with psycopg.connect(self.postgres.url) as connection:
+            for table in ("torture.sched", "torture.effect", "delayq_message", "delayq_transition"):
+                copy = f"COPY {table} TO STDOUT (FORMAT csv, HEADER)"
+                with (self.folder / f"{table}.csv").open("wb") as file, connection.cursor().copy(copy) as rows:
+                    for data in rows:
+                        file.write(data)
+
+    def left(self) -> int:
+        """Messages that are not finished."""
+        with psycopg.connect(self.postgres.url) as connection:
+            row = connection.execute(LEFT).fetchone()
+            assert row is not None
+            return int(row[0])
+
+
+def _client(server: RedisServer) -> redis.Redis:
+    # By default redis-py asks a server that does not answer eleven times.
+    return redis.Redis(port=server.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
+
+
+def eventually(look: Callable[[], Any], what: str, timeout: float = PATIENCE) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + timeout
+    while not look():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"did not happen in {timeout:g} s: {what}")
+        time.sleep(0.02)
+
+
+def _is_there(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def signal_all(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        send(pid, number)

@@ -1,0 +1,250 @@
+"""Breaks things, one after the other by a seeded plan, and writes down what, when and to whom."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from tests.torture.arena import Arena, Process, eventually, signal_all
+from tests.torture.sizes import DELAYQ
+
+LEASE = float(DELAYQ["LEASE"])
+
+
+class Nemesis:
+    """One method for each kind of fault; it returns when the fault is healed, or when its healing is under way."""
+
+    def __init__(self, arena: Arena, seed: str) -> None:
+        self.arena = arena
+        self.random = random.Random(f"{seed} nemesis")
+        self.journal = arena.journal
+        self._number = 0
+        self._lock = threading.Lock()
+        self._thawing: list[threading.Thread] = []
+        self.faults: dict[str, Callable[[], None]] = {
+            "kill-child": self.kill_child,
+            "kill-worker": self.kill_worker,
+            "kill-supervisor": self.kill_supervisor,
+            "kill-producer": self.kill_producer,
+            "freeze-child": self.freeze_child,
+            "freeze-worker": self.freeze_worker,
+            "roll": self.roll,
+            "restores": self.restores,
+            "flush": self.flush,
+            "drop-key": self.drop_key,
+            "lost-reply": self.lost_reply,
+            "redis-empty": self.redis_empty,
+            "redis-rollback": self.redis_rollback,
+            "redis-failover": self.redis_failover,
+            "redis-freeze": self.redis_freeze,
+            "redis-cut": self.redis_cut,
+            "redis-evict": self.redis_evict,
+            "database-fast": self.database_fast,
+            "database-immediate": self.database_immediate,
+            "database-kill": self.database_kill,
+            "database-cut": self.database_cut,
+        }
+
+    def plan(self) -> Iterator[str]:
+        """Every kind once in some order, then again in another: without end."""
+        while True:
+            kinds = list(self.faults)
+            self.random.shuffle(kinds)
+            yield from kinds
+
+    def run(self, until: float) -> None:
+        low, high = self.arena.size.rest
+        for kind in self.plan():
+            if time.time() > until:
+                break
+            self.faults[kind]()
+            self.arena.rest(self.random.uniform(low, high))
+        for thread in self._thawing:
+            thread.join()
+
+    @contextmanager
+    def fault(self, kind: str, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Note when it begins and when it is healed; what is put into the dict is noted with the end."""
+        with self._lock:
+            self._number += 1
+            number = self._number
+        self.journal.write("begin", fault=number, kind=kind, **facts)
+        more: dict[str, Any] = {}
+        yield more
+        self.journal.write("end", fault=number, kind=kind, **more)
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def a_worker(self) -> Process:
+        return self.random.choice(self.arena.workers)
+
+    def a_child(self) -> int | None:
+        children = self.a_worker().pids[1:]
+        return self.random.choice(children) if children else None
+
+    def kill_child(self) -> None:
+        child = self.a_child()
+        if child is not None:
+            with self.fault("kill-child", pids=[child]):
+                signal_all([child], signal.SIGKILL)
+
+    def kill_worker(self) -> None:
+        worker = self.a_worker()
+        with self.fault("kill-worker", pids=worker.pids) as more:
+            more["pids"] = worker.pids
+            worker.kill()
+            self.arena.replace(worker)
+
+    def kill_supervisor(self) -> None:
+        """Its children see that it is gone, and end in order."""
+        worker = self.a_worker()
+        children = worker.pids[1:]
+        with self.fault("kill-supervisor"):
+            os.kill(worker.popen.pid, signal.SIGKILL)
+            worker.popen.wait()
+            self.arena.replace(worker)
+            self.arena.orphans += children
+
+    def kill_producer(self) -> None:
+        number = self.random.randrange(self.arena.size.producers)
+        producer = self.arena.others[f"producer {number}"]
+        with self.fault("kill-producer", pids=producer.pids):
+            producer.kill()
+            self.arena.start_producer(number)
+
+    def freeze_child(self) -> None:
+        child = self.a_child()
+        if child is not None:
+            self._freeze("freeze-child", [child])
+
+    def freeze_worker(self) -> None:
+        self._freeze("freeze-worker", self.a_worker().pids)
+
+    def _freeze(self, kind: str, pids: list[int]) -> None:
+        """For longer than the lease, while other faults go on."""
+        span = LEASE + self.random.uniform(0.5, 4)
+
+        def thaw() -> None:
+            with self.fault(kind, pids=pids):
+                signal_all(pids, signal.SIGSTOP)
+                time.sleep(span)
+                signal_all(pids, signal.SIGCONT)
+
+        thread = threading.Thread(target=thaw, daemon=True)
+        thread.start()
+        self._thawing.append(thread)
+
+    def roll(self) -> None:
+        """A deployment: every worker ends in order, and another one starts."""
+        with self.fault("roll"):
+            for worker in list(self.arena.workers):
+                worker.popen.terminate()
+                try:
+                    worker.popen.wait(60)
+                except subprocess.TimeoutExpired:
+                    self.journal.write("worker ended by itself", text=f"{worker.name} does not end")
+                self.arena.replace(worker)
+
+    def restores(self) -> None:
+        """Two at once."""
+        with self.fault("restores") as more:
+            pair = [self.arena.restore() for _ in range(2)]
+            more["code"] = max(process.popen.wait(60) for process in pair)
+
+    # --- Redis --------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        with self.fault("flush"), self.arena.redis_client() as client:
+            client.flushall()
+
+    def drop_key(self) -> None:
+        with self.fault("drop-key") as more, self.arena.redis_client() as client:
+            keys = sorted(client.keys("*"))
+            if keys:
+                key = self.random.choice(keys)
+                more["key"] = key.decode()
+                client.delete(key)
+
+    def lost_reply(self) -> None:
+        """The next scripts are carried out, and nobody hears of it."""
+        with self.fault("lost-reply"):
+            self.arena.to_redis.lose_reply_to(*[b"EVALSHA"] * self.random.randint(1, 4))
+
+    def redis_empty(self) -> None:
+        with self.fault("redis-empty"):
+            self.arena.load_redis(None)
+
+    def redis_rollback(self) -> None:
+        older = self.arena.snapshot()
+        self.arena.rest(self.random.uniform(0.5, 4))
+        with self.fault("redis-rollback"):
+            self.arena.load_redis(older)
+
+    def redis_failover(self) -> None:
+        """To a replica that has heard nothing for a while."""
+        with self.arena.replica_client() as client, contextlib.suppress(TimeoutError):
+            eventually(lambda: client.info("replication").get("master_link_status") == "up", "a replica", 10)
+        self.arena.note_slow_scripts()
+        self.arena.replica.freeze()
+        self.arena.rest(self.random.uniform(0.5, 3))
+        with self.fault("redis-failover"):
+            self.arena.redis.freeze()
+            self.arena.replica.thaw()
+            self.arena.fail_over()
+
+    def redis_freeze(self) -> None:
+        with self.fault("redis-freeze"):
+            self.arena.redis.freeze()
+            time.sleep(self.random.uniform(1, 4))
+            self.arena.redis.thaw()
+
+    def redis_cut(self) -> None:
+        with self.fault("redis-cut"):
+            self.arena.to_redis.cut()
+
+    def redis_evict(self) -> None:
+        """Memory is short, and any key may go."""
+        with self.fault("redis-evict"), self.arena.redis_client() as client:
+            client.config_set("maxmemory-policy", "allkeys-random")
+            client.config_set("maxmemory", client.info("memory")["used_memory"] - 1)
+            time.sleep(0.3)
+            client.config_set("maxmemory", 0)
+            client.config_set("maxmemory-policy", "noeviction")
+
+    # --- the database -------------------------------------------------------------------------------------------------
+
+    def database_fast(self) -> None:
+        with self.fault("database-fast"):
+            self.arena.postgres.restart()
+
+    def database_immediate(self) -> None:
+        with self.fault("database-immediate"):
+            self.arena.postgres.kill()
+            self.arena.postgres.start()
+
+    def database_kill(self) -> None:
+        with self.fault("database-kill"):
+            self.arena.kill_postgres()
+            self.arena.postgres.start()
+
+    def database_cut(self) -> None:
+        """Every connection breaks, on both sides or only for the client."""
+        with self.fault("database-cut"):
+            if self.random.random() < 0.5:
+                self.arena.to_postgres.cut()
+            else:
+                with psycopg.connect(self.arena.postgres.url, autocommit=True) as connection:
+                    connection.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+                    )

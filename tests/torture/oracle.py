@@ -1,0 +1,617 @@
+"""What happened, told from the outside: ``python tests/torture/oracle.py FOLDER --dsn postgresql://…``.
+
+It imports neither the app nor Django, and has a table of moves of its own. It reads
+
+* ``torture.sched``, a row for each message in the transaction that scheduled it; ``torture.effect``, the effects of
+  transactional handlers; the two tables of the record;
+* ``FOLDER/lines/*.log``, what handlers wrote while they ran; ``FOLDER/journals/*.jsonl``, what producers were told,
+  what a canceller was answered, and what the nemesis did to whom and when; ``FOLDER/run.json``, the settings.
+
+Exit code 1 when anything was found that must not be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+
+# Nobody requeues, reschedules or expires anything in a torture.
+MOVES = {
+    (None, "scheduled"),
+    ("scheduled", "running"),
+    ("scheduled", "cancelled"),
+    ("scheduled", "consumed"),
+    ("running", "consumed"),
+    ("running", "scheduled"),
+    ("running", "dead"),
+    ("running", "cancelled"),
+    ("running", "running"),
+}
+FINAL = {"consumed", "dead", "cancelled"}
+# A start so much before its due time is early. Seconds.
+EARLY = 0.05
+# After so long a worker process holds what it needs. Seconds.
+WARM_UP = 30.0
+# A script that takes so long by Redis's clock kept others waiting, whatever else the machine did. Milliseconds.
+SLOW = 50.0
+# Clocks of two processes on one machine are read one after the other. Seconds.
+BLUR = 0.05
+
+REDIS_FAULTS = frozenset(
+    {
+        "drop-key",
+        "flush",
+        "lost-reply",
+        "redis-cut",
+        "redis-empty",
+        "redis-evict",
+        "redis-failover",
+        "redis-freeze",
+        "redis-rollback",
+    }
+)
+# After these, consumers had to start or to find their server again: lateness counts from then.
+STANDSTILLS = frozenset({"kill-worker", "kill-supervisor", "roll"})
+DATABASE_FAULTS = frozenset({"database-cut", "database-fast", "database-immediate", "database-kill"})
+
+
+class Row(NamedTuple):
+    """One line of the record's log. Times in seconds since the epoch."""
+
+    number: int
+    at: float
+    before: str | None
+    after: str
+    delivery: int
+    due: float
+    ready: float | None
+    actor: str
+    reason: str
+    failed: bool
+
+    @property
+    def is_claim(self) -> bool:
+        return (self.before, self.after) == ("scheduled", "running")
+
+    @property
+    def pid(self) -> int | None:
+        """The process of ``worker:host/pid/token/thread``."""
+        parts = self.actor.split("/")
+        return int(parts[1]) if self.actor.startswith("worker:") and len(parts) > 2 else None
+
+
+class Message(NamedTuple):
+    topic: str
+    state: str
+    deliveries: int
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.topic == "torture.row"
+
+
+class Scheduled(NamedTuple):
+    due: float
+    kind: str
+
+
+class Line(NamedTuple):
+    """What a handler wrote."""
+
+    what: str
+    delivery: int
+    pid: int
+    at: float
+
+
+class Fault(NamedTuple):
+    """What the nemesis did, from when to when it was healed, and to which processes."""
+
+    kind: str
+    begin: float
+    end: float
+    pids: frozenset[int] = frozenset()
+    code: int | None = None
+
+
+class Answer(NamedTuple):
+    """To a request to cancel."""
+
+    id: int
+    asked: float
+    answered: float
+    verdict: str
+
+
+@dataclass
+class Evidence:
+    """Everything that was left behind."""
+
+    run: dict[str, Any]
+    scheduled: dict[int, Scheduled] = field(default_factory=dict)
+    messages: dict[int, Message] = field(default_factory=dict)
+    log: dict[int, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    effects: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    lines: dict[int, list[Line]] = field(default_factory=lambda: defaultdict(list))
+    faults: list[Fault] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    acked: set[int] = field(default_factory=set)
+    orphaned: set[int] = field(default_factory=set)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path, dsn: str) -> Evidence:
+    """Collect what is in the database and in the folder."""
+    evidence = Evidence(json.loads((folder / "run.json").read_text()))
+    with psycopg.connect(dsn) as connection:
+        _read_tables(evidence, connection)
+    for path in sorted(folder.glob("lines/*.log")):
+        for text in path.read_text().splitlines():
+            what, pk, delivery, pid, at = text.split()
+            evidence.lines[int(pk)].append(Line(what, int(delivery), int(pid), float(at)))
+    for lines in evidence.lines.values():
+        lines.sort(key=lambda line: line.at)
+    for path in sorted(folder.glob("journals/*.jsonl")):
+        entries = [json.loads(text) for text in path.read_text().splitlines()]
+        if path.name.startswith("nemesis"):
+            _read_faults(evidence, entries)
+        elif path.name.startswith("canceller"):
+            _read_answers(evidence, entries)
+        else:
+            for entry in entries:
+                if entry["what"] in ("acked", "dies"):
+                    (evidence.acked if entry["what"] == "acked" else evidence.orphaned).update(entry["ids"])
+    return evidence
+
+
+def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> None:
+    epoch = "extract(epoch from {})::float8".format
+    for pk, due, kind in connection.execute(f"SELECT id, {epoch('due')}, kind FROM torture.sched"):
+        evidence.scheduled[pk] = Scheduled(due, kind)
+    for pk, delivery in connection.execute("SELECT id, delivery FROM torture.effect ORDER BY id, delivery"):
+        evidence.effects[pk].append(delivery)
+    for pk, *facts in connection.execute("SELECT id, topic, state, deliveries FROM delayq_message"):
+        evidence.messages[pk] = Message(*facts)
+    log = f"""
+        SELECT message_id, number, {epoch("at")}, from_state, to_state, attempt, {epoch("due_at")}, {epoch("ready_at")},
+               actor, reason, error <> '' FROM delayq_transition ORDER BY message_id, number
+    """
+    for pk, *facts in connection.execute(log):
+        evidence.log[pk].append(Row(*facts))
+
+
+def _read_faults(evidence: Evidence, entries: Iterable[dict[str, Any]]) -> None:
+    begun: dict[int, dict[str, Any]] = {}
+    for entry in entries:
+        if entry["what"] == "begin":
+            begun[entry["fault"]] = entry
+        elif entry["what"] == "end":
+            first = begun.pop(entry["fault"])
+            pids = frozenset([*first.get("pids", ()), *entry.get("pids", ())])
+            evidence.faults.append(Fault(first["kind"], first["at"], entry["at"], pids, entry.get("code")))
+        else:
+            evidence.notes.append(entry)
+    for entry in begun.values():
+        evidence.faults.append(Fault(entry["kind"], entry["at"], float("inf"), frozenset(entry.get("pids", ()))))
+
+
+def _read_answers(evidence: Evidence, entries: Iterable[dict[str, Any]]) -> None:
+    asked: dict[int, float] = {}
+    for entry in entries:
+        if entry["what"] == "asked":
+            asked[entry["id"]] = entry["at"]
+        elif entry["what"] == "answered":
+            evidence.answers.append(Answer(entry["id"], asked[entry["id"]], entry["at"], entry["verdict"]))
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What was found: ``wrong`` by kind, which must be empty, and numbers that say how it went."""
+
+    wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    counts: Counter[str] = field(default_factory=Counter)
+    duplicates: Counter[str] = field(default_factory=Counter)
+    lateness: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def found(self, kind: str, text: str) -> None:
+        self.wrong[kind].append(text)
+
+    @property
+    def good(self) -> bool:
+        return not self.wrong
+
+
+# Each must be 0; in the order in which they are printed.
+KINDS = (
+    "lost",
+    "unexpected",
+    "early",
+    "duplicate transactional effect",
+    "unexplained duplicate",
+    "start after cancelled",
+    "illegal path",
+    "consumed without effect",
+    "effect without consumed",
+    "late",
+    "worker ended by itself",
+    "restore failed",
+    "slow script",
+    "growth",
+)
+
+
+class Oracle:
+    """Asks the evidence one question after the other."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.report = Report()
+        self.lease = float(evidence.run["lease"])
+        self.faults = sorted(evidence.faults, key=lambda fault: fault.begin)
+        self.deaths = self._deaths()
+
+    def judge(self) -> Report:
+        self.report.counts["scheduled"] = len(self.evidence.scheduled)
+        for question in (
+            self.nothing_is_lost,
+            self.nothing_is_unexpected,
+            self.every_path_is_legal,
+            self.nothing_is_early,
+            self.effects_and_states_agree,
+            self.duplicates_are_explained,
+            self.cancelled_means_cancelled,
+            self.nothing_is_late,
+            self.nothing_else_broke,
+        ):
+            question()
+        return self.report
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    def nothing_is_lost(self) -> None:
+        messages = self.evidence.messages
+        for pk in sorted(self.evidence.scheduled.keys() - messages.keys()):
+            self.report.found("lost", f"{pk} was committed and is not in the record")
+        for pk in sorted(self.evidence.acked - self.evidence.scheduled.keys()):
+            self.report.found("lost", f"{pk}: the producer was told of its commit, and it is not there")
+        for pk, message in messages.items():
+            self.report.counts[message.state] += 1
+            if message.state not in FINAL:
+                self.report.found("lost", f"{pk} is still {message.state}")
+            elif message.state == "dead" and not self._may_be_dead(pk):
+                self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}")
+
+    def _may_be_dead(self, pk: int) -> bool:
+        """Poison, or a message whose every death without a word was the nemesis's doing."""
+        if pk in self.evidence.scheduled and self.evidence.scheduled[pk].kind == "poison":
+            return True
+        log = self.evidence.log[pk]
+        unreported = [row for row in log if row.before == "running" and row.reason and not row.failed]
+        if "without a word" not in log[-1].reason:
+            return False
+        self.report.counts["innocent, but killed too often"] += 1
+        return all(self._why(pk, row.delivery, row.at) for row in unreported)
+
+    def nothing_is_unexpected(self) -> None:
+        known = self.evidence.scheduled.keys()
+        for pk in sorted(self.evidence.messages.keys() - known):
+            self.report.found("unexpected", f"{pk} is in the record, and its transaction was not committed")
+        for pk in sorted((self.evidence.effects.keys() | self.evidence.lines.keys()) - known):
+            self.report.found("unexpected", f"{pk} ran, and was never scheduled")
+
+    def every_path_is_legal(self) -> None:
+        for pk, message in self.evidence.messages.items():
+            for text in self._illegal(message, self.evidence.log.get(pk, [])):
+                self.report.found("illegal path", f"{pk}: {text}")
+
+    def _illegal(self, message: Message, log: list[Row]) -> Iterator[str]:
+        if [row.number for row in log] != list(range(1, len(log) + 1)):
+            yield f"rows {[row.number for row in log]}"
+        before: str | None = None
+        claims = 0
+        at = 0.0
+        for row in log:
+            claims += row.is_claim
+            if row.before != before or (row.before, row.after) not in MOVES:
+                yield f"{before} is followed by {row.before} → {row.after}"
+            if row.is_claim and row.delivery != claims:
+                yield f"claim {claims} is called delivery {row.delivery}"
+            if row.before == "running" and row.after != "consumed" and row.delivery != claims:
+                yield f"{row.before} → {row.after} of delivery {row.delivery}, while {claims} is the current one"
+            if row.after == "consumed" and not 1 <= row.delivery <= claims:
+                yield f"success of delivery {row.delivery} of {claims}"
+            if row.at < at - BLUR:
+                yield f"row {row.number} is older than the one before"
+            before, at = row.after, row.at
+        if before != message.state or claims != message.deliveries:
+            yield f"it ends {before} after {claims} claims; the message says {message.state}, {message.deliveries}"
+
+    def nothing_is_early(self) -> None:
+        for pk, log in self.evidence.log.items():
+            dues = [row.due for row in log[:1]]
+            if pk in self.evidence.scheduled:
+                # What its producer asked for, and not what the record made of it.
+                dues.append(self.evidence.scheduled[pk].due)
+            for row in log:
+                if row.is_claim and min(row.at, row.ready or row.at) < max(row.due, *dues) - EARLY:
+                    self.report.found("early", f"{pk}: delivery {row.delivery}, {max(row.due, *dues) - row.at:.3f} s")
+            for line in self.evidence.lines.get(pk, ()):
+                if line.at < max(dues) - EARLY:
+                    self.report.found("early", f"{pk}: the handler ran {max(dues) - line.at:.3f} s before its time")
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def effects_and_states_agree(self) -> None:
+        for pk, message in self.evidence.messages.items():
+            rows = self.evidence.effects.get(pk, [])
+            ends = [line for line in self.evidence.lines.get(pk, ()) if line.what == "end"]
+            consumed = message.state == "consumed"
+            if len(rows) > 1:
+                self.report.found("duplicate transactional effect", f"{pk}: deliveries {rows}")
+            if consumed and not (rows if message.is_transactional else ends):
+                self.report.found("consumed without effect", f"{pk} ({message.topic})")
+            if rows and not (consumed and message.is_transactional):
+                self.report.found("effect without consumed", f"{pk} is {message.state}")
+            success = [row.delivery for row in self.evidence.log.get(pk, ()) if row.after == "consumed"]
+            if rows and success and success != rows:
+                self.report.found("effect without consumed", f"{pk}: success of {success}, effect of {rows}")
+
+    def duplicates_are_explained(self) -> None:
+        for pk, message in self.evidence.messages.items():
+            if message.is_transactional:
+                continue
+            starts = [line for line in self.evidence.lines.get(pk, ()) if line.what == "start"]
+            if len({line.delivery for line in starts}) < len(starts):
+                self.report.found("unexplained duplicate", f"{pk}: one delivery ran twice")
+            for first, second in pairwise(starts):
+                self._explain(pk, first, second)
+
+    def _explain(self, pk: int, first: Line, second: Line) -> None:
+        """Why did a delivery start after another one had?"""
+        told = {line.what for line in self.evidence.lines[pk] if line.delivery == first.delivery}
+        reported = any(
+            row.before == "running" and row.delivery == first.delivery and row.failed for row in self.evidence.log[pk]
+        )
+        if "fail" in told and "end" not in told and reported:
+            return
+        window = self._why(pk, first.delivery, second.at)
+        what = "effect" if "end" in told else "start"
+        if window is None:
+            self.report.found(
+                "unexplained duplicate",
+                f"{pk}: deliveries {first.delivery} (process {first.pid}, {first.at:.3f}) and {second.delivery} "
+                f"(process {second.pid}, {second.at:.3f}), {what}",
+            )
+        else:
+            self.report.duplicates[f"{window}: {what} twice"] += 1
+
+    def _why(self, pk: int, delivery: int, until: float) -> str | None:
+        """The window through which another delivery came, if something was done that opens one.
+
+        W1: the process died between the effect and its record. W2: the lease ran out though the process lived.
+        """
+        claim = next((row for row in self.evidence.log[pk] if row.is_claim and row.delivery == delivery), None)
+        if claim is None or claim.pid is None:
+            return None
+        died = self._died(claim.pid, claim.at)
+        if died is not None and died <= until + BLUR:
+            return "W1"
+        for fault in self.faults:
+            overlaps = fault.begin <= until and fault.end >= claim.at - BLUR
+            if fault.kind in ("freeze-child", "freeze-worker") and claim.pid in fault.pids and overlaps:
+                return "W2"
+            # Nobody can extend a lease in a database that is away.
+            if fault.kind in DATABASE_FAULTS and overlaps and until - claim.at > self.lease - BLUR:
+                return "W2"
+        return None
+
+    def _died(self, pid: int, since: float) -> float | None:
+        """When the process was killed; a number may be used again for another process."""
+        for begin, end in self.deaths.get(pid, ()):
+            if end >= since - BLUR:
+                return max(begin, since)
+        return None
+
+    def _deaths(self) -> dict[int, list[tuple[float, float]]]:
+        """From when to when each process was killed, in order."""
+        deaths: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for fault in self.faults:
+            if fault.kind in ("kill-child", "kill-worker"):
+                for pid in fault.pids:
+                    deaths[pid].append((fault.begin, fault.end))
+        for lines in self.evidence.lines.values():
+            for line in lines:
+                if line.what == "die":
+                    deaths[line.pid].append((line.at, line.at))
+        for times in deaths.values():
+            times.sort()
+        return deaths
+
+    def cancelled_means_cancelled(self) -> None:
+        for answer in self.evidence.answers:
+            self.report.counts[f"answered {answer.verdict!r}"] += 1
+            if answer.verdict not in ("cancelled", "outcome unknown", "requested"):
+                continue
+            pk = answer.id
+            for row in self.evidence.log.get(pk, ()):
+                if row.is_claim and row.at > answer.answered:
+                    self.report.found(
+                        "start after cancelled", f"{pk}: delivery {row.delivery} after {answer.verdict!r}"
+                    )
+            if answer.verdict == "requested":
+                continue
+            state = self.evidence.messages[pk].state if pk in self.evidence.messages else "gone"
+            late_success = answer.verdict == "outcome unknown" and state == "consumed"
+            if state != "cancelled" and not late_success:
+                self.report.found("start after cancelled", f"{pk}: {answer.verdict!r}, and it is {state}")
+            if answer.verdict == "cancelled":
+                for line in self.evidence.lines.get(pk, ()):
+                    if line.what == "start" and line.at > answer.answered:
+                        self.report.found("start after cancelled", f"{pk}: its handler ran after the answer")
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def nothing_is_late(self) -> None:
+        for pk, log in self.evidence.log.items():
+            for before, row in pairwise(log):
+                if row.is_claim:
+                    self._measure(pk, log, before, row)
+
+    def _measure(self, pk: int, log: list[Row], before: Row, claim: Row) -> None:
+        ready = max(before.due, before.at)
+        marks = self.evidence.run["marks"]
+        allowed, kind = marks["quiet"], "quiet"
+        if before.before == "running" and before.reason:
+            # Given back, not failed: count from the death, which the record cannot know.
+            died = self._died_holding(log, before.delivery)
+            if died is not None:
+                ready = min(ready, max(died, before.due))
+                child = before.reason.startswith("worker process died")
+                kind = "killed child" if child else "killed or frozen worker"
+                allowed = marks["child"] if child else marks["worker"]
+        elif pk in self.evidence.orphaned:
+            allowed, kind = marks["push"], "lost push"
+        near = list(self._near(ready, claim.at))
+        for fault in near:
+            allowed = max(allowed, self._mark(fault))
+            if fault.end <= claim.at and fault.kind in REDIS_FAULTS | DATABASE_FAULTS | STANDSTILLS:
+                ready = max(ready, fault.end)
+        if near and kind == "quiet":
+            kind = f"after {near[-1].kind}"
+        late = claim.at - ready
+        self.report.lateness[kind].append(late)
+        if late > allowed:
+            self.report.found("late", f"{pk}: {late:.2f} s ({kind}, {allowed:g} s allowed), delivery {claim.delivery}")
+
+    def _died_holding(self, log: list[Row], delivery: int) -> float | None:
+        claim = next((row for row in log if row.is_claim and row.delivery == delivery), None)
+        if claim is None or claim.pid is None:
+            return None
+        frozen = [f.begin for f in self.faults if f.kind.startswith("freeze-") and claim.pid in f.pids]
+        times = [self._died(claim.pid, claim.at), *(at for at in frozen if at >= claim.at)]
+        return min((at for at in times if at is not None), default=None)
+
+    def _near(self, begin: float, end: float) -> Iterator[Fault]:
+        """Faults that may still be felt in a time."""
+        for fault in self.faults:
+            if fault.begin > end:
+                return
+            if fault.end + self._mark(fault) >= begin:
+                yield fault
+
+    def _mark(self, fault: Fault) -> float:
+        """How late it may still be after the fault is healed. Seconds."""
+        marks = self.evidence.run["marks"]
+        if fault.kind in REDIS_FAULTS:
+            return float(marks["redis"])
+        if fault.kind in DATABASE_FAULTS:
+            return float(marks["database"])
+        if fault.kind in ("kill-child", "mortal"):
+            return float(marks["child"])
+        if fault.kind == "kill-producer":
+            return float(marks["push"])
+        return float(marks["worker"])
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def nothing_else_broke(self) -> None:
+        for note in self.evidence.notes:
+            if note["what"] == "slow script":
+                self._slow(note)
+            elif note["what"] in KINDS:
+                self.report.found(note["what"], note["text"])
+        self._nothing_grows()
+        for fault in self.faults:
+            self.report.counts[f"fault {fault.kind}"] += 1
+            if fault.kind == "restores" and fault.code and not self._disturbed(fault):
+                self.report.found("restore failed", f"exit code {fault.code} at {fault.begin:.3f}")
+
+    def _slow(self, note: dict[str, Any]) -> None:
+        """Redis counts the time that it waits for a processor too: only what no waiting explains is wrong."""
+        if not self._frozen(note["began"]):
+            self.report.counts["scripts above 10 ms"] += 1
+            if note["ms"] > SLOW:
+                self.report.found("slow script", note["text"])
+
+    def _frozen(self, at: float) -> bool:
+        """Whether Redis stood still then; its own times are whole seconds."""
+        return any(
+            fault.kind in ("redis-freeze", "redis-failover") and fault.begin - 2 <= at <= fault.end + 2
+            for fault in self.faults
+        )
+
+    def _nothing_grows(self) -> None:
+        """Once a process has warmed up, neither its files nor its memory may grow for as long as it lives."""
+        samples: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for note in self.evidence.notes:
+            if note["what"] == "sample":
+                samples[note["process"]].append(note)
+        for pid, taken in samples.items():
+            warm = [note for note in taken if note["at"] > taken[0]["at"] + WARM_UP]
+            if not warm or warm[-1]["at"] < warm[0]["at"] + WARM_UP:
+                continue
+            self.report.counts["processes watched for growth"] += 1
+            first, last = warm[0], warm[-1]
+            if last["files"] > first["files"] + 8 or last["memory"] > first["memory"] * 1.15:
+                self.report.found("growth", f"process {pid}: {first} … {last}")
+
+    def _disturbed(self, fault: Fault) -> bool:
+        return any(
+            other.kind in REDIS_FAULTS | DATABASE_FAULTS and other.begin <= fault.end and other.end >= fault.begin
+            for other in self.faults
+        )
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def tell(report: Report, run: dict[str, Any]) -> Iterator[str]:
+    """The lines of the report."""
+    yield f"seed {run['seed']}, size {run['size']}, {run['seconds']:.0f} s"
+    for name, number in sorted(report.counts.items()):
+        yield f"  {name:<44} {number:>8}"
+    yield "duplicates of effects that are out of reach of a transaction, by window"
+    for name, number in sorted(report.duplicates.items()):
+        yield f"  {name:<44} {number:>8}"
+    yield f"lateness in ms {'deliveries':>30} {'p50':>8} {'p99':>8} {'max':>8}"
+    for name, values in sorted(report.lateness.items()):
+        values.sort()
+        p50, p99, top = (values[int((len(values) - 1) * q)] * 1000 for q in (0.5, 0.99, 1))
+        yield f"  {name:<31} {len(values):>11} {p50:>8.0f} {p99:>8.0f} {top:>8.0f}"
+    yield "must be 0"
+    for kind in KINDS:
+        found = report.wrong.get(kind, [])
+        yield f"  {kind:<44} {len(found):>8}"
+        for text in found[:10]:
+            yield f"      {text}"
+    yield "GOOD" if report.good else "BAD"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dsn", required=True)
+    given = parser.parse_args(arguments)
+    evidence = read(given.folder, given.dsn)
+    report = Oracle(evidence).judge()
+    print("\n".join(tell(report, evidence.run)))
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""``python -m tests.torture.producer``: schedules messages and audits each in the same transaction."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import django
+
+from tests.torture.journal import Journal
+
+# A long handler that is killed twice is put off for 30 s, to be run alone: none begins shortly before the end. Seconds.
+CALM = 36.0
+TOPICS = ("torture.row", "torture.line", "torture.async")
+AUDIT = """
+INSERT INTO torture.sched (id, due, kind, key, cancel_at) VALUES (%s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
+"""
+
+
+class Producer:
+    """Goes on until its time is over, or until it dies between a commit and the put that follows it."""
+
+    def __init__(self, seed: str, rate: float, spread: float, poison: int, until: float) -> None:
+        self.random = random.Random(seed)
+        self.rate = rate
+        self.spread = spread
+        self.poison = poison
+        self.until = until
+        self.journal = Journal(Path(os.environ["TORTURE_DIR"], "journals", f"producer-{os.getpid()}.jsonl"))
+
+    def run(self) -> None:
+        from django.db import Error, connection
+
+        while time.time() < self.until:
+            time.sleep(self.random.expovariate(self.rate))
+            try:
+                self.produce()
+            except Error as error:
+                # Whether it was committed is not known: the audit table says.
+                self.journal.write("unknown", error=type(error).__name__)
+                connection.close()
+                time.sleep(0.1)
+
+    def produce(self) -> None:
+        from django.db import transaction
+
+        dies = self.random.random() < 0.003
+        with transaction.atomic():
+            if dies:
+                # Called before the put, which is registered later.
+                transaction.on_commit(self.die)
+            ids = [self.schedule() for _ in range(self.random.choice([1] * 7 + [6]))]
+            ids = [pk for pk in ids if pk is not None]
+            if dies:
+                self.journal.write("dies", ids=ids)
+        self.journal.write("acked", ids=ids)
+
+    def schedule(self) -> int | None:
+        from django.db import connection
+
+        from django_delayq import schedule_message
+
+        draw = self.random.random
+        kind, payload = self.draw()
+        key = f"key-{self.random.randrange(5)}" if draw() < 0.01 else None
+        delay = round(self.spread * draw() ** 2, 3) if draw() < 0.9 else 0
+        when: dict[str, Any] = {"delay": delay}
+        if draw() < 0.5:
+            when = {"due": datetime.now(UTC) + timedelta(seconds=delay)}
+        topic = self.random.choice(TOPICS)
+        message = schedule_message(
+            topic, payload, key=key, on_conflict="keep", priority=self.random.choice((-10, 0, 0, 0, 10)), **when
+        )
+        if message.existed:
+            return None
+        cancel = message.due_at if draw() < 0.02 else None
+        with connection.cursor() as cursor:
+            due = when.get("due", message.due_at)
+            cursor.execute(AUDIT, [message.pk, due, kind, key, cancel, self.random.uniform(-1.0, 0.3)])
+        return int(message.pk)
+
+    def draw(self) -> tuple[str, dict[str, Any]]:
+        """What the handler is to do. Times in seconds."""
+        chance = self.random.random()
+        payload: dict[str, Any] = {"work": 0.0, "fails": 0, "dies": 0, "late": self.random.random() < 0.5}
+        if self.poison:
+            self.poison -= 1
+            return "poison", {**payload, "dies": 10**6}
+        if chance < 0.001:
+            return "mortal", {**payload, "dies": 1}
+        if chance < 0.003 and time.time() < self.until - CALM:
+            # Longer than its lease.
+            return "long", {**payload, "work": 7.0}
+        if chance < 0.03:
+            return "slow", {**payload, "work": self.random.uniform(0.2, 1.2)}
+        if chance < 0.08:
+            return "failing", {**payload, "fails": self.random.randint(1, 3)}
+        return "plain", {**payload, "work": self.random.choice((0.0, 0.002, 0.02))}
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", required=True)
+    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--spread", type=float, required=True)
+    parser.add_argument("--poison", type=int, default=0)
+    parser.add_argument("--until", type=float, required=True)
+    given = parser.parse_args()
+    django.setup()
+    Producer(given.seed, given.rate, given.spread, given.poison, given.until).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""What every process of a torture runs with; the environment says where the servers and the folder are."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import DATABASES, INSTALLED_APPS
+
+SECRET_KEY = "only-for-tests"
+DEBUG = False
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.torture.app"]
+DATABASES["default"]["CONN_MAX_AGE"] = None
+DATABASES["default"]["OPTIONS"]["connect_timeout"] = 3
+DELAYQ = {"REDIS": os.environ["REDIS_URL"], **json.loads(os.environ["TORTURE_DELAYQ"])}
+
+if sys.platform == "linux":
+    # However the torture ends, nothing of it stays: PR_SET_PDEATHSIG.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

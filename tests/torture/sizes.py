@@ -1,0 +1,47 @@
+"""How long, how much, and the settings of the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One size of the torture. Times in seconds."""
+
+    # How long producers and the nemesis go on.
+    seconds: float
+    # Transactions a second of each producer; one in eight has several messages.
+    rate: float
+    producers: int
+    workers: int
+    processes: int
+    threads: int
+    # The longest delay.
+    spread: float
+    # Between two faults.
+    rest: tuple[float, float]
+    # How long everything may take to be finished after the last fault is healed.
+    drain: float
+    # Messages that kill their worker at every delivery.
+    poison: int
+
+
+SMOKE = Size(46, 60, 3, 2, 2, 4, 12, (0.3, 1.2), 75, 1)
+NIGHTLY = Size(13 * 60, 40, 3, 2, 2, 6, 60, (1, 9), 150, 8)
+SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20)
+
+SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK}
+
+# Short, so that every clock of the package runs out many times in a run.
+DELAYQ: dict[str, Any] = {
+    "HORIZON": 8,
+    "GRACE": 1,
+    "SWEEP_INTERVAL": 1,
+    "POLL_INTERVAL": 0.25,
+    "LEASE": 5,
+    "TIMEOUT": 60,
+    "GRACEFUL_TIMEOUT": 15,
+    "MAX_CRASHES": 4,
+}

@@ -1,0 +1,64 @@
+"""The system checks, as ``manage.py check`` runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.checks import ERROR, run_checks
+from django.test import override_settings
+
+LOCMEM = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+DJANGO_REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://nowhere.invalid:1/0"}
+
+
+def found(**settings: Any) -> list[str]:
+    with override_settings(**settings):
+        messages = run_checks(tags=["delayq"])
+    assert all(message.hint for message in messages)
+    assert all(message.level == ERROR for message in messages)
+    return sorted(str(message.id) for message in messages)
+
+
+def test_the_tests_own_settings_pass() -> None:
+    assert found() == []
+
+
+def test_no_settings_at_all_pass() -> None:
+    assert found(DELAYQ={}) == []
+
+
+@pytest.mark.parametrize(
+    ("delayq", "ids"),
+    [
+        ("redis://", ["delayq.E001"]),
+        ({"COLOUR": "red"}, ["delayq.E002"]),
+        ({"LEASE": -1}, ["delayq.E003"]),
+        ({"QUEUES": ["other"]}, ["delayq.E004"]),
+        ({"REDIS": "http://localhost"}, ["delayq.E006"]),
+        ({"REDIS": "redis://[::1"}, ["delayq.E006"]),
+        ({"REDIS": "default"}, ["delayq.E007"]),
+        ({"REDIS": "nowhere"}, ["delayq.E007"]),
+        ({"REDIS": "default", "LEASE": -1, "COLOUR": 1}, ["delayq.E002", "delayq.E003", "delayq.E007"]),
+    ],
+    ids=repr,
+)
+def test_each_mistake_has_its_id(delayq: Any, ids: list[str]) -> None:
+    assert found(DELAYQ=delayq, CACHES=LOCMEM) == ids
+
+
+def test_without_time_zones_it_is_e005() -> None:
+    assert found(USE_TZ=False) == ["delayq.E005"]
+
+
+@pytest.mark.parametrize(
+    "redis", ["redis://h:1/0", "rediss://u:p@h:1/0", "unix:///run/redis.sock?db=1", "fast"], ids=repr
+)
+def test_what_names_a_redis_passes_without_one_that_answers(redis: str) -> None:
+    assert found(DELAYQ={"REDIS": redis}, CACHES={**LOCMEM, "fast": DJANGO_REDIS}) == []
+
+
+def test_a_password_in_a_wrong_url_is_not_shown() -> None:
+    with override_settings(DELAYQ={"REDIS": "http://user:hunter2@host"}):
+        (message,) = run_checks(tags=["delayq"])
+    assert "hunter2" not in f"{message.msg} {message.hint}"

@@ -1,0 +1,120 @@
+"""The settings: typed defaults, and everything wrong told at once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_delayq import conf
+from django_delayq.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+
+def test_an_empty_dict_gives_the_defaults() -> None:
+    assert conf.parse({}) == (conf.Settings(), [])
+
+
+def test_every_setting_has_a_parser_that_accepts_its_default() -> None:
+    assert conf.PARSERS.keys() == set(conf.names())
+    defaults = conf.Settings()
+    for name, parse in conf.PARSERS.items():
+        assert parse(getattr(defaults, name)) == getattr(defaults, name)
+
+
+def test_times_may_be_written_as_people_write_them() -> None:
+    settings, problems = conf.parse({"HORIZON": "10m", "GRACE": timedelta(seconds=3), "LEASE": 90, "TIMEOUT": None})
+    assert not problems
+    assert (settings.HORIZON, settings.GRACE, settings.LEASE, settings.TIMEOUT) == (600.0, 3.0, 90.0, None)
+
+
+def test_a_list_of_delays_is_a_retry_policy() -> None:
+    settings, problems = conf.parse({"RETRY": ["4m", "10m"]})
+    assert not problems
+    assert RetryPolicy.fixed([240, 600]) == settings.RETRY
+
+
+@pytest.mark.parametrize("given", [None, [], "redis://", 3], ids=repr)
+def test_something_else_than_a_dict_is_e001(given: Any) -> None:
+    settings, problems = conf.parse(given)
+    assert settings == conf.Settings()
+    assert [problem.id for problem in problems] == ["E001"]
+
+
+def test_an_unknown_key_is_e002_and_named() -> None:
+    _settings, (problem,) = conf.parse({"HORIZONT": 600})
+    assert problem.id == "E002"
+    assert "'HORIZONT'" in problem.message
+    assert "HORIZON" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("REDIS", ""),
+        ("REDIS", 6379),
+        ("PREFIX", "a{b"),
+        ("PREFIX", "a}b"),
+        ("PREFIX", ""),
+        ("PREFIX", "x" * 41),
+        ("DEFAULT_QUEUE", "two words"),
+        ("QUEUES", "default"),
+        ("QUEUES", ["a", "a"]),
+        ("QUEUES", ["a\n"]),
+        ("QUEUES", [3]),
+        ("HORIZON", 0),
+        ("HORIZON", float("nan")),
+        ("HORIZON", "soon"),
+        ("HORIZON", True),
+        ("HORIZON", None),
+        ("HORIZON", [600]),
+        ("GRACE", -1),
+        ("LEASE", 10**400),
+        ("TIMEOUT", 0),
+        ("RETRY", "5m"),
+        ("RETRY", [-1]),
+        ("RETRY", 5),
+        ("RETRY", lambda attempt, error: -1),
+        ("RETRY", lambda attempt, error: error.args),
+        ("MAX_CRASHES", 1),
+        ("MAX_CRASHES", 2.5),
+        ("MAX_CRASHES", True),
+        ("PAYLOAD_MAX_DEPTH", 10_000),
+        ("REDIS_TIMEOUT", 60),
+        ("HANDLERS_MODULE", "my handlers"),
+    ],
+)
+def test_an_impossible_value_is_e003_and_named(name: str, value: Any) -> None:
+    settings, (problem,) = conf.parse({name: value})
+    assert settings == conf.Settings()
+    assert problem.id == "E003"
+    assert f"'{name}'" in problem.message
+    assert problem.hint
+
+
+def test_a_default_queue_that_no_worker_serves_is_e004() -> None:
+    _settings, (problem,) = conf.parse({"QUEUES": ["fast", "slow"]})
+    assert problem.id == "E004"
+    assert conf.parse({"QUEUES": ["fast", "slow"], "DEFAULT_QUEUE": "slow"})[1] == []
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    _settings, problems = conf.parse({"HORIZON": 0, "LEASE": "long", "COLOUR": "red", "QUEUES": ["a"], 5: 6})
+    assert sorted(problem.id for problem in problems) == ["E002", "E002", "E003", "E003", "E004"]
+
+
+def test_get_raises_with_every_problem(settings: Settings) -> None:
+    settings.DELAYQ = {"HORIZON": 0, "COLOUR": "red"}
+    with pytest.raises(ImproperlyConfigured, match=r"HORIZON.*impossible.*COLOUR"):
+        conf.get()
+
+
+def test_settings_changed_in_a_test_are_seen(settings: Settings) -> None:
+    settings.DELAYQ = {"LEASE": 7}
+    assert conf.get().LEASE == 7
+    settings.DELAYQ = {"LEASE": 8}
+    assert conf.get().LEASE == 8

@@ -1,0 +1,141 @@
+"""Which function receives which topic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.apps import apps
+from django.test import override_settings
+
+from django_delayq import RetryPolicy, handler, registry
+from django_delayq.exceptions import HandlerConflict, InvalidMessage
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+TOPIC = "unit.registry"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    registry.unregister(TOPIC)
+
+
+def found(topic: str = TOPIC) -> registry.Handler:
+    handler = registry.find(topic)
+    assert handler is not None
+    return handler
+
+
+def at_module_level(message: Any) -> None: ...
+
+
+def test_the_decorated_function_is_left_as_it_is() -> None:
+    assert handler(TOPIC)(at_module_level) is at_module_level
+    assert found().function is at_module_level
+    assert registry.handlers()[TOPIC] is found()
+
+
+def test_two_handlers_for_one_topic_conflict_and_both_are_named() -> None:
+    handler(TOPIC)(at_module_level)
+
+    def another(message: Any) -> None: ...
+
+    with pytest.raises(HandlerConflict, match=r"at_module_level.*another"):
+        handler(TOPIC)(another)
+    assert found().function is at_module_level
+
+
+def test_a_module_that_is_imported_anew_does_not_conflict_with_itself() -> None:
+    handler(TOPIC)(at_module_level)
+    handler(TOPIC, lease=5)(at_module_level)
+    assert found().lease == 5
+
+
+def test_two_local_functions_of_one_name_conflict() -> None:
+    def make() -> Any:
+        def local(message: Any) -> None: ...
+
+        return local
+
+    handler(TOPIC)(make())
+    with pytest.raises(HandlerConflict):
+        handler(TOPIC)(make())
+
+
+def test_terms_that_are_not_given_come_from_the_settings(settings: Settings) -> None:
+    handler(TOPIC)(at_module_level)
+    settings.DELAYQ = {"LEASE": 33, "TIMEOUT": 44, "RETRY": ["5s"], "DEFAULT_QUEUE": "lane"}
+    assert (found().lease, found().timeout, found().retry) == (33, 44, RetryPolicy.fixed([5]))
+    assert registry.default_queue(TOPIC) == registry.default_queue("nobody") == "lane"
+    assert not found().transactional
+
+
+def test_terms_that_are_given_win(settings: Settings) -> None:
+    settings.DELAYQ = {"LEASE": 33, "TIMEOUT": 44, "RETRY": ["5s"]}
+    terms = handler(TOPIC, retry=["4m"], lease="2m", timeout="90s", transactional=True, queue="slow")
+    terms(at_module_level)
+    assert (found().lease, found().timeout, found().retry) == (120, 90, RetryPolicy.fixed([240]))
+    assert found().transactional
+    assert registry.default_queue(TOPIC) == "slow"
+
+
+def test_none_means_never_and_is_not_the_default() -> None:
+    handler(TOPIC, retry=None, timeout=None)(at_module_level)
+    assert found().retry.delay(1) is None
+    assert found().timeout is None
+
+
+def test_an_async_function_is_known_as_one() -> None:
+    async def coroutine(message: Any) -> None: ...
+
+    handler(TOPIC)(coroutine)
+    assert found().is_async
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"lease": 0.5},
+        {"lease": "2d"},
+        {"lease": True},
+        {"timeout": 0},
+        {"timeout": "31d"},
+        {"retry": "5m"},
+        {"retry": [-1]},
+        {"queue": "two words"},
+    ],
+    ids=repr,
+)
+def test_impossible_terms_are_refused_at_the_decorator(terms: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        handler(TOPIC, **terms)(at_module_level)
+    assert registry.find(TOPIC) is None
+
+
+def test_a_topic_that_could_not_be_scheduled_is_refused() -> None:
+    with pytest.raises(InvalidMessage):
+        handler("two words")
+
+
+def test_handlers_are_found_in_the_module_that_the_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "discovered_app"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "receivers.py").write_text(
+        f"from django_delayq import handler\n@handler({TOPIC!r})\ndef receive(message): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed = [config.name for config in apps.get_app_configs()]
+    with override_settings(INSTALLED_APPS=[*installed, "discovered_app"], DELAYQ={"HANDLERS_MODULE": "receivers"}):
+        registry.autodiscover()
+    assert found().name == "discovered_app.receivers.receive"
+    for name in ("discovered_app", "discovered_app.receivers"):
+        sys.modules.pop(name, None)

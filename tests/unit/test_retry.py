@@ -1,0 +1,160 @@
+"""Retry policies: whether again, and when."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_delayq.durations import Duration
+from django_delayq.retry import LONGEST, RetryPolicy, as_policy
+
+PAYMENT = ["4m", "10m", "10m", "1h", "2h", "6h", "15h"]
+
+
+def waits(policy: RetryPolicy, attempts: int) -> list[float | None]:
+    delays = [policy.delay(attempt) for attempt in range(1, attempts + 1)]
+    return [None if delay is None else delay.total_seconds() for delay in delays]
+
+
+def test_fixed_delays_come_one_after_the_other_and_then_it_gives_up() -> None:
+    assert waits(RetryPolicy.fixed(PAYMENT), 9) == [240, 600, 600, 3600, 7200, 21_600, 54_000, None, None]
+
+
+def test_a_fixed_policy_of_one_text_is_refused_and_not_read_letter_by_letter() -> None:
+    with pytest.raises(ValueError, match="a list of delays"):
+        RetryPolicy.fixed("10m")
+
+
+def test_exponential_delays_double_up_to_the_cap() -> None:
+    policy = RetryPolicy.exponential(10, cap=60, jitter=0, max_attempts=None)
+    assert waits(policy, 5) == [10, 20, 40, 60, 60]
+
+
+def test_max_attempts_counts_the_first_delivery() -> None:
+    policy = RetryPolicy.exponential(1, jitter=0, max_attempts=3)
+    assert waits(policy, 4) == [1, 2, None, None]
+
+
+@given(
+    base=st.floats(0, 1e6),
+    factor=st.floats(1, 1e3),
+    cap=st.floats(0, 1e6),
+    jitter=st.floats(0, 1),
+    attempt=st.integers(1, 100_000),
+)
+def test_an_exponential_delay_stays_within_its_bounds(
+    base: float, factor: float, cap: float, jitter: float, attempt: int
+) -> None:
+    policy = RetryPolicy.exponential(base, factor=factor, cap=cap, jitter=jitter, max_attempts=None)
+    delay = policy.delay(attempt)
+    assert delay is not None
+    lowest = timedelta(seconds=min(base, cap))
+    highest = timedelta(seconds=min(cap, math.inf if base else 0) * (1 + jitter))
+    tick = timedelta(microseconds=1)
+    assert timedelta(0) <= delay
+    assert lowest - tick <= delay <= highest + tick
+
+
+def test_jitter_spreads_what_failed_together() -> None:
+    policy = RetryPolicy.exponential(100, cap=100, jitter=0.5)
+    delays = {policy.delay(1) for _ in range(50)}
+    assert len(delays) > 40
+    assert all(delay is not None and 100 <= delay.total_seconds() <= 150 for delay in delays)
+
+
+def test_a_function_decides_by_attempt_and_error() -> None:
+    def chooser(attempt: int, error: BaseException | None) -> Duration | None:
+        return "1m" if isinstance(error, TimeoutError) and attempt < 3 else None
+
+    policy = RetryPolicy.custom(chooser)
+    assert policy.delay(1, TimeoutError()) == timedelta(minutes=1)
+    assert policy.delay(3, TimeoutError()) is None
+    assert policy.delay(1, KeyError()) is None
+
+
+@pytest.mark.parametrize("chosen", [-1, math.nan, math.inf, "soon", LONGEST + timedelta(days=1)], ids=repr)
+def test_an_impossible_answer_of_a_function_is_an_error(chosen: Any) -> None:
+    with pytest.raises(ValueError):
+        RetryPolicy.custom(lambda attempt, error: chosen).delay(1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"factor": 0.5},
+        {"factor": math.nan},
+        {"factor": math.inf},
+        {"jitter": -0.1},
+        {"jitter": 1.1},
+        {"jitter": math.nan},
+        {"max_attempts": 0},
+        {"base": -1},
+        {"base": "soon"},
+        {"cap": math.inf},
+    ],
+    ids=repr,
+)
+def test_impossible_terms_are_refused_when_the_policy_is_made(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        RetryPolicy.exponential(**options)
+
+
+def test_attempts_are_counted_from_1() -> None:
+    with pytest.raises(ValueError, match="from 1"):
+        RetryPolicy.never().delay(0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, [240, 600, None]), (2, [240, None, None]), (9, [240, 600, None])]
+)
+def test_a_limit_only_ever_shortens_a_policy(limit: int | None, expected: list[float | None]) -> None:
+    assert waits(RetryPolicy.fixed(["4m", "10m"]).limited(limit), 3) == expected
+    tight = RetryPolicy.exponential(1, jitter=0, max_attempts=2)
+    assert waits(tight.limited(limit), 3) == [1, None, None]
+
+
+def test_a_limit_holds_for_functions_too() -> None:
+    assert waits(RetryPolicy.custom(lambda attempt, error: 5).limited(2), 3) == [5, None, None]
+
+
+policies = st.one_of(
+    st.lists(st.floats(0, 1e6), max_size=8).map(RetryPolicy.fixed),
+    st.builds(
+        RetryPolicy.exponential,
+        st.floats(0, 1e6),
+        factor=st.floats(1, 100),
+        cap=st.floats(0, 1e6),
+        jitter=st.floats(0, 1),
+        max_attempts=st.none() | st.integers(1, 100),
+    ),
+).flatmap(lambda policy: st.none().map(lambda _: policy) | st.integers(1, 50).map(policy.limited))
+
+
+@given(policies)
+def test_a_policy_comes_back_from_json_as_it_was(policy: RetryPolicy) -> None:
+    assert RetryPolicy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
+
+
+def test_a_function_cannot_be_stored() -> None:
+    with pytest.raises(ValueError, match="cannot be stored"):
+        RetryPolicy.custom(lambda attempt, error: None).to_json()
+
+
+@pytest.mark.parametrize("stored", [None, [], "x", 3, {}, {"base": 1}, {"fixed": 5}, {"fixed": [-1]}], ids=repr)
+def test_what_was_not_stored_by_us_is_refused(stored: Any) -> None:
+    with pytest.raises(ValueError):
+        RetryPolicy.from_json(stored)
+
+
+def test_everything_that_retry_accepts_becomes_a_policy() -> None:
+    policy = RetryPolicy.fixed([1])
+    assert as_policy(policy) is policy
+    assert as_policy(None).delay(1) is None
+    assert as_policy(["4m"]).delay(1) == timedelta(minutes=4)
+    assert as_policy(lambda attempt, error: 7).delay(1) == timedelta(seconds=7)

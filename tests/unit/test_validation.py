@@ -1,0 +1,367 @@
+"""What may be scheduled: everything is checked at the call."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import uuid
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.utils import timezone as django_timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_delayq import validation
+from django_delayq.clock import ceil_ms
+from django_delayq.exceptions import InvalidMessage, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def cyclic_list() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def cyclic_dict() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["self"] = [value]
+    return value
+
+
+# --- payloads ---------------------------------------------------------------------------------------------------------
+
+plain_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
+plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+good = st.recursive(
+    plain | plain_text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(plain_text, inner, max_size=4),
+    max_leaves=20,
+)
+wild_text = st.text(st.characters() | st.sampled_from(["\x00", "\ud800", "\udfff", "\\", '"']), max_size=8)
+wild = st.recursive(
+    st.none() | st.integers() | st.floats() | wild_text | st.binary(max_size=3) | st.datetimes() | st.decimals(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.sets(st.integers(), max_size=2)
+        | st.dictionaries(wild_text | st.integers() | st.none(), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+@given(good)
+def test_plain_json_comes_through_as_it_was(value: Any) -> None:
+    assert json.loads(validation.payload(value)) == value
+
+
+@given(wild)
+def test_whatever_is_accepted_is_strict_json_that_a_database_takes(value: Any) -> None:
+    try:
+        text = validation.payload(value)
+    except InvalidMessage:
+        return
+    text.encode()
+    again = json.loads(text, parse_constant=no_constant)
+    assert validation.payload(again) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (math.nan, "not JSON"),
+        ([math.inf], "not JSON"),
+        ({"a": -math.inf}, "not JSON"),
+        ("a\x00b", "NUL"),
+        ({"a\x00": 1}, "NUL"),
+        ({"a": ["\x00"]}, "NUL"),
+        ("\ud800", "surrogate"),
+        ({"\udfff": 1}, "surrogate"),
+        (2**63, "64 bits"),
+        ([-(2**63) - 1], "64 bits"),
+        (10**5000, "64 bits"),
+        ({1: "a"}, "not a string"),
+        ({None: "a"}, "not a string"),
+        ({("a", "b"): 1}, "not a string"),
+        ({1.5: "a"}, "not a string"),
+        (nested(65), "too deep"),
+        (nested(100_000), "too deep"),
+        (cyclic_list(), "too deep"),
+        (cyclic_dict(), "too deep"),
+        ({1, 2}, "not JSON"),
+        (b"bytes", "not JSON"),
+        (object(), "not JSON"),
+        (time(12, tzinfo=UTC), "not JSON"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isprintable() else type(value).__name__,
+)
+def test_what_is_not_json_or_cannot_be_stored_is_refused(value: Any, why: str) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        validation.payload(value)
+
+
+def test_the_limits_themselves_are_accepted() -> None:
+    for value in (2**63 - 1, -(2**63), nested(64)):
+        assert json.loads(validation.payload(value)) == value
+
+
+def test_values_that_django_can_encode_become_strings() -> None:
+    identity = uuid.UUID(int=7)
+    given_ = {
+        "price": Decimal("12.50"),
+        "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        "day": date(2026, 1, 2),
+        "id": identity,
+        "span": timedelta(minutes=1),
+        "pair": (1, 2),
+    }
+    assert json.loads(validation.payload(given_)) == {
+        "price": "12.50",
+        "at": "2026-01-02T03:04:05Z",
+        "day": "2026-01-02",
+        "id": str(identity),
+        "span": "P0DT00H01M00S",
+        "pair": [1, 2],
+    }
+
+
+def test_a_payload_over_the_limit_is_refused_and_told_its_size(settings: Settings) -> None:
+    settings.DELAYQ = {"PAYLOAD_MAX_BYTES": 10}
+    assert validation.payload("x" * 8) == '"xxxxxxxx"'
+    with pytest.raises(PayloadTooLarge, match=r"11 bytes.*= 10"):
+        validation.payload("x" * 9)
+    with pytest.raises(PayloadTooLarge):
+        validation.payload("ä" * 5)
+
+
+def test_no_error_shows_the_payload() -> None:
+    for secret in ("s3cret\x00", ["s3cret", math.nan], {"s3cret": {1, 2}}, "s3cret\ud800", "s3cret" * 100_000):
+        with pytest.raises(InvalidMessage) as caught:
+            validation.payload(secret)
+        assert "s3cret" not in str(caught.value)
+
+
+def test_headers_are_a_small_dict() -> None:
+    assert validation.headers(None) == "{}"
+    assert json.loads(validation.headers({"trace": "abc"})) == {"trace": "abc"}
+    too_large = {"a": "x" * 20_000}
+    wrong: Any
+    for wrong in ([], "x", 3, {1: 2}, {"a": math.nan}, {"a": "\x00"}, too_large, {"a": nested(5)}):
+        with pytest.raises(InvalidMessage):
+            validation.headers(wrong)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+NO_NAME = ["", " ", "a b", "a\n", "\na", "a{b}", "a}", "{", "a'b", 'a"b', "a\x00", "ä", "a;b", "a*", "-a", ".a", "_a"]
+NOT_TEXT = [None, 3, b"a", ["a"], True]
+
+
+@pytest.mark.parametrize("name", ["a", "orders.close", "Orders_1", "a/b:c-d.e", "9", "x" * 100])
+def test_a_topic_is_a_word_with_a_few_signs(name: str) -> None:
+    assert validation.topic(name) == name
+
+
+@pytest.mark.parametrize("name", [*NO_NAME, *NOT_TEXT, "x" * 101, "/a", ":a"], ids=ascii)
+def test_any_other_topic_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidMessage, match="not a topic"):
+        validation.topic(name)
+
+
+@pytest.mark.parametrize("name", ["a", "fast-lane", "q_1.eu", "x" * 64])
+def test_a_queue_is_a_word_with_fewer_signs(name: str) -> None:
+    assert validation.queue(name) == name
+
+
+@pytest.mark.parametrize("name", [*NO_NAME, *NOT_TEXT, "x" * 65, "a/b", "a:b"], ids=ascii)
+def test_any_other_queue_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidMessage, match="not a queue"):
+        validation.queue(name)
+
+
+@given(st.text(st.characters(), max_size=70))
+def test_no_accepted_queue_could_break_a_redis_key(name: str) -> None:
+    try:
+        validation.queue(name)
+    except InvalidMessage:
+        return
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name, re.ASCII)
+
+
+@pytest.mark.parametrize("key", [None, "42", "order 42", "a{b}'\"", "ключ", "✓", "x" * 200])
+def test_a_key_is_printable_text_or_none(key: str | None) -> None:
+    assert validation.key(key) == key
+
+
+@pytest.mark.parametrize(
+    "key", ["", " ", " a", "a ", "a\n", "a\x00b", "\ud800", "\u200b", "x" * 201, 42, b"a", True], ids=ascii
+)
+def test_any_other_key_is_refused(key: Any) -> None:
+    with pytest.raises(InvalidMessage, match="not a key"):
+        validation.key(key)
+
+
+@given(st.text(st.characters(), max_size=10))
+def test_an_accepted_key_can_be_stored(key: str) -> None:
+    try:
+        validation.key(key)
+    except InvalidMessage:
+        return
+    assert "\x00" not in key
+    key.encode()
+
+
+@pytest.mark.parametrize("value", [-101, 101, 1.0, "1", True, None, 10**30, math.nan], ids=repr)
+def test_a_priority_out_of_range_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidMessage, match="not a priority"):
+        validation.priority(value)
+
+
+def test_priorities_reach_from_minus_100_to_100() -> None:
+    assert [validation.priority(value) for value in (-100, 0, 100)] == [-100, 0, 100]
+
+
+@pytest.mark.parametrize("value", [0, -1, 10_001, 2.0, "3", True, 10**30], ids=repr)
+def test_impossible_attempts_are_refused(value: Any) -> None:
+    with pytest.raises(InvalidMessage, match="max_attempts"):
+        validation.max_attempts(value)
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [(0, 0), (0.001, 0.001), ("15m", 900), (timedelta(days=36_525), 36_525 * 86_400), (1e-300, 0)],
+    ids=repr,
+)
+def test_a_delay_is_0_or_more(value: Any, meant: float) -> None:
+    assert validation.delay(value) == timedelta(seconds=meant)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *[-1, -0.001, timedelta(seconds=-1), timedelta.min, timedelta.max, timedelta(days=36_526)],
+        *[math.nan, math.inf, -math.inf, 1e300, 10**400, True, None, "soon", "101000w", [], date.max],
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_any_other_delay_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        validation.delay(value)
+
+
+@given(st.floats() | st.integers() | st.timedeltas())
+def test_a_delay_is_accepted_or_refused_but_never_overflows(value: float | timedelta) -> None:
+    try:
+        delay = validation.delay(value)
+    except InvalidMessage:
+        return
+    assert timedelta(0) <= delay <= validation.FARTHEST
+
+
+class Nowhere(tzinfo):
+    """A zone that does not know its offset: such a datetime is naive."""
+
+    def utcoffset(self, moment: datetime | None, /) -> None:
+        return None
+
+    def dst(self, moment: datetime | None, /) -> None:
+        return None
+
+    def tzname(self, moment: datetime | None, /) -> str:
+        return "nowhere"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (datetime(2050, 1, 1), "no time zone"),  # noqa: DTZ001
+        (datetime(2050, 1, 1, tzinfo=Nowhere()), "no time zone"),
+        (datetime(2020, 1, 1, tzinfo=UTC), "in the past"),
+        (datetime.min.replace(tzinfo=UTC), "in the past"),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=23))), "past|out of range"),
+        (datetime.max.replace(tzinfo=UTC), "100 years"),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-23))), "100 years|out of range"),
+        (datetime(9999, 12, 31, tzinfo=BERLIN), "100 years"),
+        (date(2050, 1, 1), "aware datetime"),
+        (math.inf, "aware datetime"),
+        ("2050-01-01T00:00:00Z", "aware datetime"),
+        (2_524_608_000, "aware datetime"),
+        (None, "aware datetime"),
+    ],
+    ids=str,
+)
+def test_a_due_time_that_cannot_be_is_refused(value: Any, why: str) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        validation.due(value)
+
+
+def test_a_due_time_a_moment_ago_means_now() -> None:
+    moment = django_timezone.now() - timedelta(seconds=30)
+    assert validation.due(moment) == moment
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_both_hours_of_a_clock_set_back_are_told_apart(fold: int) -> None:
+    year = django_timezone.now().year + 1
+    sunday = max(day for day in range(25, 32) if date(year, 10, day).weekday() == 6)
+    due = validation.due(datetime(year, 10, sunday, 2, 30, tzinfo=BERLIN, fold=fold))
+    assert due == datetime(year, 10, sunday, fold, 30, tzinfo=UTC)
+
+
+def test_what_is_reckoned_from_a_due_time_does_not_meet_a_change_of_the_clocks() -> None:
+    year = django_timezone.now().year + 1
+    sunday = max(day for day in range(25, 32) if date(year, 10, day).weekday() == 6)
+    local = datetime(year, 10, sunday, 2, 59, 59, 999_500, tzinfo=BERLIN)
+    due = validation.due(local)
+    assert ceil_ms(due) == datetime(year, 10, sunday, 1, 0, tzinfo=UTC)
+    assert (due + timedelta(hours=3)) - due == timedelta(hours=3)
+    assert (due + timedelta(hours=3)).astimezone(UTC) == datetime(year, 10, sunday, 3, 59, 59, 999_500, tzinfo=UTC)
+
+
+def test_an_hour_that_the_clocks_leave_out_is_still_a_moment() -> None:
+    year = django_timezone.now().year + 1
+    sunday = max(day for day in range(25, 32) if date(year, 3, day).weekday() == 6)
+    due = validation.due(datetime(year, 3, sunday, 2, 30, tzinfo=BERLIN))
+    assert due == datetime(year, 3, sunday, 1, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 1e300, True, "never", timedelta(0)], ids=repr)
+def test_an_impossible_expiry_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        validation.expires(value)
+
+
+def test_an_expiry_is_a_span_or_none() -> None:
+    assert validation.expires(None) is None
+    assert validation.expires("1h") == timedelta(hours=1)
+
+
+@pytest.mark.parametrize("check", ["topic", "queue", "key"])
+def test_an_error_shows_only_a_little_of_a_wrong_name(check: str) -> None:
+    with pytest.raises(InvalidMessage) as caught:
+        getattr(validation, check)("\n" + "x" * 100_000)
+    assert len(str(caught.value)) < 300

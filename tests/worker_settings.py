@@ -1,0 +1,17 @@
+"""The settings of a worker that a test starts: those of the test, with its DELAYQ; and it ends with the test."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+
+from tests.settings import *  # noqa: F403
+
+DELAYQ = json.loads(os.environ["DELAYQ_TEST_SETTINGS"])
+
+if sys.platform == "linux":
+    # However the test process goes: PR_SET_PDEATHSIG. A supervisor that is gone ends its children by itself.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

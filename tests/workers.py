@@ -1,0 +1,162 @@
+"""``run_delayq`` as a real process, to be stopped, killed and frozen by tests. Nothing here sleeps for a fixed time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+from django.conf import settings
+
+from testproject.undertaker import family
+
+ROOT = Path(__file__).resolve().parents[1]
+# What takes longer than this does not happen any more. Seconds.
+PATIENCE = 40.0
+
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T], what: str = "", *, timeout: float = PATIENCE) -> T:
+    """What ``look`` returns when it is true for the first time."""
+    deadline = time.monotonic() + timeout
+    while True:
+        seen = look()
+        if seen:
+            return seen
+        assert time.monotonic() < deadline, f"did not happen in {timeout:g} s: {what or look}; last seen: {seen!r}"
+        time.sleep(0.01)
+
+
+class Worker:
+    """A ``run_delayq`` with the present settings.DELAYQ, in a process group of its own; its log lines as they come."""
+
+    def __init__(
+        self, *arguments: str, unknown: Sequence[str] = (), delayq: dict[str, object] | None = None, prefix: str = ""
+    ) -> None:
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self.process = subprocess.Popen(
+            [*prefix.split(), sys.executable, "-m", "django", "run_delayq", *arguments],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "DJANGO_SETTINGS_MODULE": "tests.worker_settings",
+                "DELAYQ_TEST_SETTINGS": json.dumps({**settings.DELAYQ, **(delayq or {})}),
+                "DELAYQ_TEST_UNKNOWN": ",".join(unknown),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+
+    # --- what it says -------------------------------------------------------------------------------------------------
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str, *, timeout: float = PATIENCE) -> re.Match[str]:
+        """The first log line in which the pattern is found."""
+        deadline = time.monotonic() + timeout
+        seen = 0
+        with self._news:
+            while True:
+                for line in self.lines[seen:]:
+                    if found := re.search(pattern, line):
+                        return found
+                seen = len(self.lines)
+                left = deadline - time.monotonic()
+                assert left > 0, f"not in the log after {timeout:g} s: {pattern}\n{self.log}"
+                assert self._reader.is_alive(), f"ended, and never said {pattern}\n{self.log}"
+                self._news.wait(min(left, 0.5))
+
+    def count(self, pattern: str) -> int:
+        """In how many log lines the pattern is found."""
+        return sum(bool(re.search(pattern, line)) for line in self.lines)
+
+    # --- its processes ------------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def children(self) -> list[int]:
+        """The worker processes under the supervisor."""
+        return family(self.pid)[1:]
+
+    def wait_for_children(self, number: int, *, other_than: Sequence[int] = ()) -> list[int]:
+        """The children, when there are so many of them."""
+
+        def look() -> list[int]:
+            there = self.children
+            return there if len(there) == number and not set(there) & set(other_than) else []
+
+        return eventually(look, f"{number} worker processes")
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the supervisor alone."""
+        os.kill(self.pid, number)
+
+    def send_all(self, number: signal.Signals) -> None:
+        """Signal the whole process group, as a terminal or a power cut does."""
+        os.killpg(self.pid, number)
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Its exit code; the log is complete then."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"does not end in {timeout:g} s\n{self.log}") from None
+        self._reader.join(timeout)
+        return code
+
+    def stop(self) -> int:
+        """End in order; the exit code."""
+        if self.process.poll() is None:
+            self.send(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """A power cut."""
+        self.send_all(signal.SIGKILL)
+        self.wait()
+
+    def close(self) -> None:
+        """Whatever is left of it is ended."""
+        try:
+            self.send_all(signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self._reader.join(5)
+        if self.process.stdout is not None and not self._reader.is_alive():
+            self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
