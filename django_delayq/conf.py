@@ -60,6 +60,10 @@ class Settings:
     DEAD_RETENTION: float | None = 90 * 86_400.0
     # A message not started this long after its due time counts as overdue in statistics and checks.
     OVERDUE_AFTER: float = 5.0
+    # Whether the admin only shows: every verb is refused, whatever the user's permissions.
+    ADMIN_READ_ONLY: bool = False
+    # A word that every page of the admin shows, such as "production", so that nobody takes one site for another.
+    ENVIRONMENT: str = ""
     # The module of each installed app in which handlers are looked for.
     HANDLERS_MODULE: str = "handlers"
 
@@ -121,6 +125,18 @@ def _queues(value: Any) -> tuple[str, ...]:
     return names
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be True or False")
+    return value
+
+
+def _label(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 40 or not (value.isprintable() or not value):
+        raise ValueError("must be text of at most 40 printable characters")
+    return value
+
+
 def _redis(value: Any) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return value
@@ -158,6 +174,8 @@ PARSERS: dict[str, Parser] = {
     "RETENTION": _or_none(_span(0, 100 * _YEAR)),
     "DEAD_RETENTION": _or_none(_span(0, 100 * _YEAR)),
     "OVERDUE_AFTER": _span(0, 86_400),
+    "ADMIN_READ_ONLY": _flag,
+    "ENVIRONMENT": _label,
     "HANDLERS_MODULE": _word(100),
 }
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 
 TEXT_LIMIT = 4_000
 TRACEBACK_LIMIT = 16_000
+KIND_LENGTH = 200
+
+# What differs between like failures: quoted text, addresses, ids, numbers.
+_VARYING = re.compile(
+    r"""'[^']*'|"[^"]*"|\b0x[0-9a-f]+\b|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b|\d+(?:[.,:]\d+)*""",
+    re.IGNORECASE,
+)
 
 
 def storable(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -16,6 +24,12 @@ def storable(text: str, limit: int = TEXT_LIMIT) -> str:
         return text
     half = (limit - 7) // 2
     return f"{text[:half]} [...] {text[-half:]}"
+
+
+def kind(error: str) -> str:
+    """What like failures have in common: the last line, with what varies (numbers, ids, quoted text) taken out."""
+    line = error.strip().rpartition("\n")[2][: 4 * KIND_LENGTH]
+    return _VARYING.sub("…", line)[:KIND_LENGTH]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from django.utils import timezone
 from ..clock import ceil_ms, from_ms
 from ..exceptions import InvalidTransition
 from ..models import Message, Transition
-from ..outcomes import storable
+from ..outcomes import kind, storable
 from ..states import LIVE, State, is_legal
 from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket
 
@@ -189,6 +189,10 @@ def _values(message: Message, change: Change, now: datetime) -> dict[str, Any]:
     if change.to != State.RUNNING:
         values["leased_until"] = None
         values["worker"] = ""
+    # One that nobody reported is dead for the reason that the log gives.
+    failure = kind(change.error or (change.reason if change.to == State.DEAD else ""))
+    if failure:
+        values["error"] = failure
     return {**values, **change.values}
 
 

@@ -16,6 +16,7 @@ import psycopg
 from django.db import connections
 
 from ..clock import ceil_ms
+from ..outcomes import kind
 from ..states import State
 from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket
 
@@ -148,8 +149,8 @@ FAIL = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[], %(dead)s::bool[],
                          %(delays)s::float8[], %(counts)s::bool[], %(reasons)s::text[], %(errors)s::text[],
-                         %(tracebacks)s::text[])
-        AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback)
+                         %(tracebacks)s::text[], %(kinds)s::text[])
+        AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, kind)
 ), x AS (
     SELECT o.*, CASE WHEN o.dead THEN 'dead' WHEN m.cancel_requested THEN 'cancelled' ELSE 'scheduled' END AS after
       FROM o JOIN delayq_message m ON m.id = o.id
@@ -160,6 +161,7 @@ WITH o AS (
     UPDATE delayq_message m
        SET state = x.after, leased_until = NULL, worker = '', reported = m.reported + 1, moves = m.moves + 1,
            attempts = m.attempts + x.counts::int,
+           error = CASE WHEN x.kind <> '' THEN x.kind ELSE m.error END,
            finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
            due_at = CASE WHEN x.after = 'scheduled' AND x.delay IS NOT NULL
                          THEN {CEIL_MS.format("clock_timestamp() + x.delay * interval '1 second'")}
@@ -356,6 +358,7 @@ class PostgreSQL:
                 "reasons": [failure.reason for failure in failures],
                 "errors": [failure.error for failure in failures],
                 "tracebacks": [failure.traceback for failure in failures],
+                "kinds": [kind(failure.error) for failure in failures],
             },
         )
         return [

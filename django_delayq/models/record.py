@@ -10,8 +10,8 @@ from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from . import states, validation
-from .states import State as _State
+from .. import outcomes, states, validation
+from ..states import State as _State
 
 
 class Message(models.Model):
@@ -52,6 +52,8 @@ class Message(models.Model):
     leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
     cancel_requested = models.BooleanField(_("cancel requested"), default=False)
+    # The kind of the last failure (outcomes.kind): alike for like failures, so that they can be counted and found.
+    error = models.CharField(_("error"), max_length=outcomes.KIND_LENGTH, default="", db_default="", blank=True)
 
     # Set on what schedule_message() returns: whether a live message with this key was there already.
     existed = False
@@ -66,6 +68,11 @@ class Message(models.Model):
             ("reschedule_message", "Can reschedule messages"),
             ("run_message", "Can run messages now"),
             ("requeue_message", "Can requeue dead, expired and cancelled messages"),
+            ("purge_message", "Can purge finished messages"),
+            ("bulk_message", "Can act on everything that a filter finds"),
+            ("export_message", "Can export messages"),
+            ("reveal_message", "Can see payloads unmasked"),
+            ("restore_message", "Can restore Redis from the record"),
         ]
         indexes: ClassVar = [
             # What is still to do. Loading, sweeping, restoring and delivery by query all read along it.
@@ -80,6 +87,8 @@ class Message(models.Model):
             models.Index(fields=["key", "topic"], name="delayq_key", condition=Q(key__isnull=False)),
             # The dead are few among the finished, and looked at most.
             models.Index(fields=["finished_at", "id"], name="delayq_dead", condition=Q(state=_State.DEAD)),
+            # What failed, and how; a message that never failed is not in it.
+            models.Index(fields=["error", "id"], name="delayq_error", condition=~Q(error="")),
             models.Index(fields=["finished_at", "id"], name="delayq_finished", condition=Q(finished_at__isnull=False)),
         ]
         constraints: ClassVar = [
@@ -164,30 +173,6 @@ class Transition(models.Model):
 
     def __str__(self) -> str:
         return f"#{self.message_id} {self.number}: {self.from_state or 'new'} → {self.to_state}"
-
-
-class Worker(models.Model):
-    """A worker process, alive while ``seen_at`` moves on."""
-
-    # One that was not seen for this long is taken for dead by statistics and checks. Seconds.
-    ALIVE = 35.0
-
-    name = models.CharField(_("name"), max_length=200, primary_key=True)
-    host = models.CharField(_("host"), max_length=100)
-    pid = models.IntegerField(_("process id"))
-    queues = models.JSONField(_("queues"), default=list)
-    threads = models.IntegerField(_("threads"), default=0)
-    started_at = models.DateTimeField(_("started"))
-    seen_at = models.DateTimeField(_("last seen"))
-
-    class Meta:
-        db_table = "delayq_worker"
-        verbose_name = _("worker")
-        verbose_name_plural = _("workers")
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Identity(models.Model):

@@ -1,0 +1,31 @@
+"""The kind of an error: what like failures have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_delayq.outcomes import KIND_LENGTH, kind
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Timeout: no answer in 30 s", "Timeout: no answer in 2.5 s"),
+        ("KeyError: 'order-7'", "KeyError: 'order-8'"),
+        ("Gone: 3f2504e0-4f89-11d3-9a0c-0305e82c3301", "Gone: 00000000-0000-0000-0000-000000000000"),
+        ("Bad: <object at 0x7f966d122a10>", "Bad: <object at 0x7f966d046110>"),
+        ("outer\nValueError: 1", "other\nValueError: 2"),
+    ],
+)
+def test_like_failures_are_of_one_kind(one: str, other: str) -> None:
+    assert kind(one) == kind(other)
+
+
+def test_other_failures_are_of_another_kind() -> None:
+    assert kind("Timeout: no answer") != kind("Refused: no answer")
+    assert kind("Timeout: connect") != kind("Timeout: read")
+
+
+def test_a_kind_is_short_and_no_error_is_none() -> None:
+    assert len(kind("Error: " + "x " * 10_000)) == KIND_LENGTH
+    assert kind("") == ""
