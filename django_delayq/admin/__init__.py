@@ -1,20 +1,32 @@
-"""The admin: messages and their timeline, read-only; and four verbs to steer them."""
+"""The admin: a dashboard, messages with their timeline, and verbs to steer them."""
 
 from __future__ import annotations
 
 from django.contrib import admin
 
-from ..models import Message, Worker
+from .. import models
+from .audit import AuditEventAdmin
+from .dashboard import DashboardAdmin
+from .deadletters import DeadLetterAdmin
+from .health import HealthAdmin
 from .messages import MessageAdmin
+from .operations import OperationAdmin
+from .queues import QueueAdmin
 from .workers import WorkerAdmin
 
 __all__ = ["MessageAdmin", "WorkerAdmin", "register"]
 
 
 def register(site: admin.AdminSite) -> None:
-    """Show messages and workers on ``site``; the default site has them already."""
-    site.register(Message, MessageAdmin)
-    site.register(Worker, WorkerAdmin)
+    """Show the pages on ``site``; the default site has them already."""
+    site.register(models.Dashboard, DashboardAdmin)
+    site.register(models.Message, MessageAdmin)
+    site.register(models.DeadLetter, DeadLetterAdmin)
+    site.register(models.Queue, QueueAdmin)
+    site.register(models.Worker, WorkerAdmin)
+    site.register(models.Health, HealthAdmin)
+    site.register(models.Operation, OperationAdmin)
+    site.register(models.AuditEvent, AuditEventAdmin)
 
 
 register(admin.site)
