@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from .. import transitions
 from ..durations import Duration, seconds
-from ..exceptions import HandlerTimeout, LeaseLost
+from ..exceptions import HandlerTimeout, LeaseLost, Superseded
 from ..registry import Handler
 from ..sql.rows import Claimed, Holding
 
@@ -150,9 +150,15 @@ class Delivery:
         return time.monotonic() - self._deadline
 
     def begin(self) -> None:
-        """The handler starts, in this thread."""
+        """The handler starts, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
+
+        A process that was frozen holds what is somebody else's by now, or will be in a moment. Asked as late as can be:
+        one that freezes after this line runs a handler twice.
+        """
         self._thread = threading.get_ident()
         self.started_mono = time.monotonic()
+        if self.started_mono - self.leased_mono > self.handler.lease:
+            raise Superseded("lease ran out before it began")
         timeout = self.handler.timeout
         self._deadline = None if timeout is None else self.started_mono + timeout
 

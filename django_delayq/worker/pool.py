@@ -127,10 +127,6 @@ class Pool:
         if self._draining or delivery.lost:
             self.recorder.submit(delivery, Release("shutdown" if self._draining else "lease lost"), actor)
             return
-        if time.monotonic() - delivery.leased_mono > delivery.handler.lease:
-            # Frozen for longer than the lease: it is somebody else's by now, or will be in a moment.
-            self.recorder.submit(delivery, Release("lease ran out before it began"), actor)
-            return
         connections.freshen()
         if logger.isEnabledFor(logging.DEBUG):
             log(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)

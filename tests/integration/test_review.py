@@ -124,6 +124,27 @@ def test_a_lease_that_is_lost_is_still_noticed(recorder: Recorder) -> None:
     assert one.lost
 
 
+def test_a_handler_whose_lease_runs_out_on_its_threshold_does_not_start(recorder: Recorder) -> None:
+    """The process froze after everything else was asked."""
+    (one,) = held("t.ok")
+    pool = Pool(1, recorder, "w", lambda: None)
+
+    def freeze(**facts: Any) -> None:
+        one.leased_mono -= one.handler.lease + 1
+
+    signals.message_delivered.connect(freeze)
+    try:
+        pool.start()
+        pool.submit([one])
+        eventually(lambda: state(one) != State.RUNNING, "the end of the delivery")
+    finally:
+        signals.message_delivered.disconnect(freeze)
+        pool.stop()
+    last = Message.objects.get(pk=one.id).transitions.last()
+    assert last is not None
+    assert (state(one), last.reason) == (State.SCHEDULED, "lease ran out before it began")
+
+
 @pytest.mark.parametrize("outcome", [Ack(), Retry(timedelta(0), "failed")])
 def test_a_long_transaction_that_cancels_one_message_holds_up_no_other_outcome(
     recorder: Recorder, outcome: Ack | Retry

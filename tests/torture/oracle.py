@@ -378,11 +378,12 @@ class Oracle:
             starts = [line for line in self.evidence.lines.get(pk, ()) if line.what == "start"]
             if len({line.delivery for line in starts}) < len(starts):
                 self.report.found("unexplained duplicate", f"{pk}: one delivery ran twice")
-            for first, second in pairwise(starts):
+            # Not by time: one that froze on the threshold starts after its successor.
+            for first, second in pairwise(sorted(starts, key=lambda line: line.delivery)):
                 self._explain(pk, first, second)
 
     def _explain(self, pk: int, first: Line, second: Line) -> None:
-        """Why did a delivery start after another one had?"""
+        """Why was there another delivery, though this one started?"""
         told = {line.what for line in self.evidence.lines[pk] if line.delivery == first.delivery}
         reported = any(
             row.before == "running" and row.delivery == first.delivery and row.failed for row in self.evidence.log[pk]
