@@ -232,7 +232,9 @@ class RedisServer(Server):
     }
 
     def __init__(self, *extra: str, persistence: Literal["none", "rdb", "aof"] = "none") -> None:
-        self._options = [*self.PERSISTENCE[persistence], *extra]
+        # Of the next start.
+        self.persistence = persistence
+        self._options = extra
         super().__init__()
 
     @property
@@ -245,7 +247,16 @@ class RedisServer(Server):
         if program is None:
             raise ServerFailed(f"No redis-server found. {REDIS_ADVICE}")
         place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.directory)]
-        return [str(program), *place, "--daemonize", "no", "--loglevel", "warning", *self._options]
+        return [
+            str(program),
+            *place,
+            "--daemonize",
+            "no",
+            "--loglevel",
+            "warning",
+            *self.PERSISTENCE[self.persistence],
+            *self._options,
+        ]
 
     def _answers(self) -> bool:
         try:

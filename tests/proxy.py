@@ -1,25 +1,43 @@
-"""A TCP proxy before Redis that can lose replies: the command is carried out, and nobody hears of it."""
+"""A TCP proxy between a worker and one of its servers, with every bad habit that a network can have."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
+import time
+from collections.abc import Callable
 from typing import Self
+
+# SO_LINGER with no time to linger: close() resets the connection.
+ABRUPT = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on, connection by connection."""
+    """Listens on a port of its own and passes everything on, connection by connection, until told otherwise."""
 
     def __init__(self, port: int) -> None:
         self._upstream = port
-        self._lose: list[bytes] = []
+        # Seconds, in each direction.
+        self.delay = 0.0
+        # Every so many replies are cut in half, or kept back after the server did what it was asked to. 0: none.
+        self.tear_every = 0
+        self.drop_every = 0
+        self.hits = 0
         self.lost: list[bytes] = []
+        self._lose: list[bytes] = []
+        self._replies = 0
+        self._clear = threading.Event()
+        self._clear.set()
         self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self._links: set[_Link] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+
+    # --- bad habits ---------------------------------------------------------------------------------------------------
 
     def lose_reply_to(self, *commands: bytes) -> None:
         """Lose the reply to the next command in which each of these is found; the connection breaks with it."""
@@ -33,10 +51,52 @@ class Proxy:
 
     def cut(self) -> None:
         """Break all connections."""
+        for link in self._open():
+            link.reset()
+
+    def swallow(self) -> None:
+        """From now on nothing arrives anywhere; connections stay open, and new ones are accepted."""
+        self._clear.clear()
+
+    def clear(self) -> None:
+        """All is well again. What was swallowed meanwhile arrives late."""
+        self.delay, self.tear_every, self.drop_every = 0.0, 0, 0
+        self._clear.set()
+
+    def forget(self, said: bytes = b"") -> int:
+        """The connections of now stay open for ever and carry nothing any more; how many. New ones are well.
+
+        ``said``: only those on which a client has said this.
+        """
+        forgotten = [link for link in self._open() if not link.forgotten and said in link.said]
+        for link in forgotten:
+            link.forgotten = True
+        return len(forgotten)
+
+    def reset_forgotten(self) -> None:
+        """Somebody notices at last."""
+        for link in self._open():
+            if link.forgotten:
+                link.reset()
+
+    def __enter__(self) -> Self:
+        self._acceptor.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._acceptor.join(5)
+        self.clear()
+        links = self._open()
+        self.cut()
+        for link in links:
+            link.join()
+
+    def _open(self) -> list[_Link]:
         with self._lock:
-            for end in self._open:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+            return list(self._links)
 
     def _accept(self) -> None:
         while True:
@@ -50,37 +110,16 @@ class Proxy:
                 client.close()
                 continue
             server.settimeout(None)
-            _Link(self, client, server).start()
-
-    def start(self, run: threading.Thread) -> None:
-        self._threads.append(run)
-        run.start()
-
-    def __enter__(self) -> Self:
-        self._acceptor = threading.Thread(target=self._accept, daemon=True)
-        self._acceptor.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._acceptor.join(5)
-        self.cut()
-        for thread in self._threads:
-            thread.join(5)
+            link = _Link(self, client, server)
+            with self._lock:
+                self._links.add(link)
+            link.start()
 
     # --- for the links ------------------------------------------------------------------------------------------------
 
-    def opened(self, *ends: socket.socket) -> None:
+    def closed(self, link: _Link) -> None:
         with self._lock:
-            self._open.update(ends)
-
-    def closed(self, *ends: socket.socket) -> None:
-        with self._lock:
-            self._open.difference_update(ends)
-            for end in ends:
-                end.close()
+            self._links.discard(link)
 
     def loses(self, request: bytes) -> bool:
         with self._lock:
@@ -91,6 +130,24 @@ class Proxy:
                     return True
             return False
 
+    def hurdle(self, link: _Link) -> None:
+        """Everything passes here, in either direction."""
+        if self.delay:
+            time.sleep(self.delay)
+        self._clear.wait()
+        while link.forgotten and not link.broken:
+            time.sleep(0.05)
+
+    def fate(self) -> str:
+        """What becomes of a reply: "", "tear" or "drop"."""
+        with self._lock:
+            self._replies += 1
+            for word, every in (("tear", self.tear_every), ("drop", self.drop_every)):
+                if every and self._replies % every == 0:
+                    self.hits += 1
+                    return word
+        return ""
+
 
 class _Link:
     """One connection of a client, and the one to the server behind it."""
@@ -99,38 +156,67 @@ class _Link:
         self.proxy = proxy
         self.client = client
         self.server = server
+        self.forgotten = self.broken = False
+        # The beginning of what the client said.
+        self.said = b""
         self._losing = threading.Event()
-        self._ends = 2
         self._lock = threading.Lock()
+        self._running = 2
+        self._threads = [
+            threading.Thread(target=self._pump, args=pump, daemon=True)
+            for pump in ((client, self._to_server), (server, self._to_client))
+        ]
 
     def start(self) -> None:
-        self.proxy.opened(self.client, self.server)
-        for run in (self._requests, self._replies):
-            self.proxy.start(threading.Thread(target=run, daemon=True))
+        for thread in self._threads:
+            thread.start()
 
-    def _requests(self) -> None:
-        with contextlib.suppress(OSError):
-            while data := self.client.recv(65536):
-                if self.proxy.loses(data):
-                    self._losing.set()
-                self.server.sendall(data)
-        self._end()
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(5)
 
-    def _replies(self) -> None:
-        with contextlib.suppress(OSError):
-            while data := self.server.recv(65536):
-                if self._losing.is_set():
-                    # The server has answered, so it is done.
-                    break
-                self.client.sendall(data)
-        self._end()
-
-    def _end(self) -> None:
-        for end in (self.client, self.server):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+    def reset(self) -> None:
         with self._lock:
-            self._ends -= 1
-            last = self._ends == 0
-        if last:
-            self.proxy.closed(self.client, self.server)
+            self.broken = True
+            if not self._running:
+                # Closed: the numbers may be somebody else's by now.
+                return
+            for end in (self.client, self.server):
+                with contextlib.suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABRUPT)
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def _pump(self, source: socket.socket, deliver: Callable[[bytes], None]) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.proxy.hurdle(self)
+                if self.broken:
+                    break
+                deliver(data)
+        self.reset()
+        with self._lock:
+            self._running -= 1
+            if self._running:
+                return
+            self.client.close()
+            self.server.close()
+        self.proxy.closed(self)
+
+    def _to_server(self, data: bytes) -> None:
+        if len(self.said) < 100_000:
+            self.said += data
+        if self.proxy.loses(data):
+            self._losing.set()
+        self.server.sendall(data)
+
+    def _to_client(self, data: bytes) -> None:
+        if self._losing.is_set():
+            # The server has answered, so it is done.
+            raise ConnectionResetError
+        fate = self.proxy.fate()
+        if fate == "":
+            self.client.sendall(data)
+            return
+        if fate == "tear":
+            self.client.sendall(data[: len(data) // 2])
+        raise ConnectionResetError

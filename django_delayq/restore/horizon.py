@@ -50,5 +50,8 @@ def begin(using: str, broker: RedisBroker, queue: str, *, lease: float, worker: 
         )
         if begun is not None:
             return begun[1], True
-        # A worker is loading it at this moment, so it has a horizon.
+        # A worker is loading it at this moment, so it has a horizon; however near, what lies beyond is the worker's.
+        horizon = survey.meta(queue).horizon_ms
+        if horizon is not None:
+            return horizon, False
     raise BrokerUnavailable(f"queue {queue} has no horizon though a worker is loading it")

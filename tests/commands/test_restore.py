@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_delayq import cancel_message, conf, reschedule_message, restore, signals, transitions
 from django_delayq.broker.survey import Survey
 from django_delayq.management import _common as common
-from django_delayq.models import Identity, Message
+from django_delayq.models import Identity, Message, identity
 from django_delayq.restore import InvalidPosition, Overdue, Position, Restore, Selection
 from django_delayq.sql.portable import move
 from django_delayq.states import State
@@ -94,6 +94,30 @@ def test_two_restores_at_once_put_each_message_once() -> None:
     assert held() == due_ms(*ids)
     assert sum(report.total().put for report in reports) == 300
     assert sum(report.total().present for report in reports) == 300
+
+
+def test_while_a_worker_loads_a_queue_what_lies_beyond_its_horizon_is_left_to_it() -> None:
+    redis_broker = broker()
+    begun = redis_broker.load(
+        "default",
+        ahead=60,
+        worker="somebody",
+        lease=60,
+        identity=identity("default"),
+        server=redis_broker.server(),
+        lost=False,
+    )
+    assert begun is not None
+    ids, later = schedule(2, due=-20), schedule(2, due=300)
+    redis_broker.remove("default", ids)
+
+    ran = run("delayq_restore", "--json")
+
+    assert (ran.code, ran.json["complete"], ran.json["total"]["put"]) == (0, True, 2)
+    assert set(held()) == set(ids)
+    assert not set(later) & set(held())
+    # It is still loading.
+    assert Survey(redis_broker).meta("default").horizon_ms == begun[1]
 
 
 def test_what_is_put_meanwhile_by_producers_is_not_disturbed() -> None:

@@ -15,11 +15,11 @@ from django_delayq import schedule_message, schedule_messages
 from django_delayq.models import Message
 from django_delayq.states import LIVE, State
 from testproject.servers import PostgresServer, RedisServer
+from tests.proxy import Proxy
 from tests.record_of import effects_per_message, once_each, states, wait_until
 from tests.workers import Worker, eventually
 
 from .matrix import HASTY
-from .network import Network
 from .oracle import Verdict, judge
 
 NUMBER = 30
@@ -51,23 +51,23 @@ def begin(configure: Configure) -> Iterator[Begin]:
 
 
 @pytest.fixture
-def to_redis(redis_server: RedisServer) -> Iterator[Network]:
-    with Network(redis_server.port) as network:
+def to_redis(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.port) as network:
         yield network
 
 
 @pytest.fixture
-def to_database(postgres_server: PostgresServer) -> Iterator[Network]:
-    with Network(postgres_server.port) as network:
+def to_database(postgres_server: PostgresServer) -> Iterator[Proxy]:
+    with Proxy(postgres_server.port) as network:
         yield network
 
 
-def through(network: Network) -> dict[str, object]:
+def through(network: Proxy) -> dict[str, object]:
     """DELAYQ of a worker behind the network."""
     return {"REDIS": f"redis://127.0.0.1:{network.port}/0"}
 
 
-def over(network: Network, server: PostgresServer) -> str:
+def over(network: Proxy, server: PostgresServer) -> str:
     """The prefix of a worker behind the network."""
     return f"env DATABASE_URL={server.url.replace(str(server.port), str(network.port))}"
 
@@ -95,7 +95,7 @@ def verdict(lines: Path, number: int = NUMBER) -> Verdict:
 # --- between a worker and Redis ---------------------------------------------------------------------------------------
 
 
-def test_a_slow_redis_makes_nothing_early_or_lost(begin: Begin, to_redis: Network, tmp_path: Path) -> None:
+def test_a_slow_redis_makes_nothing_early_or_lost(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
     worker = begin(delayq=through(to_redis))
     worker.wait_for("Loaded queue default")
     to_redis.delay = 0.3
@@ -105,7 +105,7 @@ def test_a_slow_redis_makes_nothing_early_or_lost(begin: Begin, to_redis: Networ
 
 @pytest.mark.parametrize("habit", ["tear_every", "drop_every"])
 def test_replies_of_redis_torn_or_kept_back_again_and_again(
-    begin: Begin, to_redis: Network, tmp_path: Path, habit: str
+    begin: Begin, to_redis: Proxy, tmp_path: Path, habit: str
 ) -> None:
     worker = begin(delayq=through(to_redis))
     worker.wait_for("Loaded queue default")
@@ -119,7 +119,7 @@ def test_replies_of_redis_torn_or_kept_back_again_and_again(
     worker.wait_for("Redis is back")
 
 
-def test_connections_to_redis_that_are_dead_without_a_word(begin: Begin, to_redis: Network, tmp_path: Path) -> None:
+def test_connections_to_redis_that_are_dead_without_a_word(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
     worker = begin(delayq=through(to_redis))
     worker.wait_for("Loaded queue default")
     wave(tmp_path / "lines")
@@ -135,7 +135,7 @@ def test_connections_to_redis_that_are_dead_without_a_word(begin: Begin, to_redi
         assert time.monotonic() - began < 1.0
 
 
-def test_a_redis_out_of_reach_for_some_seconds(begin: Begin, to_redis: Network, tmp_path: Path) -> None:
+def test_a_redis_out_of_reach_for_some_seconds(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
     worker = begin(delayq=through(to_redis))
     worker.wait_for("Loaded queue default")
     wave(tmp_path / "lines", over=3.0)
@@ -152,7 +152,7 @@ def test_a_redis_out_of_reach_for_some_seconds(begin: Begin, to_redis: Network, 
 
 
 @pytest.mark.parametrize("habit", ["swallow", "forget", "delay"])
-def test_a_view_never_waits_long_for_redis(configure: Configure, to_redis: Network, habit: str) -> None:
+def test_a_view_never_waits_long_for_redis(configure: Configure, to_redis: Proxy, habit: str) -> None:
     configure(**through(to_redis))
     schedule_message("t.ok")
     if habit == "delay":
@@ -170,7 +170,7 @@ def test_a_view_never_waits_long_for_redis(configure: Configure, to_redis: Netwo
     assert Message.objects.count() == 21
 
 
-def test_a_view_never_waits_long_for_a_redis_that_it_has_not_met(configure: Configure, to_redis: Network) -> None:
+def test_a_view_never_waits_long_for_a_redis_that_it_has_not_met(configure: Configure, to_redis: Proxy) -> None:
     to_redis.swallow()
     configure(**through(to_redis))
     began = time.monotonic()
@@ -182,7 +182,7 @@ def test_a_view_never_waits_long_for_a_redis_that_it_has_not_met(configure: Conf
 
 
 def test_a_slow_database_loses_nothing(
-    begin: Begin, configure: Configure, to_database: Network, postgres_server: PostgresServer, tmp_path: Path
+    begin: Begin, configure: Configure, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     configure(LEASE=3)
     worker = begin("--threads", "8", prefix=over(to_database, postgres_server))
@@ -194,7 +194,7 @@ def test_a_slow_database_loses_nothing(
 
 @pytest.mark.parametrize("habit", ["tear_every", "drop_every"])
 def test_replies_of_the_database_torn_or_kept_back_again_and_again(
-    begin: Begin, to_database: Network, postgres_server: PostgresServer, tmp_path: Path, habit: str
+    begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path, habit: str
 ) -> None:
     worker = begin(prefix=over(to_database, postgres_server))
     worker.wait_for("Loaded queue default")
@@ -208,7 +208,7 @@ def test_replies_of_the_database_torn_or_kept_back_again_and_again(
 
 
 def test_connections_to_the_database_that_are_dead_without_a_word(
-    begin: Begin, to_database: Network, postgres_server: PostgresServer, tmp_path: Path
+    begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     """The worker hangs until somebody notices; meanwhile another one delivers, and nothing is done twice after that."""
     worker = begin(prefix=over(to_database, postgres_server))
@@ -229,7 +229,7 @@ def test_connections_to_the_database_that_are_dead_without_a_word(
 
 
 def test_a_database_out_of_reach_for_some_seconds(
-    begin: Begin, to_database: Network, postgres_server: PostgresServer, tmp_path: Path
+    begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     worker = begin(prefix=over(to_database, postgres_server))
     worker.wait_for("Loaded queue default")
@@ -246,7 +246,7 @@ def test_a_database_out_of_reach_for_some_seconds(
 
 
 def test_a_worker_that_cannot_write_outcomes_down_takes_no_more(
-    begin: Begin, to_database: Network, postgres_server: PostgresServer, tmp_path: Path
+    begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     """Only the recorder's connection is dead: all else would go on, to no end, and give everything up as deadly."""
     worker = begin(prefix=over(to_database, postgres_server))

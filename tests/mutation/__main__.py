@@ -169,8 +169,11 @@ def main() -> int:
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.sqlite3*", "__pycache__"))
             apply(mutant, tree)
             verdicts = [run(tree, paths) for paths in HARNESSES.values()]
-        survivors += not any(verdict.startswith("caught") for verdict in verdicts)
-        print(f"{mutant.name:<48}" + "".join(f"{verdict:>16}" for verdict in verdicts), flush=True)
+        survivors += not any(verdict.noticed for verdict in verdicts)
+        print(f"{mutant.name:<48}" + "".join(f"{verdict.brief:>16}" for verdict in verdicts), flush=True)
+        for verdict in verdicts:
+            for test in verdict.noticed:
+                print(f"    {test}", flush=True)
     return int(survivors > 0)
 
 
@@ -183,7 +186,18 @@ def apply(mutant: Mutant, tree: Path) -> None:
         file.write_text(text.replace(old, new))
 
 
-def run(tree: Path, paths: list[str]) -> str:
+class Verdict(NamedTuple):
+    """What one harness said: the test that noticed, if one did, and after how many seconds."""
+
+    noticed: list[str]
+    seconds: float
+
+    @property
+    def brief(self) -> str:
+        return f"{'caught' if self.noticed else '–'} {self.seconds:.0f} s"
+
+
+def run(tree: Path, paths: list[str]) -> Verdict:
     began = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *paths]
     environment = {
@@ -191,10 +205,13 @@ def run(tree: Path, paths: list[str]) -> str:
         "DELAYQ_MODEL_QUICK": "1",
         **os.environ,
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(tree),
     }
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, check=False)
-    seconds = time.monotonic() - began
-    return f"{'caught' if done.returncode else '–'} {seconds:.0f} s"
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    noticed = [line.split(" - ")[0][:150] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode and not noticed:
+        raise SystemExit(f"pytest ended with {done.returncode} and named no test:\n{done.stdout}{done.stderr}")
+    return Verdict(noticed, time.monotonic() - began)
 
 
 if __name__ == "__main__":

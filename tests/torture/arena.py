@@ -248,6 +248,29 @@ class Arena:
         shutil.copy(self.redis.directory / "dump.rdb", copy)
         return copy
 
+    def keep_redis_log(self) -> Path:
+        """From now on Redis writes every command into a file, which holds what it has already."""
+        with self.redis_client() as client:
+            client.config_set("appendonly", "yes")
+            eventually(lambda: _is_logging(client.info("persistence")), "Redis keeps a log")
+        # Redis 7 has a folder of files, of which the last is being written.
+        logs = [*self.redis.directory.glob("appendonly.aof"), *self.redis.directory.glob("appendonlydir/*.incr.aof")]
+        return max(logs, key=lambda log: log.stat().st_mtime)
+
+    def cut_redis_log(self, log: Path, kept: float) -> None:
+        """Kill Redis, cut off the end of its log, and start it on the rest."""
+        self.note_slow_scripts()
+        self.redis.kill()
+        with log.open("r+b") as file:
+            file.truncate(int(log.stat().st_size * kept))
+        self.redis.persistence = "aof"
+        self.redis.start()
+        self.redis.persistence = "none"
+        with self.redis_client() as client:
+            client.config_set("appendonly", "no")
+        for path in (self.redis.directory / "appendonly.aof", self.redis.directory / "appendonlydir"):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
     def fail_over(self) -> None:
         """The replica becomes the master; what was the master comes back empty, as its replica."""
         self.redis.kill()
@@ -287,6 +310,11 @@ class Arena:
             row = connection.execute(LEFT).fetchone()
             assert row is not None
             return int(row[0])
+
+
+def _is_logging(persistence: dict[str, Any]) -> bool:
+    busy = persistence["aof_rewrite_in_progress"] or persistence["aof_rewrite_scheduled"]
+    return bool(persistence["aof_enabled"]) and not busy
 
 
 def _client(server: RedisServer) -> redis.Redis:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 
+from tests.proxy import Proxy
 from tests.torture.arena import Arena, Process, eventually, signal_all
 from tests.torture.sizes import DELAYQ
 
@@ -45,6 +46,9 @@ class Nemesis:
             "lost-reply": self.lost_reply,
             "redis-empty": self.redis_empty,
             "redis-rollback": self.redis_rollback,
+            "redis-aof-cut": self.redis_aof_cut,
+            "redis-blackhole": self.redis_blackhole,
+            "redis-half-open": self.redis_half_open,
             "redis-failover": self.redis_failover,
             "redis-freeze": self.redis_freeze,
             "redis-cut": self.redis_cut,
@@ -53,12 +57,15 @@ class Nemesis:
             "database-immediate": self.database_immediate,
             "database-kill": self.database_kill,
             "database-cut": self.database_cut,
+            "database-blackhole": self.database_blackhole,
+            "database-half-open": self.database_half_open,
         }
 
     def plan(self) -> Iterator[str]:
-        """Every kind once in some order, then again in another: without end."""
+        """Every kind as often as it weighs in some order, then again in another: without end."""
+        weights = self.arena.size.weights
         while True:
-            kinds = list(self.faults)
+            kinds = [kind for kind in self.faults for _time in range(weights.get(kind, 1))]
             self.random.shuffle(kinds)
             yield from kinds
 
@@ -190,6 +197,13 @@ class Nemesis:
         with self.fault("redis-rollback"):
             self.arena.load_redis(older)
 
+    def redis_aof_cut(self) -> None:
+        """The last seconds of its log never reached the disk."""
+        log = self.arena.keep_redis_log()
+        self.arena.rest(self.random.uniform(0.5, 3))
+        with self.fault("redis-aof-cut"):
+            self.arena.cut_redis_log(log, self.random.uniform(0.1, 0.9))
+
     def redis_failover(self) -> None:
         """To a replica that has heard nothing for a while."""
         with self.arena.replica_client() as client, contextlib.suppress(TimeoutError):
@@ -211,6 +225,25 @@ class Nemesis:
     def redis_cut(self) -> None:
         with self.fault("redis-cut"):
             self.arena.to_redis.cut()
+
+    def redis_blackhole(self) -> None:
+        """Nothing arrives in either direction, and nobody says so."""
+        with self.fault("redis-blackhole"):
+            self._swallow(self.arena.to_redis)
+
+    def redis_half_open(self) -> None:
+        """The connections of now are dead without a word, as behind a firewall that forgot them. New ones are well."""
+        with self.fault("redis-half-open"):
+            self.arena.to_redis.forget()
+            self.arena.rest(self.random.uniform(*self.arena.size.partition))
+            self.arena.to_redis.reset_forgotten()
+
+    def _swallow(self, network: Proxy) -> None:
+        network.swallow()
+        try:
+            self.arena.rest(self.random.uniform(*self.arena.size.partition))
+        finally:
+            network.clear()
 
     def redis_evict(self) -> None:
         """Memory is short, and any key may go."""
@@ -248,3 +281,14 @@ class Nemesis:
                         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                         "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
                     )
+
+    def database_blackhole(self) -> None:
+        with self.fault("database-blackhole"):
+            self._swallow(self.arena.to_postgres)
+
+    def database_half_open(self) -> None:
+        """As with Redis; that the dead connections end is what the kernel's keepalives are for."""
+        with self.fault("database-half-open"):
+            self.arena.to_postgres.forget()
+            self.arena.rest(self.random.uniform(*self.arena.size.partition))
+            self.arena.to_postgres.reset_forgotten()

@@ -51,17 +51,29 @@ REDIS_FAULTS = frozenset(
         "drop-key",
         "flush",
         "lost-reply",
+        "redis-aof-cut",
+        "redis-blackhole",
         "redis-cut",
         "redis-empty",
         "redis-evict",
         "redis-failover",
         "redis-freeze",
+        "redis-half-open",
         "redis-rollback",
     }
 )
 # After these, consumers had to start or to find their server again: lateness counts from then.
 STANDSTILLS = frozenset({"kill-worker", "kill-supervisor", "roll"})
-DATABASE_FAULTS = frozenset({"database-cut", "database-fast", "database-immediate", "database-kill"})
+DATABASE_FAULTS = frozenset(
+    {
+        "database-blackhole",
+        "database-cut",
+        "database-fast",
+        "database-half-open",
+        "database-immediate",
+        "database-kill",
+    }
+)
 
 
 class Row(NamedTuple):

@@ -73,7 +73,7 @@ class Producer:
         when: dict[str, Any] = {"delay": delay}
         if draw() < 0.5:
             when = {"due": datetime.now(UTC) + timedelta(seconds=delay)}
-        topic = self.random.choice(TOPICS)
+        topic = "torture.hang" if kind == "hanging" else self.random.choice(TOPICS)
         message = schedule_message(
             topic, payload, key=key, on_conflict="keep", priority=self.random.choice((-10, 0, 0, 0, 10)), **when
         )
@@ -94,6 +94,8 @@ class Producer:
             return "poison", {**payload, "dies": 10**6}
         if chance < 0.001:
             return "mortal", {**payload, "dies": 1}
+        if chance < 0.0015 and time.time() < self.until - CALM:
+            return "hanging", payload
         if chance < 0.003 and time.time() < self.until - CALM:
             # Longer than its lease.
             return "long", {**payload, "work": 7.0}

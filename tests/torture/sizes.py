@@ -26,11 +26,18 @@ class Size:
     drain: float
     # Messages that kill their worker at every delivery.
     poison: int
+    # How long a network carries nothing.
+    partition: tuple[float, float]
+    # How often a kind of fault comes before all come again; those that are not named: once.
+    weights: dict[str, int]
 
 
-SMOKE = Size(46, 60, 3, 2, 2, 4, 12, (0.3, 1.2), 75, 1)
-NIGHTLY = Size(13 * 60, 40, 3, 2, 2, 6, 60, (1, 9), 150, 8)
-SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20)
+# About a third of all faults kill a worker process.
+LONG = {"kill-child": 7, "kill-worker": 4, "kill-producer": 4, "flush": 2, "freeze-child": 2, "restores": 2}
+
+SMOKE = Size(50, 60, 3, 2, 2, 4, 12, (0.2, 1.0), 75, 1, (1, 3), {"kill-child": 2})
+NIGHTLY = Size(13 * 60, 50, 3, 2, 2, 6, 60, (1, 6), 150, 8, (5, 20), LONG)
+SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20, (5, 40), LONG)
 
 SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK}
 

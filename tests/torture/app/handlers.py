@@ -53,6 +53,16 @@ async def coroutine(message: Delivered) -> None:
     _note("end", message)
 
 
+@handler("torture.hang", retry=RETRY, timeout=1.0, queue="lines")
+def hang(message: Delivered) -> None:
+    """Its first delivery does not let go, not even at its timeout: it waits outside of Python."""
+    _note("start", message)
+    if message.deliveries == 1:
+        _note("fail", message)
+        time.sleep(3600)
+    _note("end", message)
+
+
 def _misbehave(message: Delivered) -> None:
     """Fail the first attempts, kill the process at the first delivery or at every one, as the payload says."""
     if message.attempt <= message.payload["fails"]:
