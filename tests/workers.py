@@ -20,7 +20,7 @@ from testproject.undertaker import family
 
 ROOT = Path(__file__).resolve().parents[1]
 # What takes longer than this does not happen any more. Seconds.
-PATIENCE = 40.0
+PATIENCE = 90.0
 
 T = TypeVar("T")
 

@@ -154,7 +154,7 @@ def test_a_long_transaction_that_cancels_one_message_holds_up_no_other_outcome(
     with locked(one.id):
         recorder.submit(one, outcome, "worker:w")
         recorder.submit(other, Ack(), "worker:w")
-        eventually(lambda: state(other) == State.CONSUMED, "the other outcome", timeout=5)
+        eventually(lambda: state(other) == State.CONSUMED, "the other outcome", timeout=15)
         assert state(one) == State.RUNNING
         assert not recorder.flush(0.2)
     assert recorder.flush(10)

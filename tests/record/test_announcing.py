@@ -290,7 +290,7 @@ def test_while_redis_does_not_answer_callers_do_not_wait_for_it_again_and_again(
         began = time.monotonic()
         for _ in range(20):
             soon()
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 4.0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert Message.objects.count() == 20
 
