@@ -45,7 +45,8 @@ class Process:
 
     def __init__(self, arena: Arena, name: str, *arguments: str) -> None:
         self.name = name
-        with (arena.folder / "logs" / f"{name}.log").open("ab") as log:
+        self._log = arena.folder / "logs" / f"{name}.log"
+        with self._log.open("ab") as log:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=ROOT,
@@ -64,6 +65,10 @@ class Process:
     @property
     def alive(self) -> bool:
         return self.popen.poll() is None
+
+    def wait_until_there(self) -> None:
+        """Until it has said its first word."""
+        eventually(lambda: self._log.stat().st_size > 0 or not self.alive, f"{self.name} is there")
 
     def kill(self) -> None:
         """All of its group at once, as a power cut does."""
@@ -175,10 +180,11 @@ class Arena:
             self._next_sample = time.monotonic() + 5
             self._sample()
 
-    def replace(self, worker: Process) -> None:
+    def replace(self, worker: Process) -> Process:
         """Another worker in the place of one that has ended."""
         self._ended.append(worker)
-        self.workers[self.workers.index(worker)] = self.start_worker()
+        successor = self.workers[self.workers.index(worker)] = self.start_worker()
+        return successor
 
     def stop(self) -> None:
         """Workers end in order, the others at once; and those whose supervisor is gone have ended by themselves."""

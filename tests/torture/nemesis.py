@@ -76,8 +76,12 @@ class Nemesis:
                 break
             self.faults[kind]()
             self.arena.rest(self.random.uniform(low, high))
+        self._all_thawed()
+
+    def _all_thawed(self) -> None:
         for thread in self._thawing:
             thread.join()
+        self._thawing.clear()
 
     @contextmanager
     def fault(self, kind: str, **facts: Any) -> Iterator[dict[str, Any]]:
@@ -152,7 +156,9 @@ class Nemesis:
         self._thawing.append(thread)
 
     def roll(self) -> None:
-        """A deployment: every worker ends in order, and another one starts."""
+        """A deployment: every worker ends in order, and the next one only when its successor is there."""
+        # Workers that stand still end late, and with the last of them nobody delivers.
+        self._all_thawed()
         with self.fault("roll"):
             for worker in list(self.arena.workers):
                 worker.popen.terminate()
@@ -160,7 +166,7 @@ class Nemesis:
                     worker.popen.wait(60)
                 except subprocess.TimeoutExpired:
                     self.journal.write("worker ended by itself", text=f"{worker.name} does not end")
-                self.arena.replace(worker)
+                self.arena.replace(worker).wait_until_there()
 
     def restores(self) -> None:
         """Two at once."""
