@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Reject,
         RetryLater,
     )
+    from .pausing import apause_queue, aresume_queue, pause_queue, resume_queue
     from .registry import Delivered, handler
     from .retry import RetryPolicy
     from .transitions import Answer, Verdict
@@ -67,6 +68,7 @@ _HOMES = {
         "Reject",
         "RetryLater",
     ),
+    "pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
     "registry": ("Delivered", "handler"),
     "retry": ("RetryPolicy",),
     "transitions": ("Answer", "Verdict"),
@@ -86,6 +88,10 @@ __all__ = [  # noqa: RUF022  grouped by what a reader looks for
     "areschedule_message",
     "arun_message_now",
     "arequeue_message",
+    "pause_queue",
+    "resume_queue",
+    "apause_queue",
+    "aresume_queue",
     "Answer",
     "Verdict",
     "OnConflict",

@@ -211,7 +211,7 @@ def _schedule_keyed(using: str, new: NewMessage, key: str, policy: OnConflict) -
         due_only = policy == OnConflict.DEBOUNCE
         answer = transitions.replace(using, holder.pk, new, due_only=due_only, actor=actor)
         if answer:
-            _announce_moved(using, [answer])
+            announce_moved(using, [answer])
             holder = Message.objects.using(using).get(pk=holder.pk)
             holder.existed = True
             return holder
@@ -423,7 +423,7 @@ def _steer(
     if number is None:
         return Answer(None, Verdict.NOT_FOUND)
     answers = verb(using, [number])
-    _announce_moved(using, answers)
+    announce_moved(using, answers)
     return answers[0]
 
 
@@ -452,7 +452,7 @@ def _steer_many(queryset: QuerySet[Message], using: str | None, verb: Verb) -> C
     counts: Counter[Verdict] = Counter()
     for ids in _batches(queryset.using(using)):
         answers = verb(using, ids)
-        _announce_moved(using, answers)
+        announce_moved(using, answers)
         counts.update(answer.verdict for answer in answers)
     return counts
 
@@ -471,7 +471,8 @@ def _batches(queryset: QuerySet[Message]) -> Iterator[list[int]]:
         last = ids[-1]
 
 
-def _announce_moved(using: str, answers: Sequence[Answer]) -> None:
+def announce_moved(using: str, answers: Sequence[Answer]) -> None:
+    """On commit, tell Redis and the receivers of signals what became of messages."""
     gone: dict[str, list[int]] = {}
     for answer in answers:
         moved = answer.moved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from django.db import connections, transaction
@@ -43,7 +43,7 @@ def purge(
         size = batch_size if limit is None else min(batch_size, limit - deleted)
         with transaction.atomic(using=using):
             batch = _page(doomed, after, size)
-            gone = _delete(using, doomed, [pk for _at, pk in batch])
+            gone = delete(using, doomed, [pk for _at, pk in batch])
         if batch:
             deleted += gone
             yield gone
@@ -61,7 +61,8 @@ def _page(rows: QuerySet[Message], after: tuple[datetime, int] | None, size: int
     return [(at, pk) for at, pk in found if at is not None]
 
 
-def _delete(using: str, rows: QuerySet[Message], ids: list[int]) -> int:
+def delete(using: str, rows: QuerySet[Message], ids: Sequence[int]) -> int:
+    """Delete those of ``rows`` with these ids that nobody has locked, in a transaction of the caller's."""
     # The state again: one of them may have been requeued since.
     locked = rows.filter(pk__in=ids)
     features = connections[using].features

@@ -23,6 +23,7 @@ from .sql import Statements, statements
 from .sql.portable import Change, move, moved
 from .sql.rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket
 from .states import LIVE, REQUEUEABLE, State
+from .validation import FARTHEST
 
 # Rows locked by one transaction of a bulk verb.
 BATCH = 1000
@@ -167,8 +168,16 @@ def queues(using: str) -> list[str]:
 
 
 def until_due(using: str, queue: str, topics: Iterable[str]) -> float | None:
-    """Seconds until the next scheduled message of a queue falls due, 0 or less when one waits; None: there is none."""
+    """Seconds until the next scheduled message of a queue falls due, 0 or less when one waits.
+
+    None: there is none, or the queue is paused.
+    """
     return _statements(using).until_due(queue, topics)
+
+
+def claiming(using: str) -> set[str]:
+    """The transactions that may be claiming at this moment."""
+    return _statements(using).claiming()
 
 
 def anything_overdue(using: str) -> tuple[bool, bool]:
@@ -179,8 +188,8 @@ def anything_overdue(using: str) -> tuple[bool, bool]:
 def claim(using: str, tickets: Sequence[Ticket], leases: dict[str, float], worker: str) -> list[Claimed]:
     """``scheduled → running`` for those that may start, of the topics in ``leases`` (topic → seconds).
 
-    Here every race is decided. An id that is cancelled, finished, running, not due, expired, or locked by somebody
-    else's move returns no row.
+    Here every race is decided. An id that is cancelled, finished, running, not due, expired, in a paused queue, or
+    locked by somebody else's move returns no row.
     """
     unique = {ticket.id: ticket for ticket in tickets}
     return _statements(using).claim(list(unique.values()), leases, worker) if unique else []
@@ -290,6 +299,7 @@ def reschedule(
     *,
     due: datetime | None = None,
     delay: timedelta = timedelta(0),
+    shift: timedelta | None = None,
     spread: timedelta = timedelta(0),
     overdue_since: datetime | None = None,
     reason: str = "",
@@ -297,15 +307,19 @@ def reschedule(
 ) -> list[Answer]:
     """Move the due time of scheduled messages: to ``due``, or ``delay`` from now; ``spread`` evenly over a time.
 
-    With ``overdue_since`` only those that were due by then: one that somebody moves meanwhile is left alone.
+    With ``shift`` each moves by so much from its own due time, though not before now. With ``overdue_since`` only
+    those that were due by then: one that somebody moves meanwhile is left alone.
     """
     place = {pk: number for number, pk in enumerate(ids)}
 
     def change(message: Message, at: datetime) -> Change | None:
         if message.state != State.SCHEDULED or (overdue_since is not None and message.due_at > overdue_since):
             return None
+        start = due or at + delay
+        if shift is not None:
+            start = min(max(message.due_at + shift, at), at + FARTHEST)
         share = spread * place[message.pk] / max(1, len(ids))
-        return Change(State.SCHEDULED, _moved_due(message, ceil_ms((due or at + delay) + share)), reason=reason)
+        return Change(State.SCHEDULED, _moved_due(message, ceil_ms(start + share)), reason=reason)
 
     def verdict(message: Message, change: Change | None) -> Verdict:
         return Verdict.TOO_LATE if change is None else Verdict.RESCHEDULED
@@ -318,11 +332,16 @@ def requeue(
     ids: Sequence[int],
     *,
     delay: timedelta = timedelta(0),
+    spread: timedelta = timedelta(0),
     reason: str = "",
     actor: str | None = None,
 ) -> list[Answer]:
-    """``dead | expired | cancelled → scheduled``, with its attempts counted anew. Deliveries go on counting."""
+    """``dead | expired | cancelled → scheduled``, with its attempts counted anew. Deliveries go on counting.
+
+    Due ``delay`` from now, or from then on evenly over the time ``spread``.
+    """
     taken: set[int] = set()
+    place = {pk: number for number, pk in enumerate(ids)}
 
     def change(message: Message, at: datetime) -> Change | None:
         if message.state not in REQUEUEABLE:
@@ -331,7 +350,7 @@ def requeue(
             taken.add(message.pk)
             return None
         values = {
-            **_moved_due(message, ceil_ms(at + delay)),
+            **_moved_due(message, ceil_ms(at + delay + spread * place[message.pk] / max(1, len(ids)))),
             "attempts": 0,
             # The deaths without a word are forgiven too, or the next one would be the last.
             "forgiven": message.deliveries - message.reported,

@@ -116,6 +116,13 @@ class RedisBroker:
         with answering():
             self.client.zadd(k.delayed, {str(ticket.id): at + ticket.rank / RANKS for ticket in tickets})
 
+    def give_back(self, queue: str, tickets: Sequence[DueTicket]) -> None:
+        """Make ids that were taken ready again, each where it was."""
+        places = {str(ticket.id): ticket.rank * BAND + ticket.ready_ms for ticket in tickets if ticket.ready_ms}
+        if places:
+            with answering():
+                self.client.zadd(self.keys(queue).ready, places)
+
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         k = self.keys(queue)
         for start in range(0, len(ids), BATCH):

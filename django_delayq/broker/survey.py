@@ -103,6 +103,12 @@ class Survey:
             ]
         return found
 
+    def rank(self, queue: str, pk: int) -> int | None:
+        """How many ids are taken from *ready* before this one; None: it is not there."""
+        with answering():
+            found: Any = self.broker.client.zrank(self.broker.keys(queue).ready, str(pk))
+        return None if found is None else int(found)
+
     def ids(self, queue: str) -> Iterator[list[int]]:
         """Every id that a queue holds, in batches. One that moves meanwhile may come twice."""
         k = self.broker.keys(queue)

@@ -9,7 +9,7 @@ from enum import IntEnum
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from .. import conf, restore, transitions
+from .. import conf, pausing, restore, transitions
 from ..broker import connection
 from ..broker.redis import RedisBroker
 from ..broker.survey import Health, Survey
@@ -147,7 +147,14 @@ def _record(using: str, limits: Limits) -> Iterator[Finding]:
     alive = stats.alive(using, now)
     level = Level.OK if alive >= limits.min_workers else Level.CRITICAL
     yield Finding("Workers", level, f"{alive} alive" + ("" if level == Level.OK else f" of {limits.min_workers}"))
-    oldest = stats.oldest_overdue(using, now)
+    paused = pausing.paused(using)
+    if paused:
+        since = ", ".join(
+            f"{name} for {brief((now - queue.paused_at).total_seconds())}" for name, queue in paused.items()
+        )
+        yield Finding("Paused queues", Level.WARN, since)
+    # What waits in a paused queue is meant to.
+    oldest = stats.oldest_overdue(using, now, paused)
     if oldest is None:
         yield Finding("Overdue", Level.OK, "none")
     else:

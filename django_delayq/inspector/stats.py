@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db import connections
 from django.db.models import QuerySet
 
-from .. import conf, restore, transitions
+from .. import conf, restore
 from ..broker import connection
 from ..broker.redis import RedisBroker
 from ..broker.survey import Health, Survey
@@ -17,6 +17,13 @@ from ..clock import from_ms
 from ..exceptions import BrokerUnavailable
 from ..models import Message, Transition, Worker
 from ..states import FINAL, State
+from . import presence, pulse, throughput, upcoming
+from .numbers import NONE, Capped, total
+from .presence import Presence
+from .throughput import Series
+from .upcoming import Upcoming
+
+__all__ = ["Capped", "Lateness", "QueueStats", "RedisStats", "Stats", "collect"]
 
 # Scheduled and running messages are counted up to this number in each queue.
 LIVE_CAP = 1_000_000
@@ -24,17 +31,6 @@ LIVE_CAP = 1_000_000
 FINISHED_CAP = 10_000
 # Lateness is that of the last finished messages.
 LATENESS_OF = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Capped:
-    """A number; ``more`` when there are more, or may be."""
-
-    count: int
-    more: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.count:,}+" if self.more else f"{self.count:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +46,8 @@ class Lateness:
 class QueueStats:
     """One queue; times by the record's clock. Without an answer of Redis the last three are None."""
 
-    scheduled: Capped = Capped(0)
-    overdue: Capped = Capped(0)
+    scheduled: Capped = NONE
+    overdue: Capped = NONE
     oldest_overdue: datetime | None = None
     next_due: datetime | None = None
     delayed: int | None = None
@@ -80,11 +76,15 @@ class Stats:
     queues: dict[str, QueueStats]
     lateness: Lateness
     workers: int
+    presence: Presence
+    # By the names of windows: "hour" and "day".
+    past: dict[str, Series]
+    upcoming: Upcoming
     redis: RedisStats = field(default_factory=lambda: RedisStats(""))
 
     @property
     def overdue(self) -> Capped:
-        return _sum([queue.overdue for queue in self.queues.values()])
+        return total([queue.overdue for queue in self.queues.values()])
 
     @property
     def oldest_overdue(self) -> datetime | None:
@@ -95,17 +95,33 @@ class Stats:
         return min((q.next_due for q in self.queues.values() if q.next_due is not None), default=None)
 
 
-def collect(using: str, broker: RedisBroker | None) -> Stats:
-    """Ask the record, then Redis. Redis may be away: then its part says so."""
-    now = transitions.now(using)
-    queues = {name: _queue(using, name, now) for name in restore.queues(using)}
-    states = {State.SCHEDULED: _sum([queue.scheduled for queue in queues.values()])}
-    states[State.RUNNING] = capped(Message.objects.using(using).filter(state=State.RUNNING), LIVE_CAP)
-    states.update(finished(using))
-    found = Stats(now, states, estimate(using), queues, lateness(using), alive(using, now))
-    found.redis = RedisStats(connection.describe(conf.get()))
-    if broker is not None:
-        _ask_redis(found, broker)
+def collect(using: str, broker: RedisBroker | None, cap: int = LIVE_CAP) -> Stats:
+    """Ask the record, then Redis. Redis may be away: then its part says so.
+
+    Scheduled and running messages are counted up to ``cap`` in each queue.
+    """
+    felt = pulse.feel(using, cap)
+    now = felt.at
+    queues = {
+        name: QueueStats(queue.scheduled, queue.overdue, queue.oldest_overdue, queue.next_due)
+        for name, queue in felt.queues.items()
+    }
+    states = {State.SCHEDULED: felt.scheduled, State.RUNNING: felt.running, **finished(using)}
+    there = presence.look(using, now)
+    found = Stats(
+        now,
+        states,
+        estimate(using),
+        queues,
+        lateness(using),
+        len(there.of(presence.Health.ALIVE)),
+        there,
+        throughput.series(using, now, ("hour", "day")),
+        upcoming.look(using, "hour", list(queues), now),
+    )
+    found.redis = ask_redis(broker)
+    if broker is not None and found.redis.reachable:
+        _ask_for_queues(found, broker)
     return found
 
 
@@ -115,10 +131,6 @@ def capped(rows: QuerySet[Message], cap: int) -> Capped:
     return Capped(min(count, cap), count > cap)
 
 
-def _sum(numbers: Sequence[Capped]) -> Capped:
-    return Capped(sum(n.count for n in numbers), any(n.more for n in numbers))
-
-
 def overdue(using: str, now: datetime, queue: str | None = None) -> QuerySet[Message]:
     """What should have started a while ago: OVERDUE_AFTER."""
     late = now - timedelta(seconds=conf.get().OVERDUE_AFTER)
@@ -126,25 +138,14 @@ def overdue(using: str, now: datetime, queue: str | None = None) -> QuerySet[Mes
     return rows if queue is None else rows.filter(queue=queue)
 
 
-def oldest_overdue(using: str, now: datetime) -> datetime | None:
-    """The due time of the message that waits longest; None when nothing is overdue."""
-    found = [_first(overdue(using, now, queue)) for queue in restore.queues(using)]
+def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> datetime | None:
+    """The due time of the message that waits longest, ``without`` some queues; None when nothing is overdue."""
+    found = [_first(overdue(using, now, queue)) for queue in restore.queues(using) if queue not in without]
     return min((due for due in found if due is not None), default=None)
 
 
 def _first(rows: QuerySet[Message]) -> datetime | None:
     return rows.order_by("due_at", "id").values_list("due_at", flat=True).first()
-
-
-def _queue(using: str, name: str, now: datetime) -> QueueStats:
-    scheduled = Message.objects.using(using).filter(state=State.SCHEDULED, queue=name)
-    late = overdue(using, now, name)
-    return QueueStats(
-        scheduled=capped(scheduled, LIVE_CAP),
-        overdue=capped(late, LIVE_CAP),
-        oldest_overdue=_first(late),
-        next_due=_first(scheduled.filter(due_at__gt=now)),
-    )
 
 
 def finished(using: str) -> dict[State, Capped]:
@@ -193,15 +194,24 @@ def alive(using: str, now: datetime) -> int:
     return Worker.objects.using(using).filter(seen_at__gt=now - timedelta(seconds=Worker.ALIVE)).count()
 
 
-def _ask_redis(found: Stats, broker: RedisBroker) -> None:
+def ask_redis(broker: RedisBroker | None) -> RedisStats:
+    """Where Redis is, whether it answers, and what it says of itself."""
+    found = RedisStats(connection.describe(conf.get()))
+    if broker is not None:
+        try:
+            found.health = Survey(broker).health()
+            found.reachable = True
+        except BrokerUnavailable as error:
+            found.reachable, found.error = False, str(error)
+    return found
+
+
+def _ask_for_queues(found: Stats, broker: RedisBroker) -> None:
     survey = Survey(broker)
     try:
-        found.redis.health = survey.health()
         for name, queue in found.queues.items():
             held, meta = survey.held(name), survey.meta(name)
             queue.delayed, queue.ready = held.delayed, held.ready
             queue.horizon = None if meta.horizon_ms is None else from_ms(meta.horizon_ms)
     except BrokerUnavailable as error:
         found.redis.reachable, found.redis.error = False, str(error)
-    else:
-        found.redis.reachable = True

@@ -29,16 +29,18 @@ class Message(models.Model):
     # NULL is "no key": any number of live messages may have none.
     key = models.CharField(_("key"), max_length=validation.KEY_LENGTH, null=True, blank=True)  # noqa: DJ001
     priority = models.SmallIntegerField(_("priority"), default=0)
-    state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
     payload = models.JSONField(_("payload"), null=True, blank=True)
     headers = models.JSONField(_("headers"), default=dict, blank=True)
     due_at = models.DateTimeField(_("due"))
     expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"), default=timezone.now)
-    finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     # A retry policy of the message's own (RetryPolicy.to_json), and its own limit.
     retry = models.JSONField(_("retry policy"), null=True, blank=True)
     max_attempts = models.SmallIntegerField(_("attempts at most"), null=True, blank=True)
+    # What changes from move to move stands together at the end: of an updated row PostgreSQL logs only what lies
+    # between the first and the last byte that differ.
+    state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
+    finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     # Failures that were reported; what the retry policy sees. A requeue sets it back to 0.
     attempts = models.IntegerField(_("attempts"), default=0)
     # Claims. Never goes down: it is the fence that a failure must name.

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -13,11 +14,13 @@ from .. import validation
 
 
 class Queue(models.Model):
-    """What has been said about a queue. Most queues have no row: they are served."""
+    """A queue that was paused: its messages wait. A queue without a row is served."""
+
+    # The pauses that last, by the database's clock.
+    PAUSED = Q(resumes_at__isnull=True) | Q(resumes_at__gt=Now())
 
     name = models.CharField(_("name"), max_length=validation.QUEUE_LENGTH, primary_key=True)
-    # Paused from then on; NULL: not paused.
-    paused_at = models.DateTimeField(_("paused"), null=True, blank=True)
+    paused_at = models.DateTimeField(_("paused"), default=timezone.now)
     # Served again from then on, without anybody's doing; NULL: when somebody resumes it.
     resumes_at = models.DateTimeField(_("resumes"), null=True, blank=True)
     paused_by = models.CharField(_("paused by"), max_length=200, default="", blank=True)

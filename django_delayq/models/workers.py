@@ -43,11 +43,15 @@ class Rollup(models.Model):
     """
 
     # The upper bounds of the classes in ms; the last class has none.
-    BOUNDS: ClassVar = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000)
+    BOUNDS: ClassVar[tuple[int, ...]] = (
+        *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+        *(1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000),
+    )
 
-    pk = models.CompositePrimaryKey("at", "seconds", "queue", "topic")
-    at = models.DateTimeField(_("from"))
+    # Of one length, in the order of time: that is how they are read, folded and deleted.
+    pk = models.CompositePrimaryKey("seconds", "at", "queue", "topic")
     seconds = models.IntegerField(_("seconds"), default=60)
+    at = models.DateTimeField(_("from"))
     queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH)
     topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
     consumed = models.IntegerField(_("consumed"), default=0)

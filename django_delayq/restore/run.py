@@ -94,6 +94,8 @@ class Restore:
         self._began = from_ms(to_ms(self._began))
         self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
+        # Whether a queue that is restored from its beginning to its end then counts as loaded.
+        self._loads = self.selection.whole_queues and overdue != Overdue.SKIP
         self._horizons: dict[str, int] = {}
 
     # --- before ---------------------------------------------------------------------------------------------------
@@ -109,13 +111,29 @@ class Restore:
             self._total = self.report.total().overdue
         return self.report
 
-    def _count(self, queue: str, server: Server) -> Tally:
+    def prepare(self) -> Report:
+        """Instead of ``preview``, for a restore in many short runs: counts nothing but what it has to know."""
+        server = master(self.broker)
+        for queue in self.selection.queues or queues(self.using):
+            self._look(queue, server)
+            self.report.queues[queue] = Tally()
+            if self._from is None and self.overdue == Overdue.SPREAD:
+                self._total += sum(rows.filter(due_at__lte=self._cutoff).count() for rows in self._chunks(queue))
+        self._loads = False
+        return self.report
+
+    def _look(self, queue: str, server: Server) -> int:
+        """Up to which due time (ms) a queue is filled."""
         meta, now_ms, ahead = self.survey.meta(queue), self.survey.now_ms(), conf.get().HORIZON
         refuse_foreign(self.using, meta)
         horizon = meta.horizon_ms or 0
         if not is_current(meta, server, now_ms, ahead):
             horizon = max(horizon, now_ms + int(ahead * 1000))
         self._horizons[queue] = horizon
+        return horizon
+
+    def _count(self, queue: str, server: Server) -> Tally:
+        horizon = self._look(queue, server)
         tally = Tally(held=self.survey.held(queue).total)
         overdue = Q(due_at__lte=self._cutoff)
         for rows in self._chunks(queue):
@@ -200,7 +218,10 @@ class Restore:
 
     def _print(self) -> str:
         """What a position must have been made with: it means nothing elsewhere."""
-        what = repr((self.using, self.selection, self.overdue.value, self.spread, self.no_expired, self.dry_run))
+        chosen = self.selection
+        times = [None if due is None else to_ms(due) for due in (chosen.due_after, chosen.due_before)]
+        which = (chosen.queues, chosen.topics, chosen.ids, *times)
+        what = repr((self.using, which, self.overdue.value, self.spread, self.no_expired, self.dry_run))
         return hashlib.sha256(what.encode()).hexdigest()[:12]
 
     def _read(
@@ -241,7 +262,7 @@ class Restore:
     # --- filling --------------------------------------------------------------------------------------------------
 
     def _fill(self, queue: str, tally: Tally, after: _Place | None) -> Generator[tuple[int, _Place]]:
-        whole = self.selection.whole_queues and self.overdue != Overdue.SKIP and after is None
+        whole = self._loads and after is None
         worker = f"restore:{actors.host()}/{os.getpid()}/{id(self):x}"
         horizon, loading = self._horizons[queue], False
         if not self.dry_run:
@@ -385,7 +406,7 @@ class Restore:
                     signals.messages_restored,
                     Message,
                     queue=queue,
-                    found=tally.found,
+                    found=tally.found or tally.put + tally.present,
                     put=tally.put,
                     actor=actors.current(),
                     using=self.using,

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from ..clock import ceil_ms, from_ms
 from ..exceptions import InvalidTransition
-from ..models import Message, Transition
+from ..models import Message, Queue, Transition
 from ..outcomes import kind, storable
 from ..states import LIVE, State, is_legal
 from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket
@@ -252,6 +252,8 @@ class Portable:
 
     def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, queue=queue, topic__in=list(topics))
+        if self._paused().filter(name=queue).exists():
+            return None
         first = rows.order_by("due_at", "id").values_list("due_at", flat=True).first()
         return None if first is None else (first - self.now()).total_seconds()
 
@@ -265,15 +267,26 @@ class Portable:
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
         now = self.now()
-        rows = Message.objects.using(self.using).filter(
-            Q(expires_at__isnull=True) | Q(expires_at__gt=now),
-            state=State.SCHEDULED,
-            queue=queue,
-            due_at__lte=now,
-            topic__in=list(topics),
+        rows = (
+            Message.objects.using(self.using)
+            .filter(
+                Q(expires_at__isnull=True) | Q(expires_at__gt=now),
+                state=State.SCHEDULED,
+                queue=queue,
+                due_at__lte=now,
+                topic__in=list(topics),
+            )
+            .exclude(queue__in=self._paused().values("name"))
         )
         head = rows.order_by("due_at", "id").values_list("priority", "due_at", "pk")[:1000]
         return [Ticket(pk) for _priority, _due, pk in sorted(head, key=lambda row: (-row[0], row[1], row[2]))[:limit]]
+
+    def _paused(self) -> QuerySet[Queue]:
+        return Queue.objects.using(self.using).filter(Queue.PAUSED)
+
+    def claiming(self) -> set[str]:
+        # Whoever writes waits for its turn.
+        return set()
 
     def claim(self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str) -> list[Claimed]:
         by_id = {ticket.id: ticket for ticket in tickets}
@@ -298,6 +311,7 @@ class Portable:
             )
 
         where = Q(pk__in=list(by_id), state=State.SCHEDULED, topic__in=list(leases))
+        where &= ~Q(queue__in=self._paused().values("name"))
         now = self.now()
         return [
             Claimed(

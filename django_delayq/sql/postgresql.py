@@ -35,7 +35,7 @@ WITH m AS (
            due, due + %(expires)s::interval, clock_timestamp(), %(retry)s::jsonb, %(max_attempts)s,
            0, 0, 0, 0, 1, '', false
       FROM (SELECT {CEIL_MS.format("coalesce(%(due)s::timestamptz, clock_timestamp() + %(delay)s::interval)")}) d(due)
-    ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('running', 'scheduled') DO NOTHING
+    {{conflict}}
     RETURNING id, due_at, created_at
 ), l AS (
     INSERT INTO delayq_transition ({LOG_COLUMNS})
@@ -43,6 +43,14 @@ WITH m AS (
 )
 SELECT id, due_at, created_at FROM m
 """  # noqa: S608
+
+# By whether the message has a key: to watch for a conflict costs a second log record.
+INSERTS = {
+    False: INSERT.format(conflict=""),
+    True: INSERT.format(
+        conflict="ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('running', 'scheduled') DO NOTHING"
+    ),
+}
 
 RESERVE = """
 SELECT clock_timestamp(), array_agg(nextval(pg_get_serial_sequence('delayq_message', 'id')))
@@ -70,10 +78,21 @@ WITH RECURSIVE q(queue) AS (
 SELECT queue FROM q WHERE queue IS NOT NULL
 """
 
-UNTIL_DUE = """
+# Read by every claim: whoever has begun one holds a lock on the table of queues until it is committed.
+PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at > clock_timestamp()"
+
+UNTIL_DUE = f"""
 SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM delayq_message
  WHERE state = 'scheduled' AND queue = %(queue)s AND topic = ANY(%(topics)s::text[])
+   AND %(queue)s NOT IN ({PAUSED})
  ORDER BY due_at, id LIMIT 1
+"""  # noqa: S608
+
+# READ COMMITTED takes the locks of a statement before its snapshot: who holds none after a commit will see it.
+CLAIMING = """
+SELECT virtualtransaction FROM pg_locks
+ WHERE relation = 'delayq_queue'::regclass AND mode = 'AccessShareLock' AND granted AND pid <> pg_backend_pid()
+   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
 ANYTHING_OVERDUE = """
@@ -83,16 +102,17 @@ SELECT EXISTS (SELECT FROM delayq_message WHERE state = 'running' AND leased_unt
 """
 
 # Priority counts among the thousand most overdue: sorting all that is due would cost a backlog its index.
-DUE = """
+DUE = f"""
 SELECT id FROM (
     SELECT id, priority, due_at FROM delayq_message
      WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= clock_timestamp() AND topic = ANY(%(topics)s::text[])
        AND (expires_at IS NULL OR expires_at > clock_timestamp())
+       AND %(queue)s NOT IN ({PAUSED})
      ORDER BY due_at, id LIMIT 1000
        FOR NO KEY UPDATE SKIP LOCKED
 ) head
  ORDER BY priority DESC, due_at, id LIMIT %(limit)s
-"""
+"""  # noqa: S608
 
 CLAIM = f"""
 WITH t AS (
@@ -105,6 +125,7 @@ WITH t AS (
      WHERE m.state = 'scheduled'
        AND m.due_at <= coalesce(to_timestamp(t.ready / 1000.0), clock_timestamp())
        AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
+       AND m.queue NOT IN ({PAUSED})
      ORDER BY m.id
        FOR NO KEY UPDATE OF m SKIP LOCKED
 ), u AS (
@@ -243,7 +264,7 @@ class PostgreSQL:
 
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
         rows = self._rows(
-            INSERT,
+            INSERTS[new.key is not None],
             {
                 "topic": new.topic,
                 "queue": new.queue,
@@ -316,6 +337,10 @@ class PostgreSQL:
         """What is due, locked until the end of the transaction."""
         rows = self._rows(DUE, {"queue": queue, "topics": list(topics), "limit": limit})
         return [Ticket(row[0]) for row in rows]
+
+    def claiming(self) -> set[str]:
+        """The transactions that may be claiming at this moment."""
+        return {row[0] for row in self._rows(CLAIMING, None)}
 
     def claim(self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str) -> list[Claimed]:
         rows = self._rows(

@@ -24,7 +24,9 @@ from ..states import State
 from . import connections
 from .budget import Budget
 from .delivery import Delivery
+from .pauses import Pauses
 from .pool import Pool
+from .rollup import Counts
 from .service import backoff
 from .source import Source
 
@@ -59,6 +61,7 @@ class Consumer(threading.Thread):
         worker: str,
         budget: Budget,
         poll: float,
+        counts: Counts | None = None,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
@@ -68,6 +71,8 @@ class Consumer(threading.Thread):
         self.worker = worker
         self.budget = budget
         self.poll = poll
+        self.counts = Counts() if counts is None else counts
+        self.pauses = Pauses(using, queues)
         self.beat = time.monotonic()
         self.exhausted = threading.Event()
         self._stopping = threading.Event()
@@ -131,7 +136,8 @@ class Consumer(threading.Thread):
         return wait
 
     def _turn(self, broker: Broker) -> float:
-        queues = self.queues()
+        self._look_at_pauses(broker)
+        queues = self.pauses.served
         longest = LOOK * len(queues) if broker is not self.source.database else self.poll
         self._run_suspect()
         wait = longest
@@ -144,6 +150,8 @@ class Consumer(threading.Thread):
                 kept = self._submit(deliveries)
             finally:
                 self.budget.settle(room, kept)
+            if queue in self.pauses:
+                continue
             if taken.left and taken.tickets and self.pool.is_worth_filling and self._room:
                 # More is ready and there is room: come back at once. Lower queues wait.
                 return 0.0
@@ -156,7 +164,13 @@ class Consumer(threading.Thread):
         if waiting and self.pool.is_worth_filling and self._may_go_on and not self.budget.empty:
             # A thread became free between the take and the line above.
             return min(wait, 0.001)
-        return wait
+        return min(wait, self.pauses.wait) if queues else self.pauses.wait
+
+    def _look_at_pauses(self, broker: Broker) -> None:
+        for queue in self.pauses.look():
+            # What falls due meanwhile becomes ready: after the pause the best priority goes first.
+            if isinstance(broker, RedisBroker):
+                broker.take(queue, 0)
 
     def _take(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
         handlers = registry.handlers()
@@ -184,6 +198,7 @@ class Consumer(threading.Thread):
             failpoints.reach("after_take")
             claimed = transitions.claim(self.using, [Ticket(*ticket[:3]) for ticket in tickets], leases, self.worker)
             failpoints.reach("after_claim")
+            self.counts.claimed(claimed)
             return claimed
         except DatabaseError:
             # Taken but not claimed: look at them again in a moment, or each try would cost Redis more of its ids.
@@ -215,7 +230,9 @@ class Consumer(threading.Thread):
             broker.put(name, entries)
         if unknown:
             broker.park(queue, unknown, UNKNOWN)
-        if locked:
+        if locked and self.pauses.learn(queue):
+            broker.give_back(queue, locked)
+        elif locked:
             broker.park(queue, locked, LOCKED)
 
     def _warn_unknown(self, topic: str) -> None:
@@ -276,7 +293,10 @@ class Consumer(threading.Thread):
 
     def _wait(self, seconds: float) -> None:
         broker = self.source.current()
-        queues = self.queues()
+        queues = self.pauses.served
+        if not queues:
+            self._stopping.wait(seconds)
+            return
         try:
             rung = broker.wait(queues, seconds)
             if rung and not self._may_go_on:

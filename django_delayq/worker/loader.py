@@ -6,13 +6,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import Self
 
-from .. import conf, failpoints, restore, signals
+from .. import actors, conf, failpoints, restore, signals
 from ..broker.base import BATCH, Put
 from ..broker.redis import RedisBroker, Server
 from ..clock import to_ms
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
-from ..models import Message, identity
+from ..models import Message, Operation, identity
+from ..operations import Journal
+from ..operations.restore import outcomes_of
 from .service import Service
 from .source import Source
 
@@ -24,6 +27,36 @@ LEASE = 10.0
 IDENTIFY = 5.0
 # A full Redis is rid of so many batches of ids at a time.
 ROOM = 100
+
+
+class _Story:
+    """Shows a load from the beginning among the operations, once something is found to load."""
+
+    def __init__(self, using: str, worker: str, queue: str, *, told: bool) -> None:
+        self.using = using
+        self.worker = worker
+        self.queue = queue
+        self.told = told
+        self._journal: Journal | None = None
+        self._tally = restore.Tally()
+
+    def tell(self, put: Put, found: int) -> None:
+        if not self.told:
+            return
+        self._tally.add(restore.Tally(put=put.put, present=put.present))
+        if self._journal is None:
+            with actors.acting_as(f"worker:{self.worker}"):
+                selection = restore.Selection(queues=(self.queue,))
+                self._journal = Journal(self.using, f"loader:{self.worker}", selection, described=self.queue)
+        self._journal.note(found, outcomes_of(self._tally), None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._journal is not None:
+            state = Operation.State.DONE if error is None else Operation.State.FAILED
+            self._journal.end(state, outcomes_of(self._tally), None, "" if error is None else str(error))
 
 
 class Loader(Service):
@@ -132,12 +165,15 @@ class Loader(Service):
         failpoints.reach("after_horizon")
         began = time.monotonic()
         found, total = 0, Put()
-        for page in restore.pages(self.using, queue, start_ms=start, end_ms=horizon):
-            total += self.broker.put(queue, page, fill=True)
-            found += len(page)
-            failpoints.reach("mid_load")
-            if not self.broker.loaded(queue, worker=self.worker, upto_ms=to_ms(page[-1].due_at), lease=LEASE):
-                raise BrokerUnavailable("Redis was lost while it was being loaded")
+        with _Story(self.using, self.worker, queue, told=start is None) as story:
+            for page in restore.pages(self.using, queue, start_ms=start, end_ms=horizon):
+                put = self.broker.put(queue, page, fill=True)
+                total += put
+                found += len(page)
+                story.tell(put, len(page))
+                failpoints.reach("mid_load")
+                if not self.broker.loaded(queue, worker=self.worker, upto_ms=to_ms(page[-1].due_at), lease=LEASE):
+                    raise BrokerUnavailable("Redis was lost while it was being loaded")
         self.broker.loaded(queue, worker=self.worker, upto_ms=horizon, lease=None)
         if start is None:
             logger.info(

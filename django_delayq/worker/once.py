@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+
+from django.db import Error as DatabaseError
 
 from .. import conf, registry
 from . import connections
@@ -16,8 +19,11 @@ from .process import Options, worker_name
 from .queues import Queues
 from .reaper import Reaper
 from .recorder import Recorder
+from .rollup import Counts, RollupWriter
 from .service import Runner
 from .source import Source
+
+logger = logging.getLogger("django_delayq")
 
 
 def drain(options: Options, stop: threading.Event | None = None) -> int:
@@ -32,10 +38,11 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
 
     source = Source(options.using, registry.handlers, redis=False)
     queues = Queues(options.using, options.queues)
-    recorder = Recorder(options.using, count)
+    counts = Counts()
+    recorder = Recorder(options.using, count, counts)
     pool = Pool(options.threads, recorder, name, lambda: None)
     consumer = Consumer(
-        options.using, source, pool, queues, name, Budget(options.max_messages), conf.get().POLL_INTERVAL
+        options.using, source, pool, queues, name, Budget(options.max_messages), conf.get().POLL_INTERVAL, counts
     )
     failed: list[Delivery] = []
 
@@ -49,7 +56,7 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
     pool.start()
     keeper.start()
     try:
-        Reaper(options.using, f"worker:{name}").tick()
+        Reaper(options.using, f"worker:{name}", counts).tick()
         while not stop.is_set() and not consumer.exhausted.is_set():
             queues.tick()
             before = delivered
@@ -68,6 +75,14 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
         pool.stop()
         recorder.stop()
         recorder.join(timeout=5)
+        _write_down(options.using, counts)
         source.close()
         connections.scrub()
     return delivered
+
+
+def _write_down(using: str, counts: Counts) -> None:
+    try:
+        RollupWriter(using, counts).tick()
+    except DatabaseError as error:
+        logger.warning("The statistics of this run are not written: %s: %s", type(error).__name__, error)

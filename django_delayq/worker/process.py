@@ -21,18 +21,20 @@ from .janitor import Janitor
 from .keeper import HARD, Keeper
 from .loader import Loader
 from .mover import Mover
+from .operator import Operator
 from .pool import Pool
 from .presence import Presence
 from .queues import Queues
 from .reaper import Reaper
 from .recorder import Recorder
+from .rollup import Counts, RollupWriter
 from .service import Runner, Service
 from .source import Source
 from .sweeper import Sweeper
 
 logger = logging.getLogger("django_delayq")
 
-ROLES = ("loader", "sweeper", "mover", "consumer", "recorder", "reaper", "janitor")
+ROLES = ("loader", "sweeper", "mover", "consumer", "recorder", "reaper", "janitor", "operator")
 
 # What a process says with its exit code.
 DONE = 0
@@ -81,21 +83,27 @@ class WorkerProcess:
         using, roles = options.using, options.roles
         self.source = Source(using, registry.handlers)
         self.queues = Queues(using, options.queues, self.source.wake)
-        self.recorder = Recorder(using, lambda count: None)
+        self.counts = Counts()
+        self.rollup = RollupWriter(using, self.counts)
+        self.recorder = Recorder(using, lambda count: None, self.counts)
         self.pool = Pool(options.threads, self.recorder, self.name, self._freed)
         self.consumer: Consumer | None = None
         if "consumer" in roles:
             self.consumer = Consumer(
-                using, self.source, self.pool, self.queues, self.name, budget, settings.POLL_INTERVAL
+                using, self.source, self.pool, self.queues, self.name, budget, settings.POLL_INTERVAL, self.counts
             )
         keeper = Keeper(using, self.pool, self._on_stuck, hard)
         self.presence = Presence(using, self.name, self.queues, options.threads)
-        upkeep: list[Service] = [self.queues, self.presence]
+        upkeep: list[Service] = [self.queues, self.presence, self.rollup]
         if "reaper" in roles:
-            upkeep.append(Reaper(using, f"worker:{self.name}"))
+            upkeep.append(Reaper(using, f"worker:{self.name}", self.counts))
         if "janitor" in roles:
             upkeep.append(Janitor(using))
         self.runners = [Runner("upkeep", upkeep)]
+        self.operator: Operator | None = None
+        if "operator" in roles:
+            self.operator = Operator(using, self.name)
+            self.runners.append(Runner("operator", [self.operator]))
         if self.consumer is not None:
             self.runners.append(Runner("keeper", [keeper]))
         if self.source.redis is not None:
@@ -197,9 +205,10 @@ class WorkerProcess:
         for runner in self.runners:
             runner.join(timeout=2)
         self.recorder.join(timeout=2)
-        try:
-            self.presence.leave()
-        except Exception as error:  # noqa: BLE001
-            logger.debug("Could not sign off: %s", error)
+        for last in (self.rollup.tick, self.presence.leave, *([self.operator.leave] if self.operator else [])):
+            try:
+                last()
+            except Exception as error:  # noqa: BLE001
+                logger.debug("Could not sign off: %s", error)
         self.source.close()
         connections.close_all()

@@ -10,6 +10,7 @@ from ..broker.base import Entry
 from ..models import Message
 from ..sql.rows import Moved
 from ..states import State
+from .rollup import Counts
 from .service import Service
 
 logger = logging.getLogger("django_delayq")
@@ -21,9 +22,10 @@ class Reaper(Service):
     name = "reaper"
     interval = 5.0
 
-    def __init__(self, using: str, actor: str) -> None:
+    def __init__(self, using: str, actor: str, counts: Counts | None = None) -> None:
         self.using = using
         self.actor = actor
+        self.counts = Counts() if counts is None else counts
 
     def tick(self) -> float:
         # One query while there is nothing to do.
@@ -34,6 +36,7 @@ class Reaper(Service):
             failpoints.reach("after_reap")
         if expiring:
             moved += transitions.expire(self.using, actor=self.actor)
+        self.counts.moved(moved)
         tell(self.using, moved)
         return 0.0 if len(moved) >= transitions.BATCH else self.interval
 

@@ -20,6 +20,7 @@ from ..sql.rows import Failure, Moved, Success
 from ..states import State
 from . import connections
 from .delivery import Delivery
+from .rollup import Counts, What
 from .service import backoff
 
 logger = logging.getLogger("django_delayq")
@@ -43,9 +44,10 @@ class Recorder(threading.Thread):
     ``done`` is called with the number of deliveries that are off the worker's hands.
     """
 
-    def __init__(self, using: str, done: Callable[[int], None]) -> None:
+    def __init__(self, using: str, done: Callable[[int], None], counts: Counts | None = None) -> None:
         super().__init__(name="delayq-recorder", daemon=True)
         self.using = using
+        self.counts = Counts() if counts is None else counts
         self._done = done
         self._pending: deque[Ended] = deque()
         self._locked: list[Ended] = []
@@ -162,14 +164,18 @@ class Recorder(threading.Thread):
             self.using, [Success(e.delivery.id, e.delivery.deliveries, e.actor) for e in acks], wait=False
         )
         locked = self._live([e.delivery.id for e in acks if e.delivery.id not in consumed])
+        told = []
         for ended in batch:
             if ended.delivery.id in locked and isinstance(ended.outcome, Ack):
                 self._locked.append(ended)
             # After a lost reply the first try may have been the one that was committed.
             elif again or isinstance(ended.outcome, Recorded) or ended.delivery.id in consumed:
-                _tell_success(self.using, ended)
+                told.append(ended)
             else:
                 logger.warning("Outcome refused, somebody else ended this message: %s", ended.delivery)
+        self.counts.ended(What.CONSUMED, [(ended.delivery.queue, ended.delivery.topic) for ended in told])
+        for ended in told:
+            _tell_success(self.using, ended)
 
     def _failures(self, batch: Sequence[Ended], again: bool) -> None:
         failures = [_failure(ended) for ended in batch]
@@ -179,6 +185,9 @@ class Recorder(threading.Thread):
             self.using,
             [(m.queue, Entry(m.id, m.due_at, m.priority)) for m in moved.values() if m.after == State.SCHEDULED],
         )
+        self.counts.moved(moved.values())
+        retried = [m for f in failures if f.counts and (m := moved.get(f.id)) and m.after == State.SCHEDULED]
+        self.counts.ended(What.RETRIED, [(m.queue, m.topic) for m in retried])
         for ended, failure in zip(batch, failures, strict=True):
             if live.get(failure.id) == (State.RUNNING, failure.delivery):
                 self._locked.append(ended)

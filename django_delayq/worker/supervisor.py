@@ -24,6 +24,7 @@ from . import connections
 from .budget import Budget
 from .process import BROKEN, EXHAUSTED, STUCK, Options, WorkerProcess
 from .reaper import tell
+from .rollup import Counts, RollupWriter
 from .service import backoff
 
 logger = logging.getLogger("django_delayq")
@@ -218,6 +219,9 @@ class Supervisor:
                 )
                 tell(self.options.using, moved)
                 Worker.objects.using(self.options.using).filter(name=name).delete()
+                counts = Counts()
+                counts.moved(moved)
+                RollupWriter(self.options.using, counts).tick()
             except DatabaseError as error:
                 logger.warning("Claims of %s wait for the database: %s", name, error)
                 connections.close_all()

@@ -1,17 +1,30 @@
 from __future__ import annotations
 
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
 from datetime import timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.core.management.base import OutputWrapper
+from django.db import OperationalError
 from django.utils import timezone
 
 from django_delayq import cancel_message, transitions
 from django_delayq.inspector import stats
-from django_delayq.models import Message, Transition
+from django_delayq.management._watch import Screen
+from django_delayq.models import Message, Rollup, Transition, Worker
 from django_delayq.sql.rows import Success
 from django_delayq.states import State
 from testproject.servers import RedisServer
+from tests.workers import PATIENCE, ROOT
 
 from .conftest import claim, run, schedule
 
@@ -93,3 +106,156 @@ def test_an_empty_record_is_no_trouble() -> None:
     assert ran.code == 0
     assert "nothing was delivered yet" in ran.out
     assert timezone.now().isoformat()[:10] in run("delayq_stats", "--json").out
+
+
+# --- what falls due, what was delivered, who works --------------------------------------------------------------------
+
+
+def rolled(minutes_ago: int, **counts: int) -> None:
+    at = transitions.now("default").replace(second=0, microsecond=0) - timedelta(minutes=minutes_ago)
+    Rollup.objects.create(at=at, queue="default", topic="t.ok", **counts)
+
+
+def test_throughput_is_that_of_full_minutes() -> None:
+    # The minute that is not over does not count. By a clock that is ahead, so that it is not over in a second either.
+    rolled(-1, consumed=1000)
+    for minutes, number in ((5, 20), (40, 300), (600, 4000)):
+        rolled(minutes, consumed=number, dead=1, late_100=9, late_more=1)
+    found = run("delayq_stats", "--json").json["throughput"]
+    assert found["15m"] == {
+        "consumed": 20,
+        "retried": 0,
+        "dead": 1,
+        "expired": 0,
+        "lateness": {"of": 10, "p50": 0.1, "p95": None},
+    }
+    assert found["60m"]["consumed"] == 320
+    assert found["24h"]["consumed"] == 5320
+    text = run("delayq_stats").out
+    assert "24 h: 5,320" in text
+    assert "p50 ≤ 100 ms, p95 over 10 m (of 20)" in text
+
+
+def test_it_shows_when_messages_fall_due() -> None:
+    # In the middle of a minute.
+    second = timezone.now().second
+    schedule(3, due=1830 - second)
+    schedule(1, due=150 - second)
+    ran = run("delayq_stats", "--json").json["upcoming"]
+    assert len(ran) == 60
+    assert sorted(bar["count"] for bar in ran if bar["count"]) == [1, 3]
+    assert all(bar["exact"] for bar in ran)
+    lines = [line for line in run("delayq_stats").out.splitlines() if "█" in line]
+    assert [line.split()[-1] for line in lines] == ["1", "3"]
+    assert lines[1].count("█") > 2 * lines[0].count("█") > 0
+
+
+def test_it_lists_the_workers() -> None:
+    now = transitions.now("default")
+    for name, seen in (("w/1", 1), ("w/2", 60), ("w/3", 3600)):
+        seen_at = now - timedelta(seconds=seen)
+        Worker.objects.create(name=name, host="h", pid=1, queues=["mail"], started_at=seen_at, seen_at=seen_at)
+    found = run("delayq_stats", "--json").json
+    assert found["workers"] == 1
+    assert {one["name"]: one["state"] for one in found["worker_list"]} == {"w/1": "alive", "w/2": "late", "w/3": "lost"}
+    text = run("delayq_stats").out
+    assert "alive  w/1  mail" in text
+    assert "lost   w/3  mail" in text
+
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, rounds: int, *words: str, stdout: StringIO | None = None) -> str:
+    """What it shows until it is ended after so many rounds."""
+    left = iter(range(rounds - 1, -1, -1))
+    monkeypatch.setattr(Screen, "wait", lambda self, seconds, ended: next(left) == 0)
+    out = stdout or StringIO()
+    call_command("delayq_stats", "--watch", *words, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def test_piped_one_block_follows_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule(3)
+    shown = watch(monkeypatch, 2)
+    assert shown.count("Messages") == 2
+    assert "\x1b" not in shown
+    assert shown.count("every 2.0 s") == 2
+
+
+def test_on_a_terminal_a_block_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "10")
+    shown = watch(monkeypatch, 3, "5s", stdout=Terminal())
+    assert (shown.count("\x1b[2J"), shown.count("\x1b[H")) == (1, 3)
+    assert shown.endswith("\x1b[?25h\n")
+    block = shown.split("\x1b[H")[1]
+    lines = re.sub(r"\x1b\[[?0-9]*[A-Za-z]", "", block).split("\r\n")
+    assert len(lines) == 9
+    assert max(map(len, lines)) <= 59
+
+
+def test_with_json_there_is_one_object_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = watch(monkeypatch, 3, "1s", "--json").splitlines()
+    assert [json.loads(line)["schema"] for line in lines] == [1, 1, 1]
+
+
+def test_it_watches_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = stats.collect, iter([OperationalError("gone"), None])
+
+    def collect(*args: Any) -> Any:
+        error = next(calls)
+        if error is not None:
+            raise error
+        return real(*args)
+
+    monkeypatch.setattr(stats, "collect", collect)
+    shown = watch(monkeypatch, 2)
+    assert "The database does not answer: gone" in shown
+    assert "Messages" in shown
+
+
+def test_the_wait_ends_with_a_signal() -> None:
+    asked = iter([False, False, True])
+    assert Screen(OutputWrapper(StringIO())).wait(60, lambda: next(asked)) is True
+    assert Screen(OutputWrapper(StringIO())).wait(0, lambda: False) is False
+
+
+@pytest.mark.parametrize("end", ["q", "Ctrl-C"])
+def test_it_ends_in_order(end: str) -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "django", "delayq_stats", "--watch", "60s"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.settings", "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        seen = b""
+        while b"Messages" not in seen:
+            assert select.select([ours], [], [], PATIENCE)[0], seen
+            seen += os.read(ours, 4096)
+        if end == "q":
+            os.write(ours, b"q")
+        else:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_an_interval_that_is_none_is_refused() -> None:
+    ran = run("delayq_stats", "--watch", "soon")
+    assert ran.code == 1
+    assert "not a duration" in ran.err

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import connections, transaction
@@ -49,7 +49,7 @@ REAPER = ("after_reap",)
 ACTIONS = ("kill", "power", "stop", "delay", "raise")
 
 LEASE = 1.0
-HASTY = {"GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1, "LEASE": LEASE, "RETRY": ["0.05s"] * 50}
+HASTY: dict[str, Any] = {"GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1, "LEASE": LEASE, "RETRY": ["0.05s"] * 50}
 
 
 class Case(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import QuerySet
 
-from django_delayq import client
+from django_delayq import audit, client
 from django_delayq.management import _common as common
 from django_delayq.models import Message
 from django_delayq.states import LIVE, State
@@ -60,6 +60,7 @@ class Command(common.DelayqCommand):
             if number > 1 or selected:
                 self.confirm(f"{number:,} messages are to be cancelled.", yes=options["yes"])
             counts, interrupted = self._cancel(using, ids, rows if selected else None, options)
+            self._record(using, ids, counts, options)
         self._say(using, counts, options)
         if interrupted is not None:
             raise CommandError("Interrupted between two batches.", returncode=interrupted)
@@ -94,6 +95,16 @@ class Command(common.DelayqCommand):
             counts += Counter({Verdict.NOT_FOUND: missing})
         return counts, interruption.returncode if interruption.asked() else None
 
+    def _record(self, using: str, ids: list[int], counts: Counter[Verdict], options: dict[str, Any]) -> None:
+        audit.record(
+            using,
+            "cancel",
+            _target(ids, options),
+            message_id=ids[0] if len(ids) == 1 else None,
+            reason=options["reason"],
+            outcomes={verdict.value: number for verdict, number in counts.items() if number},
+        )
+
     def _say(self, using: str, counts: Counter[Verdict], options: dict[str, Any]) -> None:
         if options["json"]:
             answers = {str(verdict): number for verdict, number in counts.items() if number}
@@ -104,6 +115,19 @@ class Command(common.DelayqCommand):
             self.say(f"{number:,} {would}{verdict}")
         if not counts:
             self.say("No such message.")
+
+
+def _target(ids: list[int], options: dict[str, Any]) -> str:
+    """The messages in words, for the audit."""
+    if len(ids) == 1:
+        return f"message #{ids[0]}"
+    if ids:
+        return f"{len(ids)} messages: {', '.join(f'#{pk}' for pk in ids[:50])}{', …' if len(ids) > 50 else ''}"
+    return ", ".join(f"{name.replace('_', ' ')} {_shown(options[name])}" for name in SELECTORS if options[name])
+
+
+def _shown(value: Any) -> str:
+    return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _id(text: str) -> int | str:

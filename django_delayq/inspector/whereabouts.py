@@ -1,0 +1,71 @@
+"""Where Redis has one message, and whether that is where the record has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from .. import announce, conf, restore
+from ..broker.survey import Place, Survey
+from ..clock import from_ms, to_ms
+from ..exceptions import BrokerUnavailable
+from ..models import Message
+from ..states import LIVE
+from .drift import Kind, Row, classify
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What Redis says; with an ``error`` it says nothing."""
+
+    error: str = ""
+    # By the clock of Redis: it is due then, or ready since then; None: it is not there.
+    delayed_until: datetime | None = None
+    ready_since: datetime | None = None
+    # How many are taken before it.
+    before: int | None = None
+    # How far ahead Redis is filled; None: nobody has filled it.
+    horizon: datetime | None = None
+    # How it differs from the record.
+    kind: Kind | None = None
+
+    @property
+    def absent(self) -> bool:
+        return not self.error and self.delayed_until is None and self.ready_since is None
+
+
+def look(message: Message) -> Whereabouts | None:
+    """Ask Redis about one message; None when none is configured. Never raises."""
+    using = message._state.db or "default"
+    door = announce.announcer(using)
+    if door is None:
+        return None
+    try:
+        return _look(using, Survey(door.broker), message)
+    except BrokerUnavailable as error:
+        return Whereabouts(error=str(error))
+
+
+def _look(using: str, survey: Survey, message: Message) -> Whereabouts:
+    meta = survey.meta(message.queue)
+    restore.refuse_foreign(using, meta)
+    now_ms = survey.now_ms()
+    place = survey.places(message.queue, [message.pk])[0]
+    before = survey.rank(message.queue, message.pk) if place.ready_ms is not None else None
+    # Where nobody has filled Redis, the next worker does so first: only what is due by now is missing.
+    horizon_ms = now_ms if meta.horizon_ms is None else meta.horizon_ms
+    return Whereabouts(
+        delayed_until=None if place.delayed_ms is None else from_ms(place.delayed_ms),
+        ready_since=None if place.ready_ms is None else from_ms(place.ready_ms),
+        before=before,
+        horizon=None if meta.horizon_ms is None else from_ms(meta.horizon_ms),
+        kind=_kind(message, place, now_ms, horizon_ms),
+    )
+
+
+def _kind(message: Message, place: Place, now_ms: int, horizon_ms: int) -> Kind | None:
+    row = Row(message.queue, message.state, message.due_at, message.priority) if message.state in LIVE else None
+    kind = classify(row, place, message.queue, now_ms=now_ms, horizon_ms=horizon_ms)
+    # A worker may have taken it at this moment.
+    on_its_way = 0 <= now_ms - to_ms(message.due_at) < conf.get().GRACE * 1000
+    return None if kind == Kind.MISSING and on_its_way else kind

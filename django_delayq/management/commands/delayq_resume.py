@@ -1,0 +1,32 @@
+"""``manage.py delayq_resume``: let paused queues go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from django_delayq import audit, pausing
+from django_delayq.management import _common as common
+
+
+class Command(common.DelayqCommand):
+    help = "Let paused queues go on. Workers see it within about a second."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("queues", nargs="+", type=common.queue_name, metavar="QUEUE", help="the names of queues")
+        parser.add_argument("--reason", default="", help="written to the audit trail")
+        common.add_json(parser)
+
+    def work(self, using: str, options: dict[str, Any]) -> None:
+        resumed = {}
+        for name in sorted(set(options["queues"])):
+            resumed[name] = pausing.resume_queue(name, using=using)
+            if resumed[name]:
+                audit.record(using, "resume", name, reason=options["reason"])
+        if options["json"]:
+            self.say_json(database=using, resumed=resumed)
+            return
+        for name, was_paused in resumed.items():
+            self.say(f"{name}: {'resumed' if was_paused else 'was not paused'}")

@@ -1,0 +1,135 @@
+"""Operations in real workers: done, and done to the end whatever happens to the worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+
+from django_delayq import operations, schedule_message, schedule_messages, transitions
+from django_delayq.models import Message, Operation, Transition
+from django_delayq.operations import BATCH
+from django_delayq.states import State
+from tests.workers import Worker, eventually
+
+from .conftest import Start
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = "default"
+MANY = BATCH + 100
+
+
+def scheduled() -> list[int]:
+    return [m.pk for m in schedule_messages([{"topic": "t.none", "delay": "1h"}] * MANY)]
+
+
+def started() -> Operation:
+    upto = Message.objects.latest("pk").pk
+    return operations.start(
+        DB,
+        "cancel",
+        {"search": "state:scheduled", "upto": upto},
+        {},
+        described="all",
+        reason="so",
+        started_by="user:anna",
+    )
+
+
+def fresh(operation: Operation) -> Operation:
+    return Operation.objects.get(pk=operation.pk)
+
+
+def is_done(operation: Operation) -> bool:
+    return fresh(operation).state == Operation.State.DONE
+
+
+def all_is_well(operation: Operation) -> None:
+    now = fresh(operation)
+    assert (now.done, now.outcomes, now.worker) == (MANY, {"cancelled": MANY}, "")
+    assert Counter(Message.objects.values_list("state", flat=True)) == {State.CANCELLED.value: MANY}
+    moves = Transition.objects.filter(to_state=State.CANCELLED)
+    assert moves.count() == MANY
+    assert set(moves.values_list("actor", flat=True)) == {"user:anna"}
+
+
+@contextmanager
+def stuck_in_the_second_batch(ids: list[int], operation: Operation, worker: Worker) -> Iterator[None]:
+    """A worker that has done one batch, and waits in the next for a row that somebody has locked."""
+    if connection.vendor != "postgresql":
+        pytest.skip("needs locks of rows")
+    with transaction.atomic():
+        list(Message.objects.select_for_update().filter(pk=ids[-1]))
+        eventually(lambda: fresh(operation).done == BATCH and waits_for_a_lock(), "the wait in the second batch")
+        yield
+
+
+def waits_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return bool(cursor.fetchone()[0])
+
+
+def test_a_running_worker_does_it(start: Start) -> None:
+    scheduled()
+    operation = started()
+    worker = start("--roles", "operator")
+    eventually(lambda: is_done(operation), "the operation")
+    all_is_well(operation)
+    assert worker.stop() == 0
+
+
+def test_two_workers_do_each_message_once(start: Start) -> None:
+    scheduled()
+    first, second = started(), started()
+    for _number in range(2):
+        start("--roles", "operator")
+    eventually(lambda: is_done(first) and is_done(second), "both operations")
+    # They want the same messages: what one has cancelled is too late for the other, or not there for it any more.
+    outcomes = Counter(fresh(first).outcomes) + Counter(fresh(second).outcomes)
+    assert outcomes["cancelled"] == MANY
+    assert set(outcomes) <= {"cancelled", "too late"}
+    assert Transition.objects.filter(to_state=State.CANCELLED).count() == MANY
+
+
+def test_a_worker_without_that_role_leaves_it(start: Start) -> None:
+    scheduled()
+    operation = started()
+    sign = schedule_message("t.none", delay=0, expires="1ms")
+    worker = start("--roles", "reaper")
+    eventually(lambda: Message.objects.get(pk=sign.pk).state == State.EXPIRED, "the work of another role")
+    assert worker.stop() == 0
+    assert fresh(operation).state == Operation.State.QUEUED
+
+
+def test_a_worker_that_is_killed_in_the_middle_does_no_harm(start: Start) -> None:
+    ids = scheduled()
+    operation = started()
+    worker = start("--roles", "operator")
+    with stuck_in_the_second_batch(ids, operation, worker):
+        worker.kill()
+    held = fresh(operation)
+    assert (held.state, held.done) == (Operation.State.RUNNING, BATCH)
+    # Its lease runs out.
+    Operation.objects.update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+    start("--roles", "operator")
+    eventually(lambda: is_done(operation), "the rest")
+    all_is_well(operation)
+
+
+def test_a_worker_that_ends_in_order_gives_it_back_at_once(start: Start) -> None:
+    ids = scheduled()
+    operation = started()
+    worker = start("--roles", "operator")
+    with stuck_in_the_second_batch(ids, operation, worker):
+        worker.stop()
+        given_back = fresh(operation)
+        assert (given_back.state, given_back.leased_until, given_back.done) == (Operation.State.QUEUED, None, BATCH)
+    start("--roles", "operator")
+    eventually(lambda: is_done(operation), "the rest")
+    all_is_well(operation)

@@ -1,0 +1,91 @@
+"""delayq_pause and delayq_resume."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import pausing
+from django_delayq.models import AuditEvent, Queue
+
+from .conftest import run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def paused() -> dict[str, Queue]:
+    return pausing.paused("default")
+
+
+def test_queues_are_paused_and_resumed() -> None:
+    ran = run("delayq_pause", "mail", "sms", "--reason", "the provider is down")
+    assert (ran.code, ran.out) == (0, "mail: paused until it is resumed\nsms: paused until it is resumed\n")
+    assert [(name, queue.reason) for name, queue in paused().items()] == [
+        ("mail", "the provider is down"),
+        ("sms", "the provider is down"),
+    ]
+    assert paused()["mail"].paused_by.startswith("command:delayq_pause ")
+
+    ran = run("delayq_resume", "sms", "mail", "other")
+    assert (ran.code, ran.out) == (0, "mail: resumed\nother: was not paused\nsms: resumed\n")
+    assert paused() == {}
+
+
+def test_it_ends_after_a_time_or_at_one() -> None:
+    assert run("delayq_pause", "mail", "--for", "30m").code == 0
+    end = paused()["mail"].resumes_at
+    assert end is not None
+    assert timedelta(minutes=29) < end - timezone.now() <= timedelta(minutes=30)
+
+    later = datetime(timezone.now().year + 1, 1, 31, 12, tzinfo=UTC)
+    assert run("delayq_pause", "mail", "--until", later.isoformat()).code == 0
+    assert paused()["mail"].resumes_at == later
+
+
+def test_it_is_written_to_the_audit_trail() -> None:
+    run("delayq_pause", "mail", "--reason", "why")
+    run("delayq_resume", "mail", "other", "--reason", "over")
+    found = AuditEvent.objects.order_by("pk").values_list("verb", "target", "reason")
+    assert list(found) == [("pause", "mail", "why"), ("resume", "mail", "over")]
+
+
+def test_json() -> None:
+    assert run("delayq_pause", "mail", "--json").json["paused_until"] == {"mail": None}
+    assert run("delayq_resume", "mail", "other", "--json").json["resumed"] == {"mail": True, "other": False}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("no queue",),
+        ("mail", "--for", "soon"),
+        ("mail", "--for", "0"),
+        ("mail", "--for", "1m", "--until", "2099-01-01T00:00:00Z"),
+        ("mail", "--until", "2000-01-01T00:00:00Z"),
+        ("mail", "--until", "2099-01-01T00:00:00"),
+    ],
+)
+def test_what_cannot_be_is_wrong_usage(words: tuple[str, ...]) -> None:
+    ran = run("delayq_pause", *words)
+    # What the parser refuses ends with 2 only when a shell has called.
+    assert ran.code in (1, 2)
+    assert ran.out == ""
+    assert not Queue.objects.exists()
+    assert not AuditEvent.objects.exists()
+
+
+def test_the_check_warns_of_a_pause_and_takes_what_waits_for_no_problem() -> None:
+    schedule(1, due=-300, queue="mail")
+
+    def overdue() -> str:
+        return str({check["name"]: check["level"] for check in run("delayq_check", "--json").json["checks"]}["Overdue"])
+
+    assert overdue() == "critical"
+    run("delayq_pause", "mail")
+    ran = run("delayq_check", "--min-workers", "0")
+    assert ran.code == 0, ran.out
+    assert "Paused queues: mail for " in ran.out
+    assert overdue() == "ok"

@@ -1,0 +1,377 @@
+"""Paused queues: nothing starts in them, nothing is lost, and everything goes on by itself afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.db import connection, connections, transaction
+from django.utils import timezone
+
+from django_delayq import (
+    InvalidMessage,
+    actors,
+    apause_queue,
+    aresume_queue,
+    cancel_message,
+    pause_queue,
+    pausing,
+    registry,
+    resume_queue,
+    schedule_message,
+    schedule_messages,
+    transitions,
+)
+from django_delayq.models import Message, Queue, Transition
+from django_delayq.sql.rows import Ticket
+from django_delayq.states import State
+from django_delayq.worker import pauses
+from django_delayq.worker.budget import Budget
+from django_delayq.worker.consumer import Consumer
+from django_delayq.worker.pool import Pool
+from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.source import Source
+from tests.acceptance.conftest import Gate, Start, configure, gate, start, timed_by
+from tests.record_of import effects_per_message, once_each, states, wait_until
+from tests.workers import eventually
+
+__all__ = ["configure", "gate", "start", "timed_by"]
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = "default"
+QUEUE = "mail"
+BOTH = pytest.mark.usefixtures("timed_by")
+
+
+def ago(seconds: float) -> datetime:
+    return timezone.now() - timedelta(seconds=seconds)
+
+
+def due(number: int = 1, *, priority: int = 0, topic: str = "t.effect", queue: str = QUEUE) -> list[Message]:
+    """Messages that are due already."""
+    payload = {"seconds": 0.02}
+    return schedule_messages(
+        {"topic": topic, "payload": payload, "queue": queue, "priority": priority, "due": ago(1)} for _ in range(number)
+    )
+
+
+def claim(*messages: Message) -> set[int]:
+    tickets = [Ticket(message.pk) for message in messages]
+    return {row.id for row in transitions.claim(DB, tickets, {"t.effect": 60.0}, "w")}
+
+
+def passer_by(queue: str = "other") -> None:
+    """A message of another queue, scheduled now, is consumed: the workers have gone round since."""
+    wait_until(schedule_message("t.ok", queue=queue), State.CONSUMED)
+
+
+def starts_after(when: datetime) -> list[int]:
+    rows = Transition.objects.filter(to_state=State.RUNNING, at__gt=when, message__queue=QUEUE)
+    return list(rows.order_by("at").values_list("message_id", flat=True))
+
+
+# --- the verbs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_queue_gives_nothing_away_and_another_does() -> None:
+    (held,), (free,) = due(), due(queue="other")
+    pause_queue(QUEUE)
+
+    assert transitions.until_due(DB, QUEUE, ["t.effect"]) is None
+    assert transitions.due(DB, QUEUE, ["t.effect"], 10) == []
+    assert claim(held, free) == {free.pk}
+
+    assert resume_queue(QUEUE)
+    assert (transitions.until_due(DB, QUEUE, ["t.effect"]) or 0) < 0
+    assert [ticket.id for ticket in transitions.due(DB, QUEUE, ["t.effect"], 10)] == [held.pk]
+    assert claim(held) == {held.pk}
+
+
+def test_a_pause_says_who_why_since_when_and_until_when() -> None:
+    before = transitions.now(DB)
+    with actors.acting_as("user:anna"):
+        queue = pause_queue(QUEUE, duration="30m", reason="the mail server moves\x00")
+    assert (queue.paused_by, queue.reason) == ("user:anna", "the mail server moves\ufffd")
+    assert before <= queue.paused_at <= transitions.now(DB)
+    assert queue.resumes_at == queue.paused_at + timedelta(minutes=30)
+    assert pausing.paused(DB) == {QUEUE: queue}
+
+
+def test_pausing_again_changes_the_end_and_the_reason_but_not_since_when() -> None:
+    first = pause_queue(QUEUE, duration="1h", reason="one")
+    again = pause_queue(QUEUE, reason="two")
+    assert (again.paused_at, again.resumes_at, again.reason) == (first.paused_at, None, "two")
+    assert Queue.objects.count() == 1
+
+
+def test_a_pause_that_is_over_is_none_and_another_one_begins_anew() -> None:
+    Queue.objects.create(name=QUEUE, paused_at=ago(100), resumes_at=ago(1), reason="old")
+    (message,) = due()
+    assert pausing.paused(DB) == {}
+    assert not resume_queue(QUEUE)
+    Queue.objects.create(name=QUEUE, paused_at=ago(100), resumes_at=ago(1), reason="old")
+    assert claim(message) == {message.pk}
+    assert pause_queue(QUEUE).paused_at > ago(50)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("no such {name}", {}, "queue"),
+        (QUEUE, {"until": ago(-60), "duration": 60}, "not both"),
+        (QUEUE, {"until": datetime(2100, 1, 1)}, "time zone"),  # noqa: DTZ001
+        (QUEUE, {"until": ago(5)}, "over already"),
+        (QUEUE, {"duration": 0}, "over already"),
+        (QUEUE, {"duration": -1}, "negative"),
+        (QUEUE, {"duration": "soon"}, "duration"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        pause_queue(name, **options)
+    assert not Queue.objects.exists()
+
+
+def test_resuming_says_whether_it_was_paused() -> None:
+    assert not resume_queue(QUEUE)
+    pause_queue(QUEUE)
+    assert resume_queue(QUEUE)
+    assert not resume_queue(QUEUE)
+
+
+def test_the_same_for_async_code() -> None:
+    async def life() -> list[Any]:
+        return [await apause_queue(QUEUE, reason="why"), await aresume_queue(QUEUE), await aresume_queue(QUEUE)]
+
+    queue, was, was_not = async_to_sync(life)()
+    assert (queue.name, queue.reason, was, was_not) == (QUEUE, "why", True, False)
+
+
+def test_a_pause_that_is_rolled_back_was_none() -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        pause_queue(QUEUE)
+        raise RuntimeError
+    assert not pausing.paused(DB)
+
+
+def test_a_paused_message_can_be_cancelled_and_expires() -> None:
+    pause_queue(QUEUE)
+    (cancelled,) = due()
+    assert cancel_message(cancelled)
+    late = schedule_message("t.effect", queue=QUEUE, due=ago(30), expires=1)
+    assert [moved.id for moved in transitions.expire(DB, actor="reaper")] == [late.pk]
+
+
+# --- claims that are under way ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def claiming(message: Message) -> Iterator[threading.Event]:
+    """A claim whose transaction goes on until the event is set."""
+    begun, go = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            with transaction.atomic():
+                claim(message)
+                begun.set()
+                go.wait(20)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert begun.wait(10)
+        yield go
+    finally:
+        go.set()
+        thread.join()
+
+
+def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs claims side by side")
+    monkeypatch.setattr(pausing, "UNDER_WAY", 30.0)
+    (message,) = due()
+    with claiming(message) as go:
+        seen: list[str] = []
+        original = transitions.claiming
+
+        def look(using: str) -> set[str]:
+            found = original(using)
+            seen.append(Message.objects.get(pk=message.pk).state)
+            if len(seen) == 3:
+                go.set()
+            return found
+
+        monkeypatch.setattr(transitions, "claiming", look)
+        pause_queue(QUEUE)
+    assert seen[:3] == [State.SCHEDULED] * 3
+    assert Message.objects.get(pk=message.pk).state == State.RUNNING
+
+
+def test_a_pause_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs claims side by side")
+    monkeypatch.setattr(pausing, "UNDER_WAY", 0.05)
+    (message,) = due()
+    with claiming(message):
+        pause_queue(QUEUE)
+        assert pausing.paused(DB)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_nothing_starts_in_a_paused_queue_and_all_of_it_after(start: Start) -> None:
+    start("--queues", f"{QUEUE},other", "--threads", "2")
+    pause_queue(QUEUE)
+    messages = due(30)
+    passer_by()
+    passer_by()
+    assert states() == {State.SCHEDULED: 30, State.CONSUMED: 2}
+    resume_queue(QUEUE)
+    eventually(lambda: states() == {State.CONSUMED: 32}, "all are consumed")
+    assert effects_per_message() == once_each(messages)
+
+
+@BOTH
+def test_a_pause_under_load_holds_from_its_return_on(start: Start) -> None:
+    messages = due(300, topic="t.sleep")
+    start("--queues", f"{QUEUE},other", "--threads", "2", "--processes", "2")
+    eventually(lambda: states()[State.CONSUMED] >= 20, "some are consumed")
+    pause_queue(QUEUE)
+    paused = transitions.now(DB)
+    urgent = due(5, priority=50, topic="t.sleep")
+    passer_by()
+    eventually(lambda: states()[State.RUNNING] == 0, "what runs ends")
+    passer_by()
+    left = states()[State.SCHEDULED]
+    assert left >= 5
+    assert starts_after(paused) == []
+
+    resume_queue(QUEUE)
+    eventually(lambda: states()[State.SCHEDULED] == 0 and states()[State.RUNNING] == 0, "all are consumed")
+    assert effects_per_message() == once_each([*messages, *urgent])
+    # Each process takes a handful at a time.
+    first = starts_after(paused)
+    assert len(first) == left
+    assert {message.pk for message in urgent} <= set(first[:16])
+
+
+@BOTH
+def test_a_pause_with_an_end_is_over_by_itself(start: Start) -> None:
+    start("--queues", QUEUE)
+    queue = pause_queue(QUEUE, duration=1.5)
+    messages = due(10)
+    eventually(lambda: states() == {State.CONSUMED: 10}, "all are consumed")
+    assert effects_per_message() == once_each(messages)
+    assert queue.resumes_at is not None
+    assert not Transition.objects.filter(to_state=State.RUNNING, at__lt=queue.resumes_at).exists()
+
+
+@BOTH
+def test_what_runs_goes_on_and_a_retry_waits(start: Start, gate: Gate) -> None:
+    start("--queues", f"{QUEUE},other")
+    (gate.folder / "fail-1").touch()
+    message = schedule_message("t.gate", gate.payload, queue=QUEUE)
+    eventually(gate.begun, "it begins")
+    pause_queue(QUEUE)
+    gate.open()
+    wait_until(message, State.SCHEDULED)
+    # Its retry falls due in 0.05 s.
+    eventually(lambda: timezone.now() > Message.objects.get(pk=message.pk).due_at, "the retry is due")
+    passer_by()
+    passer_by()
+    assert wait_until(message, State.SCHEDULED).deliveries == 1
+    resume_queue(QUEUE)
+    assert wait_until(message, State.CONSUMED).deliveries == 2
+
+
+@BOTH
+def test_a_worker_that_is_killed_during_a_pause_costs_nothing(start: Start) -> None:
+    pause_queue(QUEUE)
+    first = start("--queues", f"{QUEUE},other")
+    messages = due(30)
+    passer_by()
+    first.kill()
+    start("--queues", f"{QUEUE},other")
+    passer_by()
+    assert states()[State.SCHEDULED] == 30
+    resume_queue(QUEUE)
+    eventually(lambda: states() == {State.CONSUMED: 32}, "all are consumed")
+    assert effects_per_message() == once_each(messages)
+
+
+# --- a consumer that knows --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
+    """On Redis, with two queues; a test makes its turns."""
+    source = Source(DB, registry.handlers)
+    recorder = Recorder(DB, lambda count: None)
+    pool = Pool(4, recorder, "w", lambda: None)
+    assert source.redis is not None
+    for queue in (QUEUE, "other"):
+        source.redis.load(queue, ahead=600, worker="t", lease=10, identity="t", server=source.redis.server(), lost=True)
+    yield Consumer(DB, source, pool, lambda: (QUEUE, "other"), "w", Budget(None), 1.0)
+    source.close()
+
+
+def calls(client: redis.Redis, *names: str) -> int:
+    """How often these commands were called since the last reset."""
+    stats: dict[str, Any] = client.info("commandstats")
+    return sum(stats[f"cmdstat_{name}"]["calls"] for name in names if f"cmdstat_{name}" in stats)
+
+
+def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
+    consumer: Consumer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "LOOK", 30.0)
+    pause_queue(QUEUE)
+    due(20)
+    keys = consumer.source.redis.keys(QUEUE) if consumer.source.redis else None
+    assert keys is not None
+    consumer.turn()
+    assert redis_client.zcard(keys.ready) == 20
+    redis_client.config_resetstat()
+    waits = [consumer.turn() for _ in range(50)]
+    assert all(1.0 < wait <= 30.0 for wait in waits)
+    # One for the other queue in each turn.
+    assert (calls(redis_client, "evalsha"), calls(redis_client, "zpopmin")) == (50, 50)
+    assert redis_client.zcard(keys.ready) == 20
+
+
+def test_what_is_given_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
+    pause_queue(QUEUE)
+    due(3)
+    (best,), (worst,) = due(priority=90), due(priority=-90)
+    redis_broker = consumer.source.redis
+    assert redis_broker is not None
+    ready = redis_broker.keys(QUEUE).ready
+    redis_broker.take(QUEUE, 0)
+    before = redis_client.zrange(ready, 0, -1, withscores=True)
+    consumer.turn()
+    assert redis_client.zrange(ready, 0, -1, withscores=True) == before
+    assert (int(before[0][0]), int(before[-1][0])) == (best.pk, worst.pk)
+
+
+def test_a_consumer_with_nothing_but_paused_queues_waits_too(consumer: Consumer) -> None:
+    for queue in (QUEUE, "other"):
+        pause_queue(queue)
+        due(2, queue=queue)
+    consumer.turn()
+    assert 0 < consumer.turn() <= 1.0
+    assert consumer.pauses.served == ()
+    consumer._stopping.set()
+    consumer._wait(30.0)

@@ -1,0 +1,454 @@
+"""Restores as operations: of people, of commands and of loaders; and a Redis that is emptied in the middle of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.db import DatabaseError, connection
+from django.utils import timezone
+
+from django_delayq import conf, operations, restore, transitions
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.broker.survey import Survey
+from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.management import _common as common
+from django_delayq.models import Message, Operation
+from django_delayq.operations import Journal, drift
+from django_delayq.operations import restore as restoring
+from django_delayq.restore import Overdue, Restore, Selection
+from django_delayq.sql.rows import Ticket
+from django_delayq.states import State
+from django_delayq.worker.loader import Loader
+from django_delayq.worker.source import Source
+from testproject.servers import RedisServer
+from tests.acceptance.conftest import Start, configure, start
+from tests.commands.conftest import broker, due_ms, held, run, schedule
+from tests.record_of import states
+from tests.workers import eventually
+
+__all__ = ["configure", "start"]
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = "default"
+OPERATOR = "host/1-operator"
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a restore is one batch."""
+    monkeypatch.setattr(restoring, "STEP", 0.0)
+
+
+def begin(
+    selection: Selection | None = None,
+    overdue: Overdue = Overdue.RUN,
+    spread: float = 0.0,
+    *,
+    no_expired: bool = False,
+) -> Operation:
+    """A restore as the admin starts it."""
+    return operations.start(
+        DB,
+        "restore",
+        restoring.scope_of(selection or Selection()),
+        restoring.arguments_of(overdue, spread, no_expired=no_expired),
+        described="all queues",
+        reason="",
+        started_by="user:anna",
+    )
+
+
+def work_off(operation: Operation, *, steps: int = 50) -> Operation:
+    """Do so many steps as a worker's operator does them."""
+    for _ in range(steps):
+        if not operations.run_step(DB, operation, OPERATOR):
+            break
+    operation.refresh_from_db()
+    return operation
+
+
+def only() -> Operation:
+    return Operation.objects.get()
+
+
+# --- of people --------------------------------------------------------------------------------------------------------
+
+
+def test_an_operation_puts_back_what_is_due_within_the_horizon(redis_client: redis.Redis) -> None:
+    soon, overdue = schedule(20), schedule(5, due=-100)
+    schedule(2, due=86_400)
+    elsewhere = schedule(3, queue="elsewhere")
+    redis_client.flushall()
+
+    done = work_off(begin())
+
+    assert (done.state, done.error, done.total, done.done) == (Operation.State.DONE, "", 28, 28)
+    assert done.outcomes == {"put": 28}
+    assert held() == {**due_ms(*soon), **dict.fromkeys(overdue, 0)}
+    assert held("elsewhere") == due_ms(*elsewhere)
+
+
+def test_it_goes_on_from_its_position_under_another_worker(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [*schedule(3), *schedule(3, queue="b"), *schedule(3, queue="c")]
+    redis_client.flushall()
+    operation = begin()
+    # One batch ends the step: the rest of the queues is left.
+    half = work_off(operation, steps=2)
+    assert half.state == Operation.State.RUNNING
+    assert 0 < half.done < 9
+    assert half.position
+    operations.give_back(DB, OPERATOR)
+    done = work_off(operation)
+    assert (done.state, done.done, done.outcomes) == (Operation.State.DONE, 9, {"put": 9})
+    assert held() | held("b") | held("c") == due_ms(*ids)
+
+
+def test_it_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) -> None:
+    ids = [*schedule(3), *schedule(3, queue="b")]
+    redis_client.flushall()
+    operation = begin()
+    work_off(operation, steps=1)
+    assert operations.stop(operation)
+    assert work_off(operation).state == Operation.State.STOPPED
+    assert len(held() | held("b")) < 6
+    assert operations.resume(operation)
+    assert work_off(operation).state == Operation.State.DONE
+    assert held() | held("b") == due_ms(*ids)
+
+
+def test_the_overdue_are_given_up_or_spread_over_a_time(redis_client: redis.Redis) -> None:
+    dead = schedule(3, due=-100, queue="dead")
+    spread = schedule(10, due=-100, queue="spread")
+    before = transitions.now(DB)
+
+    given_up = work_off(begin(Selection(queues=("dead",)), Overdue.DEAD))
+    assert given_up.outcomes == {"given up": 3}
+    assert set(Message.objects.filter(pk__in=dead).values_list("state", flat=True)) == {State.DEAD}
+
+    moved = work_off(begin(Selection(queues=("spread",)), Overdue.SPREAD, 100.0))
+    assert (moved.state, moved.outcomes["spread"]) == (Operation.State.DONE, 10)
+    waits = [(m.due_at - before).total_seconds() for m in Message.objects.filter(pk__in=spread).order_by("due_at")]
+    assert 80 < waits[-1] - waits[0] < 100
+    assert held("spread").keys() == set(spread)
+
+
+def test_what_is_selected_and_nothing_else(redis_client: redis.Redis) -> None:
+    ids = schedule(4)
+    schedule(2, queue="elsewhere")
+    redis_client.flushall()
+    chosen = Selection(queues=("default",), topics=("t.ok",), ids=tuple(ids[:2]), due_after=timezone.now())
+    assert work_off(begin(chosen)).outcomes == {"put": 2}
+    assert held().keys() == set(ids[:2])
+    assert not held("elsewhere")
+
+
+def test_without_redis_it_is_refused_at_the_start(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    for verb in ("restore", "check"):
+        with pytest.raises(ValueError, match="REDIS"):
+            operations.start(DB, verb, {}, {}, described="", reason="", started_by="")
+    assert not Operation.objects.exists()
+
+
+def test_a_count_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("has no statement timeout")
+
+    def sleep(self: Restore) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(30)")
+
+    monkeypatch.setattr(restoring, "COUNTING", 20)
+    monkeypatch.setattr(Restore, "preview", sleep)
+    operation = work_off(begin())
+    assert (operation.state, operation.total) == (Operation.State.DONE, None)
+
+
+# --- of commands ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_is_shown_among_the_operations(redis_client: redis.Redis) -> None:
+    schedule(5)
+    redis_client.flushall()
+    assert run("delayq_restore", "--queue", "default").code == 0
+    shown = only()
+    assert (shown.verb, shown.state, shown.described) == ("restore", Operation.State.DONE, "default")
+    assert shown.started_by.startswith("command:delayq_restore ")
+    assert (shown.total, shown.done, shown.outcomes) == (5, 5, {"put": 5})
+    assert (shown.worker, shown.leased_until, shown.position) == ("", None, "")
+    assert shown.started_at is not None
+    assert shown.finished_at is not None
+
+
+def test_a_dry_run_is_not() -> None:
+    assert run("delayq_restore", "--dry-run").code == 0
+    assert not Operation.objects.exists()
+
+
+@pytest.fixture
+def every_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Do something after each batch of a restore; each is written down at once."""
+
+    def do(what: Callable[[], object]) -> None:
+        original = Journal.note
+
+        def note(self: Journal, *facts: Any) -> None:
+            self._written = float("-inf")
+            original(self, *facts)
+            what()
+
+        monkeypatch.setattr(Journal, "note", note)
+
+    return do
+
+
+def test_nobody_else_works_on_it_while_the_command_does(
+    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None]
+) -> None:
+    seen: list[Any] = []
+
+    def look() -> None:
+        row = only()
+        seen.append((row.state, row.done, operations.take(DB, OPERATOR)))
+        assert row.leased_until is not None
+        assert row.leased_until > transitions.now(DB)
+
+    schedule(9)
+    redis_client.flushall()
+    every_batch(look)
+    assert run("delayq_restore", "--batch-size", "3").code == 0
+    assert seen == [(Operation.State.RUNNING, number, None) for number in (3, 6, 9)]
+    assert only().state == Operation.State.DONE
+
+
+def test_a_command_stops_when_the_admin_asks(
+    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None]
+) -> None:
+    ids = schedule(9)
+    redis_client.flushall()
+    every_batch(lambda: operations.stop(only()))
+    ran = run("delayq_restore", "--batch-size", "3")
+    assert ran.code == 1
+    assert "Stopped in the admin" in ran.err
+    assert "--resume" in ran.out
+    stopped = only()
+    assert (stopped.state, stopped.worker) == (Operation.State.STOPPED, "")
+    assert stopped.done < 9
+    # A worker goes on where the command was.
+    assert operations.resume(stopped)
+    done = work_off(stopped)
+    assert (done.state, done.done) == (Operation.State.DONE, 9)
+    assert held() == due_ms(*ids)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--due-after", "2020-01-01T00:00:00+02:00", "--overdue", "spread=10m", "--yes")]
+)
+def test_what_a_killed_command_leaves_is_finished_by_a_worker(
+    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None], words: tuple[str, ...]
+) -> None:
+    class Killed(BaseException):
+        """Nothing is written any more."""
+
+    def die() -> None:
+        Operation.objects.update(worker="the killed one", leased_until=timezone.now() - timedelta(seconds=1))
+        raise Killed
+
+    ids = [*schedule(3), *schedule(6, due=-100)]
+    redis_client.flushall()
+    every_batch(die)
+    with pytest.raises(Killed):
+        run("delayq_restore", "--batch-size", "3", *words)
+    left = only()
+    assert (left.state, left.done) == (Operation.State.RUNNING, 3)
+    assert work_off(left).state == Operation.State.DONE
+    assert held().keys() == set(ids)
+
+
+def test_a_command_that_loses_redis_has_failed(
+    redis_client: redis.Redis, redis_server: RedisServer, every_batch: Callable[[Callable[[], object]], None]
+) -> None:
+    schedule(9)
+    redis_client.flushall()
+    every_batch(redis_server.stop)
+    assert run("delayq_restore", "--batch-size", "3").code == common.UNREACHABLE
+    failed = only()
+    assert failed.state == Operation.State.FAILED
+    assert "BrokerUnavailable" in failed.error
+    assert operations.is_resumable(failed)
+
+
+def test_a_database_that_refuses_the_trace_does_not_stop_a_restore(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **facts: Any) -> Any:
+        raise DatabaseError("no")
+
+    ids = schedule(3)
+    redis_client.flushall()
+    monkeypatch.setattr(Operation.objects, "using", refuse)
+    assert run("delayq_restore").code == 0
+    assert held() == due_ms(*ids)
+
+
+# --- of loaders -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loader(redis_client: redis.Redis) -> Iterator[Loader]:
+    source = Source(DB, dict)
+    yield Loader(DB, source, lambda: ("default", "other"), "host/1-loader")
+    source.close()
+
+
+def test_a_load_from_the_beginning_is_shown_and_an_ordinary_one_is_not(
+    loader: Loader, redis_client: redis.Redis
+) -> None:
+    ids = schedule(5)
+    redis_client.flushall()
+    for _ in range(4):
+        loader.tick()
+    shown = only()
+    assert (shown.verb, shown.state, shown.described) == ("restore", Operation.State.DONE, "default")
+    assert (shown.started_by, shown.done, shown.outcomes) == ("worker:host/1-loader", 5, {"put": 5})
+    assert held() == due_ms(*ids)
+
+    redis_client.flushall()
+    for _ in range(4):
+        loader.tick()
+    assert [row.outcomes for row in Operation.objects.all()] == [{"put": 5}] * 2
+
+
+def test_an_empty_queue_leaves_no_trace(loader: Loader) -> None:
+    loader.tick()
+    assert not Operation.objects.exists()
+
+
+def test_a_loader_goes_on_without_the_table_of_operations(
+    loader: Loader, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **facts: Any) -> Any:
+        raise DatabaseError("no")
+
+    ids = schedule(5)
+    redis_client.flushall()
+    monkeypatch.setattr(Operation.objects, "using", refuse)
+    loader.tick()
+    assert held() == due_ms(*ids)
+
+
+# --- a FLUSHALL in the middle -----------------------------------------------------------------------------------------
+
+
+def flush_after(client: redis.Redis, batches: int) -> Callable[[int], None]:
+    left = batches
+
+    def progress(done: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            client.flushall()
+
+    return progress
+
+
+@pytest.mark.parametrize("batches", [1, 5, 15])
+def test_a_flush_in_the_middle_of_a_restore_is_noticed_and_a_second_run_heals_it(
+    redis_client: redis.Redis, batches: int
+) -> None:
+    ids = schedule(2000)
+    redis_client.flushall()
+    there = broker()
+    job = Restore(DB, there, batch_size=100)
+    job.preview()
+    with pytest.raises(BrokerUnavailable, match="lost while it was being restored"):
+        job.run(progress=flush_after(redis_client, batches))
+    assert len(held()) < 2000
+
+    second = Restore(DB, there, batch_size=100)
+    second.preview()
+    assert second.run().position is None
+    assert held() == due_ms(*ids)
+    there.close()
+
+
+def test_a_worker_heals_a_restore_that_was_flushed_in_the_middle(start: Start, redis_client: redis.Redis) -> None:
+    schedule(600, due=-1, topic="t.effect")
+    later = schedule(900, due=300)
+    redis_client.flushall()
+    there = broker()
+    job = Restore(DB, there, batch_size=100)
+    job.preview()
+    with pytest.raises(BrokerUnavailable):
+        job.run(progress=flush_after(redis_client, 7))
+    there.close()
+    worker = start()
+    eventually(lambda: states()[State.CONSUMED] == 600, "what was due is consumed")
+    worker.wait_for("Loaded queue default")
+    assert held() == due_ms(*later)
+
+
+def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_brings_the_rest(
+    redis_client: redis.Redis, loader: Loader
+) -> None:
+    ids = [*schedule(30), *schedule(30, queue="other")]
+    loader.tick()
+    operation = begin()
+    work_off(operation, steps=1)
+    redis_client.flushall()
+    work_off(operation)
+    assert operation.state == Operation.State.DONE
+    for _ in range(4):
+        loader.tick()
+    assert held() | held("other") == due_ms(*ids)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check() -> Operation:
+    return operations.start(DB, "check", {}, {}, described="", reason="", started_by="user:anna")
+
+
+def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
+    there = broker()
+    for queue in ("default", "other"):
+        restore.begin(DB, there, queue, lease=0.001, worker="test")
+    there.put("default", [])
+    missing, extra = schedule(3)[:1], 999_999_999
+    schedule(2, queue="other")
+    for queue in ("default", "other"):
+        rows = [row for page in restore.pages(DB, queue, start_ms=None, end_ms=2**42) for row in page]
+        there.put(queue, rows, fill=True)
+    there.remove("default", missing)
+    redis_client.zadd(there.keys("default").ready, {str(extra): 1.0})
+    stuck = schedule(1, due=-1, queue="other")
+    assert transitions.claim(DB, [Ticket(stuck[0])], {"t.ok": 1.0}, "w")
+    Message.objects.filter(pk=stuck[0]).update(leased_until=timezone.now() - timedelta(hours=1))
+
+    done = work_off(check())
+
+    assert (done.state, done.error) == (Operation.State.DONE, "")
+    found = drift.found_by(done)
+    assert (found["default"].missing, found["default"].extra, found["default"].stuck) == (1, 1, 0)
+    assert (found["other"].missing, found["other"].stuck, found["other"].agrees) == (0, 1, False)
+    assert done.outcomes == {"missing": 1, "extra": 1}
+    assert json.loads(done.position).keys() == {"default", "other"} | set(restore.queues(DB))
+    there.close()
+
+
+def test_a_check_without_drift_agrees(redis_client: redis.Redis) -> None:
+    done = work_off(check())
+    assert all(found.agrees for found in drift.found_by(done).values())
+    assert done.outcomes == {}
+    assert RedisBroker(conf.get(), DB, timeout=2).client.ping()
+    assert Survey(broker()).held("default").total == 0

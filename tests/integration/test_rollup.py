@@ -1,0 +1,250 @@
+"""What worker processes count, and what becomes of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, OperationalError
+from django.db.models import Sum
+from django.utils import timezone
+
+from django_delayq import schedule_message, transitions
+from django_delayq.models import Message, Rollup
+from django_delayq.outcomes import Ack, DeadLetter, Release, Retry
+from django_delayq.sql.rows import Claimed, Moved
+from django_delayq.states import State
+from django_delayq.worker import rollup
+from django_delayq.worker.delivery import Delivery
+from django_delayq.worker.janitor import Janitor
+from django_delayq.worker.once import drain
+from django_delayq.worker.process import Options
+from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.rollup import BATCH, COLUMNS, HOUR, MINUTE, Counts, Folder, RollupWriter, What
+from tests.record import steps
+from tests.workers import Worker, eventually
+
+DB = "default"
+AT = datetime(2026, 3, 1, 12, 34, 56, tzinfo=UTC)
+
+pytestmark = pytest.mark.django_db
+
+
+def claimed(late_ms: float, *, deliveries: int = 1, topic: str = "t.a", queue: str = "default") -> Claimed:
+    due = AT - timedelta(milliseconds=late_ms)
+    return Claimed(1, topic, queue, None, 0, None, {}, due, None, None, None, 0, deliveries, 0, 0, AT)
+
+
+def totals(**where: Any) -> dict[str, int]:
+    """The sums of all columns that are not 0."""
+    found = Rollup.objects.filter(**where).aggregate(**{name: Sum(name) for name in COLUMNS})
+    return {name: number for name, number in found.items() if number}
+
+
+def store(at: datetime, topic: str = "t.a", seconds: int = MINUTE, **counts: int) -> None:
+    Rollup.objects.create(at=at, seconds=seconds, queue="default", topic=topic, **counts)
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "column"),
+    [
+        (-3, "late_1"),
+        (0, "late_1"),
+        (1, "late_1"),
+        (1.5, "late_2"),
+        (50, "late_50"),
+        (51, "late_100"),
+        (60_000, "late_60000"),
+        (600_000, "late_600000"),
+        (600_001, "late_more"),
+    ],
+)
+def test_lateness_falls_into_the_smallest_class_that_holds_it(late_ms: float, column: str) -> None:
+    counts = Counts()
+    counts.claimed([claimed(late_ms)])
+    rollup.write(DB, counts.take())
+    assert totals() == {column: 1}
+    assert Rollup.objects.get().at == AT.replace(second=0)
+
+
+def test_only_first_deliveries_have_a_lateness() -> None:
+    counts = Counts()
+    counts.claimed([claimed(5, deliveries=2)])
+    assert not counts.take()
+
+
+def test_what_ended_without_its_handlers_word_is_counted_too() -> None:
+    counts = Counts()
+    moved = [Moved(1, "t.a", "default", 0, State.RUNNING, state, AT, 1, 0) for state in State if state != State.RUNNING]
+    counts.moved(moved)
+    rollup.write(DB, counts.take())
+    assert totals() == {"dead": 1, "expired": 1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_recorder_counts_each_outcome_once() -> None:
+    counts = Counts()
+    recorder = Recorder(DB, lambda count: None, counts)
+    for outcome in (Ack(), Retry(timedelta(0), "no"), Retry(timedelta(0), "", counts=False), DeadLetter("no")):
+        recorder.submit(_delivery(), outcome, "worker:a")
+    recorder.submit(_delivery(), Release("shutdown"), "worker:a")
+    recorder.submit(_delivery(lost=True), Ack(), "worker:a")
+    recorder.start()
+    recorder.stop()
+    recorder.join(20)
+    rollup.write(DB, counts.take())
+    assert totals() == {"consumed": 1, "retried": 1, "dead": 1}
+
+
+def _delivery(*, lost: bool = False) -> Delivery:
+    row = steps.claimed()
+    if lost:
+        steps.succeed(row.id)
+    return Delivery(row, steps_handler(), DB)
+
+
+def steps_handler() -> Any:
+    from django_delayq import registry
+
+    return next(iter(registry.handlers().values()))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_leaves_its_counts_in_the_record() -> None:
+    for _ in range(3):
+        schedule_message("t.ok", delay=0)
+    assert drain(Options(DB, threads=2)) == 3
+    found = totals(seconds=MINUTE, queue="default", topic="t.ok")
+    assert found.pop("consumed") == 3
+    assert sum(found.values()) == 3
+    assert all(name.startswith("late_") for name in found)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def test_writing_adds_to_what_is_there() -> None:
+    for number in (1, 2):
+        counts = Counts()
+        counts.ended(What.CONSUMED, [("default", "t.a")] * number)
+        counts.ended(What.CONSUMED, [("other", "t.a")])
+        rollup.write(DB, counts.take())
+    assert totals(queue="default") == {"consumed": 3}
+    assert totals(queue="other") == {"consumed": 2}
+
+
+def test_many_topics_are_written_in_several_statements() -> None:
+    counts = Counts()
+    counts.ended(What.DEAD, [("default", f"t.{number}") for number in range(BATCH + 7)])
+    rollup.write(DB, counts.take())
+    assert totals() == {"dead": BATCH + 7}
+
+
+def test_an_idle_process_issues_no_statement(django_assert_num_queries: Any) -> None:
+    writer = RollupWriter(DB, Counts())
+    with django_assert_num_queries(0):
+        assert writer.tick() == rollup.INTERVAL
+
+
+def test_what_the_database_refuses_is_kept_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = Counts()
+    writer = RollupWriter(DB, counts)
+    counts.ended(What.CONSUMED, [("default", "t.a")])
+    real = rollup.write
+
+    def refuse(using: str, rows: Any) -> None:
+        # It goes on being counted meanwhile.
+        counts.ended(What.CONSUMED, [("default", "t.a"), ("default", "t.b")])
+        raise OperationalError("away")
+
+    monkeypatch.setattr(rollup, "write", refuse)
+    with pytest.raises(DatabaseError):
+        writer.tick()
+    monkeypatch.setattr(rollup, "write", real)
+    writer.tick()
+    assert totals(topic="t.a") == {"consumed": 2}
+    assert totals(topic="t.b") == {"consumed": 1}
+    assert not counts
+
+
+def test_counts_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollup, "MOST", 2)
+    counts = Counts()
+    counts.ended(What.CONSUMED, [("default", f"t.{number}") for number in (1, 2, 3, 1)])
+    assert sorted(key.topic for key in counts.take()) == ["t.1", "t.2"]
+
+
+# --- folding ----------------------------------------------------------------------------------------------------------
+
+
+def hours_ago(hours: float) -> datetime:
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    return hour - timedelta(hours=hours)
+
+
+def test_old_minutes_become_hours_with_the_same_sums() -> None:
+    old, older, young = hours_ago(60), hours_ago(61), hours_ago(40)
+    for minute in range(3):
+        store(old + timedelta(minutes=minute), consumed=minute + 1, late_5=2)
+        store(old + timedelta(minutes=minute), topic="t.b", dead=1)
+    store(older + timedelta(minutes=59), retried=4)
+    store(old, seconds=HOUR, consumed=10)
+    store(young, consumed=5)
+    before = totals()
+
+    assert Folder(DB).fold(10) is False
+
+    assert totals() == before
+    assert totals(seconds=MINUTE) == {"consumed": 5}
+    assert totals(seconds=HOUR, at=old, topic="t.a") == {"consumed": 16, "late_5": 6}
+    assert totals(seconds=HOUR, at=old, topic="t.b") == {"dead": 3}
+    assert totals(seconds=HOUR, at=older) == {"retried": 4}
+
+
+def test_folding_goes_on_in_batches() -> None:
+    for hour in range(3):
+        store(hours_ago(60 + hour), consumed=1)
+    assert Folder(DB).fold(2) is True
+    assert Rollup.objects.filter(seconds=MINUTE).count() == 1
+    assert Folder(DB).fold(2) is False
+    assert totals(seconds=HOUR) == {"consumed": 3}
+
+
+def test_an_hour_waits_until_all_of_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    store(AT.replace(minute=1, second=0), consumed=1)
+    for minutes, kept in ((-1, True), (0, False)):
+        now = AT.replace(minute=0, second=0) + timedelta(days=2, hours=1, minutes=minutes)
+        monkeypatch.setattr(transitions, "now", lambda using, now=now: now)
+        assert Folder(DB).fold(10) is False
+        assert Rollup.objects.filter(seconds=MINUTE).exists() is kept
+    assert totals(seconds=HOUR) == {"consumed": 1}
+
+
+def test_the_janitor_folds_and_forgets() -> None:
+    store(hours_ago(60), consumed=1)
+    store(hours_ago(91 * 24), seconds=HOUR, consumed=7)
+    store(hours_ago(89 * 24), seconds=HOUR, consumed=2)
+    Janitor(DB).tick()
+    assert totals(seconds=HOUR) == {"consumed": 3}
+    assert not Rollup.objects.filter(seconds=MINUTE).exists()
+
+
+def test_where_nothing_is_old_there_is_little_to_ask(django_assert_max_num_queries: Any) -> None:
+    store(hours_ago(1), consumed=1)
+    with django_assert_max_num_queries(4):
+        Folder(DB).fold(10)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_ends_in_order_has_written_everything_down() -> None:
+    ids = [schedule_message("t.ok", delay=0).pk for _ in range(5)]
+    with Worker("--processes", "1") as worker:
+        eventually(lambda: Message.objects.filter(pk__in=ids, state=State.CONSUMED).count() == 5)
+        assert worker.stop() == 0
+    found = totals(topic="t.ok")
+    assert found.pop("consumed") == 5
+    assert sum(found.values()) == 5
