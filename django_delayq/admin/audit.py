@@ -2,19 +2,142 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.translation import gettext_lazy
 
+from ..inspector.patience import TooSlow, patience
 from ..models import AuditEvent
-from .readonly import ReadOnly
+from . import verbs
+from .frame import Page
+from .story import moment
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[AuditEvent]
 else:
     _ModelAdmin = admin.ModelAdmin
 
+PER_PAGE = 50
+# How long the database may think. Milliseconds.
+PATIENCE = 1500
 
-class AuditEventAdmin(ReadOnly, _ModelAdmin):
-    ordering = ("-id",)
-    actions = None
+PERIODS = (
+    ("", gettext_lazy("any time"), None),
+    ("day", gettext_lazy("the last day"), timedelta(days=1)),
+    ("week", gettext_lazy("the last 7 days"), timedelta(days=7)),
+    ("month", gettext_lazy("the last 30 days"), timedelta(days=30)),
+)
+_SPANS = {name: length for name, _label, length in PERIODS}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An event, ready to be shown."""
+
+    event: AuditEvent
+    at: str
+    verb: str
+    outcomes: str
+    message_url: str
+    operation_url: str
+
+
+class AuditEventAdmin(Page, _ModelAdmin):
+    """Nobody changes what is written here."""
+
+    template = "admin/django_delayq/auditevent/list.html"
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm("django_delayq.view_auditevent")
+
+    def content(self, request: HttpRequest) -> dict[str, Any]:
+        asked = {name: request.GET.get(name, "")[:200] for name in ("verb", "actor", "period", "q", "before")}
+        rows = _found(self.get_queryset(request), asked)
+        too_slow = False
+        try:
+            with patience(rows.db, PATIENCE):
+                page = list(rows[: PER_PAGE + 1])
+        except TooSlow:
+            page, too_slow = [], True
+        query = request.GET.copy()
+        if len(page) > PER_PAGE:
+            query["before"] = str(page[PER_PAGE - 1].pk)
+        return {
+            "events": [self._show(event) for event in page[:PER_PAGE]],
+            "older": query.urlencode() if len(page) > PER_PAGE else "",
+            "asked": asked,
+            "filtered": any(asked.values()),
+            "too_slow": too_slow,
+            "verbs": [(name, str(label)) for name, label in verbs.LABELS.items()],
+            "periods": [(name, str(label)) for name, label, _length in PERIODS],
+        }
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        return HttpResponseRedirect(self._url(self.opts.model_name, "changelist"))
+
+    def _show(self, event: AuditEvent) -> Shown:
+        outcomes = event.outcomes
+        if event.operation is not None and event.operation.verb == event.verb:
+            # They come in while it is done.
+            outcomes = outcomes or event.operation.outcomes
+        return Shown(
+            event,
+            moment(event.at, "seconds"),
+            verbs.label(event.verb),
+            verbs.outcome(outcomes),
+            self._url("message", "change", event.message_id) if event.message_id else "",
+            self._url("operation", "change", event.operation_id) if event.operation_id else "",
+        )
+
+    def _url(self, model: str | None, page: str, *args: object) -> str:
+        name = f"admin:{self.opts.app_label}_{model}_{page}"
+        try:
+            return reverse(name, args=args, current_app=self.admin_site.name)
+        except NoReverseMatch:
+            return ""
+
+
+def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditEvent]:
+    rows = rows.select_related("operation").defer("operation__scope").order_by("-pk")
+    if asked["verb"]:
+        rows = rows.filter(verb=asked["verb"])
+    if asked["actor"]:
+        rows = rows.filter(actor__icontains=_storable(asked["actor"]))
+    length = _SPANS.get(asked["period"])
+    if length is not None:
+        rows = rows.filter(at__gte=timezone.now() - length)
+    if asked["q"]:
+        rows = rows.filter(_searched(_storable(asked["q"].strip())))
+    if _is_number(asked["before"]):
+        rows = rows.filter(pk__lt=int(asked["before"]))
+    return rows
+
+
+def _searched(text: str) -> Q:
+    """A message by its id, or a part of the target."""
+    number = text.removeprefix("#")
+    if _is_number(number):
+        return Q(message_id=int(number)) | Q(target__iregex=rf"#{number}([^0-9]|$)")
+    return Q(target__icontains=text)
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,18}", text) is not None
+
+
+def _storable(text: str) -> str:
+    return text.replace("\x00", "")

@@ -41,6 +41,18 @@ class Link:
     here: bool
 
 
+def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict[str, Any]:
+    """What ``admin/django_delayq/nav.html`` needs; pages that extend templates of the admin's own include that."""
+    settings = conf.get()
+    return {
+        "links": _links(model_admin, request),
+        "environment": settings.ENVIRONMENT,
+        "read_only": settings.ADMIN_READ_ONLY,
+        # A page that answers a POST has no address to come back to.
+        "live": request.get_full_path() if request.method == "GET" else "",
+    }
+
+
 def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str) -> dict[str, Any]:
     """What ``admin/django_delayq/base.html`` needs."""
     request.current_app = model_admin.admin_site.name
@@ -49,24 +61,30 @@ def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str
         "opts": model_admin.opts,
         "media": model_admin.media,
         "title": title,
-        "links": _links(model_admin, request),
-        "environment": conf.get().ENVIRONMENT,
-        "read_only": conf.get().ADMIN_READ_ONLY,
+        **navigation(model_admin, request),
     }
 
 
-def _links(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> list[Link]:
+def page_url(model_admin: admin.ModelAdmin[Any], page: str) -> str:
+    """Where the list of a model is on the same site; empty when the site has none."""
     site = model_admin.admin_site
+    if not any(model._meta.model_name == page for model in PAGES if model in site._registry):
+        return ""
+    try:
+        return reverse(f"admin:django_delayq_{page}_changelist", current_app=site.name)
+    except NoReverseMatch:
+        return ""
+
+
+def _links(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> list[Link]:
     links = []
     for model in PAGES:
-        other = site._registry.get(model)
+        other = model_admin.admin_site._registry.get(model)
         if other is None or not other.has_view_permission(request):
             continue
-        try:
-            url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist", current_app=site.name)
-        except NoReverseMatch:
-            continue
-        links.append(Link(str(model._meta.verbose_name_plural).capitalize(), url, model is model_admin.model))
+        url = page_url(model_admin, str(model._meta.model_name))
+        if url:
+            links.append(Link(str(model._meta.verbose_name_plural).capitalize(), url, model is model_admin.model))
     return links
 
 

@@ -1,25 +1,23 @@
-"""The list of messages, and the page of one."""
+"""The list of messages."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import flatten_fieldsets
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import QuerySet
-from django.db.models.expressions import Combinable
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import transitions
 from ..models import Message
-from . import filters, payload, search, story
-from .filters import DueFilter, StateFilter
+from ..states import State
+from . import frame, payload, search, story
+from .changelist import MessageList
+from .export import Exporting
+from .message import MessagePage
 from .readonly import ReadOnly
 from .steering import Steering
 
@@ -29,122 +27,59 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 
-class MessageList(ChangeList):
-    """Rows without their wide columns, always in the order that the filters imply."""
-
-    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Message]:
-        rows: QuerySet[Message] = super().get_queryset(request, exclude_parameters)
-        return rows.defer("payload", "headers", "retry")
-
-    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Message]) -> list[str | Combinable]:
-        return list(self.model_admin.get_ordering(request))
-
-
-class MessageAdmin(ReadOnly, Steering, _ModelAdmin):
+class MessageAdmin(ReadOnly, Steering, Exporting, MessagePage, _ModelAdmin):
     """Everything can be read; what changes a message goes through ``Steering``."""
 
-    list_display = ("ident", "state", "topic", "queue", "key", "due_second", "when", "attempts")
-    list_filter = (StateFilter, DueFilter)
-    # Only for the box to be there: see get_search_results.
+    list_display = ("ident", "badge", "topic", "queue", "key", "due", "tries", "failure", "preview")
+    # Only for the box to be there: the search is read by search.of.
     search_fields = ("=id",)
-    search_help_text = search.HELP
-    fieldsets = (
-        (None, {"fields": ("topic", "queue", "key", "state", "priority")}),
-        (_("Times"), {"fields": ("due", "expires", "created", "finished")}),
-        (_("Deliveries"), {"fields": ("attempts", "max_attempts", "deliveries", "crashed", "worker", "leased")}),
-        (_("Content"), {"fields": ("pretty_payload", "pretty_headers", "pretty_retry")}),
-    )
-    readonly_fields = flatten_fieldsets(fieldsets)
-    change_form_template = "admin/django_delayq/message/change_form.html"
-
-    # --- the list -----------------------------------------------------------------------------------------------------
+    change_list_template = "admin/django_delayq/message/change_list.html"
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return MessageList
 
-    def get_ordering(self, request: HttpRequest) -> tuple[str | Combinable, ...]:
-        return filters.ordering(request)
-
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        # Any other lookup would read the whole table; one into the payload would tell what is masked.
-        return lookup in (StateFilter.parameter_name, DueFilter.parameter_name)
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Message], search_term: str
-    ) -> tuple[QuerySet[Message], bool]:
-        found = search.parse(search_term)
-        if found is None:
-            return queryset, False
-        condition = found.condition()
-        return (queryset.none() if condition is None else queryset.filter(condition)), False
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        around = {
+            **frame.navigation(self, request),
+            "title": _("Messages"),
+            "help": search.HELP,
+            "may_export": self.has_export_permission(request),
+        }
+        return super().changelist_view(request, {**around, **(extra_context or {})})
 
     @admin.display(description=_("id"))
     def ident(self, message: Message) -> str:
         return f"#{message.pk}"
 
-    @admin.display(description=_("due"))
-    def due_second(self, message: Message) -> str:
-        return format_html('<span class="nowrap">{}</span>', story.moment(message.due_at, "seconds"))
-
-    @admin.display(description=_("when"))
-    def when(self, message: Message) -> str:
-        return story.when(message, timezone.now())
-
-    # --- one message --------------------------------------------------------------------------------------------------
-
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> HttpResponse:
-        message: Message = context["original"]
-        now = transitions.now(message._state.db or "default")
-        moves = story.log(message)
-        context |= {
-            "title": _("Message"),
-            "why": story.why(message, moves[-1] if moves else None, now),
-            "timeline": story.timeline(moves),
-            "earlier": max(0, message.moves - len(moves)),
-            "zone": timezone.get_current_timezone_name(),
-            "verbs": self.offered(request, message),
-        }
-        return super().render_change_form(request, context, *args, **kwargs)
+    @admin.display(description=_("state"))
+    def badge(self, message: Message) -> str:
+        return format_html('<span class="dq-badge dq-state-{}">{}</span>', message.state, State(message.state).label)
 
     @admin.display(description=_("due"))
     def due(self, message: Message) -> str:
-        return story.moment(message.due_at)
+        return format_html(
+            '<time class="nowrap" datetime="{}" title="{}">{}</time> <span class="dq-muted nowrap">{}</span>',
+            message.due_at.isoformat(),
+            story.universal(message.due_at),
+            story.moment(message.due_at, "seconds"),
+            story.when(message, timezone.now()),
+        )
 
-    @admin.display(description=_("expires"))
-    def expires(self, message: Message) -> str:
-        return self._moment(message.expires_at)
+    @admin.display(description=_("attempts"))
+    def tries(self, message: Message) -> str:
+        return f"{message.attempts}" if message.max_attempts is None else f"{message.attempts}/{message.max_attempts}"
 
-    @admin.display(description=_("created"))
-    def created(self, message: Message) -> str:
-        return story.moment(message.created_at)
+    @admin.display(description=_("last error"), empty_value="")
+    def failure(self, message: Message) -> str | None:
+        if not message.error:
+            return None
+        shown = message.error if len(message.error) <= payload.PREVIEW else f"{message.error[: payload.PREVIEW - 1]}…"
+        return format_html('<span class="dq-error-kind" title="{}">{}</span>', message.error, shown)
 
-    @admin.display(description=_("finished"))
-    def finished(self, message: Message) -> str:
-        return self._moment(message.finished_at)
-
-    @admin.display(description=_("leased until"))
-    def leased(self, message: Message) -> str:
-        return self._moment(message.leased_until)
-
-    @admin.display(description=_("ended without a word"))
-    def crashed(self, message: Message) -> int:
-        return message.crashes
-
-    @admin.display(description=_("payload"))
-    def pretty_payload(self, message: Message) -> str:
-        return format_html("<pre>{}</pre>", payload.pretty(message.payload))
-
-    @admin.display(description=_("headers"))
-    def pretty_headers(self, message: Message) -> str:
-        return format_html("<pre>{}</pre>", payload.pretty(message.headers))
-
-    @admin.display(description=_("retry policy"))
-    def pretty_retry(self, message: Message) -> str:
-        if message.retry is None:
-            return gettext("the handler's")
-        return format_html("<pre>{}</pre>", payload.pretty(message.retry))
-
-    def _moment(self, at: datetime | None) -> str:
-        return self.get_empty_value_display() if at is None else story.moment(at)
+    @admin.display(description=_("payload"), empty_value="")
+    def preview(self, message: Message) -> str | None:
+        content = getattr(message, "small_payload", None)
+        if content is not None:
+            return format_html("<code>{}</code>", payload.preview(content))
+        size = getattr(message, "payload_size", None)
+        return gettext("large") if size and size > 100 else None

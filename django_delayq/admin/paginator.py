@@ -14,7 +14,7 @@ CAP = 10_000
 
 
 class CappedCount(int):
-    """The cap, and there are more: shown as "10,000+"."""
+    """At least so many: shown as "10,000+"."""
 
     def __str__(self) -> str:
         # Where templates put separators in themselves, they would spoil the first form.
@@ -29,3 +29,11 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
         rows = cast(QuerySet[Model], self.object_list)
         found = rows.order_by().values("pk")[: CAP + 1].count()
         return found if found <= CAP else CappedCount(CAP)
+
+
+class KnownPaginator(Paginator):  # type: ignore[type-arg]
+    """A paginator of a list that was counted already."""
+
+    def __init__(self, count: int, per_page: int) -> None:
+        super().__init__((), per_page)
+        self.count = count

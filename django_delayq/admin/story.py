@@ -1,25 +1,27 @@
-"""The story of one message: why it is where it is, and every step it took."""
+"""Why a message is where it is, in sentences; and how times are written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..durations import brief
-from ..models import Message, Transition, Worker
+from ..inspector.drift import Kind
+from ..inspector.whereabouts import Whereabouts
+from ..models import Message, Queue, Transition, Worker
 from ..states import State
-
-# Steps shown; of a longer log the latest.
-LONGEST = 200
 
 
 def moment(at: datetime, timespec: str = "milliseconds") -> str:
     """A moment in the current time zone."""
     return timezone.localtime(at).replace(tzinfo=None).isoformat(sep=" ", timespec=timespec)
+
+
+def universal(at: datetime) -> str:
+    """A moment in UTC, to the millisecond."""
+    return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(sep=' ', timespec='milliseconds')} UTC"
 
 
 def span(length: timedelta) -> str:
@@ -32,57 +34,10 @@ def label(state: str | None) -> str:
     return str(State(state).label) if state else _("new")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One row of the log, ready to be shown. Empty where there is nothing to say."""
-
-    at: datetime
-    moment: str
-    before: str
-    after: str
-    delivery: int
-    took: str
-    waited: str
-    due: str
-    actor: str
-    reason: str
-    error: str
-    traceback: str
-
-
-def log(message: Message) -> list[Transition]:
-    """The latest moves, in order."""
-    return list(Transition.objects.using(message._state.db).filter(message=message).order_by("-number")[:LONGEST])[::-1]
-
-
-def timeline(moves: Sequence[Transition]) -> list[Step]:
-    """The moves as steps; the due time only where it is new."""
-    steps = []
-    previous: Transition | None = None
-    for move in moves:
-        is_claim = move.to_state == State.RUNNING and move.ready_at is not None
-        steps.append(
-            Step(
-                move.at,
-                moment(move.at),
-                label(move.from_state),
-                label(move.to_state),
-                move.attempt,
-                span(move.at - previous.at) if previous else "",
-                span(move.at - move.ready_at) if is_claim and move.ready_at else "",
-                "" if previous and previous.due_at == move.due_at else moment(move.due_at),
-                move.actor,
-                move.reason,
-                move.error,
-                move.traceback,
-            )
-        )
-        previous = move
-    return steps
-
-
 def when(message: Message, now: datetime) -> str:
-    """In a few words, when it runs or how late it is; for lists."""
+    """In a few words, when it runs, how late it is, or when it ended; for lists."""
+    if message.finished_at is not None:
+        return _("ended %(span)s ago") % {"span": _unbroken(now - message.finished_at)}
     if message.state != State.SCHEDULED:
         return ""
     if message.due_at > now:
@@ -94,32 +49,49 @@ def _unbroken(length: timedelta) -> str:
     return span(length).replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def why(message: Message, last: Transition | None, now: datetime) -> list[str]:
+def why(message: Message, last: Transition | None, now: datetime, where: Whereabouts | None = None) -> list[str]:
     """Sentences that say why the message is where it is."""
     if message.state == State.SCHEDULED:
-        return _scheduled(message, now)
+        return _scheduled(message, now, where)
     if message.state == State.RUNNING:
         return _running(message, now)
     return [_finished(message, last)]
 
 
-def _scheduled(message: Message, now: datetime) -> list[str]:
-    facts = {
-        "span": span(abs(message.due_at - now)),
-        "queue": message.queue,
-        "failed": message.attempts,
-    }
+def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
+    facts = {"span": span(abs(message.due_at - now)), "failed": message.attempts}
     if message.expires_at is not None and message.expires_at <= now:
         said = [_("Not started in its time: it will not run, and is about to be marked as expired.")]
-    elif message.due_at <= now:
-        said = [_("Overdue by %(span)s: it waits for a free worker of the queue %(queue)s.") % facts]
-        if not _is_served(message, now):
-            said.append(_("No live worker serves the queue %(queue)s.") % facts)
     else:
-        said = [_("Runs in %(span)s.") % facts]
+        said = [(_("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")) % facts]
+        said += _obstacles(message, now, where)
     if message.attempts:
         said.append(_("Failed attempts so far: %(failed)d.") % facts)
     return said
+
+
+def _obstacles(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
+    facts, said = {"queue": message.queue}, []
+    pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
+    if pause is not None:
+        said.append(_paused(pause))
+    if message.due_at <= now and not _is_served(message, now):
+        said.append(_("Waiting: no live worker listens to the queue %(queue)s.") % facts)
+    if where is not None and where.kind == Kind.MISSING:
+        said.append(_("Missing in Redis: it runs at the next sweep, or put it back."))
+    if where is not None and where.kind == Kind.DIFFERENT:
+        said.append(_("Redis has it at another time than the record: the next sweep mends that, or put it back."))
+    if not said and message.due_at <= now:
+        said.append(_("Waiting: for a free worker of the queue %(queue)s.") % facts)
+    return said
+
+
+def _paused(pause: Queue) -> str:
+    facts = {"queue": pause.name, "since": moment(pause.paused_at, "seconds"), "actor": pause.paused_by or "?"}
+    said = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s") % facts
+    if pause.resumes_at is not None:
+        said += _(", until %(end)s") % {"end": moment(pause.resumes_at, "seconds")}
+    return f"{said}: “{pause.reason}”" if pause.reason else f"{said}."
 
 
 def _is_served(message: Message, now: datetime) -> bool:

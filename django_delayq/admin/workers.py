@@ -1,46 +1,119 @@
-"""The worker processes, and when they were last seen."""
+"""The worker processes, when they were last seen, and what they run."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.http import HttpRequest
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..inspector import presence
+from ..inspector.presence import Health, Presence, Running
 from ..models import Worker
-from .readonly import ReadOnly
-from .story import span
+from . import facts, panels
+from .frame import Page, navigation
+from .story import moment, span
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Worker]
 else:
     _ModelAdmin = admin.ModelAdmin
 
+# Messages shown of each worker.
+_SHOWN = 5
 
-class WorkerAdmin(ReadOnly, _ModelAdmin):
+LABELS = {
+    Health.ALIVE: gettext_lazy("alive"),
+    Health.LATE: gettext_lazy("late"),
+    Health.LOST: gettext_lazy("lost"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One worker, ready to be shown. ``running`` are links to its messages."""
+
+    name: str
+    place: str
+    health: str
+    label: str
+    queues: str
+    threads: int
+    started: str
+    seen: str
+    running: list[tuple[str, str]]
+    more: int
+    url: str
+
+
+class WorkerAdmin(Page, _ModelAdmin):
     """Who may see messages may see who works on them."""
 
-    list_display = ("name", "host", "pid", "serves", "threads", "started_at", "seen", "alive")
-    fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "alive")
+    template = "admin/django_delayq/workers.html"
+    fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
     readonly_fields = fields
-    ordering = ("-seen_at", "name")
-    actions = None
+    change_form_template = "admin/django_delayq/worker_detail.html"
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm("django_delayq.view_message")
+    def content(self, request: HttpRequest) -> dict[str, Any]:
+        known = facts.gather()
+        using = known.using
+        running = panels.load(("running", using), facts.FRESH, using, lambda: presence.running(using))
+        there = known.workers.facts
+        found, partial = running.facts or ({}, False)
+        return {
+            "workers": known.workers,
+            "running": running,
+            "rows": self._rows(there, found) if there else [],
+            "counts": [(health, LABELS[health], len(there.of(health))) for health in Health] if there else [],
+            "partial": partial,
+            "most": presence.MOST_RUNNING,
+        }
+
+    def _rows(self, there: Presence, running: dict[str, list[Running]]) -> list[Row]:
+        # A lost one that still holds messages comes first: they wait for the end of its lease.
+        order = {Health.LOST: 1, Health.LATE: 2, Health.ALIVE: 3}
+        rows = []
+        for worker in there.workers:
+            health = presence.health(worker, there.at)
+            held = running.get(worker.name, [])
+            rank = 0 if held and health == Health.LOST else order[health]
+            rows.append((rank, self._row(worker, health, held, there.at)))
+        return [row for _rank, row in sorted(rows, key=lambda pair: pair[0])]
+
+    def _row(self, worker: Worker, health: Health, held: list[Running], now: datetime) -> Row:
+        return Row(
+            worker.name,
+            f"{worker.host}:{worker.pid}",
+            health.value,
+            str(LABELS[health]),
+            ", ".join(map(str, worker.queues)),
+            worker.threads,
+            moment(worker.started_at, "seconds"),
+            _("%(span)s ago") % {"span": span(now - worker.seen_at)},
+            [(f"{one.topic} #{one.id}", self._url("message_change", one.id)) for one in held[:_SHOWN]],
+            max(0, len(held) - _SHOWN),
+            self._url("worker_change", worker.name),
+        )
+
+    def _url(self, name: str, key: int | str) -> str:
+        return reverse(f"admin:django_delayq_{name}", args=[quote(key)], current_app=self.admin_site.name)
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        return super().render_change_form(request, context | navigation(self, request), *args, **kwargs)
 
     @admin.display(description=gettext_lazy("queues"))
     def serves(self, worker: Worker) -> str:
         return ", ".join(map(str, worker.queues))
 
-    @admin.display(description=gettext_lazy("last seen"))
-    def seen(self, worker: Worker) -> str:
-        return _("%(span)s ago") % {"span": span(timezone.now() - worker.seen_at)}
-
-    @admin.display(description=gettext_lazy("alive"), boolean=True)
-    def alive(self, worker: Worker) -> bool:
-        return timezone.now() - worker.seen_at < timedelta(seconds=Worker.ALIVE)
+    @admin.display(description=gettext_lazy("state"))
+    def state(self, worker: Worker) -> str:
+        return str(LABELS[presence.health(worker, timezone.now())])

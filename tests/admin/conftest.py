@@ -6,6 +6,9 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from django_delayq.admin import audit, panels, preview
+from django_delayq.inspector import dead, listing
+
 STEER = ("cancel_message", "reschedule_message", "run_message", "requeue_message")
 
 
@@ -23,6 +26,12 @@ def logged_in(user: User, *, enforce_csrf_checks: bool = False) -> Client:
     return client
 
 
+@pytest.fixture(autouse=True)
+def _facts_of_this_test() -> None:
+    """The pages keep what they know for some seconds."""
+    panels.forget()
+
+
 @pytest.fixture
 def viewer(db: None) -> Client:
     return logged_in(person("vera", "view_message"))
@@ -31,3 +40,20 @@ def viewer(db: None) -> Client:
 @pytest.fixture
 def operator(db: None) -> Client:
     return logged_in(person("otto", "view_message", *STEER))
+
+
+@pytest.fixture
+def chief(db: None) -> Client:
+    """May do everything to messages, many of them too, and see what became of it."""
+    more = ("purge_message", "bulk_message", "view_operation", "view_auditevent")
+    return logged_in(person("cora", "view_message", *STEER, *more))
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, no list gives up."""
+    monkeypatch.setattr(listing, "PATIENCE", 60_000)
+    monkeypatch.setattr(listing, "PATIENCE_FOR_COUNTS", 60_000)
+    monkeypatch.setattr(preview, "PATIENCE_FOR_THE_REST", 60_000)
+    for module in (audit, dead, panels, preview):
+        monkeypatch.setattr(module, "PATIENCE", 60_000)

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 from django.urls import reverse
 
-from django_delayq import cancel_message, schedule_message, transitions
+from django_delayq import cancel_message, schedule_message, schedule_messages, transitions
 from django_delayq.models import Message, Transition
 from django_delayq.sql.rows import Failure, Success, Ticket
 from django_delayq.states import State
@@ -23,6 +23,10 @@ LIST = "admin:django_delayq_message_changelist"
 
 def scheduled(payload: Any = None, **options: Any) -> Message:
     return schedule_message(TOPIC, payload, **{"delay": "1h", **options})
+
+
+def many(number: int, **options: Any) -> list[Message]:
+    return schedule_messages([{"topic": TOPIC, "delay": "1h", **options}] * number)
 
 
 def running(payload: Any = None, *, lease: float = 60.0, **options: Any) -> Message:

@@ -42,7 +42,8 @@ def test_every_link_and_form_stays_on_its_site(boss: Client) -> None:
 
 def test_the_way_back_leads_to_the_same_site(boss: Client) -> None:
     message = samples.scheduled()
-    response = boss.post(f"{LIST}steer/cancel/", {"ids": str(message.pk), "confirmed": "yes"})
+    asked = boss.post(f"{LIST}steer/cancel/", {"ids": str(message.pk)})
+    response = boss.post(f"{LIST}steer/cancel/", {"token": asked.context["token"]})
     assert response.headers["Location"] == f"{LIST}{message.pk}/change/"
     assert samples.fresh(message).state == State.CANCELLED
     response = boss.get(f"{LIST}steer/cancel/")

@@ -1,4 +1,4 @@
-"""Cancel, reschedule, run now, requeue: who may, after which question, and what came of it."""
+"""Cancel, reschedule, run now, requeue, purge: after which question, and what came of it."""
 
 from __future__ import annotations
 
@@ -6,146 +6,35 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.core import signing
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import transitions
-from django_delayq.admin import steering
-from django_delayq.models import Message, Transition
+from django_delayq import schedule_messages, transitions
+from django_delayq.admin import preview, steering
+from django_delayq.inspector.stats import Capped
+from django_delayq.models import AuditEvent, Message, Operation, Transition
 from django_delayq.states import State
 
 from . import samples
-from .conftest import STEER, logged_in, person
+from .asking import VERBS, answer, confirm, select, steer, steer_search, worked_off
 
 pytestmark = pytest.mark.django_db
-
-VERBS = ("cancel", "reschedule", "run", "requeue")
-YES = {"confirmed": "yes"}
-
-
-def select(client: Client, verb: str, *messages: Message, across: bool = False, query: str = "?state=all") -> Any:
-    """Choose an action in the list."""
-    data = {
-        "action": f"{verb}_selected",
-        "_selected_action": [message.pk for message in messages],
-        "select_across": "1" if across else "0",
-        "index": "0",
-    }
-    return client.post(reverse(samples.LIST) + query, data)
-
-
-def steer(client: Client, verb: str, *messages: Message, **data: Any) -> Any:
-    return client.post(samples.steer_url(verb), {"ids": samples.ids(*messages), **data})
-
-
-def confirm(client: Client, verb: str, *messages: Message, **data: Any) -> Any:
-    """Say yes on the confirmation page of a selection, and go where it leads."""
-    return client.post(
-        samples.steer_url(verb), {"ids": samples.ids(*messages), "filters": "state=all", **YES, **data}, follow=True
-    )
-
-
-# --- who may ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("across", [False, True])
-def test_a_viewer_can_neither_choose_an_action_nor_confirm_one(viewer: Client, verb: str, across: bool) -> None:
-    messages = samples.one_of_each().values()
-    before = samples.record()
-    assert "_selected" not in samples.text(viewer.get(reverse(samples.LIST) + "?state=all"))
-    response = select(viewer, verb, *messages, across=across)
-    assert "forecast" not in (response.context or {})
-    assert steer(viewer, verb, *messages).status_code == 403
-    assert steer(viewer, verb, *messages, delay="5m", **YES).status_code == 403
-    assert samples.record() == before
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_has_a_permission_of_its_own(db: None, verb: str) -> None:
-    message = samples.dead() if verb == "requeue" else samples.scheduled()
-    but_this = logged_in(person("all-but", "view_message", *(name for name in STEER if name != f"{verb}_message")))
-    only_this = logged_in(person("only", "view_message", f"{verb}_message"))
-    before = samples.record()
-    assert steer(but_this, verb, message, delay="5m", **YES).status_code == 403
-    assert f'value="{verb}_selected"' not in but_this.get(reverse(samples.LIST)).content.decode()
-    assert samples.record() == before
-    page = only_this.get(reverse(samples.LIST)).content.decode()
-    assert [name for name in VERBS if f'value="{name}_selected"' in page] == [verb]
-    assert "delete_selected" not in page
-    given = {"delay": "5m"} if verb == "reschedule" else {}
-    assert steer(only_this, verb, message, **given, **YES).status_code == 302
-    assert samples.record() != before
-
-
-def test_permission_to_act_without_permission_to_view_is_none(db: None) -> None:
-    message = samples.scheduled()
-    assert steer(logged_in(person("nora", *STEER)), "cancel", message, **YES).status_code == 403
-    assert samples.fresh(message).state == State.SCHEDULED
-
-
-def test_a_permission_lost_between_question_and_answer_is_lost(operator: Client) -> None:
-    message = samples.scheduled()
-    assert steer(operator, "cancel", message).status_code == 200
-    permission = Permission.objects.get(codename="cancel_message")
-    User.objects.get(username="otto").user_permissions.remove(permission)
-    assert steer(operator, "cancel", message, **YES).status_code == 403
-    assert samples.fresh(message).state == State.SCHEDULED
-
-
-def test_nobody_acts_without_being_logged_in(client: Client) -> None:
-    message = samples.scheduled()
-    assert steer(client, "cancel", message, **YES).status_code == 302
-    assert samples.fresh(message).state == State.SCHEDULED
-
-
-def test_a_post_from_elsewhere_is_refused(operator: Client) -> None:
-    strict = logged_in(User.objects.get(username="otto"), enforce_csrf_checks=True)
-    message = samples.scheduled()
-    before = samples.record()
-    assert select(strict, "cancel", message).status_code == 403
-    assert steer(strict, "cancel", message).status_code == 403
-    assert steer(strict, "cancel", message, **YES).status_code == 403
-    assert samples.record() == before
-
-
-def test_the_buttons_and_the_question_carry_what_a_strict_site_asks_for(operator: Client) -> None:
-    strict = logged_in(User.objects.get(username="otto"), enforce_csrf_checks=True)
-    message = samples.scheduled()
-    page = strict.get(samples.change_url(message))
-    token = str(page.context["csrf_token"])
-    question = steer(strict, "cancel", message, csrfmiddlewaretoken=token)
-    assert 'name="csrfmiddlewaretoken"' in question.content.decode()
-    assert steer(strict, "cancel", message, csrfmiddlewaretoken=token, **YES).status_code == 302
-    assert samples.fresh(message).state == State.CANCELLED
-
 
 # --- the question -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_looking_never_changes_anything(operator: Client, verb: str) -> None:
+def test_choosing_an_action_changes_nothing_yet(chief: Client, verb: str) -> None:
     messages = samples.one_of_each().values()
     before = samples.record()
-    asked = {"ids": samples.ids(*messages), "delay": "5m", **YES}
-    assert operator.get(samples.steer_url(verb), asked).status_code == 302
-    chosen: dict[str, Any] = {"action": f"{verb}_selected", "_selected_action": [str(m.pk) for m in messages]}
-    # "action" is no filter: the list refuses it.
-    assert operator.get(reverse(samples.LIST), chosen).status_code == 400
-    for message in messages:
-        assert operator.get(samples.change_url(message), asked).status_code == 200
+    assert select(chief, verb, *messages).status_code == 200
+    assert steer(chief, verb, *messages).status_code == 200
+    assert select(chief, verb, *messages, across=True).status_code == 200
     assert samples.record() == before
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_choosing_an_action_changes_nothing_yet(operator: Client, verb: str) -> None:
-    messages = samples.one_of_each().values()
-    before = samples.record()
-    assert select(operator, verb, *messages).status_code == 200
-    assert steer(operator, verb, *messages).status_code == 200
-    assert samples.record() == before
+    assert not Operation.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -154,53 +43,202 @@ def test_choosing_an_action_changes_nothing_yet(operator: Client, verb: str) -> 
         ("cancel", ["2 scheduled : will be cancelled", "1 running : will be asked to stop, no retry follows"]),
         ("reschedule", ["2 scheduled : will be moved to the new time", "1 running : unchanged"]),
         ("run", ["2 scheduled : will be due at once", "1 running : unchanged"]),
-        ("requeue", ["2 scheduled : unchanged", "1 dead : will be scheduled again, due at once"]),
+        ("requeue", ["2 scheduled : unchanged", "1 dead : will be scheduled again"]),
+        ("purge", ["2 scheduled : unchanged", "1 dead : will be deleted, with its log"]),
     ],
 )
-def test_the_question_says_what_will_happen_to_how_many(operator: Client, verb: str, expected: list[str]) -> None:
+@pytest.mark.parametrize("across", [False, True])
+def test_the_question_says_what_will_happen_to_how_many(
+    chief: Client, verb: str, expected: list[str], across: bool
+) -> None:
     messages = [*samples.one_of_each().values(), samples.scheduled()]
-    page = samples.text(select(operator, verb, *messages))
-    for sentence in [*expected, "1 consumed : unchanged"]:
+    page = samples.text(select(chief, verb, *messages, across=across))
+    for sentence in [*expected, "1 consumed : " + ("will be deleted" if verb == "purge" else "unchanged")]:
         assert sentence in page
+    assert ("Messages: all messages" if across else "Messages: 7 selected messages") in page
+    assert "Topics:" not in page
+
+
+def test_the_question_names_the_topics_and_the_first_messages(chief: Client) -> None:
+    schedule_messages([{"topic": f"t.{number % 3}", "delay": "1h"} for number in range(15)])
+    page = samples.text(steer_search(chief, "cancel", "is:live"))
+    assert "Topics: t.0 (5), t.1 (5), t.2 (5)" in page
+    first = Message.objects.order_by("pk")[0]
+    assert f"t.0 #{first.pk}" in page
+    assert "and 5 more" in page
+    assert "Messages: live" in page
 
 
 def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> None:
     response = select(operator, "cancel", samples.consumed())
     assert "There is nothing to do." in samples.text(response)
-    assert 'name="confirmed"' not in response.content.decode()
+    assert 'name="token"' not in response.content.decode()
 
 
-def test_all_pages_means_what_the_filter_lets_through(operator: Client) -> None:
-    due_soon = [samples.scheduled(delay="5m") for _number in range(60)]
-    samples.scheduled(delay="5h")
-    response = select(operator, "cancel", due_soon[0], across=True, query="?due=hour")
-    assert response.context["forecast"][0].count == 60
-    assert response.context["ids"] == samples.ids(*due_soon)
-    assert "and 50 more" in samples.text(response)
-
-
-def test_more_than_the_cap_is_refused_with_a_clear_word(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_counted_is_capped(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preview, "CAP", 3)
     monkeypatch.setattr(steering, "CAP", 3)
-    messages = [samples.scheduled() for _number in range(4)]
-    before = samples.record()
-    response = operator.post(
-        reverse(samples.LIST),
-        {"action": "cancel_selected", "_selected_action": [messages[0].pk], "select_across": "1", "index": "0"},
-        follow=True,
-    )
-    assert samples.said(response) == ["More than 3 messages are selected: nothing was done. Narrow the selection."]
-    assert steer(operator, "cancel", *messages, **YES).status_code == 400
-    assert samples.record() == before
+    monkeypatch.setattr(steering, "AT_ONCE", 2)
+    for _number in range(5):
+        samples.scheduled()
+    asked = steer_search(chief, "cancel", "is:live")
+    page = samples.text(asked)
+    assert "3+ scheduled : will be cancelled" in page
+    assert asked.context["form"].expected == "3+"
+    response = answer(chief, "cancel", asked, typed="3")
+    assert samples.said(response) == [
+        f"Operation #{Operation.objects.get().pk} is queued: a worker does it in batches."
+    ]
+
+
+def test_what_cannot_be_counted_in_time_is_asked_for_by_name(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples.scheduled()
+    monkeypatch.setattr(preview, "_count", lambda rows, scope, state, changes: None)
+    asked = steer_search(chief, "cancel", "is:live")
+    assert "? scheduled : will be cancelled" in samples.text(asked)
+    assert asked.context["form"].expected == "cancel"
+    assert "This is not cancel." in samples.text(answer(chief, "cancel", asked, typed="1"))
+    answer(chief, "cancel", asked)
+    assert Operation.objects.count() == 1
+
+
+def test_what_cannot_be_counted_does_not_matter_past_the_cap(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples.scheduled()
+    known = {State.SCHEDULED: Capped(10_000, more=True)}
+    monkeypatch.setattr(preview, "_count", lambda rows, scope, state, changes: known.get(state))
+    asked = steer_search(chief, "cancel", "is:live")
+    assert asked.context["form"].expected == "10,000+"
+    assert "? running : will be asked to stop" in samples.text(asked)
+
+
+def test_all_pages_means_what_the_search_finds(chief: Client) -> None:
+    due_soon = [samples.scheduled(delay="5m") for _number in range(6)]
+    late = samples.scheduled(delay="5h")
+    asked = select(chief, "cancel", due_soon[0], across=True, query="?state=live&q=due%3A%3C1h")
+    assert asked.context["preview"].number.count == 6
+    answer(chief, "cancel", asked)
+    worked_off()
+    assert {samples.fresh(message).state for message in due_soon} == {State.CANCELLED}
+    assert samples.fresh(late).state == State.SCHEDULED
+
+
+def test_a_search_that_nobody_understands_is_told(chief: Client) -> None:
+    samples.scheduled()
+    response = chief.post(samples.steer_url("cancel"), {"search": "due:sometime"}, follow=True)
+    assert "not a time" in samples.said(response)[0]
+    assert not Operation.objects.exists()
 
 
 @pytest.mark.parametrize("given", ["", "x", "1,,2", "-1", "1;2", "9" * 30, "٣"])
 def test_what_is_not_a_list_of_ids_is_refused(operator: Client, given: str) -> None:
-    assert operator.post(samples.steer_url("cancel"), {"ids": given, **YES}).status_code == 400
+    assert operator.post(samples.steer_url("cancel"), {"ids": given}).status_code == 400
 
 
 def test_there_are_no_other_verbs(operator: Client) -> None:
+    assert steer(operator, "delete", samples.scheduled()).status_code == 404
+
+
+# --- the guards -------------------------------------------------------------------------------------------------------
+
+
+def test_more_than_one_message_needs_a_reason(operator: Client) -> None:
+    messages = [samples.scheduled(), samples.scheduled()]
+    response = confirm(operator, "cancel", *messages, reason="")
+    assert "This field is required." in samples.text(response)
+    assert {samples.fresh(message).state for message in messages} == {State.SCHEDULED}
+    confirm(operator, "cancel", messages[0], reason="")
+    assert samples.fresh(messages[0]).state == State.CANCELLED
+
+
+def test_many_messages_need_the_number(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steering, "AT_ONCE", 2)
+    messages = [samples.scheduled() for _number in range(3)]
+    for typed in ("", "2", "cancel"):
+        response = confirm(chief, "cancel", *messages, typed=typed)
+        assert "Please correct the error below." in samples.text(response)
+    assert not Operation.objects.exists()
+    confirm(chief, "cancel", *messages, typed=" 3 ")
+    assert Operation.objects.get().verb == "cancel"
+
+
+def test_a_purge_always_needs_the_number(chief: Client) -> None:
+    message = samples.consumed()
+    assert "This is not 1." in samples.text(confirm(chief, "purge", message, typed="2"))
+    assert Message.objects.filter(pk=message.pk).exists()
+    response = confirm(chief, "purge", message)
+    assert samples.said(response) == ["Purge, 1 message: 1 purged."]
+    assert not Message.objects.filter(pk=message.pk).exists()
+    assert not Transition.objects.filter(message_id=message.pk).exists()
+
+
+def test_a_purge_from_the_page_of_a_message_leads_to_the_list(chief: Client) -> None:
+    asked = steer(chief, "purge", samples.consumed())
+    assert answer(chief, "purge", asked, follow=False).url == reverse(samples.LIST)
+
+
+def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steering, "AT_ONCE", 2)
+    messages = [samples.scheduled() for _number in range(3)]
+    response = confirm(chief, "cancel", *messages, reason="too many")
+    operation = Operation.objects.get()
+    assert response.redirect_chain[0][0] == reverse("admin:django_delayq_operation_change", args=[operation.pk])
+    facts = (operation.verb, operation.state, operation.started_by, operation.reason, operation.described)
+    assert facts == ("cancel", "queued", "user:cora", "too many", "3 selected messages")
+    assert samples.fresh(messages[0]).state == State.SCHEDULED
+    worked_off()
+    assert {samples.fresh(message).state for message in messages} == {State.CANCELLED}
+    last = Transition.objects.filter(message=messages[0]).latest("number")
+    assert (last.actor, last.reason) == ("user:cora", "too many")
+
+
+def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     message = samples.scheduled()
-    assert steer(operator, "delete", message, **YES).status_code == 404
+    asked = steer(operator, "cancel", message)
+    monkeypatch.setattr(steering, "VALID", -1)
+    again = answer(operator, "cancel", asked)
+    assert "This question was asked some time ago." in samples.text(again)
+    assert samples.fresh(message).state == State.SCHEDULED
+    monkeypatch.undo()
+    answer(operator, "cancel", again)
+    assert samples.fresh(message).state == State.CANCELLED
+
+
+def test_a_forged_answer_is_refused(operator: Client) -> None:
+    mine, other = samples.scheduled(), samples.scheduled()
+    token = steer(operator, "cancel", mine).context["token"]
+    forged = signing.dumps(
+        {"verb": "cancel", "user": "1", "scope": {"ids": [other.pk]}, "number": 1}, salt="somewhere else"
+    )
+    for bad in ("", "x", token[:-1], token[1:], forged):
+        assert operator.post(samples.steer_url("cancel"), {"token": bad}).status_code == 400
+    assert {samples.fresh(message).state for message in (mine, other)} == {State.SCHEDULED}
+
+
+def test_an_answer_is_good_for_its_verb_and_its_user_alone(operator: Client, chief: Client) -> None:
+    message = samples.scheduled()
+    token = steer(operator, "cancel", message).context["token"]
+    assert operator.post(samples.steer_url("run"), {"token": token}).status_code == 400
+    assert chief.post(samples.steer_url("cancel"), {"token": token}).status_code == 400
+    assert samples.fresh(message).state == State.SCHEDULED
+
+
+def test_a_number_that_has_changed_is_asked_about_again(chief: Client) -> None:
+    samples.scheduled()
+    asked = steer_search(chief, "cancel", "is:live")
+    Message.objects.all().delete()
+    again = answer(chief, "cancel", asked)
+    assert "The number has changed meanwhile." in samples.text(again)
+    assert not Operation.objects.exists()
+
+
+def test_what_came_later_does_not_belong_to_the_answer(chief: Client) -> None:
+    early = [samples.scheduled() for _number in range(2)]
+    asked = steer_search(chief, "cancel", "is:live")
+    late = samples.scheduled()
+    answer(chief, "cancel", asked)
+    worked_off()
+    assert {samples.fresh(message).state for message in early} == {State.CANCELLED}
+    assert samples.fresh(late).state == State.SCHEDULED
 
 
 # --- what came of it --------------------------------------------------------------------------------------------------
@@ -223,12 +261,10 @@ def test_there_are_no_other_verbs(operator: Client) -> None:
         ),
     ],
 )
-def test_the_answer_is_true_for_each_state(
-    operator: Client, verb: str, moved: dict[State, State], sentence: str
-) -> None:
+def test_the_answer_is_true_for_each_state(chief: Client, verb: str, moved: dict[State, State], sentence: str) -> None:
     made = samples.one_of_each()
     given = {"delay": "5m"} if verb == "reschedule" else {}
-    response = confirm(operator, verb, *made.values(), **given)
+    response = confirm(chief, verb, *made.values(), **given)
     assert samples.said(response) == [sentence]
     after = {state: samples.fresh(message).state for state, message in made.items()}
     assert after == {state: moved.get(state, state) for state in made}
@@ -249,9 +285,10 @@ def test_the_log_says_who_did_it_and_why(operator: Client) -> None:
 
 def test_a_state_that_changed_after_the_question_is_told_as_it_is(operator: Client) -> None:
     message = samples.scheduled(delay=0)
-    assert "1 scheduled" in samples.text(steer(operator, "cancel", message))
+    asked = steer(operator, "cancel", message)
+    assert "1 scheduled" in samples.text(asked)
     samples.succeeded(samples.claimed(message))
-    assert samples.said(confirm(operator, "cancel", message)) == ["Cancel, 1 message: 1 too late."]
+    assert samples.said(answer(operator, "cancel", asked)) == ["Cancel, 1 message: 1 too late."]
     assert samples.fresh(message).state == State.CONSUMED
 
 
@@ -265,8 +302,9 @@ def test_a_delivery_that_died_without_a_word_is_not_denied(operator: Client) -> 
 def test_a_message_that_is_gone_is_told(operator: Client) -> None:
     gone, there = samples.scheduled(), samples.scheduled()
     Message.objects.filter(pk=gone.pk).delete()
-    assert "1 : not found any more" in samples.text(steer(operator, "cancel", gone, there))
-    assert samples.said(confirm(operator, "cancel", gone, there)) == ["Cancel, 2 messages: 1 cancelled, 1 not found."]
+    asked = steer(operator, "cancel", gone, there)
+    assert "1 : not found any more" in samples.text(asked)
+    assert samples.said(answer(operator, "cancel", asked)) == ["Cancel, 2 messages: 1 cancelled, 1 not found."]
 
 
 def test_a_requeue_does_not_take_the_key_of_a_live_message(operator: Client) -> None:
@@ -281,6 +319,25 @@ def test_run_now_makes_it_due(operator: Client) -> None:
     message = samples.scheduled(delay="3d")
     confirm(operator, "run", message)
     assert samples.fresh(message).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs locks of rows")
+def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steering, "PATIENCE", 50)
+    message = samples.scheduled()
+    asked = steer(operator, "cancel", message)
+    held = connection.copy()
+    try:
+        with held.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT 1 FROM delayq_message WHERE id = %s FOR UPDATE", [message.pk])
+            said = samples.said(answer(operator, "cancel", asked))
+    finally:
+        held.close()
+    assert said == ["The database did not get through with it: nothing was done. Try again in a moment."]
+    assert samples.fresh(message).state == State.SCHEDULED
+    assert not AuditEvent.objects.exists()
 
 
 # --- reschedule -------------------------------------------------------------------------------------------------------
@@ -306,8 +363,11 @@ def test_a_new_time_is_read_in_the_current_time_zone(operator: Client, settings:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({}, "Give a new due time or a delay: one of the two."),
-        ({"due": "2100-01-01T00:00", "delay": "5m"}, "Give a new due time or a delay: one of the two."),
+        ({}, "one of the three."),
+        (
+            {"due": "2100-01-01T00:00", "delay": "5m"},
+            "one of the three.",
+        ),
         ({"delay": "soon"}, "not a duration"),
         ({"delay": "-5m"}, "not a duration"),
         ({"delay": "99999999d"}, "more than 100 years"),
@@ -323,24 +383,60 @@ def test_an_impossible_time_is_told_in_the_form_and_changes_nothing(
     before = samples.record()
     response = confirm(operator, "reschedule", message, **given)
     assert complaint in samples.text(response)
-    assert response.context["ids"] == samples.ids(message)
+    assert response.context["preview"].rows[0][0] == message.pk
     assert response.context["filters"] == "state=all"
     assert samples.record() == before
+
+
+def test_messages_are_spread_over_a_time(operator: Client) -> None:
+    messages = [samples.scheduled(delay="3d") for _number in range(4)]
+    confirm(operator, "reschedule", *messages, delay="1h", spread="40m")
+    due = [samples.fresh(message).due_at for message in messages]
+    assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(4)]
+
+
+@pytest.mark.parametrize(("verb", "make"), [("run", samples.scheduled), ("requeue", samples.dead)])
+def test_run_now_and_requeue_are_spread_too(operator: Client, verb: str, make: Any) -> None:
+    messages = [make() for _number in range(3)]
+    confirm(operator, verb, *messages, spread="30m")
+    due = [samples.fresh(message).due_at for message in messages]
+    assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(3)]
+
+
+def test_one_message_cannot_be_spread(operator: Client) -> None:
+    assert "spread" not in steer(operator, "run", samples.scheduled()).context["form"].fields
+
+
+@pytest.mark.parametrize(("given", "moves"), [("2h", timedelta(hours=2)), ("-30m", -timedelta(minutes=30))])
+def test_each_message_is_shifted_from_its_own_time(operator: Client, given: str, moves: timedelta) -> None:
+    messages = [samples.scheduled(delay="3h"), samples.scheduled(delay="3d")]
+    confirm(operator, "reschedule", *messages, shift=given)
+    assert [samples.fresh(message).due_at - message.due_at for message in messages] == [moves, moves]
+
+
+def test_a_shift_into_the_past_means_now(operator: Client) -> None:
+    message = samples.scheduled(delay="1h")
+    confirm(operator, "reschedule", message, shift="-3d")
+    assert abs(samples.fresh(message).due_at - transitions.now(samples.DB)) < timedelta(minutes=1)
 
 
 # --- the way back -----------------------------------------------------------------------------------------------------
 
 
 def test_the_way_back_leads_to_where_it_began(operator: Client) -> None:
-    message = samples.scheduled()
-    assert steer(operator, "run", message, **YES).url == samples.change_url(message)
-    response = steer(operator, "run", message, filters="state=all&q=key%3Aa", **YES)
-    assert response.url == reverse(samples.LIST) + "?state=all&q=key%3Aa"
+    message = samples.scheduled(key="a")
+    asked = steer(operator, "run", message)
+    assert asked.context["back"] == samples.change_url(message)
+    assert answer(operator, "run", asked, follow=False).url == samples.change_url(message)
+    asked = select(operator, "run", message, query="?state=all&q=key%3Aa")
+    assert asked.context["back"] == reverse(samples.LIST) + "?state=all&q=key%3Aa"
+    assert answer(operator, "run", asked, follow=False).url == reverse(samples.LIST) + "?state=all&q=key%3Aa"
 
 
 @pytest.mark.parametrize("filters", ["//evil.example", "\r\nLocation: //evil.example", "https://evil.example/?a"])
 def test_the_way_back_never_leads_elsewhere(operator: Client, filters: str) -> None:
-    response = steer(operator, "run", samples.scheduled(), filters=filters, **YES)
+    asked = steer(operator, "run", samples.scheduled())
+    response = answer(operator, "run", asked, follow=False, filters=filters, origin="//evil.example")
     assert response.url.startswith(reverse(samples.LIST) + "?")
     assert "\n" not in response.url
 

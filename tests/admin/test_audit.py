@@ -1,0 +1,191 @@
+"""The audit: one event for each verb, whoever did it, and it outlives the user."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_delayq import actors, audit
+from django_delayq.models import AuditEvent, Message, Operation
+
+from . import samples
+from .asking import VERBS, confirm, select, started, steer, worked_off
+
+pytestmark = pytest.mark.django_db
+
+LIST = "admin:django_delayq_auditevent_changelist"
+
+
+def event(verb: str = "cancel", target: str = "something", actor: str = "user:anna", **facts: Any) -> AuditEvent:
+    with actors.acting_as(actor):
+        return audit.record(samples.DB, verb, target, **facts)
+
+
+def found(client: Client, **asked: str) -> list[int]:
+    response = client.get(reverse(LIST), asked)
+    assert response.status_code == 200
+    return [shown.event.pk for shown in response.context["events"]]
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+ONE = {
+    "cancel": (samples.scheduled, {"cancelled": 1}),
+    "reschedule": (samples.scheduled, {"rescheduled": 1}),
+    "run": (samples.scheduled, {"rescheduled": 1}),
+    "requeue": (samples.dead, {"requeued": 1}),
+    "purge": (samples.dead, {"purged": 1}),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_on_one_message_writes_one_event(chief: Client, verb: str) -> None:
+    make, outcomes = ONE[verb]
+    message = make()
+    given = {"delay": "5m"} if verb == "reschedule" else {}
+    confirm(chief, verb, message, **given)
+    written = AuditEvent.objects.get()
+    facts = (written.actor, written.verb, written.message_id, written.reason, written.outcomes, written.operation_id)
+    assert facts == ("user:cora", verb, message.pk, "because", outcomes, None)
+    assert written.target == f"message #{message.pk}"
+    assert written.user_key == str(User.objects.get(username="cora").pk)
+
+
+def test_a_verb_on_some_messages_names_them_all(chief: Client) -> None:
+    made = samples.one_of_each()
+    confirm(chief, "cancel", *made.values())
+    written = AuditEvent.objects.get()
+    assert written.message_id is None
+    assert written.outcomes == {"cancelled": 1, "requested": 1, "too late": 4}
+    for message in made.values():
+        assert f"#{message.pk}" in written.target
+
+
+def test_an_operation_is_one_event_that_leads_to_it(chief: Client) -> None:
+    samples.scheduled()
+    operation = started(chief, "cancel", f"is:live topic:{samples.TOPIC}", reason="all of it")
+    worked_off()
+    written = AuditEvent.objects.get()
+    assert (written.operation_id, written.reason, written.verb) == (operation.pk, "all of it", "cancel")
+    assert written.target == f"live, topic is “{samples.TOPIC}”"
+    response = chief.get(reverse(LIST))
+    assert "1 cancelled" in samples.text(response)
+    assert reverse("admin:django_delayq_operation_change", args=[operation.pk]) in response.content.decode()
+
+
+def test_a_question_alone_is_no_event(chief: Client) -> None:
+    message = samples.scheduled()
+    select(chief, "cancel", message)
+    steer(chief, "cancel", message)
+    assert not AuditEvent.objects.exists()
+
+
+def test_it_outlives_the_user_and_the_message_and_the_operation(chief: Client) -> None:
+    message = samples.scheduled()
+    confirm(chief, "cancel", message)
+    started(chief, "purge", "")
+    worked_off()
+    user = User.objects.get(username="cora")
+    key = str(user.pk)
+    user.delete()
+    Operation.objects.all().delete()
+    assert not Message.objects.exists()
+    rows = AuditEvent.objects.order_by("pk")
+    assert list(rows.values_list("actor", "user_key", "verb")) == [
+        ("user:cora", key, "cancel"),
+        ("user:cora", key, "purge"),
+    ]
+
+
+def test_commands_leave_a_trace_too() -> None:
+    message = samples.scheduled()
+    call_command("delayq_cancel", str(message.pk), "--reason", "by hand", stdout=StringIO())
+    written = AuditEvent.objects.get()
+    facts = (written.verb, written.target, written.reason, written.outcomes, written.message_id)
+    assert facts == ("cancel", f"message #{message.pk}", "by hand", {"cancelled": 1}, message.pk)
+    assert written.actor.startswith("command:delayq_cancel")
+    Message.objects.update(finished_at=timezone.now() - timedelta(days=2))
+    call_command("delayq_purge", "--older-than", "1d", stdout=StringIO(), stderr=StringIO())
+    written = AuditEvent.objects.latest("pk")
+    assert (written.verb, written.outcomes) == ("purge", {"purged": 1})
+    assert written.actor.startswith("command:delayq_purge")
+
+
+def test_a_command_that_only_looks_leaves_none() -> None:
+    message = samples.scheduled()
+    call_command("delayq_cancel", str(message.pk), "--dry-run", stdout=StringIO())
+    call_command("delayq_purge", "--older-than", "1d", "--dry-run", stdout=StringIO(), stderr=StringIO())
+    assert not AuditEvent.objects.exists()
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_tells_who_did_what_and_why(chief: Client) -> None:
+    message = samples.scheduled()
+    confirm(chief, "cancel", message, reason="<b>refunded</b>")
+    response = chief.get(reverse(LIST))
+    text = samples.text(response)
+    assert f"user:cora Cancel message #{message.pk} 1 cancelled &lt;b&gt;refunded" in text
+    assert samples.change_url(message) in response.content.decode()
+
+
+def test_the_page_is_narrowed_by_verb_by_actor_and_by_period(chief: Client) -> None:
+    old, purged, by_berta = event(), event("purge"), event(actor="user:berta")
+    AuditEvent.objects.filter(pk=old.pk).update(at=timezone.now() - timedelta(days=3))
+    assert found(chief) == [by_berta.pk, purged.pk, old.pk]
+    assert found(chief, verb="purge") == [purged.pk]
+    assert found(chief, actor="bert") == [by_berta.pk]
+    assert found(chief, period="day") == [by_berta.pk, purged.pk]
+    assert found(chief, period="week", verb="cancel", actor="anna") == [old.pk]
+    assert found(chief, verb="nothing'--", actor="\x00", period="ever", before="x") == []
+
+
+def test_a_message_and_a_target_are_found(chief: Client) -> None:
+    one = event(target="message #12", message_id=12)
+    some = event(target="2 selected messages: #12, #13")
+    other = event(target="2 selected messages: #123, #130")
+    words = event(target="live, topic is “mail.daily”")
+    assert found(chief, q="12") == found(chief, q="#12") == [some.pk, one.pk]
+    assert found(chief, q="130") == [other.pk]
+    assert found(chief, q="MAIL.daily") == [words.pk]
+    assert found(chief, q="100%") == []
+
+
+def test_many_events_have_several_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_delayq.admin.audit.PER_PAGE", 2)
+    made = [event().pk for _number in range(3)]
+    event("purge")
+    first = chief.get(reverse(LIST), {"verb": "cancel"})
+    assert [shown.event.pk for shown in first.context["events"]] == made[:0:-1]
+    second = chief.get(f"{reverse(LIST)}?{first.context['older']}")
+    assert [shown.event.pk for shown in second.context["events"]] == made[:1]
+
+
+def test_the_page_counts_nothing(chief: Client) -> None:
+    event()
+    with CaptureQueriesContext(connection) as queries:
+        found(chief, q="something", actor="anna")
+    for query in queries:
+        words = query["sql"].upper()
+        assert "DELAYQ_MESSAGE" not in words
+        assert not any(word in words for word in ("COUNT(", "DISTINCT", "GROUP BY"))
+
+
+def test_nothing_can_be_changed_there(chief: Client) -> None:
+    written = event()
+    url = f"{reverse(LIST)}{written.pk}/change/"
+    for response in (chief.get(url), chief.post(url, {"verb": "other", "_save": "1"})):
+        assert (response.status_code, getattr(response, "url", "")) == (302, reverse(LIST))
+    written.refresh_from_db()
+    assert written.verb == "cancel"

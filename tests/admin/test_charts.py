@@ -1,0 +1,118 @@
+"""Charts as they are drawn: what a reader sees, and what a hostile name can do."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from django_delayq.admin import charts
+from django_delayq.admin.charts import Column
+
+HOSTILE = '<script>alert("x")&\'</script>'
+NS = "{http://www.w3.org/2000/svg}"
+
+
+def tree(html: Any) -> ET.Element:
+    """The chart as XML: it must be well-formed."""
+    return ET.fromstring(str(html))
+
+
+def found(html: Any, tag: str, kind: str = "") -> list[ET.Element]:
+    return [one for one in tree(html).iter(tag) if kind in one.get("class", "").split() or not kind]
+
+
+def draw(*columns: Column, series: tuple[str, ...] = ("a", "b"), **terms: Any) -> Any:
+    return charts.bars("dq-x", "Title", "What it shows.", series, columns, **terms)
+
+
+def test_bars_are_stacked_from_the_ground_in_the_order_of_the_series() -> None:
+    html = draw(Column("10:00", [30, 10], "40 messages"), Column("10:05", [0, 40], "40 messages"))
+    low, [high, alone] = found(html, "rect", "dq-fill-0")[0], found(html, "rect", "dq-fill-1")[:2]
+    heights = [float(rect.get("height", "")) for rect in (low, high, alone)]
+    assert heights[0] == pytest.approx(3 * heights[1], abs=0.3)
+    assert heights[2] == pytest.approx(4 * heights[1], abs=0.3)
+    assert float(high.get("y", "")) + heights[1] == pytest.approx(float(low.get("y", "")), abs=0.2)
+
+
+def test_each_bar_says_what_it_is_and_leads_to_its_list() -> None:
+    html = draw(
+        Column("10:00", [3, 1], "4 messages", url="/list/?q=due:a..b&x=1"), Column("10:05", [0, 0], "none", url="/")
+    )
+    [link] = found(html, "a")
+    assert link.get("href") == "/list/?q=due:a..b&x=1"
+    assert link.get("aria-label") == "10:00: 4 messages"
+    assert [title.text for title in link.iter("title")] == ["10:00: 4 messages"]
+
+
+def test_an_image_has_a_name_and_a_group_of_links_too() -> None:
+    for columns, role in (([Column("10:00", [1])], "img"), ([Column("10:00", [1], url="/")], "group")):
+        [svg] = [one for one in tree(draw(*columns, series=("a",))).iter("svg") if one.get("role")]
+        assert svg.get("role") == role
+        names = {one.get("id"): one.text for one in svg if one.get("id")}
+        assert [names[id_] for id_ in svg.get("aria-labelledby", "").split()] == ["Title", "What it shows."]
+
+
+def test_hostile_names_stay_text() -> None:
+    column = Column(HOSTILE, [1, 2], HOSTILE, HOSTILE, f"/?q={HOSTILE}")
+    for draw_ in (charts.bars, charts.lines):
+        html = draw_("dq-x", HOSTILE, HOSTILE, (HOSTILE, "b"), [column])
+        assert "<script" not in html
+        assert not list(tree(html).iter("script"))
+        assert HOSTILE in [one.text for one in tree(html).iter("title")]
+
+
+def test_nothing_needs_more_than_a_strict_policy_allows() -> None:
+    html = str(draw(Column("10:00", [1, 2], "x", "10:00", "/", alert=True, filling=True)))
+    html += str(charts.lines("dq-y", "T", "D", ("a",), [Column("10:00", [0.1])]))
+    for element in tree(f"<div>{html}</div>").iter():
+        assert not {name for name in element.attrib if name == "style" or name.startswith("on")}
+        assert element.tag not in ("script", "style")
+
+
+def test_the_table_holds_the_numbers_without_the_empty_lines() -> None:
+    html = draw(Column("10:00", [1234, 0]), Column("10:05", [0, 0]), Column("10:10", [1, 2], filling=True))
+    [table] = found(html, "table")
+    rows = [[cell.text for cell in row] for row in table.iter("tr")]
+    assert rows == [["Time", "a", "b"], ["10:00", "1,234", "0"], ["10:10 (not over yet)", "1", "2"]]
+
+
+def test_what_is_not_over_is_hatched_and_what_is_overdue_stands_out() -> None:
+    html = draw(Column("overdue", [1, 1], alert=True), Column("10:00", [1, 0], filling=True))
+    assert len([one for one in tree(html).iter("rect") if one.get("fill") == "url(#dq-x-hatch)"]) == 1
+    assert len(found(html, "rect", "dq-fill-bad")) == 2
+
+
+def test_a_line_has_gaps_where_nothing_was() -> None:
+    columns = [Column(str(place), [value]) for place, value in enumerate([0.01, 0.1, None, 5.0, math.inf])]
+    html = charts.lines("dq-y", "T", "D", ("a",), columns)
+    [path] = found(html, "path", "dq-line-0")
+    assert path.get("d", "").count("M") == 2
+    assert "&gt; 10 m" in html
+
+
+def test_a_longer_time_is_higher_and_never_outside() -> None:
+    heights = [charts._log_y(seconds) for seconds in (0.0001, 0.001, 0.05, 3.0, 600.0, math.inf)]
+    assert heights == sorted(heights, reverse=True)
+    assert heights[0] == heights[1]
+    assert heights[-1] == heights[-2]
+
+
+@pytest.mark.parametrize(
+    ("highest", "top"), [(0, 2), (1, 2), (3, 4), (5, 5), (11, 15), (60, 60), (61, 80), (8120, 10_000)]
+)
+def test_the_axis_ends_at_a_round_number(highest: int, top: int) -> None:
+    assert charts.nice(highest) == top
+
+
+def test_nothing_at_all_is_a_chart_too() -> None:
+    assert found(draw(), "svg")
+    assert found(charts.lines("dq-y", "T", "D", ("a",), []), "svg")
+
+
+def test_ticks_do_not_crowd() -> None:
+    columns = [Column(str(place), [1], tick=f"{place:02}:00") for place in range(60)]
+    texts = [one.text for one in tree(draw(*columns, series=("a",))).iter("text") if one.get("text-anchor") == "middle"]
+    assert 5 < len(texts) < 15

@@ -1,0 +1,554 @@
+"""The dashboard and the workers: what they say, what they ask, and what they do when they get no answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import OperationalError, connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_delayq import announce, pause_queue, schedule_message, transitions
+from django_delayq.admin import facts, panels
+from django_delayq.broker.survey import Health, Survey
+from django_delayq.inspector import presence, pulse, throughput, upcoming
+from django_delayq.inspector.numbers import Capped, total
+from django_delayq.models import Message, Rollup, Worker
+from testproject.servers import RedisServer
+
+from . import samples
+from .conftest import logged_in, person
+
+pytestmark = pytest.mark.django_db
+
+URL = "/admin/django_delayq/dashboard/"
+WORKERS = "/admin/django_delayq/worker/"
+HOSTILE = '<script>"&'
+
+
+def ago(**span: float) -> datetime:
+    return transitions.now(samples.DB) - timedelta(**span)
+
+
+def late(number: int = 1, *, seconds: float = 30, **options: Any) -> list[Message]:
+    """Messages that should have started so long ago."""
+    made = [samples.scheduled(**options) for _ in range(number)]
+    Message.objects.filter(pk__in=[message.pk for message in made]).update(due_at=ago(seconds=seconds))
+    return made
+
+
+def schedule(number: int) -> None:
+    """Messages that fall due in the same moment."""
+    due = ago(minutes=-30)
+    for _ in range(number):
+        schedule_message(samples.TOPIC, due=due)
+
+
+@pytest.fixture(autouse=True)
+def _redis_has_time(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS_TIMEOUT": 10}
+
+
+def worker(name: str = "w/1", *, queues: tuple[str, ...] = ("default",), seen: float = 1) -> Worker:
+    facts: dict[str, Any] = {"host": "h", "pid": 7, "threads": 4, "started_at": ago(hours=1)}
+    return Worker.objects.create(name=name, queues=list(queues), seen_at=ago(seconds=seen), **facts)
+
+
+def rolled(at: datetime, *, topic: str = "t", queue: str = "default", seconds: int = 60, **counts: int) -> None:
+    Rollup.objects.create(at=at.replace(second=0, microsecond=0), seconds=seconds, queue=queue, topic=topic, **counts)
+
+
+def tiles(page: Any) -> dict[str, tuple[str, str]]:
+    """Label → number and note."""
+    return {tile.label: (tile.number, tile.note) for tile in page.context["tiles"]}
+
+
+def problems(page: Any) -> list[tuple[str, str]]:
+    """Level and text of the banners."""
+    return [(banner.level, banner.text) for banner, _url in page.context["banners"]]
+
+
+def query(url: str) -> str:
+    [found] = parse_qs(urlsplit(url).query)["q"]
+    return found
+
+
+# --- tiles and queues -------------------------------------------------------------------------------------------------
+
+
+def test_the_tiles_count_and_lead_to_what_they_count(viewer: Client) -> None:
+    samples.running()
+    samples.scheduled()
+    late(2)
+    rolled(ago(minutes=5), consumed=30, dead=10)
+    rolled(ago(hours=20), consumed=1000)
+    rolled(ago(hours=30), consumed=1)
+
+    page = viewer.get(URL)
+
+    found = tiles(page)
+    assert {label: number for label, (number, _note) in found.items()} == {
+        "Scheduled": "3",
+        "Ready": "0",
+        "Overdue": "2",
+        "Running": "1",
+        "Dead in 24 h": "10",
+        "Consumed in 24 h": "1,030",
+    }
+    assert re.match(r"oldest: [345]\d\.\d s", found["Overdue"][1])
+    assert re.match(r"next in (59|60) m|next in 1 h", found["Scheduled"][1])
+    links = {tile.label: query(tile.url) for tile in page.context["tiles"]}
+    assert links["Scheduled"] == "state:scheduled"
+    assert links["Overdue"] == "is:overdue"
+    assert links["Dead in 24 h"] == "state:dead finished:<24h"
+    assert all(viewer.get(tile.url).status_code == 200 for tile in page.context["tiles"])
+
+
+def test_only_overdue_may_be_red(viewer: Client) -> None:
+    samples.dead()
+    assert "dq-alert" not in viewer.get(URL).content.decode()
+    panels.forget()
+    late()
+    page = viewer.get(URL)
+    assert [tile.label for tile in page.context["tiles"] if tile.alert] == ["Overdue"]
+    assert page.content.decode().count("dq-tile dq-alert") == 1
+
+
+def test_what_is_due_but_not_overdue_is_ready(viewer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60}
+    late(3, seconds=30)
+    found = tiles(viewer.get(URL))
+    assert (found["Ready"][0], found["Overdue"][0]) == ("3", "0")
+
+
+def test_nobody_counts_further_than_the_cap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    late(4)
+    found = pulse.feel(samples.DB, cap=3)
+    assert found.queues["default"].overdue == Capped(3, more=True)
+    assert str(found.overdue) == "3+"
+
+
+def test_the_queues_with_most_overdue_come_first(viewer: Client) -> None:
+    samples.scheduled(queue="calm")
+    late(1, queue="busy")
+    late(2, queue="busier", seconds=600)
+    worker(queues=("busy",))
+    pause_queue("busier")
+    rolled(ago(minutes=5), queue="busy", consumed=7, late_50=7)
+
+    page = viewer.get(URL)
+
+    rows = page.context["queues"]
+    assert [row.name for row in rows][:2] == ["busier", "busy"]
+    assert (rows[0].paused, rows[1].paused) == (True, False)
+    assert (rows[1].rate, rows[1].p95, rows[1].workers) == ("7", "≤ 50 ms", "1")
+    assert rows[0].oldest.startswith("10 m")
+    assert "calm" in {row.name for row in rows}
+
+
+def test_an_empty_install_says_how_to_begin(viewer: Client) -> None:
+    page = samples.text(viewer.get(URL))
+    assert "No messages yet" in page
+    assert "schedule_message(" in page
+    assert "manage.py run_delayq" in page
+    assert "Nothing falls due in this time." in page
+    panels.forget()
+    samples.cancelled()
+    assert "No messages yet" not in samples.text(viewer.get(URL))
+
+
+# --- what comes next --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("window", "bars"), [("hour", 60), ("day", 48), ("week", 56)])
+def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> None:
+    now = ago(seconds=0)
+    size = upcoming.WINDOWS[window].seconds
+    for place in (1, 5, 5, bars - 2):
+        samples.scheduled(delay=size * place)
+    late(2)
+    found = upcoming.look(samples.DB, window, ["default"], now)
+    assert len(found.bars) == bars
+    assert found.overdue.number == Capped(2)
+    for bar in found.bars:
+        assert bar.start is not None
+        rows = Message.objects.filter(due_at__gte=bar.start, due_at__lt=bar.end, due_at__gt=now)
+        assert bar.number == Capped(rows.count())
+    assert found.total == Capped(4)
+
+
+def test_a_message_that_is_due_but_not_overdue_is_in_the_first_bar(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 3600}
+    late(3, seconds=1800)
+    found = upcoming.look(samples.DB, "hour", ["default"], ago(seconds=0))
+    assert (found.overdue.number, found.bars[0].number) == (Capped(0), Capped(3))
+
+
+def test_all_queues_are_in_it_and_the_rare_topics_are_one() -> None:
+    for place in range(6):
+        for _ in range(place + 1):
+            schedule_message(f"t.{place}", delay="30m", queue=("one", "two")[place % 2])
+    found = upcoming.look(samples.DB, "hour", ["one", "two"], ago(seconds=0))
+    assert found.total == Capped(21)
+    assert found.topics(5) == ["t.5", "t.4", "t.3", "t.2", "t.1"]
+    assert not found.sampled
+
+
+def test_a_full_bar_is_a_guess_or_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upcoming, "CAP", 5)
+    schedule(12)
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE delayq_message")
+    found = upcoming.look(samples.DB, "day", ["default"], ago(seconds=0))
+    peak = found.peak
+    assert peak is not None
+    if connection.vendor == "postgresql":
+        assert peak.number.about or peak.number.more
+        assert 5 <= peak.number.count <= 40
+    else:
+        assert peak.number == Capped(5, more=True)
+    assert sum(peak.topics.values()) == peak.number.count
+
+
+def test_the_peak_is_told_in_words(viewer: Client) -> None:
+    schedule(3)
+    page = viewer.get(URL)
+    assert re.fullmatch(r"Peak .*\d\d:\d\d–\d\d:\d\d: 3 messages, less than one a second\.", page.context["peak"])
+
+
+def test_bars_lead_to_their_messages(viewer: Client, settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Kolkata"
+    message = samples.scheduled(delay="30m")
+    html = viewer.get(URL).content.decode()
+    [url] = [url for url in re.findall(r'<a href="([^"]*)" aria-label="[^"]*: 1 message"', html) if "due" in url]
+    due = timezone.localtime(message.due_at)
+    start, end = re.fullmatch(r"state:scheduled due:(\S+)\.\.(\S+)", query(url.replace("&amp;", "&"))).groups()  # type: ignore[union-attr]
+    assert start <= due.strftime("%Y-%m-%dT%H:%M:%S") < end
+    assert f"#{message.pk}" in samples.text(viewer.get(url.replace("&amp;", "&")))
+
+
+def test_a_window_that_is_none_is_the_hour(viewer: Client) -> None:
+    page = viewer.get(URL, {"window": "century", "past": "<b>"})
+    assert page.context["coming"].facts.window == "hour"
+    chosen = [choice.label for key in ("ahead", "back") for choice in page.context[key] if choice.chosen]
+    assert chosen == ["Next hour", "Last hour"]
+    week = viewer.get(URL, {"window": "week", "past": "day"})
+    assert week.context["coming"].facts.window == "week"
+    assert {urlsplit(choice.url).query for choice in week.context["ahead"]} == {
+        f"window={window}&past=day" for window in upcoming.WINDOWS
+    }
+
+
+# --- what was ---------------------------------------------------------------------------------------------------------
+
+
+def test_rollups_are_summed_into_the_steps_of_each_window() -> None:
+    now = datetime(2026, 3, 4, 12, 34, 56, tzinfo=UTC)
+    rolled(now, consumed=1, late_10=9, late_1000=1)
+    rolled(now - timedelta(minutes=1), consumed=2, topic="other")
+    rolled(now - timedelta(minutes=60), consumed=4)
+    rolled(now - timedelta(minutes=61), consumed=8)
+    rolled((now - timedelta(days=4)).replace(minute=0), seconds=3600, consumed=16)
+    rolled(now - timedelta(days=8), seconds=3600, consumed=32)
+    found = throughput.series(samples.DB, now, ("hour", "day", "week"))
+    assert {name: one.sum.consumed for name, one in found.items()} == {"hour": 7, "day": 15, "week": 31}
+    hour = found["hour"]
+    assert [tally.consumed for tally in (hour.steps[-1], hour.steps[-2], hour.steps[0])] == [1, 2, 4]
+    assert (hour.last(1).consumed, hour.last(60).consumed) == (2, 6)
+    assert (hour.sum.lateness(50), hour.sum.lateness(90), hour.sum.lateness(95)) == (0.01, 0.01, 1.0)
+
+
+def test_a_percentile_beyond_the_last_class_has_no_bound() -> None:
+    tally = throughput.Tally()
+    assert tally.lateness(50) is None
+    tally.counts[-1] = 1
+    assert tally.lateness(50) == float("inf")
+
+
+def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> None:
+    rolled(ago(minutes=5), consumed=1234, retried=56, late_20=100, late_more=10)
+    page = viewer.get(URL)
+    text = samples.text(page)
+    assert "1,234" in page.context["throughput"]
+    assert "≤ 20 ms" in page.context["lateness"]
+    assert "&gt; 10 m" in page.context["lateness"]
+    assert "half of them ≤ 20 ms" in text
+    assert page.context["throughput"].count("not over yet") >= 1
+
+
+# --- banners ----------------------------------------------------------------------------------------------------------
+
+
+def test_when_all_is_well_there_is_no_banner(viewer: Client) -> None:
+    samples.scheduled()
+    assert problems(viewer.get(URL)) == []
+
+
+def test_overdue_messages_that_nobody_serves(viewer: Client) -> None:
+    late(2, queue="mail")
+    worker(queues=("default",))
+    worker("w/2", queues=("mail",), seen=600)
+    page = viewer.get(URL)
+    assert problems(page) == [("error", "No live worker serves queue mail, and 2 of its messages are overdue.")]
+    assert [url for _banner, url in page.context["banners"]] == [WORKERS]
+    panels.forget()
+    worker("w/3", queues=("mail",))
+    assert problems(viewer.get(URL)) == []
+
+
+def test_a_message_that_waits_for_long(viewer: Client) -> None:
+    worker()
+    late(seconds=250)
+    page = viewer.get(URL)
+    [(level, text)] = problems(page)
+    assert level == "warning"
+    assert text.startswith("The oldest overdue message has waited for 4 m 1")
+    assert query(page.context["banners"][0][1]) == "is:overdue"
+
+
+def test_a_paused_queue_says_by_whom_and_why_and_is_no_alarm(viewer: Client) -> None:
+    late(seconds=250, queue="mail")
+    pause_queue("mail", reason=HOSTILE)
+    page = viewer.get(URL)
+    [(level, text)] = problems(page)
+    assert level == "info"
+    assert text.startswith("Queue mail is paused since ")
+    assert text.endswith(f": {HOSTILE}.")
+    assert HOSTILE not in page.content.decode()
+
+
+def test_a_redis_that_may_drop_things(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    health = Health("7.2", "master", 1, 95, 100, "allkeys-lru", 0, "aof")
+    monkeypatch.setattr(Survey, "health", lambda self: health)
+    texts = dict.fromkeys(text for _level, text in problems(viewer.get(URL)))
+    assert [text.split(":")[0] for text in texts] == [
+        "Redis may drop what waits in it",
+        "Redis has used 95 % of the memory that it may take.",
+    ]
+
+
+def test_migrations_that_are_not_applied(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    late(seconds=250)
+    worker()
+    monkeypatch.setattr(facts, "pending", lambda using: ["0002_more"])
+    page = viewer.get(URL)
+    assert [level for level, _text in problems(page)] == ["error", "warning"]
+    assert "1 migration is not applied" in problems(page)[0][1]
+    assert "pending: 0002_more" in samples.text(page)
+    monkeypatch.undo()
+    assert facts.pending(samples.DB) == []
+
+
+# --- what does not answer ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def announcer_awake() -> Iterator[None]:
+    announce.announcer.cache_clear()
+    yield
+    announce.announcer.cache_clear()
+
+
+@pytest.mark.usefixtures("announcer_awake")
+def test_without_redis_the_pages_are_there_and_say_so(viewer: Client, redis_server: RedisServer) -> None:
+    samples.scheduled()
+    redis_server.kill()
+    page = viewer.get(URL)
+    assert problems(page)[0] == (
+        "error",
+        "Redis does not answer: messages are delivered from the database, less precisely.",
+    )
+    assert tiles(page)["Scheduled"][0] == "1"
+    assert "does not answer:" in samples.text(page)
+    assert viewer.get(WORKERS).status_code == 200
+
+
+def test_a_project_without_redis_has_no_complaint(viewer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    page = viewer.get(URL)
+    assert problems(page) == []
+    assert "none (delivery by query)" in samples.text(page)
+
+
+def slow(*args: Any, **kwargs: Any) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('statement_timeout', '20', true)")
+        cursor.execute("SELECT pg_sleep(20)")
+
+
+def broken(*args: Any, **kwargs: Any) -> Any:
+    raise OperationalError("gone")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "regions"),
+    [(pulse, "feel", ("tiles", "queues")), (upcoming, "look", ("upcoming",)), (throughput, "series", ("past",)),
+     (presence, "look", ("state",))],
+)  # fmt: skip
+@pytest.mark.parametrize("fault", [slow, broken])
+def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
+    viewer: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    regions: tuple[str, ...],
+    fault: Callable[..., Any],
+) -> None:
+    if fault is slow and connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL ends a statement by itself")
+    late()
+    rolled(ago(minutes=5), consumed=3)
+    monkeypatch.setattr(module, name, fault)
+    page = viewer.get(URL)
+    assert page.status_code == 200
+    parts = re.split(r'data-dq-region="', page.content.decode())[1:]
+    complaining = {part.split('"')[0] for part in parts if "Could not load" in part}
+    assert complaining == set(regions)
+    assert ("took longer than" in page.content.decode()) == (fault is slow)
+    assert viewer.get(URL).status_code == 200
+
+
+def test_workers_that_cannot_be_read_are_not_none(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker()
+    monkeypatch.setattr(presence, "look", broken)
+    text = samples.text(viewer.get(WORKERS))
+    assert "How many workers there are is not known." in text
+    assert "No worker has shown itself" not in text
+    assert " 0 " not in text
+    dashboard = viewer.get(URL)
+    assert {row.workers for row in dashboard.context["queues"]} == {"?"}
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_workers_are_alive_late_or_lost_in_words(viewer: Client) -> None:
+    worker("w/alive", seen=1, queues=("default", "mail"))
+    worker("w/late", seen=60)
+    worker("w/lost", seen=600)
+    page = viewer.get(WORKERS)
+    assert [(row.name, row.label) for row in page.context["rows"]] == [
+        ("w/lost", "lost"), ("w/late", "late"), ("w/alive", "alive"),
+    ]  # fmt: skip
+    text = samples.text(page)
+    assert "1 alive 1 late 1 lost" in text
+    assert "default, mail" in text
+    assert "h:7" in text
+    assert "1 alive, 1 late, 1 lost; latest heartbeat" in samples.text(viewer.get(URL))
+
+
+def test_a_worker_shows_what_it_runs_some_of_it(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker("host/1-worker")
+    messages = [samples.running() for _ in range(7)]
+    page = viewer.get(WORKERS)
+    [row] = page.context["rows"]
+    assert [text for text, _url in row.running] == [f"{m.topic} #{m.pk}" for m in messages[:5]]
+    assert row.running[0][1] == samples.change_url(messages[0])
+    assert "and 2 more" in samples.text(page)
+    panels.forget()
+    monkeypatch.setattr(presence, "MOST_RUNNING", 3)
+    assert "3 were looked at" in samples.text(viewer.get(WORKERS))
+
+
+def test_without_workers_it_says_how_to_start_one(viewer: Client) -> None:
+    assert "python manage.py run_delayq" in samples.text(viewer.get(WORKERS))
+
+
+# --- cost, access, safety ---------------------------------------------------------------------------------------------
+
+# A count or a group over all the messages, with no limit inside.
+UNCAPPED = re.compile(r"count\(|group by|distinct|sum\(|min\(|max\(", re.IGNORECASE)
+
+
+def statements(client: Client, *urls: str) -> list[str]:
+    with CaptureQueriesContext(connection) as captured:
+        for url in urls:
+            panels.forget()
+            assert client.get(url).status_code == 200
+    return [query["sql"] for query in captured.captured_queries]
+
+
+def test_nothing_is_counted_without_a_limit(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upcoming, "CAP", 1)
+    late(3)
+    samples.scheduled(delay="30m")
+    samples.scheduled(delay="30m")
+    seen = statements(viewer, URL, f"{URL}?window=week&past=week", WORKERS)
+    on_messages = [sql for sql in seen if "delayq_message" in sql and not sql.startswith("EXPLAIN")]
+    assert len(on_messages) > 5
+    for sql in on_messages:
+        for select in re.findall(r"SELECT count\(\*\) FROM .*", sql, re.IGNORECASE):
+            assert re.match(r"SELECT count\(\*\) FROM \(", select, re.IGNORECASE), sql
+        assert len(UNCAPPED.findall(sql)) <= len(re.findall(r"\bLIMIT\b", sql, re.IGNORECASE)), sql
+        assert "DISTINCT" not in sql.upper()
+        assert "GROUP BY" not in sql.upper()
+
+
+def test_it_asks_few_questions_and_none_twice_at_once(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    late(3)
+    monkeypatch.setattr(facts, "FRESH", 600)
+    monkeypatch.setattr(facts, "ROLLUPS", 600)
+    viewer.get(URL)
+    first = statements(viewer, URL)
+    asking = [sql for sql in first if not re.match(r"SAVEPOINT|RELEASE|.*statement_timeout", sql)]
+    mine = [sql for sql in asking if "auth_user" not in sql and "django_session" not in sql]
+    if connection.vendor == "postgresql":
+        assert len([sql for sql in mine if "django_migrations" not in sql]) <= 12
+    with CaptureQueriesContext(connection) as captured:
+        viewer.get(URL)
+    assert [q["sql"] for q in captured.captured_queries if "delayq" in q["sql"]] == []
+
+
+def test_who_may_not_see_messages_sees_neither_page(client: Client) -> None:
+    nora = logged_in(person("nora"))
+    for url in (URL, WORKERS):
+        assert nora.get(url).status_code == 403
+        assert client.get(url).status_code == 302
+
+
+@pytest.mark.parametrize("query", ["", "?window=week&past=week"])
+def test_pages_need_nothing_that_a_strict_policy_forbids(query: str) -> None:
+    schedule_message("t.hostile", delay="30m")
+    Message.objects.update(topic=HOSTILE)
+    rolled(ago(minutes=5), topic=HOSTILE, consumed=1)
+    worker(HOSTILE, queues=(HOSTILE,))
+    boss = logged_in(User.objects.create_superuser("boss"))
+    for url in (f"{URL}{query}", WORKERS):
+        html = boss.get(url).content.decode()
+        assert HOSTILE not in html
+        assert not re.search(r"<[^>]*\s(style|on[a-z]+)\s*=", html)
+        assert not re.search(r"<style|<script(?![^>]*\ssrc=)", html)
+    assert "&lt;script&gt;&quot;&amp;" in boss.get(URL).content.decode()
+
+
+def test_numbers_add_up_to_the_least_exact() -> None:
+    assert total([]) == Capped(0)
+    assert total([Capped(1), Capped(2, about=True)]) == Capped(3, about=True)
+    assert total([Capped(1, more=True), Capped(2, about=True)]) == Capped(3, more=True)
+    assert str(Capped(8123, about=True)) == "about 8,120"
+    assert str(Capped(3, more=True)) == "3+"
+
+
+def test_the_dashboard_is_on_its_own_site(viewer: Client) -> None:
+    assert reverse("admin:django_delayq_dashboard_changelist") == URL
+    assert 'aria-current="page">Dashboard' in viewer.get(URL).content.decode()
+
+
+def test_topics_of_a_high_bar_are_told_to_be_estimated(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule(4)
+    assert "are estimated" not in samples.text(viewer.get(URL))
+    panels.forget()
+    monkeypatch.setattr(upcoming, "SAMPLE", 3)
+    page = viewer.get(URL)
+    assert "are estimated" in samples.text(page)
+    bar = page.context["coming"].facts.peak
+    assert (bar.number, dict(bar.topics)) == (Capped(4), {samples.TOPIC: 4})

@@ -1,0 +1,185 @@
+"""What was given up, in groups, and what can be done with a group."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_delayq.inspector import dead
+from django_delayq.inspector.patience import TooSlow
+from django_delayq.inspector.search import exact_error, parse
+from django_delayq.models import AuditEvent, Message
+from django_delayq.states import State
+
+from . import samples
+from .asking import answer, worked_off
+
+pytestmark = pytest.mark.django_db
+
+PAGE = "admin:django_delayq_deadletter_changelist"
+HOSTILE = 'Broken "quotes": <script>, back\\slash, 100% * and so on…'
+
+
+def died(topic: str = samples.TOPIC, error: str = "ValueError: no", ago: timedelta = timedelta(0)) -> Message:
+    message = samples.dead()
+    at = timezone.now() - ago
+    Message.objects.filter(pk=message.pk).update(topic=topic, error=error, finished_at=at)
+    return samples.fresh(message)
+
+
+def groups(client: Client, table: str) -> dict[tuple[str, str | None], Any]:
+    response = client.get(reverse(PAGE))
+    assert response.status_code == 200
+    return {(shown.group.topic, shown.group.error): shown.group for shown in response.context[table]}
+
+
+def press(client: Client, verb: str, group: dead.Group, **data: Any) -> Any:
+    """A button of the page, as it is there."""
+    page = client.get(reverse(PAGE)).content.decode()
+    assert samples.steer_url(verb) in page
+    given = {"search": group.search, "origin": "deadletters"}
+    return answer(client, verb, client.post(samples.steer_url(verb), given), **data)
+
+
+def test_the_dead_are_told_by_topic_and_by_kind_of_error(viewer: Client) -> None:
+    day, week = timedelta(hours=5), timedelta(days=3)
+    first = died("t.a", "TimeoutError: …", timedelta(days=30))
+    died("t.a", "TimeoutError: …", week)
+    died("t.a", "TimeoutError: …", day)
+    last = died("t.a", "ValueError: no")
+    died("t.b", "ValueError: no")
+    samples.cancelled()
+    topics = groups(viewer, "topics")
+    assert {key: group.count for key, group in topics.items()} == {("t.a", None): 4, ("t.b", None): 1}
+    whole = topics["t.a", None]
+    assert (whole.hour, whole.day, whole.week, whole.sample) == (1, 2, 3, last.pk)
+    assert (whole.first, whole.last) == (first.finished_at, last.finished_at)
+    errors = groups(viewer, "errors")
+    assert {key: group.count for key, group in errors.items()} == {
+        ("t.a", "TimeoutError: …"): 3,
+        ("t.a", "ValueError: no"): 1,
+        ("t.b", "ValueError: no"): 1,
+    }
+    assert next(iter(errors)) == ("t.a", "TimeoutError: …")
+
+
+def test_a_group_leads_to_its_messages_and_to_an_example(viewer: Client) -> None:
+    mine = died("t.a", HOSTILE)
+    died("t.a", "ValueError: no")
+    response = viewer.get(reverse(PAGE))
+    assert "<script>, back" not in response.content.decode()
+    shown = next(shown for shown in response.context["errors"] if shown.group.error == HOSTILE)
+    assert shown.sample == samples.change_url(mine)
+    listed = viewer.get(shown.list).context["cl"].result_list
+    assert [message.pk for message in listed] == [mine.pk]
+
+
+def test_without_any_it_says_so(viewer: Client) -> None:
+    samples.scheduled()
+    assert "No message is dead." in samples.text(viewer.get(reverse(PAGE)))
+
+
+@pytest.mark.parametrize("error", ["ValueError: no", "ValueError", "", HOSTILE, "5", "=", "a*", "state:dead", "x,y"])
+def test_a_requeue_touches_its_group_alone(chief: Client, error: str) -> None:
+    mine = [died("t.a", error) for _number in range(2)]
+    others = [
+        died("t.a", f"{error}."),
+        died("t.a", f"x{error}"),
+        died("t.ab", error),
+        died("t.b", error),
+    ]
+    response = press(chief, "requeue", groups(chief, "errors")["t.a", error], reason="repaired")
+    assert samples.said(response)
+    worked_off()
+    assert [samples.fresh(message).state for message in mine] == [State.SCHEDULED] * 2
+    assert [samples.fresh(message).state for message in others] == [State.DEAD] * 4
+    event = AuditEvent.objects.get()
+    assert (event.verb, event.reason) == ("requeue", "repaired")
+
+
+def test_a_whole_topic_is_purged_after_its_number_was_typed(chief: Client) -> None:
+    mine = [died("t.a", f"Error {number}") for number in range(3)]
+    other, live = died("t.b"), samples.scheduled()
+    group = groups(chief, "topics")["t.a", None]
+    assert "This is not 3." in samples.text(press(chief, "purge", group, typed="2"))
+    press(chief, "purge", group)
+    worked_off()
+    assert not Message.objects.filter(pk__in=[message.pk for message in mine]).exists()
+    assert {samples.fresh(message).state for message in (other, live)} == {State.DEAD, State.SCHEDULED}
+
+
+def test_a_requeue_may_be_spread_over_a_time(chief: Client) -> None:
+    mine = [died("t.a") for _number in range(4)]
+    press(chief, "requeue", groups(chief, "topics")["t.a", None], spread="40m")
+    worked_off()
+    due = [samples.fresh(message).due_at for message in mine]
+    assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(4)]
+
+
+def test_the_way_back_leads_here(chief: Client) -> None:
+    died("t.a")
+    group = groups(chief, "topics")["t.a", None]
+    given = {"search": group.search, "origin": "deadletters"}
+    asked = chief.post(samples.steer_url("requeue"), given)
+    assert asked.context["back"] == reverse(PAGE)
+    assert "Messages: dead, topic is “t.a”" in samples.text(asked)
+
+
+def test_only_the_newest_are_looked_at_and_the_page_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead, "CAP", 2)
+    monkeypatch.setattr("django_delayq.admin.deadletters.CAP", 2)
+    died("t.old", ago=timedelta(days=1))
+    died("t.a")
+    died("t.b")
+    text = samples.text(viewer.get(reverse(PAGE)))
+    assert "There are more than 2: only the newest 2 are counted here." in text
+    assert "t.old" not in text
+
+
+def test_a_database_that_takes_too_long_is_told(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(rows: Any) -> Any:
+        raise TooSlow
+
+    monkeypatch.setattr("django_delayq.admin.deadletters.dead", slow)
+    assert "The database took too long to answer." in samples.text(viewer.get(reverse(PAGE)))
+
+
+def uncapped(sql: str) -> bool:
+    """Whether a query counts, groups or tells apart rows of the table of messages without a limit."""
+    words = sql.upper()
+    if "DELAYQ_MESSAGE" not in words:
+        return False
+    return bool(re.search(r"COUNT\(|DISTINCT|GROUP BY", words)) and "LIMIT" not in words
+
+
+def test_no_page_reads_more_than_a_capped_part_of_the_table(chief: Client) -> None:
+    messages = list(samples.one_of_each().values())
+    with CaptureQueriesContext(connection) as queries:
+        groups(chief, "topics")
+        asked = chief.post(samples.steer_url("requeue"), {"search": "state:dead"})
+        answer(chief, "requeue", asked)
+        chief.post(samples.steer_url("cancel"), {"ids": samples.ids(*messages)})
+        chief.get(reverse("admin:django_delayq_operation_changelist"))
+    selects = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
+    assert Counter(uncapped(sql) for sql in selects)[True] == 0
+    assert sum("delayq_message" in sql for sql in selects) > 5
+    scans = [sql for sql in selects if "delayq_message" in sql and "LIMIT" not in sql and "IN (" not in sql]
+    assert scans == []
+    assert uncapped('SELECT COUNT(*) FROM "delayq_message"')
+
+
+@pytest.mark.parametrize("error", ["", "plain", HOSTILE, "=x", "a b"])
+def test_an_exact_error_is_written_as_it_is_read(error: str) -> None:
+    found = parse(exact_error(error), now=timezone.now())
+    assert found.problems == ()
+    assert parse(found.frozen, now=timezone.now()).condition() == found.condition()
+    assert ("error", error) in found.terms[0].condition.children

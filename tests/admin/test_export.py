@@ -1,0 +1,184 @@
+"""What a search finds as a file: complete, in order, redacted, safe to open, and written down."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from django_delayq.admin import export
+from django_delayq.inspector import listing
+from django_delayq.inspector.patience import TooSlow
+from django_delayq.models import AuditEvent
+
+from . import samples
+from .conftest import logged_in, person
+
+pytestmark = pytest.mark.django_db
+
+URL = "admin:django_delayq_message_export"
+
+
+@pytest.fixture
+def exporter(db: None) -> Client:
+    return logged_in(person("ella", "view_message", "export_message"))
+
+
+def post(client: Client, form: str = "jsonl", **query: Any) -> Any:
+    return client.post(reverse(URL), {"format": form, **query})
+
+
+def body(response: Any) -> str:
+    assert response.status_code == 200
+    return b"".join(response.streaming_content).decode()
+
+
+def lines(response: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in body(response).splitlines()]
+
+
+def cells(response: Any) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(body(response), newline="")))
+
+
+def test_the_messages_of_the_search_come_in_the_order_of_the_list(
+    exporter: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_BATCH", 2)
+    made = [samples.scheduled({"n": n}, delay=f"{9 - n}h", key=f"k-{n}") for n in range(5)]
+    samples.scheduled(queue="other")
+    samples.dead()
+    found = lines(post(exporter, q="key:k-*"))
+    assert [row["id"] for row in found] == [message.pk for message in reversed(made)]
+    assert found[0]["payload"] == {"n": 4}
+    assert found[0]["due_at"] == made[4].due_at.isoformat()
+    assert found[0]["state"] == "scheduled"
+    assert [row["id"] for row in lines(post(exporter, q="key:k-*", state="dead"))] == []
+
+
+def test_a_tab_is_exported_as_it_is_shown(exporter: Client) -> None:
+    made = samples.one_of_each()
+    for state, message in made.items():
+        assert [row["id"] for row in lines(post(exporter, state=state))] == [message.pk]
+    assert len(lines(post(exporter, state="all"))) == len(made)
+
+
+def test_csv_holds_the_same(exporter: Client) -> None:
+    message = samples.scheduled({"a": [1, 2**63 - 1]}, key="a,b", headers={"h": 1})
+    rows = cells(post(exporter, "csv"))
+    assert len(rows) == 1
+    assert rows[0]["id"] == str(message.pk)
+    assert rows[0]["key"] == "a,b"
+    assert rows[0]["finished_at"] == ""
+    assert json.loads(rows[0]["payload"]) == {"a": [1, 2**63 - 1]}
+    assert json.loads(rows[0]["headers"]) == {"h": 1}
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_no_cell_is_a_formula_to_a_spreadsheet(exporter: Client, start: str) -> None:
+    samples.scheduled(key=f"{start}1+cmd|'/c calc'!A0")
+    assert cells(post(exporter, "csv"))[0]["key"] == f"'{start}1+cmd|'/c calc'!A0"
+
+
+@pytest.mark.parametrize("start", ["\t", "\r"])
+def test_no_cell_hides_a_formula_behind_blanks(start: str) -> None:
+    assert export._safe(f"{start}=1") == f"'{start}=1"
+    assert export._safe("a=1") == "a=1"
+    assert export._safe(-1) == -1
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_what_looks_secret_is_masked_unless_one_may_see_it(exporter: Client, form: str) -> None:
+    samples.scheduled({"api_key": "leak-1", "user": [{"password": "leak-2"}]}, headers={"Authorization": "leak-3"})
+    assert "leak" not in body(post(exporter, form))
+    trusted = logged_in(person("rita", "view_message", "export_message", "reveal_message"))
+    shown = body(post(trusted, form))
+    assert all(f"leak-{number}" in shown for number in (1, 2, 3))
+    assert "unmasked" not in AuditEvent.objects.earliest("id").target
+    assert "unmasked" in AuditEvent.objects.latest("id").target
+
+
+def test_it_is_written_down_who_exported_what(exporter: Client) -> None:
+    samples.scheduled({"secret": "leak"}, key="a")
+    body(post(exporter, "csv", q="key:a"))
+    event = AuditEvent.objects.get()
+    assert (event.actor, event.verb, event.outcomes) == ("user:ella", "export", {"exported": 1})
+    assert event.target == "key is “a”, as csv"
+    assert event.user_key == str(User.objects.get(username="ella").pk)
+
+
+@pytest.mark.parametrize(("form", "lines_beside"), [("csv", 2), ("jsonl", 1)])
+def test_beyond_the_cap_the_last_line_says_so(
+    exporter: Client, monkeypatch: pytest.MonkeyPatch, form: str, lines_beside: int
+) -> None:
+    monkeypatch.setattr(export, "CAP", 3)
+    samples.many(4)
+    found = body(post(exporter, form)).splitlines()
+    assert len(found) == 3 + lines_beside
+    assert "Only the first 3 messages: there are more." in found[-1]
+    assert AuditEvent.objects.get().outcomes == {"exported": 3}
+    monkeypatch.setattr(export, "CAP", 4)
+    assert "Only the first" not in body(post(exporter, form))
+
+
+def test_a_message_that_is_purged_meanwhile_is_left_out(exporter: Client) -> None:
+    first, second = samples.cancelled(), samples.cancelled()
+    response = post(exporter, state="cancelled")
+    first.delete()
+    assert [row["id"] for row in lines(response)] == [second.pk]
+
+
+def test_nobody_exports_without_the_permission(viewer: Client, operator: Client) -> None:
+    samples.scheduled()
+    without_view = logged_in(person("nora", "export_message"))
+    for client in (viewer, operator, without_view, Client()):
+        assert post(client).status_code in (302, 403)
+    assert not AuditEvent.objects.exists()
+    assert reverse(URL) not in viewer.get(reverse(samples.LIST)).content.decode()
+
+
+def test_a_form_leads_to_it_for_who_may(exporter: Client) -> None:
+    html = exporter.get(reverse(samples.LIST), {"q": 'key:"a b"', "state": "dead"}).content.decode()
+    assert f'action="{reverse(URL)}"' in html
+    assert 'name="q" value="key:&quot;a b&quot;"' in html
+    assert '<input type="hidden" name="state" value="dead">' in html
+
+
+def test_a_get_or_a_forged_post_exports_nothing(exporter: Client) -> None:
+    assert exporter.get(reverse(URL), {"format": "csv"}).status_code == 405
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(User.objects.get(username="ella"))
+    assert post(strict).status_code == 403
+    assert post(exporter, "xls").status_code == 400
+    assert not AuditEvent.objects.exists()
+
+
+@pytest.mark.parametrize("q", ["due:x", "payload.password:a"])
+def test_a_search_that_is_refused_exports_nothing(exporter: Client, q: str) -> None:
+    samples.scheduled({"password": "a"})
+    response = exporter.post(reverse(URL), {"format": "csv", "q": q}, follow=True)
+    assert response.redirect_chain[0][0].startswith(reverse(samples.LIST) + "?state=")
+    assert len(samples.said(response)) == 1
+    assert not AuditEvent.objects.exists()
+
+
+def test_a_search_without_an_index_exports_nothing(exporter: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_slow(*args: Any, **options: Any) -> list[int]:
+        raise TooSlow
+
+    monkeypatch.setattr(listing.Listing, "ids", too_slow)
+    response = exporter.post(reverse(URL), {"format": "csv"}, follow=True)
+    assert samples.said(response) == ["The search took too long: nothing was exported. Narrow it."]
+
+
+def test_an_export_is_never_kept(exporter: Client) -> None:
+    response = post(exporter, "csv")
+    assert "no-store" in response["Cache-Control"]
+    assert response["Content-Disposition"].startswith('attachment; filename="messages-')
+    assert response["Content-Type"] == "text/csv; charset=utf-8"

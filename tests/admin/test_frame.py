@@ -1,0 +1,141 @@
+"""What every page has around it: the way to the others, the environment, and the promise of fresh numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.contrib.staticfiles import finders
+from django.test import Client
+
+from django_delayq.admin import panels
+
+from . import samples
+from .conftest import logged_in, person
+
+pytestmark = pytest.mark.django_db
+
+ROOT = "/admin/django_delayq/"
+OURS = ("dashboard", "worker")
+
+
+def asset(name: str) -> str:
+    found = finders.find(f"django_delayq/{name}")
+    assert isinstance(found, str)
+    return Path(found).read_text()
+
+
+def navigation(html: str) -> str:
+    [nav] = re.findall(r'<nav class="dq-nav".*?</nav>', html, re.DOTALL)
+    return str(nav)
+
+
+def links(html: str) -> dict[str, str]:
+    """Label → address, in the navigation."""
+    found = re.findall(r'<li><a href="([^"]*)"[^>]*>([^<]*)</a></li>', navigation(html))
+    return {label: url for url, label in found}
+
+
+@pytest.fixture
+def boss(db: None) -> Client:
+    return logged_in(User.objects.create_superuser("boss"))
+
+
+def test_each_page_leads_to_all_others_and_says_which_it_is(boss: Client) -> None:
+    for page in OURS:
+        html = boss.get(f"{ROOT}{page}/").content.decode()
+        assert list(links(html)) == [
+            "Dashboard", "Messages", "Dead letters", "Queues", "Workers", "Health", "Operations", "Audit events",
+        ]  # fmt: skip
+        assert re.findall(r'<a href="([^"]*)" aria-current="page"', navigation(html)) == [f"{ROOT}{page}/"]
+        for url in links(html).values():
+            assert boss.get(url).status_code == 200
+
+
+def test_nobody_is_led_to_what_he_may_not_see() -> None:
+    vera = logged_in(person("vera", "view_message"))
+    assert "Audit events" not in links(vera.get(f"{ROOT}dashboard/").content.decode())
+
+
+def test_the_environment_and_the_lock_are_on_every_page(boss: Client, settings: Any) -> None:
+    for page in OURS:
+        assert "dq-environment" not in boss.get(f"{ROOT}{page}/").content.decode()
+    settings.DELAYQ = {**settings.DELAYQ, "ENVIRONMENT": "<production>", "ADMIN_READ_ONLY": True}
+    panels.forget()
+    for page in OURS:
+        html = boss.get(f"{ROOT}{page}/").content.decode()
+        assert "&lt;production&gt;" in html
+        assert "read only" in samples.text(boss.get(f"{ROOT}{page}/"))
+
+
+def test_without_a_script_there_is_a_plain_link(boss: Client) -> None:
+    html = boss.get(f"{ROOT}dashboard/?window=week&past=day").content.decode()
+    [live] = re.findall(r'<span class="dq-live".*?</span>', html, re.DOTALL)
+    assert re.findall(r'<a class="dq-refresh" href="([^"]*)">', live) == [f"{ROOT}dashboard/?window=week&amp;past=day"]
+    assert "<select" not in live
+
+
+def test_regions_have_names_of_their_own_and_hold_no_form(boss: Client) -> None:
+    for page in OURS:
+        html = boss.get(f"{ROOT}{page}/").content.decode()
+        names = re.findall(r'data-dq-region="([^"]*)"', html)
+        assert names
+        assert len(names) == len(set(names))
+        assert "<form" not in html[html.index("data-dq-region") :].split("</main>")[0]
+
+
+def test_assets_are_small_and_stand_alone() -> None:
+    script, sheet = asset("admin.js"), asset("admin.css")
+    assert len(script.encode()) <= 5 * 1024
+    for word in ("eval(", "innerHTML", "new Function", 'setAttribute("style"', ".style", "http:", "https:", "import "):
+        assert word not in script, word
+    assert "@import" not in sheet
+    assert "url(" not in sheet
+
+
+def test_no_rule_leaves_our_pages() -> None:
+    sheet = re.sub(r"/\*.*?\*/", "", asset("admin.css"), flags=re.DOTALL)
+    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media[^{]*\{", "", sheet))
+    assert len(selectors) > 50
+    for selector in selectors:
+        for one in selector.split(","):
+            assert ".delayq" in one, one
+
+
+def contrast(one: str, other: str) -> float:
+    """By WCAG, of two colours such as #a01313."""
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(factor * part for factor, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def palettes() -> list[dict[str, str]]:
+    """The tokens of the light theme, and of the dark one by each way to it."""
+    blocks = re.findall(r"\{([^{}]*--dq-bad-fg:[^{}]*)\}", asset("admin.css"))
+    return [dict(re.findall(r"--dq-([a-z0-9-]+): (#[0-9a-f]{3,6});", block)) for block in blocks]
+
+
+def test_text_can_be_read_in_both_themes() -> None:
+    found = palettes()
+    assert len(found) == 3
+    assert found[1] == found[2]
+    for palette in found:
+        for name in ("bad", "warn", "good", "info", "idle"):
+            assert contrast(palette[f"{name}-fg"], palette[f"{name}-bg"]) >= 4.5, name
+        assert contrast("#ffffff", palette["danger"]) >= 4.5
+
+
+def test_series_can_be_told_from_the_ground() -> None:
+    for palette, ground in zip(palettes(), ("#ffffff", "#121212", "#121212"), strict=True):
+        for name, colour in palette.items():
+            if name.startswith("series") or name == "focus":
+                assert contrast(colour, ground) >= 3, name

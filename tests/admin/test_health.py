@@ -1,0 +1,173 @@
+"""The page of Redis, the database, and how they agree."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_delayq import announce, conf, operations, restore
+from django_delayq.admin import panels
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.models import Message, Operation
+from testproject.servers import RedisServer
+
+from .conftest import logged_in, person
+from .samples import DB, record, running, said, scheduled, text
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PAGE = "admin:django_delayq_health_changelist"
+
+
+def url(name: str = "changelist") -> str:
+    return reverse(f"admin:django_delayq_health_{name}")
+
+
+@pytest.fixture(autouse=True)
+def _anew(settings: Any) -> None:
+    panels.forget()
+    announce.announcer.cache_clear()
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
+
+
+@pytest.fixture
+def restorer(db: None) -> Client:
+    return logged_in(person("rosa", "view_message", "restore_message", "view_operation"))
+
+
+@pytest.fixture
+def loaded(db: None) -> RedisBroker:
+    """Redis with a horizon, so that what is scheduled goes into it."""
+    there = RedisBroker(conf.get(), DB, timeout=2)
+    restore.begin(DB, there, "default", lease=0.001, worker="test")
+    return there
+
+
+def work_off() -> Operation:
+    operation = operations.take(DB, "an operator")
+    assert operation is not None
+    while operations.run_step(DB, operation, "an operator"):
+        pass
+    operation.refresh_from_db()
+    return operation
+
+
+def test_redis_and_the_database_say_how_they_are(viewer: Client, loaded: RedisBroker) -> None:
+    scheduled(delay="1m")
+    page = text(viewer.get(url()))
+    for word in ("answers, version", "Role master", "maxmemory-policy ok noeviction", "Evicted keys 0", "Persistence"):
+        assert word in page
+    assert "Migrations ok all applied" in page
+    assert "kept 30 d" in page
+    assert re.search(r"default 1 0", page)
+    assert ("Dead rows" in page) == (connection.vendor == "postgresql")
+
+
+def test_a_policy_that_evicts_is_critical(viewer: Client, redis_client: redis.Redis) -> None:
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        assert "maxmemory-policy critical allkeys-lru" in text(viewer.get(url()))
+    finally:
+        redis_client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_without_redis_the_page_still_answers(restorer: Client, redis_server: RedisServer) -> None:
+    redis_server.stop()
+    page = text(restorer.get(url()))
+    assert "State critical does not answer" in page
+    assert "Messages are delivered from the database meanwhile" in page
+    preview = restorer.get(url("restore"))
+    assert "Redis:" in text(preview)
+    assert 'name="typed"' not in preview.content.decode()
+
+
+def test_where_no_redis_is_configured_there_is_nothing_to_compare(restorer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    page = text(restorer.get(url()))
+    assert "There is no Redis, and nothing to compare." in page
+    assert "Check now" not in page
+    for name in ("check", "restore"):
+        assert restorer.post(url(name), {}).status_code == 403
+
+
+def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loaded: RedisBroker) -> None:
+    scheduled(delay="1m")
+    assert "They have not been compared yet." in text(restorer.get(url()))
+    answer = restorer.post(url("check"), follow=True)
+    assert said(answer) == ["A worker compares the record with Redis."]
+    assert "A check waits for a worker." in text(answer)
+    assert said(restorer.post(url("check"), follow=True)) == ["A check is under way already."]
+    operation = work_off()
+    assert (operation.verb, operation.state, operation.started_by) == ("check", Operation.State.DONE, "user:rosa")
+    page = text(restorer.get(url()))
+    assert "The record and Redis agreed in 2 comparisons." in page
+    assert re.search(r"Checked .* ago \(20.*\) by user:rosa\.", page)
+
+
+def test_what_differs_is_shown_by_queue(restorer: Client, loaded: RedisBroker) -> None:
+    lost = scheduled(delay="1m")
+    loaded.remove("default", [lost.pk])
+    restorer.post(url("check"))
+    work_off()
+    page = text(restorer.get(url()))
+    assert "differ" in page
+    assert "default 1 1 0 0 0" in page
+
+
+def test_what_is_stuck_is_shown_at_once(viewer: Client) -> None:
+    message = running()
+    assert "lease" not in text(viewer.get(url()))
+    Message.objects.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(hours=1))
+    panels.forget()
+    assert "1 message is running under a lease that ran out long ago" in text(viewer.get(url()))
+
+
+def test_who_may_only_look_is_offered_nothing_and_refused(viewer: Client) -> None:
+    page = viewer.get(url()).content.decode()
+    assert url("check") not in page
+    assert url("restore") not in page
+    for name in ("check", "restore"):
+        assert viewer.get(url(name)).status_code == 403
+        assert viewer.post(url(name), {}).status_code == 403
+    assert not Operation.objects.exists()
+
+
+def test_a_read_only_admin_refuses(restorer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    assert url("check") not in restorer.get(url()).content.decode()
+    assert restorer.post(url("check")).status_code == 403
+    assert restorer.post(url("restore"), {"overdue": "run", "typed": "restore"}).status_code == 403
+    assert not Operation.objects.exists()
+
+
+def test_a_post_needs_its_token(db: None) -> None:
+    rosa = logged_in(person("rosa", "view_message", "restore_message"), enforce_csrf_checks=True)
+    assert rosa.post(url("check")).status_code == 403
+    assert rosa.post(url("restore"), {"typed": "restore"}).status_code == 403
+    assert not Operation.objects.exists()
+
+
+def test_nothing_changes_by_looking(restorer: Client, redis_client: redis.Redis, loaded: RedisBroker) -> None:
+    scheduled(delay="1m")
+    before, held = record(), set(redis_client.keys("*"))
+    for name in ("changelist", "check", "restore"):
+        assert restorer.get(url(name)).status_code in (200, 302)
+    assert (record(), set(redis_client.keys("*"))) == (before, held)
+    assert not Operation.objects.exists()
+
+
+def test_the_pages_keep_a_strict_content_security_policy(restorer: Client, loaded: RedisBroker) -> None:
+    restorer.post(url("check"))
+    for name in ("changelist", "restore"):
+        html = restorer.get(url(name)).content.decode()
+        main = html[html.index('id="content-main"') :]
+        main = main[: main.index("<footer")] if "<footer" in main else main
+        assert not re.search(r"<script(?![^>]*src=)|\sstyle=|\son\w+=", main)

@@ -1,0 +1,500 @@
+"""Operations: done in steps, under a lease, stopped, resumed, failed; and the pages that show them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_delayq import operations, schedule_messages, transitions
+from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.inspector.search import parse
+from django_delayq.models import AuditEvent, Message, Operation, Transition, Worker
+from django_delayq.operations import Scope, Step, Work, steer, steps, work
+from django_delayq.states import State
+from django_delayq.worker.operator import TRIES, Operator
+
+from . import samples
+from .asking import started, worked_off
+
+pytestmark = pytest.mark.django_db
+
+LIST = "admin:django_delayq_operation_changelist"
+BATCH = 4
+
+
+@pytest.fixture(autouse=True)
+def _small_batches_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "LEASE", 3600.0)
+    for module in (work, steer):
+        monkeypatch.setattr(module, "BATCH", BATCH)
+
+
+def start(verb: str, search: str = "", *, ids: list[int] | None = None, **arguments: Any) -> Operation:
+    found = Scope.of_search(samples.DB, parse(search, now=timezone.now()))
+    scope = found.to_json() if ids is None else {"ids": ids}
+    return operations.start(samples.DB, verb, scope, arguments, described="these", reason="so", started_by="user:anna")
+
+
+def fresh(operation: Operation) -> Operation:
+    return Operation.objects.get(pk=operation.pk)
+
+
+def step(operation: Operation, worker: str = "w1") -> bool:
+    return operations.run_step(samples.DB, fresh(operation), worker)
+
+
+def lease_runs_out(operation: Operation) -> None:
+    late = transitions.now(samples.DB) - timedelta(seconds=1)
+    assert Operation.objects.filter(pk=operation.pk).update(leased_until=late)
+
+
+def scheduled(number: int, **options: Any) -> list[int]:
+    return [m.pk for m in schedule_messages([{"topic": samples.TOPIC, "delay": "1h", **options}] * number)]
+
+
+def states() -> Counter[str]:
+    return Counter(Message.objects.values_list("state", flat=True))
+
+
+def outcome(operation: Operation) -> tuple[str, int, dict[str, int]]:
+    now = fresh(operation)
+    return now.state, now.done, now.outcomes
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_operation_is_done_in_steps() -> None:
+    scheduled(10)
+    operation = start("cancel", "is:live")
+    seen = []
+    while step(operation):
+        seen.append((fresh(operation).state, states()["cancelled"]))
+    assert seen == [("running", 4), ("running", 8)]
+    assert outcome(operation) == ("done", 10, {"cancelled": 10})
+    now = fresh(operation)
+    assert (now.total, now.worker, now.leased_until) == (10, "", None)
+    assert now.started_at is not None
+    assert now.finished_at is not None
+    assert not step(operation)
+    log = Transition.objects.filter(to_state=State.CANCELLED)
+    assert set(log.values_list("actor", "reason")) == {("user:anna", "so")}
+    assert log.count() == 10
+
+
+def test_messages_named_by_their_ids_are_told_each() -> None:
+    ids = [message.pk for message in samples.one_of_each().values()]
+    operation = start("cancel", ids=[*ids, 10**9])
+    worked_off()
+    assert outcome(operation) == ("done", 7, {"cancelled": 1, "requested": 1, "too late": 4, "not found": 1})
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "before", "after"),
+    [
+        ("cancel", {}, State.SCHEDULED, "cancelled"),
+        ("run", {}, State.SCHEDULED, "rescheduled"),
+        ("reschedule", {"shift": 60}, State.SCHEDULED, "rescheduled"),
+        ("requeue", {}, State.DEAD, "requeued"),
+        ("purge", {}, State.DEAD, "purged"),
+    ],
+)
+def test_every_verb_does_what_it_can_and_leaves_the_rest(
+    verb: str, arguments: dict[str, Any], before: State, after: str
+) -> None:
+    made = samples.one_of_each()
+    untouched = {state for state in State if state not in work.WORKS[verb].states}  # type: ignore[attr-defined]
+    operation = start(verb, "", **arguments)
+    worked_off()
+    _state, done, outcomes = outcome(operation)
+    assert done == len(State) - len(untouched)
+    assert outcomes[after] >= 1
+    for state in untouched:
+        assert samples.fresh(made[state]).moves == made[state].moves
+    changed = Message.objects.filter(pk=made[before].pk).first()
+    assert changed is None if verb == "purge" else changed is not None and changed.moves == made[before].moves + 1
+
+
+def test_what_comes_later_is_left_alone_and_times_stand_still() -> None:
+    early = scheduled(2)
+    soon = start("cancel", "due:<2h")
+    late = scheduled(1)
+    worked_off()
+    found = Message.objects.filter(state=State.SCHEDULED).values_list("pk", flat=True)
+    assert set(found) == set(late)
+    assert early[0] not in found
+    assert "<2h" not in fresh(soon).scope["search"]
+
+
+def test_ids_far_apart_are_no_detour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steer, "WINDOW", 10)
+    near, far = scheduled(2)
+    Transition.objects.filter(message_id=far).update(message_id=10**12)
+    Message.objects.filter(pk=far).update(id=10**12)
+    operation = start("cancel", "is:live")
+    steps = 1
+    while step(operation):
+        steps += 1
+    assert (steps, outcome(operation)) == (2, ("done", 2, {"cancelled": 2}))
+    assert near
+
+
+def test_messages_are_spread_over_all_batches() -> None:
+    ids = scheduled(10)
+    due = transitions.now(samples.DB) + timedelta(days=1)
+    start("reschedule", "is:live", due=due.isoformat(), spread=100)
+    worked_off()
+    first = Message.objects.get(pk=ids[0]).due_at
+    ahead = [(Message.objects.get(pk=pk).due_at - first).total_seconds() for pk in ids]
+    assert ahead == pytest.approx([10.0 * number for number in range(10)], abs=0.002)
+
+
+def test_spread_without_a_number_goes_by_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steer, "COUNT_CAP", 3)
+    ids = scheduled(10)
+    due = transitions.now(samples.DB) + timedelta(days=1)
+    operation = start("reschedule", "is:live", due=due.isoformat(), spread=100)
+    worked_off()
+    assert fresh(operation).total is None
+    times = [Message.objects.get(pk=pk).due_at for pk in ids]
+    assert times == sorted(times)
+    assert due <= times[0]
+    assert times[-1] <= due + timedelta(seconds=101)
+    assert len(set(times)) == 10
+
+
+@pytest.mark.parametrize(
+    ("verb", "scope", "arguments"),
+    [
+        ("delete", {"ids": []}, {}),
+        ("cancel", {}, {}),
+        ("cancel", {"search": "due:sometime", "upto": 1}, {}),
+        ("reschedule", {"ids": [1]}, {}),
+        ("reschedule", {"ids": [1]}, {"due": "2050-01-01T00:00:00+00:00", "shift": 5}),
+    ],
+)
+def test_what_no_worker_could_do_is_refused_at_the_start(
+    verb: str, scope: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    with pytest.raises((KeyError, ValueError)):
+        operations.start(samples.DB, verb, scope, arguments, described="", reason="", started_by="")
+    assert not Operation.objects.exists()
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_workers_never_do_one_operation_at_once() -> None:
+    scheduled(10)
+    operation = start("cancel", "is:live")
+    assert step(operation, "w1")
+    assert operations.take(samples.DB, "w2") is None
+    before = samples.record()
+    assert not step(operation, "w2")
+    assert samples.record() == before
+    assert fresh(operation).worker == "w1"
+    assert step(operation, "w1")
+
+
+def test_two_workers_do_two_operations() -> None:
+    first, second = start("cancel", "is:live"), start("run", "is:live")
+    taken = [operations.take(samples.DB, name) for name in ("w1", "w2", "w3")]
+    assert taken == [first, second, None]
+
+
+def test_an_operation_whose_worker_was_killed_ends_as_if_it_had_not_been() -> None:
+    scheduled(10)
+    undisturbed = start("cancel", "is:live")
+    worked_off()
+    scheduled(10)
+    operation = start("cancel", "is:live")
+    assert step(operation, "w1")
+    lease_runs_out(operation)
+    worked_off(Operator(samples.DB, "w2"))
+    assert outcome(operation) == outcome(undisturbed)
+    assert states() == {"cancelled": 20}
+    assert Transition.objects.filter(to_state=State.CANCELLED).count() == 20
+
+
+def test_a_batch_whose_lease_was_lost_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduled(3)
+    operation = start("cancel", "is:live")
+    act = steer.Cancel.act
+
+    def slowly(self: Any, using: str, *args: Any) -> Any:
+        counts = act(self, using, *args)
+        lease_runs_out(operation)
+        assert operations.take(using, "w2") is not None
+        return counts
+
+    monkeypatch.setattr(steer.Cancel, "act", slowly)
+    assert not step(operation, "w1")
+    assert states() == {"scheduled": 3}
+    monkeypatch.undo()
+    lease_runs_out(operation)
+    worked_off()
+    assert outcome(operation) == ("done", 3, {"cancelled": 3})
+
+
+def test_a_worker_that_ends_in_order_gives_its_operation_back() -> None:
+    scheduled(10)
+    operation = start("cancel", "is:live")
+    leaving = Operator(samples.DB, "w1")
+    assert leaving.tick() == 0.0
+    leaving.leave()
+    assert fresh(operation).state == "queued"
+    worked_off(Operator(samples.DB, "w2"))
+    assert outcome(operation) == ("done", 10, {"cancelled": 10})
+
+
+def test_while_there_is_nothing_to_do_it_costs_one_query() -> None:
+    start("cancel", "is:live")
+    worked_off()
+    with CaptureQueriesContext(connection) as queries:
+        assert Operator(samples.DB, "w1").tick() >= 5.0
+    assert len(queries) == 1
+
+
+# --- stop and resume --------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_comes_between_two_batches_and_a_resume_goes_on_from_there() -> None:
+    scheduled(10)
+    operation = start("cancel", "is:live")
+    operator = Operator(samples.DB, "w1")
+    assert operator.tick() == 0.0
+    assert operations.stop(fresh(operation))
+    assert fresh(operation).state == "running"
+    worked_off(operator)
+    assert outcome(operation) == ("stopped", 4, {"cancelled": 4})
+    assert states() == {"cancelled": 4, "scheduled": 6}
+    worked_off(operator)
+    assert fresh(operation).state == "stopped"
+    assert operations.resume(fresh(operation))
+    worked_off(operator)
+    assert outcome(operation) == ("done", 10, {"cancelled": 10})
+
+
+def test_what_nobody_works_on_stops_at_once() -> None:
+    waiting, abandoned = start("cancel", "is:live"), start("cancel", "is:live")
+    step(abandoned)
+    Operation.objects.filter(pk=abandoned.pk).update(state="running", worker="w1", finished_at=None)
+    lease_runs_out(abandoned)
+    for operation in (waiting, abandoned):
+        assert operations.stop(operation)
+        assert fresh(operation).state == "stopped"
+
+
+def test_a_stop_that_the_worker_did_not_live_to_see(chief: Client) -> None:
+    scheduled(10)
+    left, killed = start("cancel", "is:live"), start("cancel", "is:live")
+    step(left, "w1")
+    step(killed, "w2")
+    for operation in (left, killed):
+        operations.stop(operation)
+    operations.give_back(samples.DB, "w1")
+    assert [fresh(operation).state for operation in (left, killed)] == ["stopped", "running"]
+    stop = reverse("admin:django_delayq_operation_stop", args=[killed.pk])
+    assert stop not in page(chief, killed).content.decode()
+    lease_runs_out(killed)
+    assert stop in page(chief, killed).content.decode()
+    chief.post(stop)
+    assert fresh(killed).state == "stopped"
+
+
+def test_what_has_ended_neither_stops_nor_goes_on() -> None:
+    operation = start("cancel", "is:live")
+    worked_off()
+    assert not operations.stop(operation)
+    assert not operations.resume(operation)
+    assert fresh(operation).state == "done"
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+class Failing(Work):
+    verb = "fail"
+    permission = "cancel_message"
+    error: Exception = ZeroDivisionError("by nothing")
+
+    def count(self, using: str) -> int | None:
+        return None
+
+    def step(self, using: str, operation: Operation) -> Step:
+        raise self.error
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Failing]]:
+    monkeypatch.setitem(work.WORKS, "fail", Failing)
+    error = Failing.error
+    yield Failing
+    Failing.error = error
+
+
+def tries(operator: Operator, number: int) -> int:
+    """Ticks, as the runner takes them; how many raised."""
+    raised = 0
+    for _number in range(number):
+        try:
+            operator.tick()
+        except Exception:  # noqa: BLE001
+            raised += 1
+    return raised
+
+
+def test_a_step_that_fails_again_and_again_fails_the_operation(
+    failing: type[Failing], caplog: pytest.LogCaptureFixture
+) -> None:
+    operation, other = start("fail", ids=[]), start("cancel", ids=[])
+    operator = Operator(samples.DB, "w1")
+    with caplog.at_level(logging.ERROR, "django_delayq"):
+        assert tries(operator, TRIES) == TRIES
+    now = fresh(operation)
+    assert (now.state, now.error, now.worker) == ("failed", "ZeroDivisionError: by nothing", "")
+    assert "by nothing" in caplog.text
+    worked_off(operator)
+    assert fresh(other).state == "done"
+    assert operations.resume(now)
+    assert fresh(operation).error == ""
+
+
+@pytest.mark.parametrize("away", [BrokerUnavailable("Redis is away"), OperationalError("the database is away")])
+def test_a_server_that_is_away_is_waited_for(
+    failing: type[Failing], monkeypatch: pytest.MonkeyPatch, away: Exception
+) -> None:
+    operation = start("fail", ids=[])
+    failing.error = away
+    if isinstance(away, OperationalError):
+        monkeypatch.setattr(Operator, "_answers", lambda self: False)
+    assert tries(Operator(samples.DB, "w1"), 3 * TRIES) == 3 * TRIES
+    assert fresh(operation).state == "running"
+
+
+def test_an_error_now_and_then_is_forgotten(failing: type[Failing], monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = start("fail", ids=[])
+    operator = Operator(samples.DB, "w1")
+    tries(operator, TRIES - 1)
+    monkeypatch.setattr(failing, "step", lambda self, using, operation: Step(1, {"done": 1}, "", False))
+    assert operator.tick() == 0.0
+    monkeypatch.undo()
+    monkeypatch.setitem(work.WORKS, "fail", failing)
+    tries(operator, TRIES - 1)
+    assert fresh(operation).state == "running"
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def page(client: Client, operation: Operation) -> Any:
+    return client.get(reverse("admin:django_delayq_operation_change", args=[operation.pk]))
+
+
+def alive() -> None:
+    now = transitions.now(samples.DB)
+    Worker.objects.create(name="w1", host="h", pid=1, started_at=now, seen_at=now)
+
+
+def test_the_list_says_how_far_they_are(chief: Client) -> None:
+    scheduled(10)
+    operation = start("cancel", "is:live")
+    text = samples.text(chief.get(reverse(LIST)))
+    assert f"#{operation.pk} Cancel these queued 0 messages user:anna" in text
+    assert "needs a running worker" in text
+    alive()
+    step(operation)
+    response = chief.get(reverse(LIST))
+    text = samples.text(response)
+    assert "running 40 % 4 of 10 messages 4 cancelled" in text
+    assert "needs a running worker" not in text
+    assert 'data-dq-region="operations"' in response.content.decode()
+    while step(operation):
+        pass
+    assert "done 100 % 10 of 10 messages 10 cancelled" in samples.text(chief.get(reverse(LIST)))
+
+
+def test_the_page_says_what_it_does_and_what_came_of_it(chief: Client) -> None:
+    scheduled(10)
+    due = timezone.now() + timedelta(days=1)
+    operation = start("reschedule", "is:live", due=due.isoformat(), spread=600)
+    alive()
+    step(operation)
+    response = page(chief, operation)
+    text = samples.text(response)
+    for part in ("4 of 10 messages", "4 rescheduled", "Spread over 10 m", "Reason so", "user:anna", "running"):
+        assert part in text
+    assert ">Stop</button>" in response.content.decode()
+    assert 'data-dq-region="operation"' in response.content.decode()
+    # A live region holds no form: it would be thrown away while somebody uses it.
+    region = response.content.decode().split('data-dq-region="operation"')[1].split("</section>")[0]
+    assert "<form" not in region
+
+
+def test_rate_and_time_left_are_told(chief: Client) -> None:
+    scheduled(10)
+    operation = start("cancel", "is:live")
+    step(operation)
+    before = transitions.now(samples.DB) - timedelta(seconds=4)
+    Operation.objects.filter(pk=operation.pk).update(started_at=before, done=4000, total=8000)
+    text = samples.text(page(chief, operation))
+    assert "a second" in text
+    assert "Time left, about" in text
+
+
+def test_stop_and_resume_on_the_page(chief: Client) -> None:
+    scheduled(10)
+    operation = started(chief, "cancel", "is:live")
+    stop, resume = (
+        reverse(f"admin:django_delayq_operation_{name}", args=[operation.pk]) for name in ("stop", "resume")
+    )
+    operator = Operator(samples.DB, "w1")
+    operator.tick()
+    response = chief.post(stop, follow=True)
+    assert samples.said(response) == ["It stops after the batch that is under way."]
+    assert "A stop was requested" in samples.text(response)
+    assert stop not in response.content.decode()
+    worked_off(operator)
+    response = page(chief, operation)
+    assert resume in response.content.decode()
+    assert samples.said(chief.post(resume, follow=True)) == ["It goes on where it ended."]
+    worked_off(operator)
+    assert outcome(operation) == ("done", 10, {"cancelled": 10})
+    assert samples.said(chief.post(stop, follow=True)) == ["Nothing was done: it is in another state by now."]
+    assert list(AuditEvent.objects.order_by("pk").values_list("verb", flat=True)) == ["cancel", "stop", "resume"]
+
+
+def test_a_failure_is_told_and_hostile_text_is_text(chief: Client, failing: type[Failing]) -> None:
+    operation = start("fail", ids=[])
+    failing.error = ValueError("<script>alert(1)</script>")
+    tries(Operator(samples.DB, "w1"), TRIES)
+    response = page(chief, operation)
+    assert "It failed: ValueError: &lt;script&gt;alert(1)" in samples.text(response)
+
+
+def test_many_operations_have_several_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_delayq.admin.operations.PER_PAGE", 2)
+    made = [start("cancel", ids=[]) for _number in range(3)]
+    first = chief.get(reverse(LIST))
+    assert [shown.operation.pk for shown in first.context["operations"]] == [made[2].pk, made[1].pk]
+    second = chief.get(reverse(LIST), {"before": first.context["older"]})
+    assert [shown.operation.pk for shown in second.context["operations"]] == [made[0].pk]
+    assert second.context["older"] is None
+    assert chief.get(reverse(LIST), {"before": "x'"}).status_code == 200
+
+
+@pytest.mark.parametrize("number", ["0", "999999", "x", "9" * 30])
+def test_what_is_not_there_is_not_found(chief: Client, number: str) -> None:
+    url = reverse(LIST)
+    assert chief.get(f"{url}{number}/change/").status_code == 404
+    assert chief.post(f"{url}{number}/stop/", follow=True).status_code == 404

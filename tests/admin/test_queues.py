@@ -1,0 +1,203 @@
+"""The page of the queues, and the two verbs on it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_delayq import announce, pause_queue, pausing
+from django_delayq.admin import panels
+from django_delayq.models import AuditEvent, Worker
+from testproject.servers import RedisServer
+
+from .conftest import logged_in, person
+from .samples import DB, record, said, scheduled, text
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PAGE = "admin:django_delayq_queue_changelist"
+VERBS = ("pause", "resume")
+
+
+def url(verb: str = "", queue: str = "mail") -> str:
+    return reverse(PAGE) if not verb else reverse(f"admin:django_delayq_queue_{verb}", args=[queue])
+
+
+def row(response: Any, queue: str = "mail") -> str:
+    """What the line of a queue says."""
+    html = response.content.decode()
+    lines = re.findall(r"<tr>.*?</tr>", html, re.DOTALL)
+    (line,) = [line for line in lines if re.search(rf'<th scope="row">(<a[^>]*>)?{queue}<', line)]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", line)).strip()
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    panels.forget()
+    announce.announcer.cache_clear()
+
+
+@pytest.fixture
+def pauser(db: None) -> Client:
+    return logged_in(person("paula", "view_message", "pause_queue"))
+
+
+def test_every_queue_that_anybody_knows_has_a_line(viewer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "QUEUES": ["default", "named"]}
+    now = timezone.now()
+    Worker.objects.create(name="w/1", host="w", pid=1, queues=["served"], threads=8, started_at=now, seen_at=now)
+    pause_queue("paused")
+    scheduled(queue="holds")
+    page = viewer.get(url())
+    for name in ("default", "named", "served", "paused", "holds"):
+        assert row(page, name)
+    assert row(page, "served").endswith(" 1")
+
+
+def test_a_line_says_what_waits(viewer: Client) -> None:
+    scheduled(queue="mail", delay="2h")
+    late = scheduled(queue="mail", delay=0)
+    late.due_at = timezone.now() - timedelta(hours=1)
+    late.save()
+    line = row(viewer.get(url()))
+    assert line.startswith("mail active no workers 2 1 1 h")
+    assert "in 1 h 59 m" in line or "in 2 h" in line
+    assert "?" not in line
+
+
+def test_a_pause_is_shown_with_all_that_is_known_of_it(viewer: Client) -> None:
+    pause_queue("mail", duration="30m", reason="<b>the provider</b> is down")
+    line = row(viewer.get(url()))
+    assert "mail paused since 20" in line
+    assert re.search(r"until 20\S+ \S+, in (29 m|30 m)", line)
+    assert "&lt;b&gt;the provider&lt;/b&gt; is down" in line
+    assert "active" not in line
+
+
+def test_a_queue_is_paused_and_resumed(pauser: Client) -> None:
+    assert "For" in text(pauser.get(url("pause")))
+    answer = pauser.post(url("pause"), {"duration": "30m", "reason": "why"}, follow=True)
+    assert said(answer) == ["Queue mail is paused: nothing starts in it any more."]
+    assert "paused since" in row(answer)
+    pause = pausing.paused(DB)["mail"]
+    assert (pause.paused_by, pause.reason) == ("user:paula", "why")
+    assert pause.resumes_at is not None
+
+    answer = pauser.post(url("resume"), {"reason": "it is over"}, follow=True)
+    assert said(answer) == ["Queue mail goes on within about a second."]
+    assert pausing.paused(DB) == {}
+    events = AuditEvent.objects.order_by("pk").values_list("actor", "verb", "target", "reason", "user_key")
+    key = str(User.objects.get().pk)
+    assert list(events) == [
+        ("user:paula", "pause", "mail", "why", key),
+        ("user:paula", "resume", "mail", "it is over", key),
+    ]
+
+
+def test_without_an_end_it_lasts(pauser: Client) -> None:
+    pauser.post(url("pause"), {})
+    assert pausing.paused(DB)["mail"].resumes_at is None
+
+
+def test_an_end_is_a_local_time(pauser: Client) -> None:
+    with timezone.override("Asia/Tokyo"):
+        later = timezone.localtime(timezone.now() + timedelta(hours=3)).replace(microsecond=0)
+    pauser.post(url("pause"), {"until": (timezone.now() + timedelta(hours=3)).strftime("%Y-%m-%dT%H:%M:%S")})
+    end = pausing.paused(DB)["mail"].resumes_at
+    assert end is not None
+    assert abs(end - later) < timedelta(seconds=5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"duration": "soon"},
+        {"duration": "0"},
+        {"duration": "-5m"},
+        {"until": "2001-01-01T00:00:00"},
+        {"duration": "5m", "until": "2099-01-01T00:00:00"},
+    ],
+)
+def test_what_cannot_be_is_asked_again(pauser: Client, given: dict[str, str]) -> None:
+    answer = pauser.post(url("pause"), given)
+    assert answer.status_code == 200
+    assert 'class="errorlist' in answer.content.decode()
+    assert not pausing.paused(DB)
+
+
+def test_resuming_what_is_not_paused_says_so(pauser: Client) -> None:
+    assert said(pauser.post(url("resume"), {}, follow=True)) == ["Queue mail was not paused."]
+    assert not AuditEvent.objects.exists()
+
+
+def test_nothing_changes_by_looking(pauser: Client) -> None:
+    scheduled(queue="mail")
+    pause_queue("mail", reason="one")
+    before, pauses = record(), pausing.paused(DB)
+    for address in (url(), url("pause"), url("resume"), url("pause", "other")):
+        assert pauser.get(address).status_code == 200
+    assert (record(), pausing.paused(DB)) == (before, pauses)
+    assert not AuditEvent.objects.exists()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_who_may_only_look_is_offered_nothing_and_refused(viewer: Client, verb: str) -> None:
+    pause_queue("mail", reason="one")
+    page = viewer.get(url()).content.decode()
+    assert url("pause") not in page
+    assert url("resume") not in page
+    for call in (viewer.get, viewer.post):
+        assert call(url(verb)).status_code == 403
+    assert pausing.paused(DB)["mail"].reason == "one"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_read_only_admin_refuses(pauser: Client, settings: Any, verb: str) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    assert url("pause") not in pauser.get(url()).content.decode()
+    assert pauser.post(url(verb), {}).status_code == 403
+    assert not pausing.paused(DB)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_post_needs_its_token_and_its_page_the_permission_to_look(db: None, verb: str) -> None:
+    user = person("paula", "view_message", "pause_queue")
+    assert logged_in(user, enforce_csrf_checks=True).post(url(verb), {}).status_code == 403
+    blind = logged_in(person("ben", "pause_queue"))
+    assert blind.post(url(verb), {}).status_code == 403
+    assert blind.get(url()).status_code == 403
+    assert not pausing.paused(DB)
+
+
+def test_a_name_that_no_queue_can_have_is_not_found(pauser: Client) -> None:
+    assert pauser.get(url("pause", "no such queue")).status_code == 404
+
+
+def test_without_redis_its_numbers_are_not_known(viewer: Client, redis_server: RedisServer) -> None:
+    scheduled(queue="mail")
+    redis_server.stop()
+    page = viewer.get(url())
+    assert row(page).count("?") == 1
+    assert "Redis does not answer" in text(page)
+
+
+def test_with_no_redis_configured_there_is_nothing_to_know(viewer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    scheduled(queue="mail")
+    assert "?" not in row(viewer.get(url()))
+
+
+def test_the_pages_keep_a_strict_content_security_policy(pauser: Client) -> None:
+    pause_queue("mail")
+    for address in (url(), url("pause"), url("resume")):
+        html = pauser.get(address).content.decode()
+        main = html[html.index('id="content-main"') :]
+        main = main[: main.index("<footer")] if "<footer" in main else main
+        assert not re.search(r"<script(?![^>]*src=)|\sstyle=|\son\w+=", main)

@@ -1,0 +1,344 @@
+"""The search for messages: what each term means, and what is said of a term that means nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import schedule_message
+from django_delayq.inspector import search
+from django_delayq.inspector.search import Search
+from django_delayq.models import Message
+from django_delayq.states import FINAL, LIVE, State
+
+from . import samples
+
+NOW = datetime(2026, 6, 15, 12, 0, tzinfo=UTC)
+
+
+def parse(text: str) -> Search:
+    return search.parse(text, now=NOW)
+
+
+def found(text: str, now: datetime | None = None) -> set[int]:
+    asked = search.parse(text, now=now or timezone.now())
+    assert asked.problems == ()
+    return set(asked.rows(samples.DB).values_list("pk", flat=True))
+
+
+# --- what is understood -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\t\n"])
+def test_an_empty_search_is_all_messages(text: str) -> None:
+    assert parse(text).terms == ()
+    assert parse(text).described == "all messages"
+    assert parse(text).states == frozenset(State)
+
+
+@pytest.mark.parametrize(
+    ("text", "described"),
+    [
+        ("12345", "id 12345"),
+        ("id:5", "id 5"),
+        ("id:7,5,7", "id 5, 7"),
+        ("key:a", "key is “a”"),
+        ('key:"a b"', "key is “a b”"),
+        ('key:"a \\"b\\""', 'key is “a "b"”'),
+        ("key:order:1", "key is “order:1”"),
+        ("key:order-*", "key begins with “order-”"),
+        ('key:"order-*"', "key is “order-*”"),
+        ("topic:mail.*", "topic begins with “mail.”"),
+        ("TOPIC:mail.send", "topic is “mail.send”"),
+        ("queue:mails", "queue is “mails”"),
+        ("state:dead", "dead"),
+        ("state:expired,dead", "dead or expired"),
+        ("is:overdue", "overdue"),
+        ("is:retrying", "retrying"),
+        ("attempts:>3", "failed attempts > 3"),
+        ("attempts:3", "failed attempts = 3"),
+        ("error:Timeout", "error contains “Timeout”"),
+        ("worker:host/1", "running on a worker whose name begins with “host/1”"),
+        ("payload.order.id:42", "payload order.id is 42"),
+        ('payload."a.b".c:"4 2"', 'payload a.b.c is "4 2"'),
+        ("mail.send", "key or topic is “mail.send”"),
+        ("mail.*", "topic begins with “mail.”"),
+        ("order:1", "key or topic is “order:1”"),
+        ('"12345"', "key or topic is “12345”"),
+        ("topic:a state:dead", "topic is “a”, dead"),
+        ("due:2026-01-02", "due from 2026-01-02 00:00:00 until before 2026-01-03 00:00:00"),
+        ("due:2026-01-02..2026-01-03", "due from 2026-01-02 00:00:00 until before 2026-01-04 00:00:00"),
+        (
+            "due:2026-01-02T10:00..2026-01-02T10:05",
+            "due from 2026-01-02 10:00:00 until before 2026-01-02 10:05:00",
+        ),
+        ("due:2026-01-02..", "due from 2026-01-02 00:00:00 on"),
+        ("due:..2026-01-02", "due before 2026-01-03 00:00:00"),
+        ("due:<2026-01-02", "due before 2026-01-02 00:00:00"),
+        ("due:<=2026-01-02", "due before 2026-01-03 00:00:00"),
+        ("due:>2026-01-02", "due from 2026-01-03 00:00:00 on"),
+        ("due:>=2026-01-02", "due from 2026-01-02 00:00:00 on"),
+        ("due:<1h", "due before 2026-06-15 13:00:00"),
+        ("due:<-1h", "due before 2026-06-15 11:00:00"),
+        ("due:0s..90m", "due from 2026-06-15 12:00:00 until before 2026-06-15 13:30:00"),
+        ("due:today", "due from 2026-06-15 00:00:00 until before 2026-06-16 00:00:00"),
+        ("due:tomorrow", "due from 2026-06-16 00:00:00 until before 2026-06-17 00:00:00"),
+        ("created:<24h", "created from 2026-06-14 12:00:00 on"),
+        ("created:yesterday", "created from 2026-06-14 00:00:00 until before 2026-06-15 00:00:00"),
+        ("finished:>7d", "finished before 2026-06-08 12:00:00"),
+        ("finished:2h..1h", "finished from 2026-06-15 10:00:00 until before 2026-06-15 11:00:00"),
+        ("finished:1h..2h", "finished from 2026-06-15 10:00:00 until before 2026-06-15 11:00:00"),
+    ],
+)
+def test_a_search_can_be_said_in_words(text: str, described: str) -> None:
+    asked = parse(text)
+    assert asked.problems == ()
+    assert asked.described == described
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("due:tomorow", "due:tomorow: not a time. Write due:<1h, due:today or due:2026-01-02..2026-01-03."),
+        ("due:2026-02-30", "not a time"),
+        ("due:2026-01-03..2026-01-02", "not a time"),
+        ("due:..", "not a time"),
+        ("due:<99999999999d", "not a time"),
+        ("due:<0001-01-01", "not a time"),
+        ("due:9999-12-31", "not a time"),
+        ("due:<1x", "not a time"),
+        ("finished:1..2h", "not a time. Write finished:<1h"),
+        ("id:x", "id:x: not an id."),
+        ("id:٣", "not an id."),
+        ("id:", "id:: nothing stands behind the colon."),
+        ("9" * 19, "not an id"),
+        ("9" * 1500, "not an id"),
+        ("id:" + ",".join(["1"] * 1000 + ["2"] * 1), "more than 1000 ids"),
+        ("key:", "nothing stands behind the colon"),
+        ('""', "nothing stands between the quotation marks"),
+        ('key:"a', "A quotation mark is not closed."),
+        ("state:gone", "state:gone: not a state. Write one of scheduled, running, consumed, dead, cancelled, expired."),
+        ("is:late", "is:late: unknown. Write is:overdue"),
+        ("attempts:many", "not a number"),
+        ("attempts:>", "not a number"),
+        ("attempts:99999999999", "not a number"),
+        ("payload.:1", "not a path"),
+        ("payload.a..b:1", "not a path"),
+        ("payload.a:", "nothing stands behind the colon"),
+        ("key:\x00", "characters that no message can have"),
+        ("key:\ud800", "characters that no message can have"),
+        ("a" * 10_001, "too long"),
+        ("a " * 31, "More than 30 terms"),
+    ],
+)
+def test_what_means_nothing_is_explained_and_finds_nothing(db: None, text: str, problem: str) -> None:
+    samples.scheduled()
+    asked = parse(text)
+    assert problem in " ".join(asked.problems)
+    assert not asked.rows(samples.DB).exists()
+
+
+def test_every_problem_is_told_and_the_rest_does_not_count(db: None) -> None:
+    samples.scheduled()
+    asked = parse("due:x topic:t.admin id:y")
+    assert len(asked.problems) == 2
+    assert not asked.rows(samples.DB).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "states", "order"),
+    [
+        ("", State, ("-id",)),
+        ("topic:a", State, ("-id",)),
+        ("state:scheduled", {State.SCHEDULED}, ("due_at", "id")),
+        ("is:live", LIVE, ("due_at", "id")),
+        ("is:live is:finished", (), ("due_at", "id")),
+        ("is:finished", FINAL, ("-finished_at", "-id")),
+        ("finished:<1h", FINAL, ("-finished_at", "-id")),
+        ("finished:<1h state:dead", {State.DEAD}, ("-finished_at", "-id")),
+        ("state:dead,running", {State.DEAD, State.RUNNING}, ("-id",)),
+        ("worker:a", {State.RUNNING}, ("due_at", "id")),
+    ],
+)
+def test_a_search_knows_which_states_can_match_and_their_order(text: str, states: Any, order: Any) -> None:
+    assert parse(text).states == frozenset(states)
+    assert parse(text).order == order
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "12345",
+        '"12345"',
+        "key:12345",
+        'key:"a b*"',
+        'key:"a b"*',
+        'key:"\\"\\\\"',
+        "topic:mail.*",
+        "mail:*",
+        "order:1",
+        "is:overdue",
+        "due:<1h",
+        "due:>2d",
+        "due:2026-01-02..",
+        "created:today",
+        "finished:1h..2h",
+        "state:dead,expired",
+        "is:finished",
+        "is:retrying",
+        "attempts:>=3",
+        'error:"no such"',
+        "worker:host*",
+        'payload."a b".c:"4 2"',
+        "payload.a:null",
+        "id:3,4 queue:q",
+    ],
+)
+def test_a_frozen_search_means_the_same_at_any_time_and_place(text: str) -> None:
+    asked = parse(text)
+    with timezone.override("Asia/Tokyo"):
+        again = search.parse(asked.frozen, now=NOW + timedelta(days=99))
+    assert again.problems == ()
+    assert again.states == asked.states
+    assert again.condition() == asked.condition()
+    assert again.frozen == asked.frozen
+
+
+def test_times_are_those_of_the_readers_time_zone() -> None:
+    with timezone.override("Asia/Tokyo"):
+        asked = parse("due:2026-01-02")
+        assert asked.described == "due from 2026-01-02 00:00:00 until before 2026-01-03 00:00:00"
+    assert asked.frozen == "due:2026-01-01T15:00:00+00:00..2026-01-02T15:00:00+00:00"
+
+
+def test_a_day_on_which_the_clocks_change_is_a_whole_day() -> None:
+    with timezone.override("Europe/Berlin"):
+        asked = parse("due:2026-03-29")
+    assert asked.frozen == "due:2026-03-28T23:00:00+00:00..2026-03-29T22:00:00+00:00"
+
+
+@pytest.mark.parametrize("value", ["a", "a b", 'a"b', "a\\", "a*", "12", "a:b", "a,b", "…"])
+def test_a_link_finds_exactly_the_value_it_was_made_of(db: None, value: str) -> None:
+    message = samples.scheduled(key=value)
+    samples.scheduled(key=value + "x")
+    assert found(search.term("key", value)) == {message.pk}
+
+
+def test_it_names_the_names_it_looks_under() -> None:
+    assert parse("payload.user.token:1 payload.a:2").names == {"user", "token", "a"}
+
+
+# --- what is found ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_all_terms_must_hold() -> None:
+    message = samples.scheduled(key="a", queue="mails")
+    samples.scheduled(key="b", queue="mails")
+    samples.scheduled(key="c")
+    assert found("queue:mails key:a") == {message.pk}
+    assert found("queue:mails state:dead") == set()
+    assert found(f"id:{message.pk},{message.pk + 1} key:a") == {message.pk}
+
+
+@pytest.mark.django_db
+def test_a_prefix_finds_what_begins_with_it_and_takes_nothing_for_a_wildcard() -> None:
+    first, second = schedule_message("mail.send"), schedule_message("mail.sent")
+    schedule_message("e-mail.send")
+    assert found("topic:mail.sen*") == {first.pk, second.pk}
+    assert found("mail.*") == {first.pk, second.pk}
+    assert found("topic:mail_*") == set()
+    assert found("topic:%*") == set()
+
+
+@pytest.mark.django_db
+def test_what_is_given_without_a_name_is_a_key_or_else_a_topic() -> None:
+    by_topic = schedule_message("mail.send")
+    assert found("mail.send") == {by_topic.pk}
+    asked = parse("mail.send is:live").resolved(samples.DB)
+    assert (asked.described, asked.few) == ("topic is “mail.send”, live", False)
+    by_key = samples.consumed(key="mail.send")
+    assert found("mail.send") == {by_topic.pk, by_key.pk}
+    asked = parse("mail.send").resolved(samples.DB)
+    assert (asked.described, asked.few) == ("key is “mail.send”", True)
+    assert set(asked.rows(samples.DB)) == {by_key}
+    assert parse("mail.*").resolved(samples.DB).described == "topic begins with “mail.”"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ({"order": {"id": 42}}, "payload.order.id:42"),
+        ({"order": {"id": "42"}}, "payload.order.id:42"),
+        ({"order": {"id": "42"}}, 'payload.order.id:"42"'),
+        ({"order": {"id": -1.5}}, "payload.order.id:-1.5"),
+        ({"order": {"id": 2**63 - 1}}, f"payload.order.id:{2**63 - 1}"),
+        ({"order": {"id": True}}, "payload.order.id:true"),
+        ({"order": {"id": False}}, "payload.order.id:false"),
+        ({"order": {"id": None}}, "payload.order.id:null"),
+        ({"order": {"id": "null"}}, "payload.order.id:null"),
+        ({"order": {"id": ""}}, 'payload.order.id:""'),
+        ({"order": {"id": "a 'b' %s"}}, "payload.order.id:\"a 'b' %s\""),
+        ({"order": {"id": "2026-01-02"}}, "payload.order.id:2026-01-02"),
+    ],
+)
+def test_payloads_are_searched_by_path(payload: Any, text: str) -> None:
+    message = samples.scheduled({**payload, "more": [1, 2]})
+    samples.scheduled({"order": {"id": 43}})
+    samples.scheduled({"order": {"other": 42}})
+    samples.scheduled({"order": 42})
+    samples.scheduled(["order", "id", 42])
+    samples.scheduled(None)
+    assert found(text) == {message.pk}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("text", ['payload.id:"42"', "payload.id:true", "payload.id:1", "payload.id:null"])
+def test_a_value_of_another_type_is_another_value(text: str) -> None:
+    samples.scheduled({"id": 42})
+    samples.scheduled({"other": 1})
+    if text != "payload.id:1":
+        samples.scheduled({"id": 1})
+    if text != "payload.id:true":
+        samples.scheduled({"id": True})
+    assert found(text) == set()
+
+
+@pytest.mark.django_db
+def test_errors_are_found_by_a_part_of_their_kind_in_any_case() -> None:
+    message = samples.dead()
+    samples.scheduled()
+    assert samples.fresh(message).error
+    assert found("error:valueerror") == {message.pk}
+    assert found("error:value_error") == set()
+    assert found("error:%") == set()
+
+
+@pytest.mark.django_db
+def test_what_is_overdue_retrying_running_or_finished_is_found(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60.0}
+    overdue = samples.scheduled(delay=0)
+    Message.objects.filter(pk=overdue.pk).update(due_at=timezone.now() - timedelta(seconds=61))
+    waiting = samples.scheduled(delay=0)
+    later = samples.scheduled(delay="3h")
+    retrying = samples.failed(samples.running(), reason="retry", delay=timedelta(hours=1))
+    running = samples.running()
+    consumed = samples.consumed()
+    assert found("is:overdue") == {overdue.pk}
+    assert found("due:<1m state:scheduled") == {overdue.pk, waiting.pk}
+    assert found("is:retrying") == {retrying.pk}
+    assert found("attempts:1") == {retrying.pk}
+    assert found("attempts:>1") == set()
+    assert found("is:live") == {overdue.pk, waiting.pk, later.pk, retrying.pk, running.pk}
+    assert found("is:finished") == {consumed.pk}
+    assert found("worker:host") == {running.pk}
+    assert found("worker:other") == set()
+    assert found("finished:<1h") == {consumed.pk}
+    assert found("finished:>1h") == set()
+    assert found("created:<1h state:consumed") == {consumed.pk}
+    assert found("due:>2h") == {later.pk}
