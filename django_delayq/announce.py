@@ -84,14 +84,14 @@ def put(using: str, entries: Iterable[tuple[str, Entry]]) -> None:
             there.put(queue, group)
 
 
-def put_on_commit(using: str, queue: str, entry: Entry) -> None:
-    """Announce a row when the transaction that wrote it commits; at once outside of one."""
+def put_on_commit(using: str, queue: str, entries: list[Entry]) -> None:
+    """Announce rows when the transaction that wrote them commits; at once outside of one."""
     there = announcer(using)
     if there is None:
         return
     connection = connections[using]
     if not connection.in_atomic_block:
-        there.put(queue, [entry])
+        there.put(queue, entries)
         return
     # Many messages in one transaction become one call: a batch is joined while it is the last thing registered, with
     # the same savepoints, so that it is dropped by a rollback exactly when each of its rows is.
@@ -99,9 +99,9 @@ def put_on_commit(using: str, queue: str, entry: Entry) -> None:
         savepoints, last = connection.run_on_commit[-1][:2]
         batch = getattr(last, "delayq_batch", None)
         if batch is not None and batch[0] == queue and savepoints == set(connection.savepoint_ids):
-            batch[1].append(entry)
+            batch[1].extend(entries)
             return
-    entries = [entry]
+    entries = [*entries]
 
     # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
     def put_batch() -> None:

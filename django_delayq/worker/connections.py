@@ -6,24 +6,54 @@ import contextlib
 import select
 import threading
 import time
+from typing import Any
 
-from django.db import DatabaseError, connections, reset_queries
+from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
-from .guard import is_changed
+from .guard import is_changed, unwrap, watch
 
 # A connection that has rested this long is asked whether it still works before it is used again.
 REST = 30.0
 
-_last = threading.local()
+
+class _Here(threading.local):
+    """What there is in this thread. To ask Django for its connections costs more than all else between two messages."""
+
+    def __init__(self) -> None:
+        self.opened: list[BaseDatabaseWrapper] = []
+        self.used: float | None = None
+
+
+_here = _Here()
+
+
+def _note_opened(*, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    watch(connection)
+    if connection not in _here.opened:
+        _here.opened.append(connection)
+
+
+connection_created.connect(_note_opened, dispatch_uid="django_delayq.worker.connections")
+
+
+def _adopt() -> None:
+    """The thread may have had connections before it began to work."""
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is not None:
+            _note_opened(connection=connection)
 
 
 def freshen() -> None:
     """Before a piece of work: no connection of this thread is stale, and none is closed for its age alone."""
     now = time.monotonic()
-    rested = now - getattr(_last, "used", now)
-    _last.used = now
-    for connection in connections.all(initialized_only=True):
+    if _here.used is None:
+        _here.used = now
+        _adopt()
+    rested = now - _here.used
+    _here.used = now
+    for connection in _here.opened[:]:
         if connection.connection is None:
             continue
         connection.close_at = None
@@ -58,11 +88,12 @@ def leave_pools() -> None:
 
 def scrub() -> None:
     """After a piece of work: whatever it left open in this thread is rolled back and thrown away."""
-    _last.used = time.monotonic()
-    for connection in connections.all(initialized_only=True):
+    _here.used = time.monotonic()
+    for connection in _here.opened[:]:
+        unwrap(connection)
         if connection.connection is not None and _is_dirty(connection):
             discard(connection)
-    reset_queries()
+        connection.queries_log.clear()
 
 
 def _is_dirty(connection: BaseDatabaseWrapper) -> bool:
@@ -93,6 +124,8 @@ def discard(connection: BaseDatabaseWrapper) -> None:
         with contextlib.suppress(Exception):
             pool.putconn(raw)
     connection.connection = None
+    if connection in _here.opened:
+        _here.opened.remove(connection)
     with contextlib.suppress(AttributeError):
         del connections[alias]
 

@@ -80,11 +80,10 @@ def _call_within(delivery: Delivery) -> None:
 def _call(delivery: Delivery) -> None:
     function = delivery.handler.function
     failpoints.reach("before_handler")
-    with guard.watching():
-        if delivery.handler.is_async:
-            async_to_sync(delivery.within)(function)
-        else:
-            function(delivery)
+    if delivery.handler.is_async:
+        async_to_sync(delivery.within)(function)
+    else:
+        function(delivery)
     failpoints.reach("after_handler")
 
 

@@ -6,8 +6,7 @@ It sees what goes through Django. What a handler does on the driver's own connec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -62,18 +61,18 @@ def _read(sql: str) -> Words:
 _remembered = lru_cache(maxsize=512)(_read)
 
 
-@contextmanager
-def watching() -> Iterator[None]:
-    """Notice what a handler sets in a session of this thread, so that the session is not used again."""
-    before = [(connection, list(connection.execute_wrappers)) for connection in connections.all()]
-    for connection, _wrappers in before:
+def watch(connection: BaseDatabaseWrapper) -> None:
+    """From now on notice what is set in a session of this connection, so that the session is not used again."""
+    if not hasattr(connection, "delayq_wrappers"):
         connection.execute_wrappers.append(_note)
-    try:
-        yield
-    finally:
-        # Those that a handler left behind go too.
-        for connection, wrappers in before:
-            connection.execute_wrappers[:] = wrappers
+        vars(connection)["delayq_wrappers"] = list(connection.execute_wrappers)
+
+
+def unwrap(connection: BaseDatabaseWrapper) -> None:
+    """Take away the wrappers that a handler left behind."""
+    wrappers = getattr(connection, "delayq_wrappers", None)
+    if wrappers is not None and connection.execute_wrappers != wrappers:
+        connection.execute_wrappers[:] = wrappers
 
 
 def _note(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
