@@ -49,7 +49,13 @@ REAPER = ("after_reap",)
 ACTIONS = ("kill", "power", "stop", "delay", "raise")
 
 LEASE = 1.0
-HASTY: dict[str, Any] = {"GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1, "LEASE": LEASE, "RETRY": ["0.05s"] * 50}
+HASTY: dict[str, Any] = {
+    "GRACE": 0.3,
+    "SWEEP_INTERVAL": 0.3,
+    "POLL_INTERVAL": 0.1,
+    "LEASE": LEASE,
+    "RETRY": ["0.05s"] * 50,
+}
 
 
 class Case(NamedTuple):

@@ -121,13 +121,18 @@ def test_a_pause_that_is_over_is_none_and_another_one_begins_anew() -> None:
     assert pause_queue(QUEUE).paused_at > ago(50)
 
 
+def test_an_end_that_has_passed_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="over already"):
+        pause_queue(QUEUE, until=ago(5))
+    assert not Queue.objects.exists()
+
+
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
         ("no such {name}", {}, "queue"),
         (QUEUE, {"until": ago(-60), "duration": 60}, "not both"),
         (QUEUE, {"until": datetime(2100, 1, 1)}, "time zone"),  # noqa: DTZ001
-        (QUEUE, {"until": ago(5)}, "over already"),
         (QUEUE, {"duration": 0}, "over already"),
         (QUEUE, {"duration": -1}, "negative"),
         (QUEUE, {"duration": "soon"}, "duration"),
