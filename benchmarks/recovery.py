@@ -44,7 +44,7 @@ def main() -> None:
         killed()
         idle(redis, postgres)
         retried()
-        restore(redis, arguments.rows)
+        restore(redis.url, arguments.rows)
 
 
 @contextmanager
@@ -148,10 +148,12 @@ def quantiles(ordered: list[float]) -> tuple[float, float, float]:
     return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)], ordered[-1]
 
 
-def killed() -> None:
+def killed() -> tuple[float, float]:
+    """Seconds until all is consumed after a child was killed, and after the whole worker was."""
     from django_delayq import schedule_messages
 
     options = ("--processes", "1", "--threads", "100")
+    took = []
     for whole in (False, True):
         with worker(*options) as process:
             scheduled = schedule_messages([{"topic": "bench.sleep", "payload": 1.0} for _ in range(100)])
@@ -171,7 +173,9 @@ def killed() -> None:
                 until(partial(are, ids, "consumed"))
             what = "the whole worker, another started at once (lease 5 s)" if whole else "a child process"
             say(f"kill -9 of {what}", "")
-            say("  … with 100 handlers of 1 s running: all consumed after", f"{time.monotonic() - began:.1f} s")
+            took.append(time.monotonic() - began)
+            say("  … with 100 handlers of 1 s running: all consumed after", f"{took[-1]:.1f} s")
+    return took[0], took[1]
 
 
 def idle(redis: RedisServer, postgres: PostgresServer) -> None:
@@ -215,7 +219,8 @@ def retried() -> None:
     print()
 
 
-def restore(redis: RedisServer, rows: int) -> None:
+def restore(redis_url: str, rows: int) -> tuple[float, float, float]:
+    """Seconds, MB above an idle process, and bytes of Redis for each message."""
     from django.db import connection
 
     with connection.cursor() as cursor:
@@ -230,7 +235,7 @@ def restore(redis: RedisServer, rows: int) -> None:
             [rows],
         )
         cursor.execute("ANALYZE delayq_message")
-    client = redis_client.Redis.from_url(redis.url)
+    client = redis_client.Redis.from_url(redis_url)
     client.flushall()
     command = [sys.executable, "-m", "django", "delayq_restore", "--json"]
     began = time.monotonic()
@@ -246,8 +251,9 @@ def restore(redis: RedisServer, rows: int) -> None:
     extra = (usage.ru_maxrss - usage_bare.ru_maxrss) / 1024
     say("  … peak memory above a bare manage.py check", f"{extra:.0f} MB")
     used = client.memory_usage("{delayq:default:0}:delayed", samples=0)
-    if used:
-        say("  … Redis bytes per waiting message", f"{used / rows:.0f}")
+    assert used
+    say("  … Redis bytes per waiting message", f"{used / rows:.0f}")
+    return took, extra, used / rows
 
 
 if __name__ == "__main__":

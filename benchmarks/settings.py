@@ -1,13 +1,16 @@
-"""The shop's settings with the benchmark's handlers; DATABASE_URL and REDIS_URL say where."""
+"""The demo's settings without its pages, with the benchmark's handlers; DATABASE_URL and REDIS_URL say where."""
 
 from __future__ import annotations
 
 import os
 
 from testproject.settings import *  # noqa: F403
-from testproject.settings import INSTALLED_APPS, LOGGING
+from testproject.settings import LOGGING
 
 DEBUG = False
-INSTALLED_APPS = [*INSTALLED_APPS, "benchmarks.app"]
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", "benchmarks.app"]
+ROOT_URLCONF = ""
+TEMPLATES = []
+MIDDLEWARE = []
 _level = os.environ.get("LOG_LEVEL", "WARNING")
 LOGGING = {**LOGGING, "loggers": {"django_delayq": {"handlers": ["console"], "level": _level, "propagate": False}}}

@@ -1,0 +1,37 @@
+"""A bare row, and the effect of a transactional handler. Tables without migrations: ``migrate --run-syncdb``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+
+
+class Row(models.Model):
+    """What scheduling would cost if a message were one row, written by the ORM and nothing else."""
+
+    topic = models.CharField(max_length=100)
+    payload = models.JSONField()
+    due_at = models.DateTimeField()
+    done = models.BooleanField(default=False)
+
+    # Said for mypy: it knows Django by the demo's settings, and this app is not in them.
+    objects: ClassVar[models.Manager[Row]] = models.Manager()
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["due_at"], name="bench_todo", condition=models.Q(done=False))]
+
+    def __str__(self) -> str:
+        return f"{self.topic} #{self.pk}"
+
+
+class Effect(models.Model):
+    """Inserted by a handler."""
+
+    number = models.BigIntegerField()
+    payload = models.JSONField()
+
+    objects: ClassVar[models.Manager[Effect]] = models.Manager()
+
+    def __str__(self) -> str:
+        return str(self.number)

@@ -1,0 +1,313 @@
+"""Starts the servers, the adapters and their workers, and reads what the workers note."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import redis
+from psycopg import sql
+
+from testproject.servers import PostgresServer, RedisServer
+from testproject.undertaker import PID_FILE, family
+
+from .peers.line import MARK
+from .systems import HERE, System
+
+ROOT = HERE.parent
+PEERS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "django-delayq-peers"
+# An adapter that does not answer for so long is given up, as is a worker that does not start. Seconds.
+PATIENCE = 300.0
+START = 30.0
+
+POSTGRES_SETTINGS = {
+    "shared_buffers": "256MB",
+    # No checkpoint in the middle of a run: it would hit one system and not another.
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "1h",
+}
+
+
+class Failed(Exception):
+    """A system could not do a workload; the message says why."""
+
+
+class Bench:
+    """One Redis and one PostgreSQL for all, a database for each system, and a directory for notes."""
+
+    def __init__(self, peers: Path) -> None:
+        self.peers = peers
+        self._prepared: set[str] = set()
+
+    def __enter__(self) -> Bench:
+        with contextlib.ExitStack() as stack:
+            self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delayq-bench-")))
+            self.redis_server = stack.enter_context(RedisServer())
+            self.postgres = stack.enter_context(PostgresServer(fsync=True, **POSTGRES_SETTINGS))
+            self.redis = redis.Redis.from_url(self.redis_server.url)
+            stack.callback(self.redis.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def url(self, system: System) -> str:
+        """The URL of the system's own database."""
+        return self.postgres.url.rpartition("/")[0] + f"/bench_{system.name.replace('-', '_')}"
+
+    def sql(self, statement: str, system: System | None = None) -> Any:
+        """One statement, in the system's database; the first value of its first row."""
+        url = self.postgres.url if system is None else self.url(system)
+        with psycopg.connect(url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            row = cursor.fetchone() if cursor.description else None
+            return row[0] if row else None
+
+    def create_database(self, system: System) -> None:
+        name = sql.Identifier(self.url(system).rpartition("/")[2])
+        with psycopg.connect(self.postgres.url, autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
+
+    @contextmanager
+    def adapter(self, system: System) -> Iterator[Adapter]:
+        """The system's adapter, on empty tables and an empty Redis."""
+        first = system.name not in self._prepared
+        if first:
+            self.create_database(system)
+        self.redis.flushall()
+        with Adapter(self, system) as adapter:
+            if first:
+                adapter.call("setup")
+                self._prepared.add(system.name)
+            adapter.empty()
+            yield adapter
+
+
+class Adapter:
+    """A system's adapter as a process, and its workers."""
+
+    def __init__(self, bench: Bench, system: System) -> None:
+        self.bench = bench
+        self.system = system
+        self.marks = bench.directory / f"{system.name}.marks"
+        self.log = bench.directory / f"{system.name}.log"
+        self.environment = {
+            **os.environ,
+            "REDIS_URL": bench.redis_server.url,
+            "DATABASE_URL": bench.url(system),
+            "BENCH_MARKS": str(self.marks),
+            "DEBUG": "0",
+            "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
+        }
+        if system.kind == "peer":
+            for name in ("DJANGO_SETTINGS_MODULE", "PYTHONPATH", "VIRTUAL_ENV"):
+                self.environment.pop(name, None)
+        self.workers: list[int] = []
+        self.directory = HERE / "peers" if system.kind == "peer" else ROOT
+
+    def __enter__(self) -> Adapter:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.system.command(self.bench.peers),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=self.directory,
+                env=self.environment,
+            )
+        description = self.call("describe")
+        self.verbs: list[str] = description["verbs"]
+        self.worker_arguments: list[str] | None = description["worker"]
+        self.tables: list[str] = description["tables"]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        """Ask the adapter; raises ``Failed`` with its error."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(PATIENCE, self.process.kill)
+        watchdog.start()
+        try:
+            self.process.stdin.write(json.dumps({"do": verb, **arguments}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            watchdog.cancel()
+        if not line:
+            raise self.failed(f"the adapter ended in {verb}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failed(f"{verb}: {answer['error']}")
+        return answer["answer"]
+
+    def ask(self, function: str, /, **arguments: Any) -> Any:
+        """Call a function that only this adapter has."""
+        return self.call("call", name=function, arguments=arguments)
+
+    def empty(self) -> None:
+        """Empty tables, Redis and notes."""
+        self.marks.unlink(missing_ok=True)
+        self.bench.redis.flushall()
+        if self.tables:
+            self.bench.sql(f"TRUNCATE {', '.join(self.tables)} CASCADE", self.system)
+        self.call("ready")
+
+    def put(self, number: int, delay: float = 0.0) -> None:
+        """Schedule so many, the quickest way there is; then the database knows its tables, as after an autovacuum."""
+        self.call("schedule_bulk" if "send_many" in self.verbs else "schedule", number=number, delay=delay)
+        if self.tables:
+            self.bench.sql(f"ANALYZE {', '.join(self.tables)}", self.system)
+
+    @contextmanager
+    def worker(self, processes: int = 1) -> Iterator[None]:
+        """So many worker processes, each as the system's docs start one."""
+        assert self.worker_arguments is not None
+        started = []
+        with self.log.open("ab") as log:
+            for _ in range(processes):
+                command = [str(self.system.python(self.bench.peers)), *self.worker_arguments]
+                started.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        cwd=self.directory,
+                        env=self.environment,
+                        start_new_session=True,
+                    )
+                )
+        self.workers = [process.pid for process in started]
+        try:
+            yield
+        finally:
+            self.workers = []
+            for process in started:
+                end(process)
+
+    @contextmanager
+    def warm_worker(self) -> Iterator[None]:
+        """One worker process that has handled a message already."""
+        with self.worker():
+            self.call("schedule", number=0, delay=0, warm=1)
+            self.wait_for(1, START)
+            yield
+
+    def cpu(self) -> tuple[float, float]:
+        """CPU seconds so far of the adapter with its workers, and of the servers."""
+        servers = (self.bench.redis_server, self.bench.postgres)
+        return (
+            sum(map(cpu_seconds, [self.process.pid, *self.workers])),
+            sum(cpu_seconds(int((server.directory / PID_FILE).read_text())) for server in servers),
+        )
+
+    @property
+    def done(self) -> int:
+        """How many messages were handled."""
+        return self.marks.stat().st_size // MARK.size if self.marks.exists() else 0
+
+    def wait_for(self, number: int, limit: float) -> bool:
+        """Wait until so many were handled, at most so many seconds."""
+        return wait(lambda: self.done >= number, limit)
+
+    def read_marks(self) -> list[tuple[int, float, float]]:
+        """Number, when handled, when due, of each handled message."""
+        return list(MARK.iter_unpack(self.marks.read_bytes())) if self.marks.exists() else []
+
+    def failed(self, what: str) -> Failed:
+        """What to raise: its log tells more."""
+        return Failed("\n".join([*self.log.read_text(errors="replace").splitlines()[-20:], what]))
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and all below it, those that ended included; 0 where there is no /proc."""
+    try:
+        # After the name in parentheses, which may hold anything: utime, stime, cutime, cstime.
+        numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+    except OSError:
+        return 0.0
+    children = [child for child in family(pid) if child != pid]
+    return sum(map(int, numbers)) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
+
+
+def wait(done: Callable[[], object], limit: float) -> bool:
+    """Wait until it is so, at most so many seconds."""
+    deadline = time.monotonic() + limit
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a worker with all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT if process.poll() is None else 0)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def counting(bench: Bench) -> Iterator[Callable[[], tuple[int, int]]]:
+    """A function that says how many commands Redis, and statements PostgreSQL, has had from clients since."""
+    bench.sql("ALTER SYSTEM SET log_min_duration_statement = 0")
+    bench.sql("SELECT pg_reload_conf()")
+    time.sleep(0.3)
+    seen = bench.postgres.log.stat().st_size
+    commands = 0
+    monitor = redis.Redis.from_url(bench.redis_server.url).monitor()
+
+    def listen() -> None:
+        nonlocal commands
+        with contextlib.suppress(redis.RedisError, OSError, ValueError):
+            for command in monitor.listen():
+                # What a script calls is no round trip.
+                commands += command["client_type"] != "lua"
+
+    def count() -> tuple[int, int]:
+        with bench.postgres.log.open("rb") as log:
+            log.seek(seen)
+            statements = re.findall(rb"duration: .*(?:statement|execute [^:]*): ", log.read())
+        return commands, len(statements)
+
+    monitor.__enter__()
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        yield count
+    finally:
+        monitor.connection.disconnect()
+        bench.sql("ALTER SYSTEM RESET log_min_duration_statement")
+        bench.sql("SELECT pg_reload_conf()")

@@ -1,0 +1,1 @@
+"""What the servers can do with nothing of ours on top: the adapters of the three floors."""

@@ -1,0 +1,70 @@
+"""What the rounds found, and how it is summed up."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Measures = dict[str, float]
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the sorted values does not exceed."""
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of the rounds, and the least and the most."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(slots=True)
+class Results:
+    """Measures by workload and system, one for each round; and why a system could not."""
+
+    rounds: dict[str, dict[str, list[Measures]]] = field(default_factory=dict)
+    failures: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, workload: str, system: str, measures: Measures) -> None:
+        if measures:
+            self.rounds.setdefault(workload, {}).setdefault(system, []).append(measures)
+
+    def fail(self, workload: str, system: str, reason: str) -> None:
+        self.failures.setdefault(workload, {})[system] = reason
+
+    def spread(self, workload: str, system: str, measure: str) -> Spread | None:
+        """Over the rounds; None when it was not measured."""
+        rounds = self.rounds.get(workload, {}).get(system, [])
+        values = [found[measure] for found in rounds if measure in found]
+        return Spread.of(values) if values else None
+
+    def median(self, workload: str, system: str, measure: str) -> float | None:
+        spread = self.spread(workload, system, measure)
+        return None if spread is None else spread.median
+
+
+def figure(value: float) -> str:
+    """Three digits, with separators: 17,400 · 4.12 · 0.038."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:,.{digits}f}"
+
+
+def shown(spread: Spread | None) -> str:
+    """``17,400 (16,900–18,200)``; the median alone when the rounds agree or there is one."""
+    if spread is None:
+        return "–"
+    median, least, most = map(figure, (spread.median, spread.least, spread.most))
+    return median if least == most else f"{median} ({least}–{most})"

@@ -1,0 +1,136 @@
+"""The adapter of django-delayq itself, and what only it is asked."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
+
+TABLES = ["delayq_message", "delayq_transition", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
+
+# What the next messages are for: "bench.mark" does nothing, "bench.insert" inserts a row in its transaction.
+topic = "bench.mark"
+
+WAITING = """
+INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts, deliveries,
+    reported, forgiven, moves, worker, cancel_requested)
+SELECT 'bench.mark', 'default', 0, 'scheduled', '{}', '{}', now() + (400 + 180.0 * n / %(rows)s) * interval '1 s',
+       now(), 0, 0, 0, 0, 1, '', false
+  FROM generate_series(1, %(rows)s::int) n
+"""
+
+HISTORY = """
+WITH m AS (
+    INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, finished_at,
+        attempts, deliveries, reported, forgiven, moves, worker, cancel_requested)
+    SELECT 'bench.mark', 'default', 0, 'consumed', '{}', '{}', now() - n * interval '1 s', now() - n * interval '1 s',
+           now() - n * interval '1 s', 0, 1, 1, 0, 3, '', false
+      FROM generate_series(1, %(rows)s::int) n
+    RETURNING id, due_at
+)
+INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, attempt, due_at, actor, reason, error,
+    traceback)
+SELECT id, number, due_at, nullif((ARRAY['', 'scheduled', 'running'])[number], ''),
+       (ARRAY['scheduled', 'running', 'consumed'])[number], (ARRAY[0, 1, 1])[number], due_at, '', '', '', ''
+  FROM m, generate_series(1, 3) number
+"""
+
+
+def setup() -> None:
+    from django.core.management import call_command
+
+    django.setup()
+    call_command("migrate", run_syncdb=True, verbosity=0)
+
+
+def ready() -> None:
+    """Redis was emptied: give it a horizon, as a worker that has run would have."""
+    django.setup()
+    from django.core.management import call_command
+
+    from django_delayq import cancel_message, schedule_message
+
+    message = schedule_message("bench.mark", delay=3600)
+    call_command("delayq_restore", json=True)
+    cancel_message(message)
+    _execute("TRUNCATE delayq_message, delayq_transition")
+
+
+def choose(name: str) -> None:
+    global topic  # noqa: PLW0603
+    topic = name
+
+
+def send(payload: dict[str, Any], due: float | None) -> None:
+    from django_delayq import schedule_message
+
+    schedule_message(topic, payload, due=_datetime(due))
+
+
+def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
+    from django_delayq import schedule_messages
+
+    at = _datetime(due)
+    schedule_messages({"topic": topic, "payload": payload, "due": at} for payload in payloads)
+
+
+def inside() -> AbstractContextManager[Any]:
+    from django.db import transaction
+
+    return transaction.atomic()
+
+
+def worker() -> list[str]:
+    return ["-m", "django", "run_delayq", "--processes", "1"]
+
+
+def settled() -> bool:
+    """Whether the outcome of everything that is due is written down."""
+    from django.db.models.functions import Now
+
+    from django_delayq.models import Message
+    from django_delayq.states import LIVE
+
+    return not Message.objects.filter(state__in=LIVE, due_at__lte=Now()).exists()
+
+
+def fill(rows: int, what: str) -> None:
+    """So many messages waiting (in Redis too), or so many finished ones."""
+    from django.core.management import call_command
+
+    _execute(WAITING if what == "waiting" else HISTORY, {"rows": rows})
+    _execute("VACUUM ANALYZE delayq_message, delayq_transition")
+    if what == "waiting":
+        call_command("delayq_restore", json=True)
+
+
+def restore(rows: int) -> dict[str, float]:
+    """Seconds and MB for a restore of so many rows, on an empty Redis."""
+    from . import recovery
+
+    took, extra, _bytes = recovery.restore(os.environ["REDIS_URL"], rows)
+    return {"seconds": took, "memory": extra}
+
+
+def killed() -> dict[str, float]:
+    """Seconds until what ran is done, after SIGKILL of a worker process, and of a whole worker."""
+    from . import recovery
+
+    process, whole = recovery.killed()
+    return {"process": process, "worker": whole}
+
+
+def _datetime(due: float | None) -> datetime | None:
+    return None if due is None else datetime.fromtimestamp(due, UTC)
+
+
+def _execute(sql: str, parameters: Any = None) -> None:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)

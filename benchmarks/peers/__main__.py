@@ -1,0 +1,43 @@
+"""``python -m benchmarks.peers install [names] [--peers DIR]``: an environment of its own for each peer."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from benchmarks.driver import PEERS
+from benchmarks.systems import SYSTEMS, System
+
+
+def install(system: System, peers: Path) -> bool:
+    """Make or renew the environment; False when a package cannot be had."""
+    home = peers / system.name
+    if not system.installed(peers):
+        venv.create(home, with_pip=True)
+    pip = [str(system.python(peers)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*pip, *system.packages], check=False).returncode == 0:
+        return True
+    # Without its Python it counts as not installed.
+    system.python(peers).unlink(missing_ok=True)
+    return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("verb", choices=["install"])
+    parser.add_argument("names", nargs="*", help="all, if none is named")
+    parser.add_argument("--peers", type=Path, default=PEERS, metavar="DIR", help=f"default {PEERS}")
+    arguments = parser.parse_args()
+    peers = {system.name: system for system in SYSTEMS if system.kind == "peer"}
+    if unknown := set(arguments.names) - peers.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(peers)}")
+    for name in arguments.names or peers:
+        done = install(peers[name], arguments.peers)
+        print(f"{name:<16} {'installed' if done else 'cannot be installed'}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""Celery with the Redis broker; no result backend, as its docs advise when results are not wanted."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+from celery import Celery
+from line import mark
+
+app = Celery("celery_redis", broker=os.environ["REDIS_URL"])
+app.conf.task_ignore_result = True
+
+
+@app.task(name="mark")
+def task(payload):
+    mark(payload)
+
+
+def send(payload, due):
+    task.apply_async((payload,), eta=None if due is None else datetime.fromtimestamp(due, UTC))
+
+
+def worker():
+    return ["-m", "celery", "-A", "celery_redis", "worker", "--concurrency", "1", "--loglevel", "WARNING"]

@@ -1,0 +1,27 @@
+"""Huey on Redis, with its default consumer of threads."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+from huey import RedisHuey
+from line import mark
+
+huey = RedisHuey("bench", url=os.environ["REDIS_URL"], utc=True)
+
+
+@huey.task()
+def task(payload):
+    mark(payload)
+
+
+def send(payload, due):
+    if due is None:
+        task(payload)
+    else:
+        task.schedule((payload,), eta=datetime.fromtimestamp(due, UTC))
+
+
+def worker():
+    return ["-m", "huey.bin.huey_consumer", "huey_redis.huey", "-w", "4", "-q"]

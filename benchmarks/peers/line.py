@@ -1,0 +1,175 @@
+"""The line to one system under test: a JSON call in on stdin, a JSON answer out on stdout. Standard library only.
+
+``python line.py <module>`` runs in the system's own environment. The module is the adapter: functions of these names,
+all but ``send`` (or ``asend``) optional.
+
+``setup()`` once, on an empty database · ``send(payload, due)`` schedule one message, due at an epoch time or (None) now
+· ``send_many(payloads, due)`` · ``inside()`` a transaction of the caller's · ``worker()`` the arguments for Python that
+start one worker process · ``TABLES`` to be emptied between workloads. Every message that is handled calls ``mark``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import random
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+PAYLOAD_BYTES = 200
+PER_TRANSACTION = 100
+# The number of the message, when it was handled, when it was due (0: at once).
+MARK = struct.Struct("<qdd")
+VERBS = ("send_many", "inside", "worker")
+# Lateness: how far ahead a message is due, and how often the sender wakes up. Seconds.
+DELAYS = (1.0, 10.0)
+TICK = 0.01
+
+_marks: dict[int, int] = {}
+
+
+def payload(number: int, due: float = 0.0) -> dict[str, Any]:
+    """A message of 200 bytes of JSON."""
+    made = {"n": number, "due": due, "pad": ""}
+    made["pad"] = "x" * (PAYLOAD_BYTES - len(json.dumps(made)))
+    return made
+
+
+def mark(payload: dict[str, Any]) -> None:
+    """Note that a message was handled, and when."""
+    pid = os.getpid()
+    file = _marks.get(pid)
+    if file is None:
+        file = _marks[pid] = os.open(os.environ["BENCH_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.write(file, MARK.pack(payload["n"], time.time(), payload["due"]))
+
+
+class Line:
+    """The calls that the harness makes, on one adapter."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        # One loop for all calls: clients keep connections that belong to it.
+        self.runner = asyncio.Runner()
+
+    def describe(self) -> dict[str, Any]:
+        """What the adapter can do, and how its worker is started."""
+        worker = getattr(self.adapter, "worker", None)
+        return {
+            "verbs": [verb for verb in VERBS if hasattr(self.adapter, verb)],
+            "worker": worker() if worker else None,
+            "tables": getattr(self.adapter, "TABLES", []),
+        }
+
+    def setup(self) -> None:
+        if hasattr(self.adapter, "setup"):
+            self.adapter.setup()
+
+    def ready(self) -> None:
+        """After everything was emptied: what has to be there before the first message."""
+        if hasattr(self.adapter, "ready"):
+            self.adapter.ready()
+
+    def schedule(self, number: int, delay: float, warm: int = 0) -> float:
+        """One at a time; seconds. The first ``warm`` are not counted."""
+        due = time.time() + delay if delay else None
+        payloads = [payload(n) for n in range(1 - warm, number + 1)]
+        if hasattr(self.adapter, "asend"):
+            return self.runner.run(self._schedule_async(payloads, due, warm))
+        send = self.adapter.send
+        for one in payloads[:warm]:
+            send(one, due)
+        began = time.perf_counter()
+        for one in payloads[warm:]:
+            send(one, due)
+        return time.perf_counter() - began
+
+    async def _schedule_async(self, payloads: list[dict[str, Any]], due: float | None, warm: int) -> float:
+        send = self.adapter.asend
+        for one in payloads[:warm]:
+            await send(one, due)
+        began = time.perf_counter()
+        for one in payloads[warm:]:
+            await send(one, due)
+        return time.perf_counter() - began
+
+    def schedule_inside(self, number: int, delay: float) -> float:
+        """A hundred in each transaction of the caller's; seconds."""
+        due = time.time() + delay
+        payloads = [payload(n) for n in range(1, number + 1)]
+        began = time.perf_counter()
+        for start in range(0, number, PER_TRANSACTION):
+            with self.adapter.inside():
+                for one in payloads[start : start + PER_TRANSACTION]:
+                    self.adapter.send(one, due)
+        return time.perf_counter() - began
+
+    def schedule_bulk(self, number: int, delay: float) -> float:
+        """In bulk; seconds."""
+        due = time.time() + delay if delay else None
+        payloads = [payload(n) for n in range(1, number + 1)]
+        began = time.perf_counter()
+        self.adapter.send_many(payloads, due)
+        return time.perf_counter() - began
+
+    def late(self, rate: float, seconds: float) -> dict[str, float]:
+        """So many messages a second, each due after a random delay; how many were sent in how many seconds."""
+        if hasattr(self.adapter, "asend"):
+            return self.runner.run(self._late_async(rate, seconds))
+        number, began = 0, time.time()
+        for due_by_now in _pace(rate, seconds):
+            for _ in range(due_by_now - number):
+                number += 1
+                self.adapter.send(*_delayed(number))
+            time.sleep(TICK)
+        return {"sent": number, "seconds": time.time() - began}
+
+    async def _late_async(self, rate: float, seconds: float) -> dict[str, float]:
+        number, began = 0, time.time()
+        for due_by_now in _pace(rate, seconds):
+            for _ in range(due_by_now - number):
+                number += 1
+                await self.adapter.asend(*_delayed(number))
+            await asyncio.sleep(TICK)
+        return {"sent": number, "seconds": time.time() - began}
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """A function that only this adapter has."""
+        return getattr(self.adapter, name)(**arguments)
+
+
+def _pace(rate: float, seconds: float) -> Iterator[int]:
+    """How many messages should have been sent by now, until the time is up."""
+    began = time.time()
+    while (passed := time.time() - began) < seconds:
+        yield int(rate * passed)
+
+
+def _delayed(number: int) -> tuple[dict[str, Any], float]:
+    due = round(time.time() + random.uniform(*DELAYS), 3)
+    return payload(number, due), due
+
+
+def serve(module: str) -> None:
+    """Answer calls until stdin ends. Whatever the system prints goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    line = Line(importlib.import_module(module))
+    for text in sys.stdin:
+        call = json.loads(text)
+        try:
+            answer = {"answer": getattr(line, call.pop("do"))(**call)}
+        except Exception:  # noqa: BLE001  the harness reports it
+            answer = {"error": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,28 @@
+"""RQ; its worker that does not fork, which is the faster one for small jobs."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+import redis
+from line import mark
+from rq import Queue
+
+queue = Queue(connection=redis.Redis.from_url(os.environ["REDIS_URL"]))
+
+
+def task(payload):
+    mark(payload)
+
+
+def send(payload, due):
+    if due is None:
+        queue.enqueue(task, payload)
+    else:
+        queue.enqueue_at(datetime.fromtimestamp(due, UTC), task, payload)
+
+
+def worker():
+    options = ["--with-scheduler", "--quiet", "--url", os.environ["REDIS_URL"]]
+    return ["-m", "rq.cli", "worker", "-w", "rq.worker.SimpleWorker", *options]

@@ -1,0 +1,167 @@
+"""Who takes part: django-delayq, its peers with their versions, and the floors. One table."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One system. ``adapter`` is a module that runs in the system's own environment (see peers/line.py)."""
+
+    name: str
+    title: str
+    kind: Literal["ours", "peer", "floor"]
+    adapter: str
+    # What it is when scheduling has returned: on disk in a database, or in Redis' memory.
+    durable: bool
+    uses: frozenset[str]
+    # Pinned; only peers have an environment of their own.
+    packages: tuple[str, ...] = ()
+    # What it has of: transaction (schedules in the caller's transaction), log (of each attempt), cancel (a waiting
+    # message, for good), reschedule (a waiting message), crash (gives back what a killed worker held).
+    has: frozenset[str] = frozenset()
+    note: str = ""
+
+    def python(self, peers: Path) -> Path:
+        """The Python that runs it."""
+        return peers / self.name / "bin" / "python" if self.kind == "peer" else Path(sys.executable)
+
+    def installed(self, peers: Path) -> bool:
+        return self.python(peers).exists()
+
+    def command(self, peers: Path) -> list[str]:
+        """What answers the harness's calls."""
+        if self.kind == "peer":
+            return [str(self.python(peers)), str(HERE / "peers" / "line.py"), self.adapter]
+        return [sys.executable, "-m", "benchmarks.peers.line", self.adapter]
+
+
+# What a system may have, and how the table calls it.
+FEATURES = {
+    "transaction": "in the caller's transaction",
+    "log": "log of each attempt",
+    "cancel": "cancel for good",
+    "reschedule": "reschedule",
+    "crash": "redelivers after a crash",
+}
+
+REDIS, POSTGRES = frozenset({"redis"}), frozenset({"postgres"})
+BOTH = REDIS | POSTGRES
+_HIREDIS = "hiredis==3.5.0"
+_PSYCOPG = "psycopg[binary]==3.3.9"
+_DJANGO = "Django==5.2.19"
+
+SYSTEMS = (
+    System("delayq", "django-delayq", "ours", "benchmarks.ours", True, BOTH, has=frozenset(FEATURES)),
+    System(
+        "celery",
+        "Celery 5.7 (Redis)",
+        "peer",
+        "celery_redis",
+        False,
+        REDIS,
+        ("celery[redis]==5.7.0", "redis==8.1.0", _HIREDIS),
+        frozenset({"crash"}),
+        "delayed tasks wait in the worker's memory; after a crash they come back an hour later; revoke is a broadcast",
+    ),
+    System(
+        "huey",
+        "Huey 3.5 (Redis)",
+        "peer",
+        "huey_redis",
+        False,
+        REDIS,
+        ("huey[redis]==3.5.4", "redis==8.1.0", _HIREDIS),
+        frozenset({"cancel"}),
+        "at most once: what a killed worker held is lost; looks for due tasks once a second",
+    ),
+    System(
+        "rq",
+        "RQ 3.0",
+        "peer",
+        "rq_redis",
+        False,
+        REDIS,
+        ("rq==3.0.0", "redis==8.1.0", _HIREDIS),
+        frozenset({"log", "cancel"}),
+        "due times are whole seconds; what a killed worker held is marked as failed",
+    ),
+    System(
+        "dramatiq",
+        "Dramatiq 2.2 (Redis)",
+        "peer",
+        "dramatiq_redis",
+        False,
+        REDIS,
+        ("dramatiq[redis]==2.2.1", "redis==8.1.0", _HIREDIS),
+        frozenset({"crash"}),
+        "delayed messages wait in the worker's memory",
+    ),
+    System(
+        "django-q2",
+        "django-q2 1.11 (ORM)",
+        "peer",
+        "django_q2_orm",
+        True,
+        POSTGRES,
+        ("django-q2==1.11.1", _DJANGO, _PSYCOPG),
+        frozenset({"transaction", "cancel", "reschedule", "crash"}),
+        "looks for due schedules every 30 s",
+    ),
+    System(
+        "procrastinate",
+        "Procrastinate 3.10",
+        "peer",
+        "procrastinate_pg",
+        True,
+        POSTGRES,
+        ("procrastinate==3.10.0", _PSYCOPG),
+        frozenset({"transaction", "log", "cancel"}),
+        "looks for due jobs every 5 s; a crash needs a task of your own; measured without a caller's transaction",
+    ),
+    System(
+        "django-tasks-db",
+        "django-tasks-db 0.13",
+        "peer",
+        "django_tasks_database",
+        True,
+        POSTGRES,
+        ("django-tasks-db[compat]==0.13.0", "django-tasks==0.12.0", _DJANGO, _PSYCOPG),
+        frozenset({"transaction"}),
+        "looks for due tasks once a second; what a killed worker held stays running",
+    ),
+    System(
+        "tasktiger",
+        "TaskTiger 0.26",
+        "peer",
+        "tasktiger_redis",
+        False,
+        REDIS,
+        ("tasktiger==0.26.3", "redis==4.6.0", _HIREDIS),
+        frozenset({"cancel", "reschedule", "crash"}),
+        "",
+    ),
+    System(
+        "saq",
+        "SAQ 0.26 (Redis)",
+        "peer",
+        "saq_redis",
+        False,
+        REDIS,
+        # It needs typing_extensions without saying so.
+        ("saq[redis,hiredis]==0.26.4", "redis==7.4.1", _HIREDIS, "typing_extensions==4.16.0"),
+        frozenset({"cancel", "crash"}),
+        "due times are whole seconds",
+    ),
+    System("redis", "floor: Redis alone", "floor", "benchmarks.floors.redis_alone", False, REDIS),
+    System("postgres", "floor: PostgreSQL alone", "floor", "benchmarks.floors.postgres_alone", True, POSTGRES),
+    System("orm", "floor: the ORM alone", "floor", "benchmarks.floors.orm_alone", True, POSTGRES),
+)
+
+BY_NAME = {system.name: system for system in SYSTEMS}

@@ -1,0 +1,111 @@
+"""What the project wants of itself, mostly as ratios within one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .measures import Results, figure
+from .systems import BY_NAME, SYSTEMS
+
+OURS = "delayq"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``bound`` times the reference (or ``bound`` alone), as the least or the most that is wanted."""
+
+    workload: str
+    measure: str
+    bound: float
+    # "" (an absolute figure), the name of a system, or a group: "durable" or "redis", whose fastest peer counts.
+    against: str = ""
+    at_most: bool = False
+
+    @property
+    def text(self) -> str:
+        limit = f"{'≤' if self.at_most else '≥'} {self.bound:,g}"
+        if not self.against:
+            return limit
+        return f"{limit} × {GROUPS.get(self.against) or BY_NAME[self.against].title.removeprefix('floor: ')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``found`` is a ratio where the target is one. ``met`` is None when something was not measured."""
+
+    target: Target
+    found: float | None
+    met: bool | None
+    # The peer that was the fastest.
+    beside: str = ""
+
+    @property
+    def word(self) -> str:
+        return {True: "met", False: "not met", None: "not measured"}[self.met]
+
+    @property
+    def measured(self) -> str:
+        if self.found is None:
+            return "–"
+        return f"{figure(self.found)} ×" if self.target.against else figure(self.found)
+
+
+GROUPS = {"durable": "the fastest durable peer", "redis": "the fastest peer on Redis"}
+
+TARGETS = (
+    Target("schedule", "rate", 1.7, "durable"),
+    Target("schedule", "rate", 1.5, "orm"),
+    Target("schedule-bulk", "rate", 40_000),
+    Target("schedule-bulk", "rate", 1.5, "durable"),
+    Target("schedule-bulk", "rate", 0.5, "postgres"),
+    Target("drain", "rate", 15_000),
+    Target("drain", "rate", 1.5, "redis"),
+    Target("drain", "rate", 0.3, "postgres"),
+    Target("insert", "rate", 0.7, "orm"),
+    Target("late-1000", "p50", 2.0, at_most=True),
+    Target("late-1000", "p99", 5.0, at_most=True),
+    Target("late-1000", "early", 0, at_most=True),
+    Target("late-1000", "missing", 0, at_most=True),
+    Target("restore", "rate", 100_000),
+    Target("restore", "memory", 64, at_most=True),
+    Target("memory", "bytes", 120, at_most=True),
+    # Not 0: a server's memory moves by a few bytes of its own.
+    Target("memory", "beyond", 1, at_most=True),
+    Target("life", "wal", 2_000, at_most=True),
+    Target("idle", "redis", 2, at_most=True),
+    Target("idle", "queries", 1, at_most=True),
+    Target("growth-waiting", "ratio", 1.2, at_most=True),
+    Target("growth-history", "ratio", 1.2, at_most=True),
+)
+
+
+def evaluate(results: Results, targets: Iterable[Target] = TARGETS) -> list[Verdict]:
+    """Each target against the medians of this run."""
+    return [_evaluate(results, target) for target in targets]
+
+
+def _evaluate(results: Results, target: Target) -> Verdict:
+    ours = results.median(target.workload, OURS, target.measure)
+    if ours is None:
+        return Verdict(target, None, None)
+    beside, reference = "", 1.0
+    if target.against:
+        beside, found = _reference(results, target)
+        if not found:
+            return Verdict(target, None, None)
+        reference = found
+    value = ours / reference
+    return Verdict(target, value, value <= target.bound if target.at_most else value >= target.bound, beside)
+
+
+def _reference(results: Results, target: Target) -> tuple[str, float | None]:
+    if target.against not in GROUPS:
+        return "", results.median(target.workload, target.against, target.measure)
+    peers = [s for s in SYSTEMS if s.kind == "peer" and s.durable == (target.against == "durable")]
+    medians = {peer.name: results.median(target.workload, peer.name, target.measure) for peer in peers}
+    found = {name: median for name, median in medians.items() if median is not None}
+    if not found:
+        return "", None
+    fastest = max(found, key=lambda name: found[name])
+    return fastest, found[fastest]

@@ -1,0 +1,211 @@
+"""The benchmarks' arithmetic, tables and verdicts; nothing is measured here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import picture, report, targets
+from benchmarks.measures import Results, Spread, figure, quantile, shown
+from benchmarks.peers import line
+from benchmarks.systems import BY_NAME, FEATURES, SYSTEMS
+from benchmarks.targets import TARGETS, Target, evaluate
+from benchmarks.workloads import WORKLOADS, takes_part
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def rates(workload: str = "drain", **medians: float) -> Results:
+    results = Results()
+    for system, rate in medians.items():
+        for round_rate in (rate, rate * 0.9, rate * 1.1):
+            results.add(workload, system.replace("_", "-"), {"rate": round_rate})
+    return results
+
+
+def a_run(results: Results) -> report.Run:
+    return report.Run("2026-01-02", "2 cores", "small", 3, {"Redis": "7.0"}, results)
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
+def test_a_quantile_is_one_of_the_values(share: float, expected: float) -> None:
+    assert quantile(list(range(1, 101)), share) == expected
+    assert quantile([7.0], share) == 7.0
+
+
+def test_the_spread_is_over_the_rounds_and_the_median_in_the_middle() -> None:
+    assert rates(delayq=1000).spread("drain", "delayq", "rate") == Spread(1000, 900, 1100)
+
+
+def test_what_was_not_measured_has_no_spread() -> None:
+    results = rates(delayq=1000)
+    results.add("drain", "huey", {})
+    assert results.spread("drain", "huey", "rate") is None
+    assert results.median("drain", "delayq", "p99") is None
+    assert results.median("late-200", "delayq", "p99") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (17_432, "17,400"),
+        (999.6, "1,000"),
+        (99.96, "100"),
+        (4.123, "4.12"),
+        (9.9999, "10.0"),
+        (0.03811, "0.0381"),
+        (-135.4, "-135"),
+    ],
+)
+def test_a_figure_has_three_digits(value: float, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_the_spread_is_shown_only_where_there_is_one() -> None:
+    assert shown(Spread(1000, 900, 1100)) == "1,000 (900–1,100)"
+    assert shown(Spread(1000, 1000, 1000)) == "1,000"
+    assert shown(None) == "–"
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_taken_to_the_fastest_peer_of_the_group() -> None:
+    results = rates(delayq=3000, celery=9000, huey=1000, django_q2=1500, procrastinate=2000, postgres=50_000)
+    durable, on_redis, floor = evaluate(
+        results,
+        [
+            Target("drain", "rate", 1.5, "durable"),
+            Target("drain", "rate", 1.5, "redis"),
+            Target("drain", "rate", 0.3, "postgres"),
+        ],
+    )
+    assert (durable.found, durable.met, durable.beside) == (1.5, True, "procrastinate")
+    assert (on_redis.met, on_redis.beside) == (False, "celery")
+    assert (floor.found, floor.met) == (0.06, False)
+
+
+@pytest.mark.parametrize(("bound", "met"), [(2.0, True), (1.9, False)])
+def test_a_target_may_be_the_most_that_is_wanted(bound: float, met: bool) -> None:
+    results = Results()
+    results.add("late-1000", "delayq", {"p50": 2.0})
+    (verdict,) = evaluate(results, [Target("late-1000", "p50", bound, at_most=True)])
+    assert verdict.met is met
+
+
+@pytest.mark.parametrize("results", [Results(), rates(delayq=1000), rates(django_q2=1000)])
+def test_without_both_sides_there_is_no_verdict(results: Results) -> None:
+    (verdict,) = evaluate(results, [Target("drain", "rate", 1.5, "durable")])
+    assert verdict.met is None
+    assert (verdict.word, verdict.measured) == ("not measured", "–")
+
+
+def test_every_target_names_what_is_measured() -> None:
+    measures = {workload.name: workload.measures for workload in WORKLOADS}
+    for target in TARGETS:
+        assert target.measure in measures[target.workload]
+        assert target.against in {"", *targets.GROUPS, *BY_NAME}
+        assert target.text
+
+
+# --- systems ----------------------------------------------------------------------------------------------------------
+
+
+def test_peers_are_pinned_and_have_an_adapter() -> None:
+    folder = Path(line.__file__).parent
+    for system in SYSTEMS:
+        assert system.has <= FEATURES.keys()
+        if system.kind == "peer":
+            assert (folder / f"{system.adapter}.py").exists()
+            assert all("==" in package for package in system.packages)
+        else:
+            assert not system.packages
+
+
+def test_a_peer_without_its_environment_is_not_installed(tmp_path: Path) -> None:
+    assert not BY_NAME["celery"].installed(tmp_path)
+    assert BY_NAME["delayq"].installed(tmp_path)
+
+
+def test_ours_takes_part_in_everything() -> None:
+    assert all(takes_part(workload, BY_NAME["delayq"]) for workload in WORKLOADS)
+    restore = next(workload for workload in WORKLOADS if workload.name == "restore")
+    assert not any(takes_part(restore, system) for system in SYSTEMS if system.kind != "ours")
+
+
+@pytest.mark.parametrize(("number", "due"), [(1, 0.0), (999_999, 1_800_000_000.123)])
+def test_a_payload_has_200_bytes(number: int, due: float) -> None:
+    assert len(json.dumps(line.payload(number, due))) == line.PAYLOAD_BYTES
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_name_the_systems_and_their_figures() -> None:
+    results = rates(huey=1000, delayq=2000)
+    results.fail("drain", "rq", "it did not start")
+    text = report.to_terminal(a_run(results))
+    assert text.index("django-delayq") < text.index("Huey")
+    assert "2,000 (1,800–2,200)" in text
+    assert "RQ 3.0 could not do drain: it did not start" in text
+    rst = report.to_rst(a_run(results), ["performance.svg"])
+    assert "   * - Huey 3.5 (Redis)\n     - 1,000 (900–1,100)" in rst
+    assert ".. image:: performance.svg" in rst
+    assert "Could not: RQ 3.0." in rst
+
+
+def test_growth_adds_columns_of_its_own() -> None:
+    results = Results()
+    results.add("growth-history", "delayq", {"ratio": 1.1, "drain at 1,000, µs": 60.0})
+    workload = next(workload for workload in WORKLOADS if workload.name == "growth-history")
+    head, row = report.workload_table(workload, results)
+    assert head == ["system", "ratio, times", "drain at 1,000, µs"]
+    assert row == ["django-delayq", "1.10", "60.0"]
+
+
+def test_everything_measured_goes_into_the_json() -> None:
+    found = json.loads(json.dumps(report.to_json(a_run(rates(delayq=1000)))))
+    assert len(found["results"]["rounds"]["drain"]["delayq"]) == 3
+    assert len(found["targets"]) == len(TARGETS)
+
+
+def test_the_results_replace_those_between_the_markers() -> None:
+    page = f"Before\n\n{report.BEGIN}\n\nold\n\n{report.END}\n\nAfter\n"
+    assert report.between_markers(page, "new") == page.replace("old", "new")
+    with pytest.raises(ValueError, match="results: begin"):
+        report.between_markers("no markers", "new")
+
+
+def test_the_page_has_the_markers() -> None:
+    text = (DOCS / "performance.rst").read_text()
+    assert "new" in report.between_markers(text, "new")
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_is_xml_with_a_bar_for_each_system() -> None:
+    results = rates(huey=1000, delayq=20_000)
+    results.add("late-200", "delayq", {"p50": 0.5, "p99": 4.0})
+    results.add("late-200", "huey", {"p50": -135.0, "p99": 349.0})
+    svg = ElementTree.fromstring(picture.draw(results))
+    bars = svg.findall("{http://www.w3.org/2000/svg}rect")
+    assert len(bars) == 4
+    widths = [float(bar.attrib["width"]) for bar in bars]
+    assert widths[0] > widths[1] > 0
+
+
+def test_a_picture_of_nothing_is_empty() -> None:
+    assert "<rect" not in picture.draw(Results())
+
+
+@pytest.mark.parametrize(("values", "powers"), [([1.0, 10.0], (0, 1)), ([5.0], (0, 1)), ([0.1, 17_000], (-1, 5))])
+def test_the_scale_goes_from_power_to_power_of_ten(values: list[float], powers: tuple[int, int]) -> None:
+    assert picture.scale(values) == powers
