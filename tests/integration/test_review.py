@@ -19,7 +19,7 @@ from django_delayq.broker.base import DueTicket, Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.exceptions import BrokerUnavailable, KeyConflict
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack, Retry
+from django_delayq.outcomes import Ack, Release, Retry
 from django_delayq.sql.rows import Success, Ticket
 from django_delayq.states import State
 from django_delayq.worker import connections as upkeep
@@ -143,6 +143,17 @@ def test_a_handler_whose_lease_runs_out_on_its_threshold_does_not_start(recorder
     last = Message.objects.get(pk=one.id).transitions.last()
     assert last is not None
     assert (state(one), last.reason) == (State.SCHEDULED, "lease ran out before it began")
+
+
+def test_what_is_given_back_unfinished_has_cost_no_attempt(recorder: Recorder) -> None:
+    (one,) = held("t.ok")
+    recorder.submit(one, Release("shutdown"), "worker:w")
+    assert recorder.flush(20)
+    message = Message.objects.get(pk=one.id)
+    assert (message.state, message.attempts, message.reported, message.deliveries) == (State.SCHEDULED, 0, 1, 1)
+    last = message.transitions.last()
+    assert last is not None
+    assert (last.reason, last.error) == ("shutdown", "")
 
 
 @pytest.mark.parametrize("outcome", [Ack(), Retry(timedelta(0), "failed")])

@@ -19,7 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 HARNESSES = {
     "model": ["tests/model"],
-    "directed": ["tests/record", "tests/broker", "tests/scripts", "tests/races", "tests/commands/test_restore.py"],
+    "directed": [
+        "tests/record",
+        "tests/broker",
+        "tests/scripts",
+        "tests/races",
+        "tests/commands/test_restore.py",
+        "tests/integration/test_pause.py",
+        "tests/integration/test_review.py",
+    ],
     "processes": ["tests/acceptance/test_handlers.py", "tests/acceptance/test_redis_faults.py"],
 }
 
@@ -132,6 +140,14 @@ MUTANTS = [
                 "ours = True",
             )
         ],
+    ),
+    Mutant(
+        "claim in spite of a pause",
+        [(SQL, "       AND m.queue NOT IN ({PAUSED})\n     ORDER BY m.id", "     ORDER BY m.id")],
+    ),
+    Mutant(
+        "handler begun after its lease",
+        [(f"{WORKER}/delivery.py", "if self.started_mono - self.leased_mono > self.handler.lease:", "if False:")],
     ),
     Mutant(
         "put before the commit",
