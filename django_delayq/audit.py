@@ -23,11 +23,13 @@ def record(
     outcomes: Mapping[str, int] | None = None,
     operation: Operation | None = None,
     user: Any = None,
+    nonce: str | None = None,
 ) -> AuditEvent:
     """Write down that the current actor did ``verb`` to ``target`` (both in words), and what came of it.
 
     ``user`` is the user object, if there is one: its key is kept. The same goes to the logger
-    ``django_delayq.audit``. No payload belongs into any of it.
+    ``django_delayq.audit``. No payload belongs into any of it. A second event with the same ``nonce`` is refused with
+    an ``IntegrityError``: call it in the transaction of what was done.
     """
     event = AuditEvent.objects.using(using).create(
         actor=actors.current(),
@@ -38,6 +40,7 @@ def record(
         reason=storable(reason),
         outcomes=dict(outcomes or {}),
         operation=operation,
+        nonce=nonce,
     )
     logger.info("%s: %s %s %s", event.actor, verb, event.target, event.outcomes)
     return event

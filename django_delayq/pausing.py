@@ -99,5 +99,7 @@ def _await_claims(using: str) -> None:
         while begun and time.monotonic() < deadline:
             time.sleep(0.005)
             begun &= transitions.claiming(using)
+        if begun:
+            logger.warning("The queue is paused, but a claim that began before has not ended in %g s", UNDER_WAY)
     except DatabaseError as error:
         logger.warning("The queue is paused, but claims under way could not be awaited: %s", error)

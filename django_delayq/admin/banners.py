@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 
 from ..durations import brief
 from ..inspector.health import Limits
+from ..models import Queue
 from .facts import Facts
 from .story import moment
 
@@ -92,11 +93,13 @@ def _overdue(facts: Facts) -> Iterator[Banner]:
 
 def _paused(facts: Facts) -> Iterator[Banner]:
     for queue in (facts.paused.facts or {}).values():
-        since = moment(queue.paused_at, "seconds")
-        parts = [_("Queue %(queue)s is paused since %(since)s") % {"queue": queue.name, "since": since}]
-        if queue.paused_by:
-            parts.append(_("by %(actor)s") % {"actor": queue.paused_by})
-        if queue.resumes_at is not None:
-            parts.append(_("until %(until)s") % {"until": moment(queue.resumes_at, "seconds")})
-        text = " ".join(parts) + (f": {queue.reason}" if queue.reason else "") + "."
-        yield Banner("info", text, _("Queues"), "queue")
+        yield Banner("info", _said(queue), _("Queues"), "queue")
+
+
+def _said(queue: Queue) -> str:
+    said = {"queue": queue.name, "since": moment(queue.paused_at, "seconds"), "actor": queue.paused_by or "?"}
+    text = _("Queue %(queue)s is paused since %(since)s by %(actor)s")
+    if queue.resumes_at is not None:
+        said["until"] = moment(queue.resumes_at, "seconds")
+        text = _("Queue %(queue)s is paused since %(since)s by %(actor)s until %(until)s")
+    return text % said + (f": {queue.reason}" if queue.reason else ".")

@@ -97,8 +97,7 @@ class MessageList(ChangeList):
         if self.too_slow:
             return CappedCount(offset + page)
         counted = self.tab_count(self.asked.tab)
-        # Without a filter the number of the tab is all there is to know.
-        if counted is None or (counted.more and self.asked.box.terms):
+        if counted is None or (counted.more and counted.count < listing.CAP):
             try:
                 counted = found.count()
             except TooSlow:

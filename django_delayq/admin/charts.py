@@ -197,7 +197,11 @@ def _bar(name: str, column: Column, left: float, width: float, top: float, fills
 
 
 def _said(column: Column) -> str:
-    return f"{column.text} ({_('not over yet')})" if column.filling else column.text
+    return _unfinished(column.text) if column.filling else column.text
+
+
+def _unfinished(text: str) -> str:
+    return _("%(text)s (not over yet)") % {"text": text}
 
 
 def _box(left: float, top: float, width: float, bottom: float) -> tuple[str, str, str, str]:
@@ -264,7 +268,7 @@ def _table(
     rows = _joined(
         format_html(
             '<tr><th scope="row">{}</th>{}</tr>',
-            f"{column.label} ({_('not over yet')})" if column.filling else column.label,
+            _unfinished(column.label) if column.filling else column.label,
             format_html_join("", '<td class="dq-number">{}</td>', ((show(value),) for value in column.values)),
         )
         for column in columns

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.utils import formats, timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from ..durations import brief
 from ..inspector.numbers import Capped
@@ -201,12 +201,15 @@ _EVERY = {"hour": 10, "day": 8, "week": 8}
 
 
 def _tick(at: datetime, window: str) -> str:
-    return formats.date_format(at, "D j" if window == "week" else "H:i")
+    return formats.date_format(at, pgettext("date format", "D j") if window == "week" else "H:i")
 
 
 def _span(start: datetime, end: datetime) -> str:
-    day = "" if start.date() == timezone.localdate() else f"{formats.date_format(start, 'D j N')} "
-    return f"{day}{start:%H:%M}–{end:%H:%M}"
+    clock = f"{start:%H:%M}–{end:%H:%M}"
+    if start.date() == timezone.localdate():
+        return clock
+    day = formats.date_format(start, pgettext("date format", "D j N"))
+    return f"{day} {clock}"
 
 
 def _peak(coming: Upcoming) -> str:
@@ -260,7 +263,7 @@ def _lateness(past: Series) -> SafeString:
         return [p50, p95], _("no delivery") if p50 is None else said
 
     title = _("Lateness of first deliveries")
-    series = [_("half of them (p50)"), _("95 % of them (p95)")]
+    series = [_("half of them (p50)"), _("%(share)d %% of them (p95)") % {"share": 95}]
     return charts.lines("dq-lateness", title, _late(past.sum), series, _steps(past, column), width=charts.NARROW)
 
 
@@ -290,7 +293,7 @@ def _lateness_now(hour: Series, known: Facts) -> str:
     oldest = pulse.oldest_overdue if pulse else None
     if pulse is None or oldest is None:
         return _late(hour.sum)
-    waits = _("The oldest overdue message waits since %(span)s.") % {"span": _ago(oldest, pulse.at)}
+    waits = _("The oldest overdue message has waited for %(age)s.") % {"age": _ago(oldest, pulse.at)}
     return f"{_late(hour.sum)} {waits}"
 
 
@@ -333,8 +336,8 @@ def _workers(known: Facts) -> str:
     parts = [ngettext("%(count)d alive", "%(count)d alive", alive) % {"count": alive}]
     parts += [_("%(count)d late") % {"count": late}] if late else []
     parts += [_("%(count)d lost") % {"count": lost}] if lost else []
-    heartbeat = _("latest heartbeat %(span)s ago") % {"span": _ago(there.workers[0].seen_at, there.at)}
-    return f"{', '.join(parts)}; {heartbeat}."
+    text = _("%(workers)s; latest heartbeat %(span)s ago.")
+    return text % {"workers": ", ".join(parts), "span": _ago(there.workers[0].seen_at, there.at)}
 
 
 def _redis(known: Facts) -> list[tuple[str, str]]:

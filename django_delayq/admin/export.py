@@ -60,7 +60,7 @@ _FIELDS = (
     "headers",
 )
 # With one of these in front a spreadsheet takes a cell for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 class Exporting(_Base):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
@@ -13,6 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import validation
+from ..durations import seconds
 from ..exceptions import InvalidMessage
 
 
@@ -29,11 +30,27 @@ class DelayField(forms.CharField):
         if not text:
             return None
         back = self.signed and text.startswith("-")
+        plain = text.lstrip("+-").strip() if self.signed else text
         try:
-            span = validation.delay(text.lstrip("+-").strip() if self.signed else text)
+            seconds(plain)
+        except ValueError as error:
+            said = gettext("“%(text)s” is not a duration. Write for example 90s, 15m, 1h30m or 7d.")
+            raise forms.ValidationError(said % {"text": text}) from error
+        try:
+            span = validation.delay(plain)
         except InvalidMessage as error:
-            raise forms.ValidationError(str(error)) from error
+            raise forms.ValidationError(gettext("This is more than 100 years.")) from error
         return -span if back else span
+
+
+def checked_due(due: datetime) -> datetime:
+    """A due time that a message may have. Raises ``ValidationError``."""
+    try:
+        return validation.due(due)
+    except InvalidMessage as error:
+        is_past = due < timezone.now()
+        said = gettext("This is in the past.") if is_past else gettext("This is more than 100 years ahead.")
+        raise forms.ValidationError(said) from error
 
 
 class ReasonForm(forms.Form):
@@ -126,11 +143,8 @@ class RescheduleForm(SpreadForm):
         due = self.cleaned_data["due"]
         if due is None:
             return None
-        try:
-            # The last minute still means "now".
-            return max(validation.due(due), timezone.now())
-        except InvalidMessage as error:
-            raise forms.ValidationError(str(error)) from error
+        # The last minute still means "now".
+        return max(checked_due(due), timezone.now())
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data

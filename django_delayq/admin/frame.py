@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 
@@ -93,6 +93,8 @@ class Page(ReadOnly, _Base):
 
     template = ""
     actions = None
+    # Whether each row has a page too. Django's own would show every field, payloads unmasked.
+    has_detail = False
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("django_delayq.view_message")
@@ -110,3 +112,15 @@ class Page(ReadOnly, _Base):
         title = str(self.opts.verbose_name_plural).capitalize()
         shown = {**context(self, request, title), **self.content(request), **(extra_context or {})}
         return TemplateResponse(request, self.template, shown)
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        if not self.has_detail:
+            raise Http404
+        page: HttpResponse = super().changeform_view(request, object_id, form_url, extra_context)
+        return page

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy
 from .. import actors, announce, audit, conf, restore, transitions
 from ..exceptions import BrokerUnavailable
 from ..inspector import search as searches
+from ..inspector.drift import Kind
 from ..inspector.whereabouts import Whereabouts, look
 from ..models import Message
 from ..states import LIVE, State
@@ -251,7 +252,13 @@ def _expected(message: Message, where: Whereabouts) -> str:
 
 
 def _differs(where: Whereabouts) -> str:
-    return str(_("differs: %(kind)s") % {"kind": where.kind.value}) if where.kind else _("agrees")
+    if where.kind is None:
+        return _("agrees")
+    return {
+        Kind.MISSING: _("differs: missing"),
+        Kind.EXTRA: _("differs: only in Redis"),
+        Kind.DIFFERENT: _("differs: another time"),
+    }[where.kind]
 
 
 def _call(message: Message) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Message]
 else:
     _ModelAdmin = admin.ModelAdmin
+
+# Translated by the admin.
+_SELECT = "Select this object for an action - {}"
 
 
 class MessageAdmin(ReadOnly, Steering, Exporting, MessagePage, _ModelAdmin):
@@ -46,6 +51,15 @@ class MessageAdmin(ReadOnly, Steering, Exporting, MessagePage, _ModelAdmin):
             "may_export": self.has_export_permission(request),
         }
         return super().changelist_view(request, {**around, **(extra_context or {})})
+
+    def action_checkbox(self, obj: Message) -> SafeString:
+        """The same as the admin's own, without a template for each row: that is a fifth of the time of the page."""
+        return format_html(
+            '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">',
+            ACTION_CHECKBOX_NAME,
+            obj.pk,
+            format_html(gettext(_SELECT), obj),
+        )
 
     @admin.display(description=_("id"))
     def ident(self, message: Message) -> str:

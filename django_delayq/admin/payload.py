@@ -13,7 +13,11 @@ MASK = "********"
 LONGEST = 65_536
 PREVIEW = 80
 
-_ALSO_SECRET = re.compile("cookie|credential|session|private|cvc|cvv|iban", re.IGNORECASE)
+_ALSO_SECRET = re.compile(
+    r"cookie|credential|session|private|cvc|cvv|iban|bearer|passw|pwd|(?:^|[^a-z])(?:pin|otp|pan)(?:$|[^a-z])"
+    r"|card.?(?:no|number)",
+    re.IGNORECASE,
+)
 
 
 def pretty(value: Any, *, masked: bool = True) -> str:

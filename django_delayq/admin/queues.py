@@ -27,7 +27,7 @@ from ..models import Message, Queue
 from ..sql.portable import writing
 from . import facts, frame, panels
 from .facts import Facts
-from .forms import DelayField
+from .forms import DelayField, checked_due
 from .frame import Page, page_url
 from .panels import Panel
 from .story import moment, span
@@ -71,11 +71,7 @@ class PauseForm(forms.Form):
         until: datetime | None = self.cleaned_data["until"]
         if until is None:
             return None
-        try:
-            validation.due(until)
-        except InvalidMessage as error:
-            raise forms.ValidationError(str(error)) from error
-        if until <= timezone.now():
+        if checked_due(until) <= timezone.now():
             raise forms.ValidationError(_("The pause would be over already."))
         return until
 
@@ -192,8 +188,8 @@ class QueueAdmin(Page, _ModelAdmin):
                 with writing(self._using):
                     pausing.pause_queue(name, using=self._using, **given)
                     audit.record(self._using, "pause", name, reason=given["reason"], user=request.user)
-            except InvalidMessage as error:
-                form.add_error(None, str(error))
+            except InvalidMessage:
+                form.add_error(None, _("The pause would be over already."))
                 return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
         text = _("Queue %(queue)s is paused: nothing starts in it any more.") % {"queue": name}
         return self._done(request, text, messages.SUCCESS)

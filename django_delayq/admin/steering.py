@@ -6,16 +6,17 @@ A few messages are done at once; many, and all that a search finds, become an op
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core import signing
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import OperationalError, router
+from django.db import IntegrityError, OperationalError, router
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
@@ -25,7 +26,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .. import actors, audit, operations
 from ..inspector.patience import TooSlow, patience
-from ..models import Message, Operation
+from ..models import AuditEvent, Message, Operation
 from ..operations import Scope, Steer
 from ..sql.portable import writing
 from . import frame, search, verbs
@@ -60,17 +61,20 @@ class Question:
     user: str
     scope: Scope
     number: int | None
+    # One question has one answer, however often it is sent.
+    nonce: str = field(default_factory=lambda: secrets.token_urlsafe(12))
 
     def sign(self) -> str:
         """As a token."""
-        value = {"verb": self.verb, "user": self.user, "scope": self.scope.to_json(), "number": self.number}
+        value: dict[str, Any] = {"verb": self.verb, "user": self.user, "scope": self.scope.to_json()}
+        value |= {"number": self.number, "nonce": self.nonce}
         return signing.dumps(value, salt=_SALT, compress=True)
 
     @classmethod
     def read(cls, token: str, max_age: int | None = None) -> Question:
         """Raises ``signing.BadSignature``, and ``SignatureExpired`` of those."""
         value = signing.loads(token, salt=_SALT, max_age=max_age)
-        return cls(value["verb"], value["user"], Scope.from_json(value["scope"]), value["number"])
+        return cls(value["verb"], value["user"], Scope.from_json(value["scope"]), value["number"], value["nonce"])
 
 
 class Steering(_Base):
@@ -225,11 +229,17 @@ class Steering(_Base):
             return self._ask(request, verb, scope, bound=form)
         if scope.search is not None and has_changed(question.number, expected(self._rows(request), verb, scope)):
             return self._ask(request, verb, scope, notice=_("The number has changed meanwhile. Look at it again."))
-        if _is_work_for_a_worker(scope):
-            return self._start(request, verb, scope, form)
-        return self._do(request, verb, scope, form)
+        try:
+            if _is_work_for_a_worker(scope):
+                return self._start(request, verb, scope, form, question.nonce)
+            return self._do(request, verb, scope, form, question.nonce)
+        except IntegrityError:
+            if not AuditEvent.objects.using(self._using).filter(nonce=question.nonce).exists():
+                raise
+            self.message_user(request, _("This was answered already: nothing more was done."), messages.WARNING)
+            return HttpResponseRedirect(self._back(request, scope))
 
-    def _start(self, request: HttpRequest, verb: Verb, scope: Scope, form: ReasonForm) -> HttpResponse:
+    def _start(self, request: HttpRequest, verb: Verb, scope: Scope, form: ReasonForm, nonce: str) -> HttpResponse:
         if not verbs.may_bulk(request):
             raise PermissionDenied
         described, reason = describe(scope), form.cleaned_data["reason"]
@@ -243,7 +253,9 @@ class Steering(_Base):
                 reason=reason,
                 started_by=actors.current(),
             )
-            audit.record(self._using, verb.name, described, reason=reason, operation=operation, user=request.user)
+            audit.record(
+                self._using, verb.name, described, reason=reason, operation=operation, user=request.user, nonce=nonce
+            )
         text = _("Operation #%(id)d is queued: a worker does it in batches.") % {"id": operation.pk}
         self.message_user(request, text, messages.SUCCESS)
         if not request.user.has_perm("django_delayq.view_operation"):
@@ -251,7 +263,7 @@ class Steering(_Base):
         name = f"admin:{self.opts.app_label}_{Operation._meta.model_name}_change"
         return HttpResponseRedirect(reverse(name, args=[operation.pk], current_app=self.admin_site.name))
 
-    def _do(self, request: HttpRequest, verb: Verb, scope: Scope, form: ReasonForm) -> HttpResponse:
+    def _do(self, request: HttpRequest, verb: Verb, scope: Scope, form: ReasonForm, nonce: str) -> HttpResponse:
         visible = tuple(self._rows(request).filter(pk__in=scope.ids).order_by("pk").values_list("pk", flat=True))
         work = operations.WORKS[verb.name](Scope(ids=visible).to_json(), form.arguments())
         assert isinstance(work, Steer)
@@ -268,6 +280,7 @@ class Steering(_Base):
                     reason=reason,
                     outcomes=+counts,
                     user=request.user,
+                    nonce=nonce,
                 )
         except (TooSlow, OperationalError) as error:
             # Somebody holds a row for long, or two that wait for each other were told apart.
@@ -276,9 +289,11 @@ class Steering(_Base):
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(self._back(request, scope))
         level = messages.SUCCESS if verbs.is_all_done(counts) else messages.WARNING
-        text = ngettext("%(verb)s, %(count)s message: ", "%(verb)s, %(count)s messages: ", len(scope.ids))
-        start = text % {"verb": verb.label, "count": verbs.number(len(scope.ids))}
-        self.message_user(request, f"{start}{verbs.outcome(counts)}.", level)
+        text = ngettext(
+            "%(verb)s, %(count)s message: %(outcome)s.", "%(verb)s, %(count)s messages: %(outcome)s.", len(scope.ids)
+        )
+        said = {"verb": verb.label, "count": verbs.number(len(scope.ids)), "outcome": verbs.outcome(counts)}
+        self.message_user(request, text % said, level)
         return HttpResponseRedirect(self._back(request, scope, gone=bool(counts["purged"])))
 
     # --- what both need -----------------------------------------------------------------------------------------------

@@ -87,11 +87,21 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None) -> li
 
 
 def _paused(pause: Queue) -> str:
-    facts = {"queue": pause.name, "since": moment(pause.paused_at, "seconds"), "actor": pause.paused_by or "?"}
-    said = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s") % facts
+    facts = {
+        "queue": pause.name,
+        "since": moment(pause.paused_at, "seconds"),
+        "actor": pause.paused_by or "?",
+        "end": moment(pause.resumes_at, "seconds") if pause.resumes_at else "",
+        "reason": pause.reason,
+    }
+    text = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s.")
+    if pause.reason:
+        text = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s: “%(reason)s”")
     if pause.resumes_at is not None:
-        said += _(", until %(end)s") % {"end": moment(pause.resumes_at, "seconds")}
-    return f"{said}: “{pause.reason}”" if pause.reason else f"{said}."
+        text = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s, until %(end)s.")
+        if pause.reason:
+            text = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s, until %(end)s: “%(reason)s”")
+    return text % facts
 
 
 def _is_served(message: Message, now: datetime) -> bool:

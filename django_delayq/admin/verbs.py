@@ -98,9 +98,13 @@ LABELS: dict[str, Text] = {
 }
 
 
+# Changes nothing, so it is in no audit.
+_CHECK: dict[str, Text] = {"check": pgettext_lazy("verb", "Check")}
+
+
 def label(name: str) -> str:
     """A verb in words."""
-    return str(LABELS.get(name, name))
+    return str((LABELS | _CHECK).get(name, name))
 
 
 _OUTCOMES: dict[str, Any] = {
@@ -125,6 +129,14 @@ _OUTCOMES: dict[str, Any] = {
     "spread": ngettext_lazy("%(shown)s spread", "%(shown)s spread", "count"),
     "given up": ngettext_lazy("%(shown)s given up", "%(shown)s given up", "count"),
     "expired": ngettext_lazy("%(shown)s expired", "%(shown)s expired", "count"),
+    "present": ngettext_lazy("%(shown)s there already", "%(shown)s there already", "count"),
+    "beyond": ngettext_lazy("%(shown)s due later", "%(shown)s due later", "count"),
+    # And a comparison.
+    "missing": ngettext_lazy("%(shown)s missing in Redis", "%(shown)s missing in Redis", "count"),
+    "extra": ngettext_lazy("%(shown)s only in Redis", "%(shown)s only in Redis", "count"),
+    "different": ngettext_lazy("%(shown)s different", "%(shown)s different", "count"),
+    "exported": ngettext_lazy("%(shown)s exported", "%(shown)s exported", "count"),
+    "revealed": ngettext_lazy("%(shown)s revealed", "%(shown)s revealed", "count"),
 }
 _GOOD = {"purged", *(verdict.value for verdict in DONE)}
 

@@ -60,6 +60,7 @@ class WorkerAdmin(Page, _ModelAdmin):
     fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
     readonly_fields = fields
     change_form_template = "admin/django_delayq/worker_detail.html"
+    has_detail = True
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         known = facts.gather()

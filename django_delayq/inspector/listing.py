@@ -21,20 +21,20 @@ from django.db.models.functions import Coalesce
 
 from .. import conf, transitions
 from ..models import Message
-from ..states import FINAL, LIVE, State
+from ..states import FINAL, LIVE, REQUEUEABLE, State
 from .patience import TooSlow, patience
 from .search import Search, of_states
 from .stats import Capped
 
 # Rows that are counted at most.
 CAP = 10_000
-# Rows of each index that are looked at for what the index does not know: each costs a read of the table.
+# Rows of each index that are looked at for the numbers beside a page: each may cost a read of the table.
 LOOK = 2_000
 # Rows of each index that are looked at in place of all of them, when that would take too long.
 NEAREST = 5_000
 # How long the database may think about the rows of a page, and about the numbers beside it. Milliseconds.
-PATIENCE = 1500
-PATIENCE_FOR_COUNTS = 300
+PATIENCE = 500
+PATIENCE_FOR_COUNTS = 150
 
 _SOONEST = ("due_at", "id")
 _LAST = ("-finished_at", "-id")
@@ -46,11 +46,12 @@ class Head:
 
     rows: QuerySet[Message]
     order: tuple[str, ...]
-    # What can be among them.
+    # What is looked for among them, and whether there are rows of other states too.
     states: frozenset[State]
     # The column whose limits the index knows too, and the queue that all of them are in.
     along: str = ""
     queue: str = ""
+    mixed: bool = False
 
     def limited(self, search: Search) -> tuple[QuerySet[Message], Q]:
         """The rows within what the search says of the column, and what remains to be asked of each."""
@@ -71,8 +72,10 @@ def _running(rows: QuerySet[Message]) -> Head:
     return Head(rows.filter(state=State.RUNNING), _SOONEST, frozenset({State.RUNNING}))
 
 
-def _dead(rows: QuerySet[Message]) -> Head:
-    return Head(rows.filter(of_states(frozenset({State.DEAD}))), _LAST, frozenset({State.DEAD}), "finished_at")
+def _unconsumed(rows: QuerySet[Message], states: frozenset[State]) -> Iterator[Head]:
+    for state in sorted(states):
+        one = frozenset({state})
+        yield Head(rows.filter(of_states(one)), _LAST, one, "finished_at")
 
 
 def _finished(rows: QuerySet[Message]) -> Head:
@@ -106,10 +109,10 @@ class Listing:
             return [row[-1] for row in self._ordered(branches, offset + limit)[offset:]]
 
     def count(self) -> Capped:
-        """How many there are, counted up to the cap. Raises ``TooSlow``."""
+        """How many there are, counted up to the cap. Raises ``TooSlow``, and soon: it is not worth a wait."""
         if self._is_empty():
             return Capped(0)
-        with patience(self.using, PATIENCE_FOR_COUNTS):
+        with patience(self.using, PATIENCE_FOR_COUNTS // 2):
             count = self._ordered(self._branches(), CAP + 1).count()
         return Capped(min(count, CAP), count > CAP)
 
@@ -125,15 +128,16 @@ class Listing:
     def _heads(self) -> list[Head]:
         """All that can match, in parts that an index has in the right order."""
         search, rows = self.search, self.rows
-        if search.states == {State.DEAD}:
-            return [_dead(rows)]
         if search.few:
             return [Head(rows, search.order, frozenset(State))]
+        merges = connections[self.using].features.supports_slicing_ordering_in_compound
+        if search.states <= REQUEUEABLE and (merges or len(search.states) == 1):
+            return list(_unconsumed(rows, search.states))
         if search.states <= FINAL:
             return [_finished(rows)]
         if not search.states <= LIVE:
             return [Head(rows, search.order, frozenset(State))]
-        if not connections[self.using].features.supports_slicing_ordering_in_compound:
+        if not merges:
             return [Head(rows.filter(of_states(search.states)), search.order, search.states)]
         heads = list(_scheduled(rows, search)) if State.SCHEDULED in search.states else []
         return [*heads, _running(rows)] if State.RUNNING in search.states or not heads else heads
@@ -142,7 +146,7 @@ class Listing:
         """Order columns and id of the first rows."""
         order = self.search.order
         columns = [name.removeprefix("-") for name in order]
-        if self.search.narrow and self.search.states != {State.DEAD}:
+        if self.search.narrow:
             (only,) = branches
             return only.order_by(*_unindexed(order)).values_list(*columns)[:most]
         found = [branch.order_by(*order).values_list(*columns) for branch in branches]
@@ -195,8 +199,8 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime) -> Counts:
         if time.monotonic() > deadline:
             raise TooSlow
         limited, rest = head.limited(search)
-        most = LOOK if search.narrow or (rest and not search.few) else CAP
-        tally = limited[: most + 1].aggregate(**_questions(head.states, rest, late))
+        most = CAP if search.few else LOOK
+        tally = limited[: most + 1].aggregate(**_questions(head, rest, late))
         found.update({state: tally[state.value] for state in head.states})
         overdue += tally.get("overdue", 0)
         more |= head.states if tally["looked"] > most else set()
@@ -207,22 +211,26 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime) -> Counts:
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[Head]:
     if search.few:
-        yield Head(rows.filter(search.filters()), (), frozenset(State))
+        found = rows.filter(search.filters())
+        # Apart: only for the scheduled ones the due times are read, which no index of the others has.
+        yield Head(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
+        yield Head(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
         return
     yield from _scheduled(rows, search)
     yield _running(rows)
-    yield _dead(rows)
-    yield replace(_finished(rows), states=FINAL - {State.DEAD})
+    yield from _unconsumed(rows, REQUEUEABLE)
+    yield replace(_finished(rows), states=frozenset({State.CONSUMED}), mixed=True)
 
 
-def _questions(states: frozenset[State], rest: Q, late: datetime) -> dict[str, Count]:
+def _questions(head: Head, rest: Q, late: datetime) -> dict[str, Count]:
     def number(condition: Q) -> Count:
         return Count("pk", filter=condition) if condition else Count("pk")
 
-    asked = {state.value: number(rest & (Q(state=state) if len(states) > 1 else Q())) for state in states}
+    mixed = head.mixed or len(head.states) > 1
+    asked = {state.value: number(rest & (Q(state=state) if mixed else Q())) for state in head.states}
     asked["looked"] = number(Q())
-    if State.SCHEDULED in states:
-        is_late = Q(due_at__lt=late) & (Q(state=State.SCHEDULED) if len(states) > 1 else Q())
+    if State.SCHEDULED in head.states:
+        is_late = Q(due_at__lt=late) & (Q(state=State.SCHEDULED) if mixed else Q())
         asked["overdue"] = number(rest & is_late)
         asked["looked_overdue"] = number(is_late)
     return asked

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from django.db import OperationalError, connections, transaction
 
 _CANCELLED = "57014"
+_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit', %s, true)"
 
 
 class TooSlow(Exception):
@@ -26,13 +27,14 @@ def patience(using: str, milliseconds: int) -> Iterator[None]:
         with transaction.atomic(using=using), connection.cursor() as cursor:
             before = None
             if outer:
-                cursor.execute("SELECT current_setting('statement_timeout')")
-                before = cursor.fetchone()[0]
-            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [str(milliseconds)])
+                cursor.execute("SELECT current_setting('statement_timeout'), current_setting('jit')")
+                before = cursor.fetchone()
+            # Compiling takes longer than any statement here that is good for something.
+            cursor.execute(_LIMIT, [str(milliseconds), "off"])
             yield
             if before is not None:
                 # The longer transaction that this is a part of goes on as it was.
-                cursor.execute("SELECT set_config('statement_timeout', %s, true)", [before])
+                cursor.execute(_LIMIT, before)
     except OperationalError as error:
         if getattr(error.__cause__, "sqlstate", None) == _CANCELLED:
             raise TooSlow from error

@@ -350,7 +350,8 @@ def _payload(name: str, rest: str) -> Term:
     if not value.text and not value.quoted:
         raise _Problem(_("nothing stands behind the colon."))
     condition = reduce(or_, (Q(PayloadHas(path, each)) for each in _scalars(value)))
-    described = _("payload %(path)s is %(value)s") % {"path": ".".join(path), "value": rest}
+    # In words it goes into the audit and onto pages, where a value of a payload has no place.
+    described = _("payload %(path)s is a given value") % {"path": ".".join(path)}
     return Term(condition, described, f"{name}:{rest}", names=path)
 
 

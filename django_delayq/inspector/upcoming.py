@@ -17,7 +17,7 @@ from .pulse import late_from
 
 # Rows that are counted in each bar, shared by the queues, but at least so many of each queue. Of a bar that has more
 # PostgreSQL says about how many it has.
-CAP = 500
+CAP = 300
 CAP_OF_QUEUE = 100
 # Rows whose topics are looked at, in the same way: they are all over the table, so each costs a page.
 SAMPLE = 30

@@ -97,8 +97,8 @@ class Message(models.Model):
                 name="delayq_unconsumed",
                 condition=Q(state__in=sorted(states.REQUEUEABLE)),
             ),
-            # What failed, and how; a message that never failed is not in it.
-            models.Index(fields=["error", "id"], name="delayq_error", condition=~Q(error="")),
+            # What failed, and how, with all that a search for a part of it needs; what never failed is not in it.
+            models.Index(fields=["error", "state", "finished_at", "id"], name="delayq_error", condition=~Q(error="")),
             models.Index(fields=["finished_at", "id"], name="delayq_finished", condition=Q(finished_at__isnull=False)),
         ]
         constraints: ClassVar = [

@@ -105,6 +105,8 @@ class AuditEvent(models.Model):
     reason = models.TextField(_("reason"), default="", blank=True)
     # What came of it: a word → how many.
     outcomes = models.JSONField(_("outcomes"), default=dict)
+    # What was answered with this was answered once.
+    nonce = models.CharField(max_length=32, null=True, unique=True, editable=False)  # noqa: DJ001
     operation = models.ForeignKey(
         Operation, verbose_name=_("operation"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )

@@ -170,8 +170,17 @@ def _lease(using: str, operation: Operation, worker: str) -> bool:
 
 
 def _begin(using: str, operation: Operation, worker: str, work: Work) -> None:
-    operation.started_at, operation.total = transitions.now(using), work.count(using)
-    _held(using, operation, worker).update(started_at=operation.started_at, total=operation.total)
+    held = _held(using, operation, worker)
+    operation.started_at = transitions.now(using)
+    # To count may outlast the lease: whoever takes it over meanwhile goes on without, or they would count for ever.
+    held.update(started_at=operation.started_at)
+    try:
+        operation.total = work.count(using)
+    except BaseException:
+        operation.started_at = None
+        held.update(started_at=None)
+        raise
+    held.update(total=operation.total)
 
 
 def _write(using: str, operation: Operation, worker: str, step: Step) -> None:

@@ -181,6 +181,7 @@ class Restore:
             break
         if self.no_expired and not self.dry_run:
             for _batch in self._expire():
+                progress(0)
                 if should_stop():
                     return
         for stage, queue, after in self._work():

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, cast
 
 import psycopg
-from django.db import connections
+from django.db import NotSupportedError, connections
 
 from ..clock import ceil_ms
 from ..outcomes import kind
@@ -251,8 +251,19 @@ class PostgreSQL:
         self.using = using
 
     def _rows(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
-        # psycopg's own cursor: Django's would keep every statement in memory under DEBUG, and cannot prepare them.
         connection = connections[self.using]
+        try:
+            return self._fetch(connection, sql, parameters)
+        except NotSupportedError:
+            # A migration changed the type of a column under a plan that the server keeps: it would fail for ever.
+            if connection.in_atomic_block or not connection.get_autocommit():
+                raise
+            connection.close()
+            return self._fetch(connection, sql, parameters)
+
+    @staticmethod
+    def _fetch(connection: Any, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        # psycopg's own cursor: Django's would keep every statement in memory under DEBUG, and cannot prepare them.
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
         with connection.wrap_database_errors, _preparing(connection), psycopg.Cursor(connection.connection) as cursor:

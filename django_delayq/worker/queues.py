@@ -15,7 +15,7 @@ class Queues(Service):
     """
 
     name = "queue finder"
-    interval = 4.0
+    interval = 6.0
 
     def __init__(self, using: str, named: tuple[str, ...] = (), changed: Callable[[], None] = lambda: None) -> None:
         self.using = using

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq import operations
-from django_delayq.models import AuditEvent, Message, Operation
+from django_delayq.models import AuditEvent, Message, Operation, Queue
 from django_delayq.states import State
 
 from . import samples
@@ -306,3 +306,12 @@ def test_what_is_masked_cannot_be_searched_for_by_acting_on_it(chief: Client) ->
     assert "masked" in samples.said(response)[0]
     assert Message.objects.get().state == State.SCHEDULED
     assert not Operation.objects.exists()
+
+
+@pytest.mark.parametrize("page", ["dashboard", "deadletter", "health", "queue"])
+def test_no_page_has_a_form_that_shows_what_is_masked(viewer: Client, page: str) -> None:
+    pk = samples.scheduled({"password": "geheim"}).pk
+    Queue.objects.create(name=str(pk))
+    response = viewer.get(reverse(f"admin:django_delayq_{page}_change", args=[pk]))
+    assert response.status_code == 404
+    assert "geheim" not in response.content.decode()

@@ -203,6 +203,22 @@ def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: p
     assert samples.fresh(message).state == State.CANCELLED
 
 
+def test_an_answer_that_is_sent_twice_is_taken_once(chief: Client) -> None:
+    """A double click, or a page that is sent again."""
+    message = samples.scheduled(delay="2h")
+    asked = select(chief, "reschedule", message)
+    assert "1 rescheduled" in samples.text(answer(chief, "reschedule", asked, delay="", shift="1h"))
+    moved = samples.fresh(message).due_at
+    assert "answered already" in samples.text(answer(chief, "reschedule", asked, delay="", shift="1h"))
+    assert samples.fresh(message).due_at == moved
+    assert AuditEvent.objects.count() == 1
+
+    asked = steer_search(chief, "cancel", f"id:{message.pk}")
+    answer(chief, "cancel", asked)
+    assert "answered already" in samples.text(answer(chief, "cancel", asked))
+    assert Operation.objects.count() == 1
+
+
 def test_a_forged_answer_is_refused(operator: Client) -> None:
     mine, other = samples.scheduled(), samples.scheduled()
     token = steer(operator, "cancel", mine).context["token"]
@@ -371,7 +387,7 @@ def test_a_new_time_is_read_in_the_current_time_zone(operator: Client, settings:
         ({"delay": "soon"}, "not a duration"),
         ({"delay": "-5m"}, "not a duration"),
         ({"delay": "99999999d"}, "more than 100 years"),
-        ({"due": "2001-01-01T00:00"}, "due is in the past"),
+        ({"due": "2001-01-01T00:00"}, "in the past"),
         ({"due": "9999-12-31T23:59:59"}, "more than 100 years"),
         ({"due": "tomorrow"}, "Enter a valid date/time."),
     ],

@@ -111,6 +111,39 @@ def test_it_goes_on_from_its_position_under_another_worker(
     assert held() | held("b") | held("c") == due_ms(*ids)
 
 
+def test_what_expires_is_done_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
+    schedule(5)
+    Message.objects.update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
+    operation = begin(no_expired=True)
+    operations.run_step(DB, operation, OPERATOR)
+    assert states() == {State.SCHEDULED: 3, State.EXPIRED: 2}
+    done = work_off(operation)
+    assert (done.state, done.outcomes) == (Operation.State.DONE, {"expired": 5})
+
+
+def test_a_count_that_outlasts_the_lease_is_not_begun_again(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule(3)
+    operation = begin()
+    count, counted = restoring.RestoreWork.count, []
+
+    def slow(work: restoring.RestoreWork, using: str) -> int | None:
+        counted.append(using)
+        # Meanwhile the lease runs out, and another worker takes it.
+        Operation.objects.update(leased_until=timezone.now() - timedelta(1))
+        other = operations.take(DB, "another")
+        if other is not None and len(counted) < 3:
+            operations.run_step(DB, other, "another")
+        return count(work, using)
+
+    monkeypatch.setattr(restoring.RestoreWork, "count", slow)
+    operations.run_step(DB, operation, OPERATOR)
+    assert len(counted) == 1
+    assert only().done == 3
+
+
 def test_it_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) -> None:
     ids = [*schedule(3), *schedule(3, queue="b")]
     redis_client.flushall()

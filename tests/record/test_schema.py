@@ -11,8 +11,9 @@ from django.core.management import call_command
 from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
-from django_delayq import schedule_message
+from django_delayq import schedule_message, transitions
 from django_delayq.models import Identity, Message, Transition, identity
+from django_delayq.sql.rows import Ticket
 from django_delayq.states import FINAL, State
 
 from .steps import TOPIC, bring, later
@@ -123,3 +124,23 @@ def test_the_migrations_can_be_taken_back_and_applied_again() -> None:
     assert tables() == before
     assert not Message.objects.using("other").exists()
     assert later(using="other").pk
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL keeps plans")
+@pytest.mark.django_db(transaction=True)
+def test_a_column_of_another_type_does_not_stop_who_has_claimed_before() -> None:
+    def claimed() -> int:
+        pk = schedule_message(TOPIC).pk
+        return len(transitions.claim("default", [Ticket(pk)], {TOPIC: 60.0}, "w"))
+
+    def alter(length: int) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE delayq_message ALTER COLUMN queue TYPE varchar({length})")
+
+    assert claimed() == 1
+    try:
+        alter(300)
+        assert claimed() == 1
+    finally:
+        alter(Message._meta.get_field("queue").max_length or 100)
+    assert claimed() == 1

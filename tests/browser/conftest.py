@@ -1,0 +1,117 @@
+"""A real browser before the real admin: one browser for all tests here, one context for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+from django.conf import settings as django_settings
+from django.contrib.auth.models import User
+from django.test import Client, override_settings
+from pytest_django.live_server_helper import LiveServer
+
+from django_delayq.admin import panels, preview, restoring
+from django_delayq.inspector import listing
+from tests.acceptance.conftest import Start, configure, start
+
+from .chromium import PATIENCE, launched
+from .middleware import wait_until_idle
+
+__all__ = ["Open", "Start", "configure", "start"]
+
+DESKTOP = {"width": 1400, "height": 900}
+
+
+class Open(Protocol):
+    def __call__(self, path: str = ..., *, user: User | None = ..., **options: Any) -> Any: ...
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """Playwright runs an event loop in this thread: Django has to take that for no reason to refuse its work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        with launched() as running:
+            yield running
+
+
+@pytest.fixture(scope="package")
+def live_server() -> Iterator[LiveServer]:
+    """The admin over HTTP, under a strict Content-Security-Policy."""
+    middleware = ["tests.browser.middleware.Strict", *django_settings.MIDDLEWARE]
+    with override_settings(MIDDLEWARE=middleware):
+        server = LiveServer("localhost")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, no page gives up; and none knows anything of the test before."""
+    for module, name in (
+        (listing, "PATIENCE"),
+        (listing, "PATIENCE_FOR_COUNTS"),
+        (panels, "PATIENCE"),
+        (preview, "PATIENCE"),
+        (restoring, "PATIENCE"),
+    ):
+        monkeypatch.setattr(module, name, 60_000)
+    panels.forget()
+
+
+@pytest.fixture
+def boss(transactional_db: None) -> User:
+    """May do everything."""
+    return User.objects.create_superuser("anna")
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """What the browser has said of the pages; anything in it at the end fails the test."""
+    return []
+
+
+@pytest.fixture
+def open_page(browser: Any, live_server: LiveServer, boss: User, complaints: list[str]) -> Iterator[Open]:
+    """Open a page of the admin in a context of its own, logged in."""
+    contexts: list[Any] = []
+
+    def visit(path: str = "", *, user: User | None = None, **options: Any) -> Any:
+        context = browser.new_context(base_url=live_server.url, viewport=DESKTOP, **options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        context.add_cookies([_session(user or boss, live_server.url)])
+        context.route("**/favicon.ico", lambda route: route.fulfill(status=204))
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(f"{page.url}: {error}"))
+        page.on("console", lambda said: _note(complaints, page, said))
+        if path:
+            page.goto(path)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    wait_until_idle()
+    assert not complaints, "\n".join(complaints)
+
+
+def _note(complaints: list[str], page: Any, said: Any) -> None:
+    """A violation of the policy is an error of the console too."""
+    if said.type in ("error", "warning"):
+        complaints.append(f"{page.url}: {said.text}")
+
+
+def _session(user: User, url: str) -> dict[str, str]:
+    client = Client()
+    client.force_login(user)
+    name = django_settings.SESSION_COOKIE_NAME
+    return {"name": name, "value": client.cookies[name].value, "url": url}
+
+
+@pytest.fixture
+def fresh_facts() -> Callable[[], None]:
+    """The server forgets what it knew a moment ago."""
+    return panels.forget

@@ -1,0 +1,158 @@
+"""An installation with something of everything, for the pages to show."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from django_delayq import actors, audit, operations, pause_queue, schedule_message, schedule_messages, transitions
+from django_delayq.models import Message, Operation, Rollup, Worker
+from django_delayq.sql.rows import Ticket
+from django_delayq.states import State
+from tests.admin import samples
+from tests.workers import eventually
+
+DB = samples.DB
+WORKER = "web-1.example.net/4711/a1b2c3"
+ACTOR = "user:anna"
+LONG = "reports.quarterly.summary-of-all-orders-and-returns-by-country-and-warehouse"
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/shop/mail/handlers.py", line 42, in send
+    server.send(message.payload["to"], template.render(order=order, customer=order.customer, lines=order.lines))
+  File "/usr/lib/python3.12/smtplib.py", line 341, in connect
+    self.sock = self._get_socket(host, port, self.timeout)
+smtplib.SMTPServerDisconnected: Connection unexpectedly closed by mail-relay-3.internal.example.net
+"""
+
+
+def installation() -> dict[State, Message]:
+    """Messages, queues, workers, operations, audit events and what was delivered; a message of each state."""
+    made = samples.one_of_each()
+    made[State.CONSUMED] = _retried()
+    made[State.DEAD] = _dead("mail.send", "SMTPServerDisconnected: closed", number=3, queue="mail")[0]
+    _dead("orders.remind", "KeyError: 'customer'", number=2)
+    _dead(LONG, "", number=1)
+    made[State.SCHEDULED] = _scheduled()
+    _workers()
+    _history()
+    with actors.acting_as(ACTOR):
+        pause_queue("mail", duration="2h", reason="The relay is being moved; see the runbook, section 4.")
+        _operations()
+        _audit(made[State.CANCELLED])
+    return made
+
+
+def _scheduled() -> Message:
+    now = timezone.now()
+    schedule_messages(
+        {
+            "topic": ("orders.remind", "mail.send", LONG)[number % 3],
+            "queue": ("default", "mail", "reports")[number % 3],
+            "due": now + timedelta(minutes=2 * number),
+            "payload": {"order": {"id": 1000 + number}, "token": "secret", "note": "wait " * (number % 9)},
+            "key": f"order-{number}",
+        }
+        for number in range(1, 31)
+    )
+    late = schedule_messages([{"topic": "orders.remind", "delay": "1h"}] * 4)
+    Message.objects.filter(pk__in=[message.pk for message in late]).update(due_at=_ago(minutes=3))
+    payload = {
+        "customer": {"name": "Ägidius Ωmega", "password": "geheim", "address": ["Straße 1", "12345 Überall"]},
+        "amount": 2**62,
+        "html": "<script>alert(1)</script>",
+        "long": "x" * 300,
+    }
+    return schedule_message("orders.remind", payload, delay="50m", key="order-" + "9" * 60, expires="1d", priority=-5)
+
+
+def _retried() -> Message:
+    """Failed once, then delivered."""
+    message = _claimed(schedule_message("mail.send", {"to": "anna@example.net"}, key="welcome-7"))
+    samples.failed(message, delay=timedelta(), error="SMTPServerDisconnected: closed", traceback=TRACEBACK)
+    return samples.succeeded(_claimed(message))
+
+
+def _dead(topic: str, error: str, *, number: int, **options: Any) -> list[Message]:
+    given = [{"topic": topic, "payload": {"order": place}, **options} for place in range(number)]
+    facts = {"dead": True, "reason": "gave up after 5 attempts", "error": error, "traceback": TRACEBACK}
+    return [samples.failed(_claimed(message), **facts) for message in schedule_messages(given)]
+
+
+def _claimed(message: Message) -> Message:
+    lease = {message.topic: 60.0}
+    eventually(lambda: transitions.claim(DB, [Ticket(message.pk)], lease, samples.WORKER), "the claim of what is due")
+    return samples.fresh(message)
+
+
+def _workers() -> None:
+    facts: dict[str, Any] = {"host": "web-1.example.net", "threads": 8, "started_at": _ago(hours=30)}
+    Worker.objects.create(name=WORKER, pid=4711, queues=["default", "mail"], seen_at=_ago(seconds=2), **facts)
+    lost = {**facts, "host": "web-2.example.net"}
+    Worker.objects.create(name="web-2/12/ffff", pid=12, queues=["reports"], seen_at=_ago(minutes=20), **lost)
+    Worker.objects.create(name=samples.WORKER, pid=1, queues=["default"], seen_at=_ago(seconds=3), **facts)
+
+
+def _history() -> None:
+    """A day of deliveries."""
+    hour = _ago().replace(minute=0, second=0, microsecond=0)
+    minute = _ago().replace(second=0, microsecond=0)
+    at = [(3600, hour - timedelta(hours=back)) for back in range(1, 24)]
+    at += [(60, minute - timedelta(minutes=back)) for back in range(60)]
+    Rollup.objects.bulk_create(
+        Rollup(
+            seconds=seconds,
+            at=moment,
+            queue=queue,
+            topic=topic,
+            consumed=seconds // 10 + place % 7 * 3,
+            retried=place % 3,
+            dead=int(place % 11 == 0),
+            late_5=seconds // 10,
+            late_50=place % 5,
+            late_1000=place % 2,
+        )
+        for place, (seconds, moment) in enumerate(at)
+        for queue, topic in (("default", "orders.remind"), ("mail", "mail.send"), ("reports", LONG))
+    )
+
+
+def _operations() -> None:
+    _operation("cancel", "done", done=1260, total=1262, outcomes={"cancelled": 1260, "too late": 2})
+    _operation("requeue", "failed", done=400, total=9000, outcomes={"requeued": 400}, error="DataError: out of range")
+    _operation("purge", "stopped", done=5000, total=120_000, outcomes={"purged": 5000})
+    _operation("reschedule", "running", done=3000, total=8000, outcomes={"rescheduled": 3000}, arguments={"shift": 900})
+    found = {"compared": 41, "missing": 2, "extra": 0, "different": 1, "stuck": 0}
+    agrees = {**found, "missing": 0, "different": 0}
+    position = json.dumps({"default": found, "mail": agrees, "reports": agrees})
+    _operation("check", "done", done=123, position=position, described="all queues")
+
+
+def _operation(verb: str, state: str, **facts: Any) -> Operation:
+    described = facts.pop("described", "topic mail.send, state scheduled, due before 2026-01-02 12:00")
+    arguments = facts.pop("arguments", {})
+    scope = {} if verb == "check" else {"search": "topic:mail.send", "upto": 10**9}
+    operation = operations.start(
+        DB, verb, scope, arguments, described=described, reason="the relay was moved", started_by=ACTOR
+    )
+    times = {
+        "created_at": _ago(seconds=95),
+        "started_at": _ago(seconds=90),
+        "finished_at": None if state == "running" else _ago(seconds=30),
+    }
+    worker = {"worker": WORKER, "leased_until": _ago(seconds=-3600)} if state == "running" else {}
+    Operation.objects.filter(pk=operation.pk).update(state=state, **times, **worker, **facts)
+    return operation
+
+
+def _audit(message: Message) -> None:
+    operation = Operation.objects.order_by("pk")[0]
+    audit.record(DB, "cancel", f"message #{message.pk}", message_id=message.pk, outcomes={"cancelled": 1})
+    audit.record(DB, "cancel", operation.described, reason="the relay was moved", operation=operation)
+    audit.record(DB, "pause", "mail", reason="The relay is being moved; see the runbook, section 4.")
+
+
+def _ago(**span: float) -> datetime:
+    return transitions.now(DB) - timedelta(**span)

@@ -1,0 +1,187 @@
+"""Every page under a strict Content-Security-Policy, for people who cannot see well, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.urls import reverse
+
+from django_delayq.admin import MessageAdmin
+from django_delayq.models import Message, Operation
+from django_delayq.states import State
+
+from .chromium import MISSING, inaccessible, settle
+from .conftest import DESKTOP, Open
+from .seed import LONG, installation
+
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
+    pytest.mark.django_db(transaction=True),
+]
+
+SIZES = {
+    "desktop": DESKTOP,
+    "tablet": {"width": 1024, "height": 768},
+    "phone": {"width": 390, "height": 844},
+}
+# Where pictures of the pages go, if anybody wants them.
+TALLEST = 2000
+SCREENSHOTS = os.environ.get("DELAYQ_SCREENSHOTS", "")
+
+
+def url(name: str, *args: object) -> str:
+    return reverse(f"admin:django_delayq_{name}", args=args)
+
+
+@pytest.fixture
+def seeded(boss: User, configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> dict[State, Message]:
+    configure(ENVIRONMENT="staging")
+    monkeypatch.setattr(MessageAdmin, "list_per_page", 12)
+    return installation()
+
+
+class Tour:
+    """A page that is looked at from all sides; what is wrong with any of them is told at the end."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.faults: list[str] = []
+        page.add_init_script(
+            "window.violations = [];"
+            "document.addEventListener('securitypolicyviolation', (event) => window.violations.push("
+            "`${event.violatedDirective} ${event.blockedURI} ${event.sourceFile || ''}:${event.lineNumber || ''}`));"
+        )
+
+    def visit(self, name: str, path: str, *, do: Callable[[Any], None] | None = None, dark: bool = True) -> None:
+        self.page.goto(path)
+        if do is not None:
+            do(self.page)
+        self.look(name, dark=dark)
+
+    def look(self, name: str, *, dark: bool = True) -> None:
+        page = self.page
+        assert page.locator("body.delayq").count() == 1, f"{name}: another page came: {page.title()}"
+        self.faults += [f"{name}: violates {violation}" for violation in page.evaluate("window.violations")]
+        self.faults += [f"{name}: {fault}" for fault in inaccessible(page)]
+        if dark:
+            page.emulate_media(color_scheme="dark")
+            self.faults += [f"{name}, dark: {fault}" for fault in inaccessible(page, "color-contrast")]
+            self._keep(f"{name}-dark")
+            page.emulate_media(color_scheme="light")
+        for device, size in SIZES.items():
+            page.set_viewport_size(size)
+            if too_wide := page.evaluate(TOO_WIDE):
+                self.faults.append(f"{name}: wider than a {device}: {too_wide}")
+            self._keep(f"{name}-{device}")
+        page.set_viewport_size(DESKTOP)
+
+    def _keep(self, name: str) -> None:
+        if SCREENSHOTS:
+            settle(self.page)
+            folder = Path(SCREENSHOTS)
+            folder.mkdir(parents=True, exist_ok=True)
+            width, height = self.page.evaluate("[window.innerWidth, document.documentElement.scrollHeight]")
+            clip = {"x": 0, "y": 0, "width": width, "height": min(height, TALLEST)}
+            self.page.screenshot(path=folder / f"{name}.png", full_page=True, clip=clip)
+
+    def end(self) -> None:
+        assert not self.faults, "\n".join(self.faults)
+
+
+# The document if it is too wide for the window, and what sticks out without being in a part that scrolls by itself.
+TOO_WIDE = """() => {
+  const most = window.innerWidth, whole = document.documentElement;
+  const scrolls = (one) => one && one.id !== "content-main" &&
+    (/auto|scroll/.test(getComputedStyle(one).overflowX) || scrolls(one.parentElement));
+  const wide = [...document.querySelectorAll("#container *")].filter((one) =>
+    one.getBoundingClientRect().right > most + 1 && one.checkVisibility() && !scrolls(one.parentElement));
+  const named = wide.slice(0, 5).map((one) =>
+    `${one.tagName.toLowerCase()}.${one.getAttribute("class") || ""}#${one.id}`);
+  return (whole.scrollWidth > most ? [`the document, ${whole.scrollWidth} px`, ...named] : named).join(", ");
+}"""
+
+
+@pytest.fixture
+def tour(open_page: Open, seeded: dict[State, Message]) -> Tour:
+    return Tour(open_page())
+
+
+def test_the_pages_of_the_whole(tour: Tour) -> None:
+    tour.visit("dashboard", url("dashboard_changelist"))
+    tour.visit("dead-letters", url("deadletter_changelist"))
+    tour.visit("queues", url("queue_changelist"))
+    tour.visit("pause", url("queue_pause", "default"))
+    tour.visit("resume", url("queue_resume", "mail"))
+    tour.visit("workers", url("worker_changelist"))
+    tour.visit("health", url("health_changelist"))
+    tour.visit("restore", url("health_restore"))
+    tour.end()
+
+
+def test_the_lists_of_messages(tour: Tour) -> None:
+    messages = url("message_changelist")
+    tour.visit("list", messages)
+    tour.visit("list-all", f"{messages}?state=all", dark=False)
+    tour.visit("list-search", f"{messages}?q=topic:{LONG}+due:<1h")
+    tour.visit("list-nothing", f"{messages}?q=key:nobody", dark=False)
+    tour.visit("list-problem", f"{messages}?q=attempts:many", do=lambda page: page.locator("summary").first.click())
+    tour.end()
+
+
+def test_the_page_of_a_message_in_each_state(tour: Tour, seeded: dict[State, Message]) -> None:
+    for state, message in seeded.items():
+        tour.visit(f"message-{state.value}", url("message_change", message.pk))
+    tour.end()
+
+
+def test_the_questions_before_anything_is_done(tour: Tour, seeded: dict[State, Message]) -> None:
+    page = tour.page
+    page.goto(url("message_change", seeded[State.SCHEDULED].pk))
+    with page.expect_navigation():
+        page.get_by_role("button", name="Reschedule").click()
+    tour.look("confirm-reschedule")
+    page.goto(url("deadletter_changelist"))
+    with page.expect_navigation():
+        page.get_by_role("button", name="Purge all").first.click()
+    tour.look("confirm-purge")
+    with page.expect_navigation():
+        page.locator("input[type=submit].default").click()
+    tour.look("confirm-error")
+    tour.end()
+
+
+def test_operations_and_the_audit(tour: Tour) -> None:
+    tour.visit("operations", url("operation_changelist"))
+    for operation in Operation.objects.filter(state__in=["running", "failed"]).order_by("pk"):
+        tour.visit(f"operation-{operation.verb}-{operation.state}", url("operation_change", operation.pk))
+    tour.visit("audit", url("auditevent_changelist"))
+    tour.visit("audit-search", f"{url('auditevent_changelist')}?verb=cancel&q=nothing")
+    tour.end()
+
+
+def test_the_pages_of_a_new_installation(open_page: Open) -> None:
+    tour = Tour(open_page())
+    for page in ("dashboard", "message", "deadletter", "queue", "worker", "health", "operation", "auditevent"):
+        tour.visit(f"empty-{page}", url(f"{page}_changelist"), dark=False)
+    tour.end()
+
+
+def test_a_tour_notices_what_is_wrong(open_page: Open, complaints: list[str]) -> None:
+    tour = Tour(open_page())
+
+    def spoil(page: Any) -> None:
+        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=color:red>red</p><input id=nameless>')")
+        page.evaluate("document.querySelector('#nameless').size = 200")
+
+    tour.visit("spoilt", url("auditevent_changelist"), do=spoil, dark=False)
+    faults = "\n".join(tour.faults)
+    assert "violates style-src" in faults
+    assert "label: #nameless" in faults
+    assert "wider than a phone" in faults
+    assert "Content Security Policy" in complaints.pop()
+    assert not complaints

@@ -1,0 +1,214 @@
+"""What an operator does on a bad day, from the first click to the end of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.urls import reverse
+from django.utils import timezone
+
+from django_delayq import pause_queue, schedule_message, schedule_messages
+from django_delayq.models import AuditEvent, Message, Operation, Queue, Transition
+from django_delayq.states import State
+from testproject.servers import RedisServer
+from tests.admin import samples
+from tests.record_of import states, wait_until
+
+from .chromium import MISSING, expect
+from .conftest import Open, Start
+
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("configure"),
+]
+
+
+def url(name: str, *args: object) -> str:
+    return reverse(f"admin:django_delayq_{name}", args=args)
+
+
+def search(page: Any, text: str) -> None:
+    page.get_by_label("Search", exact=True).fill(text)
+    with page.expect_navigation():
+        page.get_by_role("button", name="Search").click()
+
+
+def act(page: Any, action: str) -> None:
+    """Choose an action of the list for what is selected."""
+    page.get_by_label("Action:").select_option(label=action)
+    page.get_by_role("button", name="Go").click()
+
+
+def confirm(page: Any, name: str, *, reason: str = "", **fields: str) -> None:
+    """Answer the question."""
+    for label, value in fields.items():
+        page.locator(f"[name={label}]").fill(value)
+    page.get_by_label("Reason").fill(reason)
+    page.get_by_role("button", name=name).click()
+
+
+def rows(page: Any) -> Any:
+    return page.locator("#result_list tbody tr")
+
+
+def refresh_every(page: Any, seconds: int) -> None:
+    page.get_by_label("Refresh every").select_option(str(seconds))
+
+
+def finished(page: Any, start: Start) -> Operation:
+    """The page of an operation says by itself that it is done, once there is a worker."""
+    expect(page.get_by_text("queued", exact=True)).to_be_visible()
+    expect(page.get_by_text("needs a running worker")).to_be_visible()
+    page.evaluate("window.loadedOnce = true")
+    refresh_every(page, 2)
+    start("--threads", "2")
+    expect(page.get_by_text("done", exact=True)).to_be_visible()
+    expect(page.get_by_text("needs a running worker")).to_have_count(0)
+    assert page.evaluate("window.loadedOnce"), "the page was loaded again"
+    return Operation.objects.earliest("pk")
+
+
+def test_a_message_is_found_and_cancelled(open_page: Open) -> None:
+    wanted = schedule_message("t.ok", {"order": 17}, delay="1h", key="order-17")
+    other = schedule_message("t.ok", {"order": 18}, delay="1h", key="order-18")
+    page = open_page(url("message_changelist"))
+    expect(rows(page)).to_have_count(2)
+
+    search(page, "key:order-17")
+    expect(rows(page)).to_have_count(1)
+    page.get_by_role("link", name=f"#{wanted.pk}").click()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#forecast")).to_contain_text("will be cancelled")
+    confirm(page, "Cancel messages", reason="customer refunded")
+
+    expect(page.locator(".messagelist")).to_contain_text("1 cancelled")
+    expect(page.locator("#timeline")).to_contain_text("customer refunded")
+    assert (samples.fresh(wanted).state, samples.fresh(other).state) == (State.CANCELLED, State.SCHEDULED)
+    assert AuditEvent.objects.get().actor == "user:anna"
+
+
+def test_all_that_a_search_finds_is_rescheduled_by_a_worker(open_page: Open, start: Start) -> None:
+    later = timezone.now() + timedelta(hours=3)
+    schedule_messages([{"topic": "t.ok", "delay": "1h"}] * 230)
+    spared = schedule_message("t.queued", delay="1h")
+    page = open_page(url("message_changelist"))
+
+    search(page, "topic:t.ok")
+    expect(rows(page)).to_have_count(50)
+    page.locator("#action-toggle").check()
+    page.get_by_text("Select all 230").click()
+    act(page, "Reschedule selected messages…")
+    expect(page.locator("#forecast")).to_contain_text("230")
+    confirm(page, "Reschedule messages", delay="3h", typed="231", reason="the mail server moves")
+    expect(page.locator(".errorlist")).to_contain_text("This is not 230")
+    assert not Operation.objects.exists()
+    confirm(page, "Reschedule messages", typed="230", reason="the mail server moves")
+
+    operation = finished(page, start)
+    assert (operation.done, operation.outcomes) == (230, {"rescheduled": 230})
+    expect(page.get_by_text("230 rescheduled")).to_be_visible()
+    moved = Message.objects.filter(topic="t.ok")
+    assert moved.filter(due_at__gte=later).count() == 230
+    assert samples.fresh(spared).moves == 1
+
+
+def test_a_dead_group_is_requeued_and_delivered(open_page: Open, start: Start) -> None:
+    start("--threads", "2")
+    dead = schedule_messages([{"topic": "t.reject"}] * 3)
+    other = wait_until(schedule_message("t.base"), State.DEAD)
+    for message in dead:
+        wait_until(message, State.DEAD)
+    page = open_page(url("deadletter_changelist"))
+    group = page.get_by_role("row").filter(has_text="t.reject").first
+    expect(group.get_by_role("link", name="3", exact=True)).to_be_visible()
+
+    group.get_by_role("button", name="Requeue all…").click()
+    expect(page.locator("#forecast")).to_contain_text("will be scheduled again")
+    confirm(page, "Requeue messages", reason="try again")
+    refresh_every(page, 2)
+    expect(page.get_by_text("done", exact=True)).to_be_visible()
+
+    assert Operation.objects.get(verb="requeue").outcomes == {"requeued": 3}
+    for message in dead:
+        wait_until(message, State.DEAD)
+    again = Transition.objects.filter(from_state=State.DEAD, to_state=State.SCHEDULED)
+    assert Counter(again.values_list("message_id", flat=True)) == Counter(message.pk for message in dead)
+    assert samples.fresh(other).state == State.DEAD
+
+
+def test_redis_is_restored_after_it_lost_everything(
+    open_page: Open, start: Start, redis_server: RedisServer, configure: Callable[..., None]
+) -> None:
+    schedule_messages([{"topic": "t.ok", "delay": "10m"}] * 300)
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        page = open_page(url("health_changelist"))
+        page.get_by_role("link", name="Restore…").click()
+        page.get_by_role("button", name="Preview").click()
+        line = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="default"))
+        expect(line).to_contain_text("300")
+        confirm(page, "Restore", typed="restore", reason="somebody flushed it")
+
+        # The worker's loader has nothing to do with it: it is not there.
+        assert client.dbsize() == 0
+        operation = finished(page, lambda *given, **more: start(*given, "--roles", "operator,consumer", **more))
+        assert operation.outcomes == {"put": 300}
+        assert sum(client.zcard(key) for key in client.scan_iter(_type="zset")) >= 300
+    assert states() == {State.SCHEDULED: 300}
+
+
+def test_a_queue_is_paused_and_resumed(open_page: Open, start: Start, fresh_facts: Callable[[], None]) -> None:
+    page = open_page(url("queue_changelist"))
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="special"))
+    expect(row).to_contain_text("active")
+    row.get_by_role("link", name="Pause…").click()
+    page.get_by_label("For:", exact=True).fill("2h")
+    page.get_by_label("Reason").fill("the relay is down")
+    page.get_by_role("button", name="Pause").click()
+    expect(row).to_contain_text("paused")
+    expect(row).to_contain_text("the relay is down")
+
+    page.get_by_role("navigation", name="Delayed messages").get_by_role("link", name="Dashboard").click()
+    banner = page.locator(".dq-banner").filter(has_text="Queue special is paused")
+    expect(banner).to_contain_text("the relay is down")
+    start()
+    waiting = schedule_message("t.queued")
+    passer_by = schedule_message("t.ok")
+    wait_until(passer_by, State.CONSUMED)
+    assert samples.fresh(waiting).state == State.SCHEDULED
+
+    banner.get_by_role("link").click()
+    row.get_by_role("link", name="Resume…").click()
+    page.get_by_role("button", name="Resume").click()
+    expect(row).to_contain_text("active")
+    wait_until(waiting, State.CONSUMED)
+    assert list(AuditEvent.objects.order_by("pk").values_list("verb", "reason")) == [
+        ("pause", "the relay is down"),
+        ("resume", ""),
+    ]
+    assert not Queue.objects.exists()
+
+
+def test_a_message_is_cancelled_without_javascript(open_page: Open, boss: User) -> None:
+    message = schedule_message("t.ok", {"order": 17}, delay="1h", key="order-17")
+    pause_queue("special", reason="so")
+    page = open_page(url("dashboard_changelist"), java_script_enabled=False)
+    expect(page.locator(".dq-tile").filter(has_text="Scheduled")).to_contain_text("1")
+    expect(page.get_by_role("link", name="Refresh", exact=True)).to_be_visible()
+    for name in ("deadletter", "queue", "worker", "health", "operation", "auditevent"):
+        page.goto(url(f"{name}_changelist"))
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+
+    page.goto(url("message_changelist"))
+    page.locator("[name=_selected_action]").check()
+    act(page, "Cancel selected messages…")
+    confirm(page, "Cancel messages", reason="no scripts here")
+    expect(page.locator(".messagelist")).to_contain_text("1 cancelled")
+    assert samples.fresh(message).state == State.CANCELLED
