@@ -1,0 +1,303 @@
+"""The admin in Simplified Chinese: nothing is left in English, and nothing new goes unnoticed."""
+
+from __future__ import annotations
+
+import ast
+import gettext
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone, translation
+from django.utils.translation.template import templatize
+
+import django_delayq
+from django_delayq import announce, operations
+from django_delayq.admin.frame import PAGES
+from django_delayq.models import Message, Operation, Worker
+from django_delayq.pausing import pause_queue
+from django_delayq.states import State
+
+from . import asking, samples
+from .conftest import logged_in
+
+PACKAGE = Path(django_delayq.__file__).parent
+CATALOG = PACKAGE / "locale/zh_Hans/LC_MESSAGES"
+
+Key = tuple[str | None, str]
+
+_HAN = re.compile(r"[\u4e00-\u9fff]")
+_PLACEHOLDER = re.compile(r"%\(\w+\)[a-z]|%%")
+_SENTENCE = re.compile(r"[A-Za-z]+(?:[ ,]+[a-z]{2,}){3,}")
+
+# --- the catalog ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One text of a .po file. ``plural`` is empty when there is none."""
+
+    key: Key
+    plural: str
+    texts: tuple[str, ...]
+    fuzzy: bool
+
+
+def entries(content: str) -> list[Entry]:
+    found = []
+    for block in re.split(r"\n{2,}", content.strip()):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in block.splitlines():
+            if line.startswith("#"):
+                continue
+            word, quote, rest = line.partition('"')
+            name = word.strip() or name
+            fields[name] = fields.get(name, "") + ast.literal_eval(quote + rest)
+        if fields.get("msgid"):
+            texts = tuple(text for name, text in sorted(fields.items()) if name.startswith("msgstr"))
+            fuzzy = re.search(r"^#,.*fuzzy", block, re.MULTILINE) is not None
+            found.append(Entry((fields.get("msgctxt"), fields["msgid"]), fields.get("msgid_plural", ""), texts, fuzzy))
+    return found
+
+
+ENTRIES = entries((CATALOG / "django.po").read_text(encoding="utf-8"))
+
+
+def test_every_text_is_translated() -> None:
+    assert len(ENTRIES) > 400
+    assert [entry for entry in ENTRIES if entry.fuzzy or len(entry.texts) != 1 or not entry.texts[0]] == []
+    assert len({entry.key for entry in ENTRIES}) == len(ENTRIES)
+
+
+def test_every_sentence_is_chinese() -> None:
+    sentences = [entry for entry in ENTRIES if " " in entry.key[1] and entry.key[0] != "date format"]
+    assert [entry for entry in sentences if not _HAN.search(entry.texts[0])] == []
+
+
+def test_what_is_filled_in_is_the_same() -> None:
+    def holes(text: str) -> list[str]:
+        return sorted(_PLACEHOLDER.findall(text))
+
+    assert [e for e in ENTRIES if holes(e.texts[0]) != holes(e.plural or e.key[1])] == []
+
+
+def test_the_compiled_texts_are_those_of_the_source() -> None:
+    with (CATALOG / "django.mo").open("rb") as file:
+        compiled = gettext.GNUTranslations(file)
+    known: dict[Any, str] = dict(compiled._catalog)  # type: ignore[attr-defined]
+    known.pop("")
+    expected = {}
+    for entry in ENTRIES:
+        context, text = entry.key
+        name = text if context is None else f"{context}\x04{text}"
+        expected[(name, 0) if entry.plural else name] = entry.texts[0]
+    assert known == expected
+
+
+# --- the sources ------------------------------------------------------------------------------------------------------
+
+# What each function takes: a context, a plural.
+_FUNCTIONS = {
+    "gettext": (False, False),
+    "ngettext": (False, True),
+    "pgettext": (True, False),
+    "npgettext": (True, True),
+}
+_CALL = re.compile(r"""\b(_|n?p?gettext)\(((?:u?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?:,\s*)?)+)""")
+
+
+def marked_in_python(source: str) -> Iterator[tuple[Key, str]]:
+    """Each call of a function of gettext, by whatever name it was imported, within f-strings too.
+
+    What is given by the name of a constant is a text of Django's own.
+    """
+    tree = ast.parse(source)
+    names = {
+        alias.asname or alias.name: alias.name.removesuffix("_lazy")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation"
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        function = names.get(node.func.id, "")
+        if function in _FUNCTIONS and not isinstance(node.args[0], ast.Name):
+            number = 1 + sum(_FUNCTIONS[function])
+            yield marked(function, [ast.literal_eval(argument) for argument in node.args[:number]])
+
+
+def marked_in_template(source: str) -> Iterator[tuple[Key, str]]:
+    for function, arguments in _CALL.findall(templatize(source)):
+        yield marked("gettext" if function == "_" else function, list(ast.literal_eval(f"[{arguments}]")))
+
+
+def marked(function: str, texts: list[str]) -> tuple[Key, str]:
+    has_context, has_plural = _FUNCTIONS[function]
+    context = texts.pop(0) if has_context else None
+    return (context, texts[0]), texts[1] if has_plural else ""
+
+
+def all_marked() -> Iterator[tuple[Key, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield from marked_in_python(path.read_text(encoding="utf-8"))
+    for path in sorted((PACKAGE / "templates").rglob("*.html")):
+        yield from marked_in_template(path.read_text(encoding="utf-8"))
+
+
+def test_the_catalog_has_what_the_sources_mark_and_nothing_else() -> None:
+    """Else: python -m django makemessages -l zh_Hans --no-location --no-wrap, translate, and compilemessages."""
+    found: dict[Key, str] = {}
+    for key, plural in all_marked():
+        found[key] = found.get(key) or plural
+    assert found == {entry.key: entry.plural for entry in ENTRIES}
+
+
+def test_what_marks_texts_is_noticed() -> None:
+    source = (
+        "from django.utils.translation import gettext as _, ngettext, pgettext_lazy\n"
+        "a = f'{_(\"one\")}', ngettext('%(n)d b', '%(n)d bs', 2), pgettext_lazy('where', 'c')\n"
+    )
+    assert set(marked_in_python(source)) == {
+        ((None, "one"), ""),
+        ((None, "%(n)d b"), "%(n)d bs"),
+        (("where", "c"), ""),
+    }
+    template = (
+        '{% load i18n %}{% translate "it\'s (one)" %} {% translate "s" context "seconds" %}'
+        "{% blocktranslate count n=n %}{{ n }} b{% plural %}{{ n }} bs{% endblocktranslate %}"
+    )
+    assert list(marked_in_template(template)) == [
+        ((None, "it's (one)"), ""),
+        (("seconds", "s"), ""),
+        ((None, "%(n)s b"), "%(n)s bs"),
+    ]
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "templates").rglob("*.html")), ids=lambda path: path.name)
+def test_no_template_has_words_that_are_not_marked(path: Path) -> None:
+    source = re.sub(r"{% (?:blocktranslate|comment).*?{% end(?:blocktranslate|comment) %}", "", path.read_text())
+    source = re.sub(r"<pre>.*?</pre>|{% block bodyclass %}[^\n]*", "", source, flags=re.DOTALL)
+    plain = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "", source)
+    text = re.sub(r"<[^>]*>", " ", plain)
+    assert re.findall(r"[A-Za-z]{2,}", text) == []
+    assert re.findall(r'(?:title|alt|placeholder|aria-label)="[^"]*[A-Za-z]{2,}', plain) == []
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+CHINESE = {"accept-language": "zh-hans,zh;q=0.9,en;q=0.5"}
+
+
+@pytest.fixture
+def boss(db: None) -> Client:
+    announce.announcer.cache_clear()
+    return logged_in(User.objects.create_superuser("boss"))
+
+
+def page(model: str, name: str = "changelist", *args: object) -> str:
+    return reverse(f"admin:django_delayq_{model}_{name}", args=args)
+
+
+def main(response: Any) -> str:
+    """Our part of the page, as it is read."""
+    assert response.status_code == 200
+    html = response.content.decode()
+    links, content = html.index('<nav class="dq-nav"'), html.index('<div id="content"')
+    html = html[links : html.index("</nav>", links)] + html[content:].partition("<footer")[0]
+    html = re.sub(r"<(pre|script|code)\b.*?</\1>", " ", html, flags=re.DOTALL)
+    html += " ".join(re.findall(r'(?:title|alt|placeholder|aria-label)="([^"]*)"', html))
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "  ", html))
+
+
+_TEXTS = [entry.key[1] for entry in ENTRIES]
+OURS = {text for text in _TEXTS if text.strip().count(" ") > 1 and not _PLACEHOLDER.search(text)}
+
+
+def speaks_chinese(response: Any, *words: str) -> None:
+    text = main(response)
+    for word in words:
+        assert word in text
+    assert _HAN.search(text)
+    assert [sentence for sentence in OURS if sentence in text] == []
+
+
+def test_every_page_speaks_chinese(boss: Client) -> None:
+    every = samples.one_of_each()
+    now = timezone.now()
+    Worker.objects.create(name="w1", host="h", pid=1, queues=["default"], threads=8, started_at=now, seen_at=now)
+    pause_queue("mails", reason="provider is down", duration="1h")
+    scope = {"search": "state:scheduled", "upto": 10**9}
+    operation = operations.start(samples.DB, "cancel", scope, {}, described="x", reason="y", started_by="user:boss")
+    words = {
+        "dashboard": ("仪表盘", "已调度", "即将到期", "吞吐量", "延误"),
+        "message": ("延迟消息", "搜索", "活动中", "一个键，若无此键则为主题"),
+        "deadletter": ("死信", "按主题", "按错误类型", "重新入队"),
+        "queue": ("已暂停", "下次到期", "暂停…"),
+        "worker": ("存活", "最近心跳"),
+        "health": ("数据库记录与 Redis 的比对", "立即检查"),
+        "operation": ("进度", "排队中", "发起者"),
+        "auditevent": ("操作者", "对象", "时段"),
+    }
+    assert {model._meta.model_name for model in PAGES} == set(words)
+    for model, expected in words.items():
+        speaks_chinese(boss.get(page(model), headers=CHINESE), *expected)
+    for message in every.values():
+        speaks_chinese(boss.get(samples.change_url(message), headers=CHINESE), "时间线", "数据库记录")
+    speaks_chinese(boss.get(page("operation", "change", operation.pk), headers=CHINESE), "进度", "排队中")
+    speaks_chinese(boss.get(page("worker", "change", "w1"), headers=CHINESE), "工作进程")
+    speaks_chinese(boss.get(page("queue", "pause", "mails"), headers=CHINESE), "暂停队列 mails？", "或直到")
+    speaks_chinese(boss.get(page("queue", "resume", "mails"), headers=CHINESE), "让队列 mails 继续？")
+    speaks_chinese(boss.get(page("health", "restore"), headers=CHINESE), "从数据库记录恢复 Redis", "预览")
+
+
+@pytest.mark.django_db
+def test_the_dashboard_has_no_english_sentence(boss: Client) -> None:
+    samples.one_of_each()
+    pause_queue("mails")
+    text = main(boss.get(page("dashboard"), headers=CHINESE))
+    assert _SENTENCE.findall(text) == []
+    # That this would find some.
+    assert _SENTENCE.findall(main(boss.get(page("dashboard"))))
+
+
+@pytest.mark.parametrize("verb", asking.VERBS)
+def test_every_question_and_its_answer_are_chinese(boss: Client, verb: str) -> None:
+    every = samples.one_of_each()
+    with translation.override("zh-hans"):
+        boss.defaults["HTTP_ACCEPT_LANGUAGE"] = "zh-hans"
+        asked = asking.select(boss, verb, *every.values())
+        speaks_chinese(asked, "不，返回", "原因")
+        given: dict[str, Any] = {"delay": "1h"} if verb == "reschedule" else {}
+        [said] = samples.said(asking.answer(boss, verb, asked, **given))
+    assert re.search(r"6 条消息：\d+ 条", said)
+    assert not re.search(r"[a-z]{3}", said)
+
+
+@pytest.mark.django_db
+def test_searches_and_their_problems_are_chinese(boss: Client) -> None:
+    samples.scheduled(key="k1")
+    found = boss.get(page("message"), {"q": "key:k1 due:<2h attempts:<3"}, headers=CHINESE)
+    speaks_chinese(found, "键为“k1”", "早于")
+    speaks_chinese(boss.get(page("message"), {"q": "is:nonsense"}, headers=CHINESE), "无法识别")
+
+
+@pytest.mark.django_db
+def test_who_asks_for_english_gets_it(boss: Client) -> None:
+    text = main(boss.get(page("dashboard"), headers={"accept-language": "en"}))
+    assert "What falls due next" in text
+    assert not _HAN.search(text)
+
+
+def test_states_and_operations_have_their_words() -> None:
+    with translation.override("zh-hans"):
+        assert [str(state.label) for state in State] == ["已调度", "运行中", "已消费", "死信", "已取消", "已过期"]
+        assert str(Operation.State.DONE.label) == "已完成"
+        assert str(Message._meta.verbose_name) == "消息"
