@@ -21,9 +21,11 @@ signal                      arguments
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 from django.dispatch import Signal
+
+from .states import State
 
 logger = logging.getLogger("django_delayq")
 
@@ -45,3 +47,41 @@ def emit(signal: Signal, sender: Any, **facts: Any) -> None:
         # send_robust catches Exception only, and hands it back.
         if isinstance(answer, Exception):
             logger.error("A signal receiver failed: %r", receiver, exc_info=answer)
+
+
+class Named(Protocol):
+    """What every message can say of itself, moved or delivered."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+
+
+class Moved(Named, Protocol):
+    """A message after a move."""
+
+    @property
+    def after(self) -> State: ...
+    @property
+    def deliveries(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+
+def facts(message: Named, using: str) -> dict[str, Any]:
+    """What every signal of one message has."""
+    return {"message_id": message.id, "topic": message.topic, "queue": message.queue, "using": using}
+
+
+def emit_end(sender: Any, moved: Moved, using: str, *, error: str = "") -> None:
+    """Tell that a message is dead, cancelled or expired; nothing of one that is none of these."""
+    if moved.after == State.DEAD:
+        told = {"delivery": moved.deliveries, "error": error or moved.reason}
+        emit(message_dead, sender, **told, **facts(moved, using))
+    elif moved.after == State.CANCELLED:
+        emit(message_cancelled, sender, **facts(moved, using))
+    elif moved.after == State.EXPIRED:
+        emit(message_expired, sender, **facts(moved, using))

@@ -343,16 +343,7 @@ class Restore:
         )
         for moved in (answer.moved for answer in answers if answer.moved is not None):
             tally.dead += 1
-            signals.emit(
-                signals.message_dead,
-                Message,
-                message_id=moved.id,
-                topic=moved.topic,
-                queue=moved.queue,
-                delivery=moved.deliveries,
-                error=reason,
-                using=self.using,
-            )
+            signals.emit_end(Message, moved, self.using)
         return answers
 
     def _spread(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
@@ -376,14 +367,7 @@ class Restore:
                         self.using, actor=actors.current(), among=self.selection.where(queue) & among
                     )
                     for one in moved:
-                        signals.emit(
-                            signals.message_expired,
-                            Message,
-                            message_id=one.id,
-                            topic=one.topic,
-                            queue=one.queue,
-                            using=self.using,
-                        )
+                        signals.emit_end(Message, one, self.using)
                     self.broker.remove(queue, [one.id for one in moved])
                     tally.expired += len(moved)
                     if not moved:

@@ -130,16 +130,9 @@ class Pool:
         connections.freshen()
         if logger.isEnabledFor(logging.DEBUG):
             log(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)
-        signals.emit(
-            signals.message_delivered,
-            Message,
-            message_id=delivery.id,
-            topic=delivery.topic,
-            queue=delivery.queue,
-            delivery=delivery.deliveries,
-            lateness=delivery.lateness,
-            using=delivery.using,
-        )
+        if signals.message_delivered.receivers:
+            told = {"delivery": delivery.deliveries, "lateness": delivery.lateness}
+            signals.emit(signals.message_delivered, Message, **told, **signals.facts(delivery, delivery.using))
         # What a handler activates (a time zone, a language) ends with it.
         outcome = contextvars.copy_context().run(execute, delivery, actor)
         self._mean += (time.monotonic() - delivery.started_mono - self._mean) * 0.1

@@ -56,10 +56,4 @@ def tell(using: str, moved: Sequence[Moved]) -> None:
             m.reason,
             extra={"delayq_event": m.after.value, "delayq": {"id": m.id, "topic": m.topic}},
         )
-        facts = {"message_id": m.id, "topic": m.topic, "queue": m.queue, "using": using}
-        if m.after == State.DEAD:
-            signals.emit(signals.message_dead, Message, delivery=m.deliveries, error=m.reason, **facts)
-        elif m.after == State.CANCELLED:
-            signals.emit(signals.message_cancelled, Message, **facts)
-        elif m.after == State.EXPIRED:
-            signals.emit(signals.message_expired, Message, **facts)
+        signals.emit_end(Message, m, using)

@@ -228,16 +228,9 @@ def _tell_success(using: str, ended: Ended) -> None:
             lateness_ms=delivery.lateness * 1000,
             runtime_ms=runtime * 1000,
         )
-    signals.emit(
-        signals.message_succeeded,
-        Message,
-        message_id=delivery.id,
-        topic=delivery.topic,
-        queue=delivery.queue,
-        delivery=delivery.deliveries,
-        runtime=runtime,
-        using=using,
-    )
+    if signals.message_succeeded.receivers:
+        facts = signals.facts(delivery, using)
+        signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **facts)
 
 
 def _tell_failure(using: str, ended: Ended, failure: Failure, moved: Moved | None) -> None:
@@ -245,18 +238,11 @@ def _tell_failure(using: str, ended: Ended, failure: Failure, moved: Moved | Non
     if moved is None:
         logger.warning("Outcome refused, another delivery is the current one: %s", delivery)
         return
-    facts: dict[str, Any] = {
-        "message_id": delivery.id,
-        "topic": delivery.topic,
-        "queue": delivery.queue,
-        "using": using,
-    }
+    signals.emit_end(Message, moved, using, error=failure.error)
     if moved.after == State.DEAD:
         log(logging.ERROR, "dead", delivery, error=failure.error.split(":")[0][:80])
-        signals.emit(signals.message_dead, Message, delivery=delivery.deliveries, error=failure.error, **facts)
     elif moved.after == State.CANCELLED:
         log(logging.INFO, "cancelled", delivery)
-        signals.emit(signals.message_cancelled, Message, **facts)
     elif failure.counts:
         log(logging.WARNING, "retried", delivery, due=moved.due_at, error=failure.error.split(":")[0][:80])
         signals.emit(
@@ -265,7 +251,7 @@ def _tell_failure(using: str, ended: Ended, failure: Failure, moved: Moved | Non
             delivery=delivery.deliveries,
             due_at=moved.due_at,
             error=failure.error,
-            **facts,
+            **signals.facts(delivery, using),
         )
     else:
         log(logging.INFO, "released", delivery, reason=failure.reason or failure.error.split(":")[0][:80])
