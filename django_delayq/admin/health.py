@@ -78,6 +78,7 @@ class HealthAdmin(Restoring, Page, _ModelAdmin):
         asked: tuple[Panel[Any], ...] = (known.redis, known.pending, held, server, stuck, checks)
         last, current = checks.facts or (None, None)
         may = self.may_restore(request)
+        restored = self.last_restore(request, using)
         return {
             "redis": _redis(known),
             "held": sorted((held.facts or {}).items()),
@@ -94,6 +95,7 @@ class HealthAdmin(Restoring, Page, _ModelAdmin):
             "check_url": self.url("check") if may and current is None else "",
             "restore_url": self.url("restore") if may else "",
             "restoring": self.running_restore(request, using),
+            "restored": None if restored is None else (_restored(restored[0], known), restored[1]),
         }
 
     def check_view(self, request: HttpRequest) -> HttpResponse:
@@ -159,6 +161,17 @@ def _when(check: Operation, known: Facts) -> str:
         "span": span(known.at - check.finished_at),
         "at": moment(check.finished_at, "seconds"),
         "actor": check.started_by,
+    }
+
+
+def _restored(operation: Operation, known: Facts) -> str:
+    assert operation.finished_at is not None
+    return _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).") % {
+        "number": operation.pk,
+        "actor": operation.started_by,
+        "state": Operation.State(operation.state).label,
+        "span": span(known.at - operation.finished_at),
+        "at": moment(operation.finished_at, "seconds"),
     }
 
 

@@ -11,6 +11,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, InterfaceError, router
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
@@ -144,9 +145,16 @@ class Restoring(_Base):
 
     def running_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
         """The restore that is to do or being done, and where it is shown."""
-        rows = Operation.objects.using(using).filter(verb=RestoreWork.verb, state__in=operations.OPEN)
+        return self._shown(request, using, Q(state__in=operations.OPEN), "pk")
+
+    def last_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
+        """The restore that ended last, whoever began it, and where it is shown."""
+        return self._shown(request, using, Q(finished_at__isnull=False), "-pk")
+
+    def _shown(self, request: HttpRequest, using: str, which: Q, order: str) -> tuple[Operation, str] | None:
+        rows = Operation.objects.using(using).filter(which, verb=RestoreWork.verb)
         try:
-            operation = rows.order_by("pk").first()
+            operation = rows.order_by(order).first()
         except (DatabaseError, InterfaceError):
             return None
         return None if operation is None else (operation, self.operation_url(request, operation))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
+from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
@@ -120,6 +122,14 @@ def test_what_differs_is_shown_by_queue(restorer: Client, loaded: RedisBroker) -
     page = text(restorer.get(url()))
     assert "differ" in page
     assert "default 1 1 0 0 0" in page
+
+
+def test_the_last_restore_is_shown_whoever_began_it(viewer: Client, redis_client: redis.Redis) -> None:
+    assert "Last restore" not in text(viewer.get(url()))
+    scheduled(delay="1m")
+    call_command("delayq_restore", stdout=io.StringIO(), stderr=io.StringIO())
+    page = text(viewer.get(url()))
+    assert re.search(r"Last restore: #\d+ by command:delayq_restore .+, done .* ago \(20.*\)\.", page), page
 
 
 def test_what_is_stuck_is_shown_at_once(viewer: Client) -> None:
