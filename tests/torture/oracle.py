@@ -95,6 +95,12 @@ class Row(NamedTuple):
         return (self.before, self.after) == ("scheduled", "running")
 
     @property
+    def is_death(self) -> bool:
+        """A delivery ended without a word; one that is given back unfinished has said so."""
+        parts = {part.strip() for part in self.reason.split(";")}
+        return self.before == "running" and bool(parts & {"lease ran out", "worker process died"})
+
+    @property
     def pid(self) -> int | None:
         """The process of ``worker:host/pid/token/thread``."""
         parts = self.actor.split("/")
@@ -313,7 +319,7 @@ class Oracle:
         if pk in self.evidence.scheduled and self.evidence.scheduled[pk].kind == "poison":
             return True
         log = self.evidence.log[pk]
-        unreported = [row for row in log if row.before == "running" and row.reason and not row.failed]
+        unreported = [row for row in log if row.is_death]
         if "without a word" not in log[-1].reason:
             return False
         self.report.counts["innocent, but killed too often"] += 1

@@ -194,6 +194,18 @@ def good() -> Scene:
     scene.ran(10, 2, 11, NOON + 66.02, "end")
     scene.end(10, "consumed", NOON + 66.1)
     scene.ran(10, 1, 17, NOON + 68.01, "end")
+    # 11: innocent, and killed too often; in between it is given back, to be run alone.
+    scene.message(11, "torture.line", NOON + 70)
+    for delivery, pid in ((1, 31), (2, 32), (3, 33), (4, 34)):
+        at = NOON + 70 + delivery / 2
+        scene.claim(11, at, pid)
+        if delivery == 3:
+            scene.end(11, "scheduled", at + 0.1, reason="is to run alone")
+            continue
+        scene.ran(11, delivery, pid, at + 0.01)
+        scene.fault("kill-child", at + 0.02, at + 0.03, pids=[pid])
+        final = "; 3 deliveries ended without a word" if delivery == 4 else ""
+        scene.end(11, "dead" if final else "scheduled", at + 0.1, reason=f"worker process died{final}")
     return scene
 
 
