@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from django_delayq import (
@@ -39,6 +39,7 @@ from django_delayq.worker.recorder import Recorder
 from django_delayq.worker.source import Source
 from tests.acceptance.conftest import Gate, Start, configure, gate, start, timed_by
 from tests.record_of import effects_per_message, once_each, states, wait_until
+from tests.transactions import unfinished
 from tests.workers import eventually
 
 __all__ = ["configure", "gate", "start", "timed_by"]
@@ -177,28 +178,9 @@ def test_a_paused_message_can_be_cancelled_and_expires() -> None:
 # --- claims that are under way ----------------------------------------------------------------------------------------
 
 
-@contextmanager
-def claiming(message: Message) -> Iterator[threading.Event]:
+def claiming(message: Message) -> AbstractContextManager[threading.Event]:
     """A claim whose transaction goes on until the event is set."""
-    begun, go = threading.Event(), threading.Event()
-
-    def run() -> None:
-        try:
-            with transaction.atomic():
-                claim(message)
-                begun.set()
-                go.wait(20)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        assert begun.wait(10)
-        yield go
-    finally:
-        go.set()
-        thread.join()
+    return unfinished(lambda: claim(message))
 
 
 def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeypatch: pytest.MonkeyPatch) -> None:

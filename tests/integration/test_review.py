@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +33,7 @@ from django_delayq.worker.reaper import Reaper
 from django_delayq.worker.recorder import Recorder
 from django_delayq.worker.source import Source
 from testproject.servers import PostgresServer, RedisServer
+from tests.transactions import unfinished
 from tests.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -54,28 +55,9 @@ def held(*topics: str, worker: str = "w") -> list[Delivery]:
     return [Delivery(rows[pk], handlers[rows[pk].topic], DB) for pk in ids]
 
 
-@contextmanager
-def locked(message_id: int) -> Iterator[None]:
+def locked(message_id: int) -> AbstractContextManager[threading.Event]:
     """Somebody asks for a cancel in a transaction that goes on for long."""
-    asked, go = threading.Event(), threading.Event()
-
-    def ask() -> None:
-        try:
-            with transaction.atomic():
-                cancel_message(message_id)
-                asked.set()
-                go.wait(20)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        assert asked.wait(10)
-        yield
-    finally:
-        go.set()
-        thread.join()
+    return unfinished(lambda: cancel_message(message_id))
 
 
 def state(delivery: Delivery) -> str:

@@ -1,0 +1,33 @@
+"""Transactions that go on for as long as a test likes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from django.db import connections, transaction
+
+
+@contextmanager
+def unfinished(act: Callable[[], object]) -> Iterator[threading.Event]:
+    """Somebody did this in a transaction that goes on until the event is set, or the block is left."""
+    begun, go = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            with transaction.atomic():
+                act()
+                begun.set()
+                go.wait(20)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert begun.wait(10)
+        yield go
+    finally:
+        go.set()
+        thread.join()
