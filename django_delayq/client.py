@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from asgiref.sync import sync_to_async
 from django.db import router, transaction
 from django.db.models import QuerySet
+from django.db.models.base import ModelState
 
 from . import actors, announce, registry, retry, signals, transitions, validation
 from .broker.base import Entry
@@ -106,58 +108,43 @@ def schedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | Non
             raise type(error)(f"message {number}: {error}") from error
     using = using or router.db_for_write(Message)
     actor = actors.current()
-    scheduled: dict[int, Message] = {}
+    plain: list[Message] = []
+    keyed: dict[int, Message] = {}
     with writing(using):
-        plain = [(place, new) for place, (new, _policy) in enumerate(checked) if new.key is None]
-        for start in range(0, len(plain), BATCH):
-            batch = plain[start : start + BATCH]
-            news = [new for _place, new in batch]
-            made = _scheduled(using, list(zip(news, transitions.insert_many(using, news, actor), strict=True)))
-            scheduled.update(zip((place for place, _new in batch), made, strict=True))
-        keyed = [(new.topic, new.key, place) for place, (new, _policy) in enumerate(checked) if new.key is not None]
+        news = [new for new, _policy in checked if new.key is None]
+        for start in range(0, len(news), BATCH):
+            plain += _scheduled(using, transitions.insert_many(using, news[start : start + BATCH], actor))
+        keys = [(new.topic, new.key, place) for place, (new, _policy) in enumerate(checked) if new.key is not None]
         # In one order, so that two such calls cannot wait for each other's keys in a circle.
-        for _topic, key, place in sorted(keyed):
-            scheduled[place] = _schedule_keyed(using, checked[place][0], key, checked[place][1])
-    return [scheduled[place] for place in range(len(checked))]
+        for _topic, key, place in sorted(keys):
+            keyed[place] = _schedule_keyed(using, checked[place][0], key, checked[place][1])
+    if not keyed:
+        return plain
+    others = iter(plain)
+    return [keyed.get(place) or next(others) for place in range(len(checked))]
 
 
 def _from_mapping(message: Any) -> tuple[NewMessage, OnConflict]:
-    if not isinstance(message, Mapping) or "topic" not in message:
+    if not isinstance(message, (dict, Mapping)) or "topic" not in message:
         raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
-    given = {**_OPTIONS, **message}
-    unknown = given.keys() - _OPTIONS.keys() - {"topic", "on_conflict"}
-    if unknown:
-        raise InvalidMessage(f"unknown: {', '.join(sorted(map(str, unknown)))}")
-    policy = _on_conflict(given.pop("on_conflict", OnConflict.ERROR))
-    return _checked(**given), policy
-
-
-_OPTIONS: dict[str, Any] = {
-    "payload": None,
-    "delay": None,
-    "due": None,
-    "queue": None,
-    "priority": 0,
-    "key": None,
-    "expires": None,
-    "max_attempts": None,
-    "retry": None,
-    "headers": None,
-}
+    options = {name: value for name, value in message.items() if name != "on_conflict"}
+    if not options.keys() <= _OPTIONS:
+        raise InvalidMessage(f"unknown: {', '.join(sorted(map(str, options.keys() - _OPTIONS)))}")
+    return _checked(**options), _on_conflict(message.get("on_conflict", OnConflict.ERROR))
 
 
 def _checked(
     topic: str,
-    payload: Any,
-    delay: Duration | None,
-    due: datetime | None,
-    queue: str | None,
-    priority: int,
-    key: str | None,
-    expires: Duration | None,
-    max_attempts: int | None,
-    retry: RetryLike,
-    headers: Mapping[str, Any] | None,
+    payload: Any = None,
+    delay: Duration | None = None,
+    due: datetime | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    expires: Duration | None = None,
+    max_attempts: int | None = None,
+    retry: RetryLike = None,
+    headers: Mapping[str, Any] | None = None,
 ) -> NewMessage:
     """Check everything, so that nothing is half written."""
     topic = validation.topic(topic)
@@ -171,11 +158,15 @@ def _checked(
         validation.key(key),
         validation.priority(priority),
         None if due is None else validation.due(due),
-        validation.delay(0 if delay is None else delay),
+        _NONE if delay is None else validation.delay(delay),
         validation.expires(expires),
         None if retry is None else _stored_policy(retry),
         validation.max_attempts(max_attempts),
     )
+
+
+_NONE = timedelta(0)
+_OPTIONS = frozenset(inspect.signature(_checked).parameters)
 
 
 def _stored_policy(value: RetryLike) -> str:
@@ -186,6 +177,8 @@ def _stored_policy(value: RetryLike) -> str:
 
 
 def _on_conflict(value: Any) -> OnConflict:
+    if type(value) is OnConflict:
+        return value
     try:
         return OnConflict(value)
     except ValueError:
@@ -222,49 +215,54 @@ def _schedule_keyed(using: str, new: NewMessage, key: str, policy: OnConflict) -
     raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
 
 
-_FIELDS = [field.attname for field in Message._meta.concrete_fields]
-# What a message has that was not scheduled yet.
-_BLANK = {field.attname: field.get_default() for field in Message._meta.concrete_fields if field.attname != "headers"}
-
-
-def _scheduled(using: str, written: Sequence[tuple[NewMessage, Inserted]]) -> list[Message]:
+def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> list[Message]:
     """The messages of these rows, announced."""
+    messages: list[Message] = []
     entries: dict[str, list[Entry]] = {}
     for new, inserted in written:
-        entries.setdefault(new.queue, []).append(Entry(inserted.id, inserted.due_at, new.priority))
+        messages.append(_message(using, new, inserted))
+        group = entries.get(new.queue)
+        if group is None:
+            group = entries[new.queue] = []
+        group.append(Entry(inserted.id, inserted.due_at, new.priority))
     for queue, group in entries.items():
         announce.put_on_commit(using, queue, group)
     if signals.message_scheduled.receivers:
-        for new, inserted in written:
+        for message in messages:
             _emit_on_commit(
                 using,
                 signals.message_scheduled,
-                id_=inserted.id,
-                topic=new.topic,
-                queue=new.queue,
-                due_at=inserted.due_at,
+                id_=message.pk,
+                topic=message.topic,
+                queue=message.queue,
+                due_at=message.due_at,
             )
-    return [_message(using, new, inserted) for new, inserted in written]
+    return messages
+
+
+# What a message has that was not scheduled yet, and what has a value of its own in each.
+_BLANK = {field.attname: field.get_default() for field in Message._meta.concrete_fields if field.attname != "headers"}
+_decode = json.JSONDecoder().raw_decode
 
 
 def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
-    """As if it were read. (The constructor with names takes several times as long.)"""
-    values = {
-        **_BLANK,
-        "id": inserted.id,
-        "topic": new.topic,
-        "queue": new.queue,
-        "key": new.key,
-        "priority": new.priority,
-        "payload": json.loads(new.payload),
-        "headers": json.loads(new.headers),
-        "due_at": inserted.due_at,
-        "expires_at": None if new.expires is None else inserted.due_at + new.expires,
-        "created_at": inserted.created_at,
-        "retry": None if new.retry is None else json.loads(new.retry),
-        "max_attempts": new.max_attempts,
-    }
-    return Message.from_db(using, _FIELDS, [values[name] for name in _FIELDS])
+    """As if it were read, and made as an unpickled one is: the constructor takes longer than all else here."""
+    message = Message.__new__(Message)
+    state = ModelState()
+    state.adding, state.db = False, using
+    values = message.__dict__
+    values.update(_BLANK)
+    values["_state"] = state
+    values["id"], values["due_at"], values["created_at"] = inserted
+    values["topic"], values["queue"] = new.topic, new.queue
+    values["payload"] = _decode(new.payload)[0]
+    values["headers"] = {} if new.headers == "{}" else _decode(new.headers)[0]
+    values["key"], values["priority"], values["max_attempts"] = new.key, new.priority, new.max_attempts
+    if new.expires is not None:
+        values["expires_at"] = inserted.due_at + new.expires
+    if new.retry is not None:
+        values["retry"] = _decode(new.retry)[0]
+    return message
 
 
 def _emit_on_commit(using: str, signal: Any, *, id_: int, **facts: Any) -> None:

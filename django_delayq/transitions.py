@@ -6,7 +6,7 @@ Zero rows changed is an ordinary answer, not an error: somebody else was first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -92,12 +92,11 @@ def insert(using: str, new: NewMessage, actor: str) -> Inserted | None:
     return inserted
 
 
-def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> list[Inserted]:
-    """Write messages without keys; in a transaction."""
+def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
+    """Write messages without keys, in a transaction; yields each on its way, and is done when it is exhausted."""
     failpoints.reach("before_insert")
-    inserted = _statements(using).insert_many(new, actor)
+    yield from _statements(using).insert_many(new, actor)
     failpoints.reach("after_insert")
-    return inserted
 
 
 def live_with_key(using: str, topic: str, key: str) -> Message | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.utils import timezone
 
 from . import conf
 from .durations import Duration, seconds
@@ -90,14 +88,14 @@ def due(value: Any) -> datetime:
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidMessage("due has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
     try:
-        ahead = value - timezone.now()
+        ahead = value - datetime.now(UTC)
     except OverflowError:
         raise InvalidMessage(f"due is out of range: {_shown(value)}") from None
     if ahead > FARTHEST:
         raise InvalidMessage("due is more than 100 years ahead")
     if ahead < -PAST_TOLERANCE:
         raise InvalidMessage(f"due is in the past: {value.isoformat()}")
-    return value.astimezone(UTC)
+    return value if value.tzinfo is UTC else value.astimezone(UTC)
 
 
 def expires(value: Duration | None) -> timedelta | None:
@@ -122,8 +120,7 @@ def max_attempts(value: Any) -> int | None:
 def payload(value: Any) -> str:
     """The payload as JSON text. Decimal, datetime, UUID and the like become strings as DjangoJSONEncoder has them."""
     settings = conf.get()
-    text = _encode("payload", value, settings.PAYLOAD_MAX_DEPTH)
-    size = len(text.encode())
+    text, size = _encode("payload", value, settings.PAYLOAD_MAX_DEPTH)
     if size > settings.PAYLOAD_MAX_BYTES:
         raise PayloadTooLarge(
             f"the payload has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = "
@@ -138,23 +135,26 @@ def headers(value: Any) -> str:
         return "{}"
     if not isinstance(value, Mapping):
         raise InvalidMessage(f"headers must be a dict, not {type(value).__name__}")
-    text = _encode("headers", dict(value), 4)
-    if len(text.encode()) > HEADERS_MAX_BYTES:
+    text, size = _encode("headers", dict(value), 4)
+    if size > HEADERS_MAX_BYTES:
         raise InvalidMessage(f"headers have more than {HEADERS_MAX_BYTES} bytes of JSON")
     return text
 
 
-def _encode(what: str, value: Any, depth: int) -> str:
+_ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def _encode(what: str, value: Any, depth: int) -> tuple[str, int]:
+    """The text, and its size in bytes."""
     _walk(what, value, depth)
     try:
-        text = json.dumps(value, cls=DjangoJSONEncoder, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(f"the {what} is not JSON: {error}") from error
     try:
-        text.encode()
+        return text, len(text.encode())
     except UnicodeEncodeError:
         raise InvalidMessage(f"the {what} holds a lone surrogate, which no UTF-8 text can") from None
-    return text
 
 
 def _walk(what: str, value: Any, depth: int) -> None:
@@ -167,7 +167,7 @@ def _walk(what: str, value: Any, depth: int) -> None:
     elif isinstance(value, int):
         if not -(2**63) <= value < 2**63:
             raise InvalidMessage(f"the {what} holds an integer of more than 64 bits; send it as a string")
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):
         if depth < 1:
             raise InvalidMessage(f"the {what} is nested too deep")
         for name, item in value.items():

@@ -211,11 +211,11 @@ class Portable:
                 live = Message.objects.using(self.using).filter(topic=new.topic, key=new.key, state__in=LIVE)
                 if live.exists():
                     return None
-            return self.insert_many([new], actor)[0]
+            [(_new, inserted)] = self.insert_many([new], actor)
+            return inserted
 
-    def insert_many(self, new: Sequence[NewMessage], actor: str) -> list[Inserted]:
+    def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         now = self.now()
-        inserted = []
         log = []
         for one in new:
             due = ceil_ms(one.due or now + one.delay)
@@ -236,9 +236,8 @@ class Portable:
             log.append(
                 Transition(message_id=message.pk, number=1, at=now, to_state=State.SCHEDULED, due_at=due, actor=actor)
             )
-            inserted.append(Inserted(message.pk, due, now))
+            yield one, Inserted(message.pk, due, now)
         Transition.objects.using(self.using).bulk_create(log)
-        return inserted
 
     def queues(self) -> list[str]:
         scheduled = Message.objects.using(self.using).filter(state=State.SCHEDULED)

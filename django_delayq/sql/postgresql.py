@@ -58,13 +58,18 @@ SELECT clock_timestamp(), array_agg(nextval(pg_get_serial_sequence('delayq_messa
 """
 
 COPY_MESSAGES = """
-COPY delayq_message (id, topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry,
-    max_attempts, attempts, deliveries, reported, forgiven, moves, worker, cancel_requested) FROM STDIN
+COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, created_at, retry, max_attempts,
+    state, attempts, deliveries, reported, forgiven, moves, worker, cancel_requested) FROM STDIN
 """
 
-COPY_LOG = """
-COPY delayq_transition (message_id, number, at, to_state, attempt, due_at, actor, reason, error, traceback) FROM STDIN
-"""
+# Rows that go to the server together, which works on them while the next are made.
+TOGETHER = 50
+
+LOG_INSERTED = f"""
+INSERT INTO delayq_transition ({LOG_COLUMNS})
+SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, NULL, %s, '', '', ''
+  FROM delayq_message WHERE id = ANY(%s)
+"""  # noqa: S608
 
 # One look-up in the index for each queue, where DISTINCT would read every row.
 QUEUES = """
@@ -268,7 +273,7 @@ class PostgreSQL:
         connection.validate_no_broken_transaction()
         with connection.wrap_database_errors, _preparing(connection), psycopg.Cursor(connection.connection) as cursor:
             cursor.execute(sql, parameters)
-            return cursor.fetchall()
+            return cursor.fetchall() if cursor.description else []
 
     def now(self) -> datetime:
         return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
@@ -293,45 +298,28 @@ class PostgreSQL:
         )
         return Inserted(*rows[0]) if rows else None
 
-    def insert_many(self, new: Sequence[NewMessage], actor: str) -> list[Inserted]:
-        """Messages without keys, by COPY; call it in a transaction."""
+    def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
+        """Messages without keys, by COPY; call it in a transaction.
+
+        What the caller does with each costs no time: the server is at work on those before it meanwhile.
+        """
         now, ids = self._rows(RESERVE, [len(new)])[0]
-        inserted = []
         connection = connections[self.using]
-        with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
-            with cursor.copy(COPY_MESSAGES) as copy:
-                for number, message in zip(ids, new, strict=True):
-                    due = ceil_ms(message.due or now + message.delay)
-                    expires = None if message.expires is None else due + message.expires
-                    inserted.append(Inserted(number, due, now))
-                    copy.write_row(
-                        (
-                            number,
-                            message.topic,
-                            message.queue,
-                            message.key,
-                            message.priority,
-                            "scheduled",
-                            message.payload,
-                            message.headers,
-                            due,
-                            expires,
-                            now,
-                            message.retry,
-                            message.max_attempts,
-                            0,
-                            0,
-                            0,
-                            0,
-                            1,
-                            "",
-                            "f",
-                        )
-                    )
-            with cursor.copy(COPY_LOG) as copy:
-                for number, due, _now in inserted:
-                    copy.write_row((number, 1, now, "scheduled", 0, due, actor, "", "", ""))
-        return inserted
+        with (
+            connection.wrap_database_errors,
+            psycopg.Cursor(connection.connection) as cursor,
+            cursor.copy(COPY_MESSAGES) as copy,
+        ):
+            rows = []
+            for number, message in zip(ids, new, strict=True):
+                due = ceil_ms(message.due or now + message.delay)
+                rows.append(_copied(number, message, due, now))
+                if len(rows) == TOGETHER:
+                    copy.write("".join(rows))
+                    rows.clear()
+                yield message, Inserted(number, due, now)
+            copy.write("".join(rows))
+        self._rows(LOG_INSERTED, [actor, ids])
 
     def queues(self) -> list[str]:
         return [row[0] for row in self._rows(QUEUES, None)]
@@ -421,6 +409,24 @@ class PostgreSQL:
                 [float(seconds)],
             )[0][0]
         )
+
+
+def _copied(number: int, message: NewMessage, due: datetime, now: datetime) -> str:
+    """A row as COPY reads it."""
+    expires = "\\N" if message.expires is None else (due + message.expires).isoformat()
+    attempts = "\\N" if message.max_attempts is None else message.max_attempts
+    return (
+        f"{number}\t{_cell(message.topic)}\t{_cell(message.queue)}\t{message.priority}\t{_cell(message.payload)}"
+        f"\t{_cell(message.headers)}\t{due.isoformat()}\t{expires}\t{now.isoformat()}\t{_cell(message.retry)}"
+        f"\t{attempts}\tscheduled\t0\t0\t0\t0\t1\t\tf\n"
+    )
+
+
+def _cell(text: str | None) -> str:
+    """A backslash begins an escape, a tab ends a column, a newline of either kind a row."""
+    if text is None:
+        return "\\N"
+    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _loads(text: str | None) -> Any:

@@ -58,7 +58,7 @@ class Bench:
     def schedule_many(self, count: int) -> list[int]:
         """The same many times, in two calls."""
         new = [new_message(due_in=-1.0, priority=0, queue=self.queue, topic=TOPIC) for _ in range(count)]
-        rows = transitions.insert_many("default", new, "test")
+        rows = [row for _message, row in transitions.insert_many("default", new, "test")]
         self.broker.put(self.queue, [Entry(row.id, row.due_at, 0) for row in rows])
         return [row.id for row in rows]
 
