@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 from typing import Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
@@ -82,14 +85,13 @@ def schedule_message(
 
         schedule_message("orders.close", {"order": order.pk}, delay="15m", key=str(order.pk))
     """
-    new = _checked(topic, payload, delay, due, queue, priority, key, expires, max_attempts, retry, headers)
-    policy = _on_conflict(on_conflict)
+    new = _checked(topic, payload, delay, due, queue, priority, key, expires, max_attempts, retry, headers, on_conflict)
     using = using or router.db_for_write(Message)
     if new.key is None:
         inserted = transitions.insert(using, new, actors.current())
         assert inserted is not None
         return _scheduled(using, [(new, inserted)])[0]
-    return _schedule_keyed(using, new, new.key, policy)
+    return _schedule_keyed(using, new, new.key)
 
 
 def schedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | None = None) -> list[Message]:
@@ -100,37 +102,51 @@ def schedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | Non
 
     Raises as ``schedule_message`` does; then nothing is written.
     """
-    checked = []
-    for number, message in enumerate(messages):
-        try:
-            checked.append(_from_mapping(message))
-        except InvalidMessage as error:
-            raise type(error)(f"message {number}: {error}") from error
+    checked: list[NewMessage] = []
+    numbered = enumerate(messages)
+    while batch := list(islice(numbered, BATCH)):
+        with _collector_resting():
+            checked += [_from_mapping(number, message) for number, message in batch]
     using = using or router.db_for_write(Message)
     actor = actors.current()
     plain: list[Message] = []
     keyed: dict[int, Message] = {}
     with writing(using):
-        news = [new for new, _policy in checked if new.key is None]
+        news = [new for new in checked if new.key is None]
         for start in range(0, len(news), BATCH):
-            plain += _scheduled(using, transitions.insert_many(using, news[start : start + BATCH], actor))
-        keys = [(new.topic, new.key, place) for place, (new, _policy) in enumerate(checked) if new.key is not None]
+            with _collector_resting():
+                plain += _scheduled(using, transitions.insert_many(using, news[start : start + BATCH], actor))
+        keys = [(new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None]
         # In one order, so that two such calls cannot wait for each other's keys in a circle.
         for _topic, key, place in sorted(keys):
-            keyed[place] = _schedule_keyed(using, checked[place][0], key, checked[place][1])
+            keyed[place] = _schedule_keyed(using, checked[place], key)
     if not keyed:
         return plain
     others = iter(plain)
     return [keyed.get(place) or next(others) for place in range(len(checked))]
 
 
-def _from_mapping(message: Any) -> tuple[NewMessage, OnConflict]:
-    if not isinstance(message, (dict, Mapping)) or "topic" not in message:
-        raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
-    options = {name: value for name, value in message.items() if name != "on_conflict"}
-    if not options.keys() <= _OPTIONS:
-        raise InvalidMessage(f"unknown: {', '.join(sorted(map(str, options.keys() - _OPTIONS)))}")
-    return _checked(**options), _on_conflict(message.get("on_conflict", OnConflict.ERROR))
+@contextmanager
+def _collector_resting() -> Iterator[None]:
+    """For one batch: with thousands of new objects the collector looks again and again at what nobody let go."""
+    working = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if working:
+            gc.enable()
+
+
+def _from_mapping(number: int, message: Any) -> NewMessage:
+    try:
+        if not isinstance(message, (dict, Mapping)) or "topic" not in message:
+            raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
+        if not message.keys() <= _OPTIONS:
+            raise InvalidMessage(f"unknown: {', '.join(sorted(map(str, message.keys() - _OPTIONS)))}")
+        return _checked(**message)
+    except InvalidMessage as error:
+        raise type(error)(f"message {number}: {error}") from error
 
 
 def _checked(
@@ -145,6 +161,7 @@ def _checked(
     max_attempts: int | None = None,
     retry: RetryLike = None,
     headers: Mapping[str, Any] | None = None,
+    on_conflict: OnConflict | str = OnConflict.ERROR,
 ) -> NewMessage:
     """Check everything, so that nothing is half written."""
     topic = validation.topic(topic)
@@ -162,6 +179,7 @@ def _checked(
         validation.expires(expires),
         None if retry is None else _stored_policy(retry),
         validation.max_attempts(max_attempts),
+        _on_conflict(on_conflict),
     )
 
 
@@ -186,7 +204,7 @@ def _on_conflict(value: Any) -> OnConflict:
         raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown}") from None
 
 
-def _schedule_keyed(using: str, new: NewMessage, key: str, policy: OnConflict) -> Message:
+def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
     actor = actors.current()
     # Between the refused insert and the look at the holder of the key, the holder may finish: then the key is free.
     for _round in range(20):
@@ -196,12 +214,12 @@ def _schedule_keyed(using: str, new: NewMessage, key: str, policy: OnConflict) -
         holder = transitions.live_with_key(using, new.topic, key)
         if holder is None:
             continue
-        if policy == OnConflict.ERROR:
+        if new.on_conflict == OnConflict.ERROR:
             raise KeyConflict(f"message {holder.pk} of topic {new.topic!r} is live and has this key")
-        if policy == OnConflict.KEEP:
+        if new.on_conflict == OnConflict.KEEP:
             holder.existed = True
             return holder
-        due_only = policy == OnConflict.DEBOUNCE
+        due_only = new.on_conflict == OnConflict.DEBOUNCE
         answer = transitions.replace(using, holder.pk, new, due_only=due_only, actor=actor)
         if answer:
             announce_moved(using, [answer])

@@ -32,7 +32,7 @@ def topic(value: Any) -> str:
             f"not a topic: {_shown(value)}; a topic is 1 to {TOPIC_LENGTH} of the characters"
             " A-Z a-z 0-9 _ . : / - and begins with a letter or digit"
         )
-    return value
+    return _plain(value)
 
 
 def queue(value: Any) -> str:
@@ -42,7 +42,7 @@ def queue(value: Any) -> str:
             f"not a queue: {_shown(value)}; a queue is 1 to {QUEUE_LENGTH} of the characters"
             " A-Z a-z 0-9 _ . - and begins with a letter or digit"
         )
-    return value
+    return _plain(value)
 
 
 def key(value: Any) -> str | None:
@@ -58,14 +58,14 @@ def key(value: Any) -> str | None:
         raise InvalidMessage(
             f"not a key: {_shown(value)}; a key is 1 to {KEY_LENGTH} printable characters without a space at either end"
         )
-    return value
+    return _plain(value)
 
 
 def priority(value: Any) -> int:
     """A whole number from -100 to 100; the greater one goes first."""
     if isinstance(value, bool) or not isinstance(value, int) or not PRIORITIES[0] <= value <= PRIORITIES[1]:
         raise InvalidMessage(f"not a priority: {_shown(value)}; it is a whole number from -100 to 100")
-    return value
+    return int(value)
 
 
 def delay(value: Duration) -> timedelta:
@@ -85,7 +85,7 @@ def due(value: Any) -> datetime:
     """
     if not isinstance(value, datetime):
         raise InvalidMessage(f"due must be an aware datetime, not {_shown(value)}")
-    if value.tzinfo is None or value.utcoffset() is None:
+    if value.tzinfo is not UTC and (value.tzinfo is None or value.utcoffset() is None):
         raise InvalidMessage("due has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
     try:
         ahead = value - datetime.now(UTC)
@@ -114,7 +114,7 @@ def max_attempts(value: Any) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
         raise InvalidMessage(f"max_attempts must be a whole number from 1 to 10000, not {_shown(value)}")
-    return value
+    return int(value)
 
 
 def payload(value: Any) -> str:
@@ -181,6 +181,11 @@ def _walk(what: str, value: Any, depth: int) -> None:
             raise InvalidMessage(f"the {what} is nested too deep")
         for item in value:
             _walk(what, item, depth - 1)
+
+
+def _plain(value: str) -> str:
+    """The characters alone: what inherits from str, as a member of an enum does, may say that it is something else."""
+    return value if type(value) is str else str.__str__(value)
 
 
 def _seconds(what: str, value: Duration) -> float:

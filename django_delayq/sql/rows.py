@@ -22,6 +22,8 @@ class NewMessage(NamedTuple):
     expires: timedelta | None
     retry: str | None
     max_attempts: int | None
+    # For the caller: what to do when a live message has its key.
+    on_conflict: str = "error"
 
 
 class Inserted(NamedTuple):

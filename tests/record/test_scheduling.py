@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from datetime import UTC, datetime, timedelta
+from enum import Enum, IntEnum
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -42,6 +45,31 @@ FIELDS = [
     *["topic", "queue", "key", "priority", "payload", "headers", "due_at", "expires_at", "created_at", "retry"],
     *["max_attempts", "state", "attempts", "deliveries", "reported", "forgiven", "moves", "worker", "finished_at"],
 ]
+
+
+class Named(str, Enum):  # noqa: UP042
+    """Says its own name where its text is asked for, not its value."""
+
+    TOPIC = TOPIC
+    QUEUE = "slow"
+
+
+class Level(IntEnum):
+    HIGH = 7
+
+
+def test_members_of_enums_are_written_as_their_values() -> None:
+    terms: dict[str, Any] = {"topic": Named.TOPIC, "queue": Named.QUEUE, "priority": Level.HIGH, "max_attempts": 3}
+    for returned in (schedule_message(**terms), *schedule_messages([terms])):
+        for row in (returned, message(returned.pk)):
+            assert (type(row.topic), row.topic, row.queue, row.priority) == (str, TOPIC, "slow", 7)
+
+
+@pytest.mark.parametrize("payload", ["x", object()])
+def test_the_collector_works_after_many_were_scheduled(payload: Any) -> None:
+    with contextlib.suppress(InvalidMessage):
+        schedule_messages([{"topic": TOPIC, "payload": payload}] * 3)
+    assert gc.isenabled()
 
 
 def test_what_is_returned_is_what_is_written() -> None:
