@@ -33,21 +33,36 @@ class Announcer:
         self._lock = threading.Lock()
 
     def put(self, queue: str, entries: list[Entry]) -> None:
-        def call() -> None:
+        def tell() -> bool:
             failpoints.reach("before_put")
-            self.broker.put(queue, entries)
+            answers = self.broker.tell(queue, entries)
             failpoints.reach("after_put")
+            return answers > 0
 
-        self._try(call)
+        self._try(tell)
 
     def remove(self, queue: str, ids: list[int]) -> None:
-        self._try(lambda: self.broker.remove(queue, ids))
+        def remove() -> bool:
+            self.broker.remove(queue, ids)
+            return True
 
-    def _try(self, call: Callable[[], object]) -> None:
+        self._try(remove)
+
+    def settle(self) -> None:
+        """Wait until Redis has answered all that it was told."""
+
+        def settle() -> bool:
+            self.broker.settle()
+            return False
+
+        self._try(settle)
+
+    def _try(self, call: Callable[[], bool]) -> None:
+        """``call`` says whether Redis has answered."""
         if time.monotonic() < self._rest_until:
             return
         try:
-            call()
+            answered = call()
         except BrokerUnavailable as error:
             self._rest_until = time.monotonic() + REST
             with self._lock:
@@ -58,7 +73,8 @@ class Announcer:
             self._rest_until = time.monotonic() + REST
             logger.exception("Could not tell Redis about committed messages; a sweep will")
         else:
-            self._away = False
+            if answered:
+                self._away = False
 
 
 @lru_cache(maxsize=16)

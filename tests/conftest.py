@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import pytest
@@ -10,6 +10,8 @@ import redis
 from django.db import connections
 from django_redis.pool import ConnectionFactory
 
+from django_delayq.broker.base import Entry
+from django_delayq.broker.redis import RedisBroker
 from testproject.servers import PostgresServer, RedisServer, Server
 from tests import settings
 
@@ -64,6 +66,21 @@ def _redis_forgets(request: pytest.FixtureRequest) -> None:
 def _connect() -> redis.Redis:
     assert settings.REDIS_SERVER is not None
     return redis.Redis(port=settings.REDIS_SERVER.port)
+
+
+@pytest.fixture(autouse=True)
+def _told_when_the_call_returns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis has what it was told, whoever looks next and on whatever connection; ``late_answers`` is as in life."""
+    if request.node.get_closest_marker("late_answers"):
+        return
+    tell = RedisBroker.tell
+
+    def tell_and_wait(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> int:
+        answers = tell(self, queue, entries)
+        self.settle()
+        return answers + 1
+
+    monkeypatch.setattr(RedisBroker, "tell", tell_and_wait)
 
 
 @pytest.fixture(autouse=True)

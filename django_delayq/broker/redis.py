@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import redis
@@ -23,6 +24,7 @@ from ..validation import PRIORITIES
 from . import connection, scripts
 from .base import BATCH, DueTicket, Entry, Put, Taken
 from .keys import BAND, PARTITION, RANKS, Keys, keys, namespace
+from .line import Lines
 
 logger = logging.getLogger("django_delayq")
 
@@ -75,6 +77,10 @@ class RedisBroker:
                     self._client = connection.connect(self.settings, timeout=self.timeout)
         return self._client
 
+    @cached_property
+    def lines(self) -> Lines:
+        return Lines(lambda: self.client.connection_pool, self.timeout)
+
     def keys(self, queue: str) -> Keys:
         return keys(self.namespace, queue)
 
@@ -101,6 +107,23 @@ class RedisBroker:
                 beyond = len(rest) // 3
             total += Put(put, present, beyond)
         return total
+
+    def tell(self, queue: str, entries: Sequence[Entry]) -> int:
+        """``put`` without waiting for the answer; how many answers of earlier ones have come, all of them good.
+
+        Raises what an earlier answer said, or that none came within the timeout. ``settle`` waits for all.
+        """
+        k = self.keys(queue)
+        with answering():
+            return sum(
+                self.lines.put(k, self.now, _flat(entries[start : start + BATCH]))
+                for start in range(0, len(entries), BATCH)
+            )
+
+    def settle(self) -> None:
+        """Wait until Redis has answered all that it was told."""
+        with answering():
+            self.lines.settle()
 
     def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
         """The ids of those that ``put(fill=True)`` would put; at most ``BATCH`` entries."""
@@ -177,6 +200,8 @@ class RedisBroker:
     def close(self) -> None:
         if self._bell is not None:
             self._bell.close()
+        if "lines" in self.__dict__:
+            self.lines.close()
         if self._client is not None:
             with contextlib.suppress(redis.RedisError, OSError):
                 self._client.close()

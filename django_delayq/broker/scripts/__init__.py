@@ -32,16 +32,22 @@ class Script:
         )
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         self.keys, self.arguments, self.rest = _signature(self.source)
+        self._names = {*self.keys, *self.arguments}
 
     def __call__(self, client: redis.Redis, *, rest: Sequence[Any] = (), **values: Any) -> Any:
         """Run it. Every key and argument is given by name; ``rest`` is the list at the end."""
-        if values.keys() != {*self.keys, *self.arguments} or (rest and not self.rest):
-            raise TypeError(f"script {self.name} takes {self.keys + self.arguments}, not {sorted(values)}")
-        line = [values[name] for name in (*self.keys, *self.arguments)]
         try:
-            return client.execute_command("EVALSHA", self.digest, len(self.keys), *line, *rest)
+            return client.execute_command(*self.command(rest, **values))
         except redis.exceptions.NoScriptError:
-            return client.execute_command("EVAL", self.source, len(self.keys), *line, *rest)
+            return client.execute_command(*self.command(rest, in_full=True, **values))
+
+    def command(self, rest: Sequence[Any] = (), *, in_full: bool = False, **values: Any) -> list[Any]:
+        """The command that runs it; ``in_full`` for a server that does not know it yet."""
+        if values.keys() != self._names or (rest and not self.rest):
+            raise TypeError(f"script {self.name} takes {self.keys + self.arguments}, not {sorted(values)}")
+        named = [values[name] for name in (*self.keys, *self.arguments)]
+        head = ["EVAL", self.source] if in_full else ["EVALSHA", self.digest]
+        return [*head, len(self.keys), *named, *rest]
 
 
 def _signature(source: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:

@@ -1,0 +1,166 @@
+"""Puts that are sent without waiting for their answers, which are read before the next one is sent.
+
+Who schedules a message has committed it already; that Redis knows of it is a hint, and the reply to a hint is not worth
+a round trip. What an answer says late is acted on late: an error is raised by the put after it. What may have been lost
+with its connection, or because the server did not know the script, is sent once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import redis
+
+from . import scripts
+from .keys import Keys
+
+# With so many answers still to come, one of them is waited for before more is sent.
+AHEAD = 16
+
+
+class Sent(NamedTuple):
+    """One call of the script, and when it was sent."""
+
+    keys: Keys
+    now: str | int
+    entries: list[int]
+    at: float
+
+
+class Line:
+    """One connection, and the puts on it whose answers were not read."""
+
+    def __init__(self, pool: redis.ConnectionPool, patience: float) -> None:
+        self.unread: deque[Sent] = deque()
+        self._patience = patience
+        self._pid = os.getpid()
+        self._pool = pool
+        self._connection: Any = pool.get_connection()
+        # Behind a new connection there may be a new server: the first call brings the script along.
+        self._is_known = False
+
+    def put(self, keys: Keys, now: str | int, entries: list[int], *, mode: str = "set") -> int:
+        """Send it; how many answers of earlier ones have come. Raises what they say, or that they do not come."""
+        read = self.read(AHEAD)
+        if not self.unread and self._connection.can_read(0):
+            raise redis.ConnectionError("closed by the server")
+        self._send(keys, now, entries, mode)
+        return read
+
+    def read(self, leave: int) -> int:
+        """Read the answers that are there, waiting while more than ``leave`` are not; how many there were."""
+        read = 0
+        while self.unread:
+            sent = self.unread[0]
+            if len(self.unread) <= leave and not self._connection.can_read(0):
+                if time.monotonic() - sent.at > self._patience:
+                    raise redis.TimeoutError(f"no answer within {self._patience:g} s")
+                break
+            try:
+                self._connection.read_response(disconnect_on_error=False)
+            except redis.exceptions.NoScriptError:
+                self._is_known = False
+                # Later puts of the same messages may have come through: this one must not undo them.
+                self._send(sent.keys, sent.now, sent.entries, "fill")
+            self.unread.popleft()
+            read += 1
+        return read
+
+    def _send(self, keys: Keys, now: str | int, entries: list[int], mode: str) -> None:
+        command = scripts.load("put").command(
+            entries,
+            in_full=not self._is_known,
+            delayed=keys.delayed,
+            ready=keys.ready,
+            meta=keys.meta,
+            wake=keys.wake,
+            now=now,
+            mode=mode,
+        )
+        self._connection.send_command(*command)
+        self._is_known = True
+        self.unread.append(Sent(keys, now, entries, time.monotonic()))
+
+    @property
+    def is_ours(self) -> bool:
+        """Not another process', from which this one was forked."""
+        return self._pid == os.getpid()
+
+    def close(self) -> None:
+        with contextlib.suppress(redis.RedisError, OSError):
+            self._connection.disconnect()
+            if self.is_ours:
+                self._pool.release(self._connection)
+
+
+class Lines:
+    """As many lines as there are threads that put at the same time."""
+
+    def __init__(self, pool: Callable[[], redis.ConnectionPool], patience: float) -> None:
+        self._pool = pool
+        self._patience = patience
+        self._resting: deque[Line] = deque()
+        # A socket that is closed with answers in it takes along what the server has not read yet.
+        self.close = weakref.finalize(self, _end, self._resting)
+
+    def put(self, keys: Keys, now: str | int, entries: list[int]) -> int:
+        """Send it; how many answers of earlier ones were good. Raises ``RedisError`` and ``OSError``."""
+        line = self._rested()
+        lost: Iterable[Sent] = ()
+        if line is not None:
+            try:
+                return self._put(line, keys, now, entries)
+            except redis.ConnectionError:
+                # Closed by the server while it rested: what was under way may not have been read.
+                lost = line.unread
+        return self._put(Line(self._pool(), self._patience), keys, now, entries, lost)
+
+    def _put(self, line: Line, keys: Keys, now: str | int, entries: list[int], lost: Iterable[Sent] = ()) -> int:
+        try:
+            for sent in lost:
+                line.put(sent.keys, sent.now, sent.entries, mode="fill")
+            read = line.put(keys, now, entries)
+        except BaseException:
+            line.close()
+            raise
+        self._resting.append(line)
+        return read
+
+    def _rested(self) -> Line | None:
+        while self._resting:
+            with contextlib.suppress(IndexError):
+                line = self._resting.pop()
+                if line.is_ours:
+                    return line
+                line.close()
+        return None
+
+    def settle(self) -> None:
+        """Wait for all answers to what this thread has sent. Raises what they say."""
+        settled = []
+        try:
+            while (line := self._rested()) is not None:
+                try:
+                    line.read(0)
+                except BaseException:
+                    line.close()
+                    raise
+                settled.append(line)
+        finally:
+            self._resting.extend(reversed(settled))
+
+
+def _end(resting: deque[Line]) -> None:
+    """At the end of the process at the latest."""
+    while resting:
+        line = resting.pop()
+        if line.is_ours:
+            with contextlib.suppress(redis.RedisError, OSError):
+                line.read(0)
+        line.close()
