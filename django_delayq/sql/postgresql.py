@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, cast
 
@@ -70,7 +69,7 @@ TOGETHER = 50
 LOG_INSERTED = f"""
 INSERT INTO delayq_transition ({LOG_COLUMNS})
 SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, NULL, %s, '', '', ''
-  FROM delayq_message WHERE id = ANY(%s)
+  FROM delayq_message WHERE id = ANY(%s::bigint[])
 """  # noqa: S608
 
 # One look-up in the index for each queue, where DISTINCT would read every row.
@@ -154,9 +153,9 @@ SELECT id, topic, queue, key, priority, payload::text, headers::text, due_at, ex
 
 SUCCEED = f"""
 WITH o AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[]) AS o(id, delivery, actor)
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]) AS o(id, delivery, place)
 ), x AS (
-    SELECT m.id, m.state, o.delivery, o.actor
+    SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor
       FROM o JOIN delayq_message m ON m.id = o.id
      WHERE m.state IN ('running', 'scheduled')
      ORDER BY m.id
@@ -234,23 +233,6 @@ FAILS = {True: FAIL, False: _passing_by(FAIL)}
 EXTENDS = {True: EXTEND, False: _passing_by(EXTEND)}
 
 
-@contextmanager
-def _preparing(connection: Any) -> Iterator[None]:
-    """Let the server keep the plan of a statement: to plan one of these takes longer than to run it.
-
-    Not behind a pooler that gives each transaction another server connection, which is what the setting stands for.
-    """
-    raw = connection.connection
-    if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        yield
-        return
-    before, raw.prepare_threshold = raw.prepare_threshold, 0
-    try:
-        yield
-    finally:
-        raw.prepare_threshold = before
-
-
 class PostgreSQL:
     """The statements on one database alias."""
 
@@ -270,12 +252,24 @@ class PostgreSQL:
 
     @staticmethod
     def _fetch(connection: Any, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
-        # psycopg's own cursor: Django's would keep every statement in memory under DEBUG, and cannot prepare them.
+        """Run a statement, and let the server keep its plan: to plan one of these takes longer than to run it.
+
+        Not behind a pooler that gives each transaction another server connection, which is what the setting about
+        cursors stands for. psycopg's own cursor: Django's would keep every statement in memory under DEBUG, and it
+        reads times in Python.
+        """
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
-        with connection.wrap_database_errors, _preparing(connection), psycopg.Cursor(connection.connection) as cursor:
-            cursor.execute(sql, parameters)
-            return cursor.fetchall() if cursor.description else []
+        raw = connection.connection
+        before = raw.prepare_threshold
+        try:
+            if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+                raw.prepare_threshold = 0
+            with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
+                cursor.execute(sql, parameters, binary=True)
+                return cursor.fetchall() if cursor.description else []
+        finally:
+            raw.prepare_threshold = before
 
     def now(self) -> datetime:
         return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
@@ -322,7 +316,7 @@ class PostgreSQL:
                     rows.clear()
                 yield message, Inserted(number, due, now)
             copy.write("".join(rows))
-        self._rows(LOG_INSERTED, [actor, ids])
+        self._rows(LOG_INSERTED, [actor, _array(ids)])
 
     def queues(self) -> list[str]:
         return [row[0] for row in self._rows(QUEUES, None)]
@@ -348,9 +342,9 @@ class PostgreSQL:
         rows = self._rows(
             CLAIM,
             {
-                "ids": [ticket.id for ticket in tickets],
-                "ready": [ticket.ready_ms for ticket in tickets],
-                "partitions": [ticket.partition for ticket in tickets],
+                "ids": _array([ticket.id for ticket in tickets]),
+                "ready": _array([ticket.ready_ms for ticket in tickets]),
+                "partitions": _array([ticket.partition for ticket in tickets]),
                 "topics": list(leases),
                 "leases": list(leases.values()),
                 "worker": worker,
@@ -362,12 +356,15 @@ class PostgreSQL:
         ]
 
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
+        actors = list({success.actor for success in successes})
+        place = {actor: number for number, actor in enumerate(actors, 1)}
         rows = self._rows(
             SUCCEEDS[wait],
             {
-                "ids": [success.id for success in successes],
-                "deliveries": [success.delivery for success in successes],
-                "actors": [success.actor for success in successes],
+                "ids": _array([success.id for success in successes]),
+                "deliveries": _array([success.delivery for success in successes]),
+                "places": _array([place[success.actor] for success in successes]),
+                "actors": actors,
             },
         )
         return {row[0] for row in rows}
@@ -430,5 +427,13 @@ def _copied(number: int, message: NewMessage, due: datetime) -> str:
     )
 
 
+def _array(numbers: Iterable[int | None]) -> str:
+    """As PostgreSQL writes one. psycopg asks each element how."""
+    return "{" + ",".join(["NULL" if number is None else str(number) for number in numbers]) + "}"
+
+
+_decode = json.JSONDecoder().raw_decode
+
+
 def _loads(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+    return None if text is None else _decode(text)[0]

@@ -30,6 +30,8 @@ BATCH = 500
 # Outcomes of rows that somebody else's transaction has locked are tried again after this time. Seconds.
 LOCKED = 0.1
 
+SUCCESS = (Ack, Recorded)
+
 
 class Ended(NamedTuple):
     delivery: Delivery
@@ -58,9 +60,12 @@ class Recorder(threading.Thread):
         self._stopping = False
 
     def submit(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
-        self._idle.clear()
+        if self._idle.is_set():
+            self._idle.clear()
         self._pending.append(Ended(delivery, outcome, actor, time.monotonic()))
-        self._some.set()
+        # The thread clears it before it looks at what is pending.
+        if not self._some.is_set():
+            self._some.set()
 
     def flush(self, timeout: float | None) -> bool:
         """Wait until everything submitted is written; False when that took too long."""
@@ -93,8 +98,8 @@ class Recorder(threading.Thread):
                     self._idle.clear()
                     batch = [self._pending.popleft() for _ in range(min(BATCH, len(self._pending)))]
                     self._writing_since = time.monotonic()
-                    self._record([e for e in batch if isinstance(e.outcome, Ack | Recorded)], self._successes)
-                    self._record([e for e in batch if not isinstance(e.outcome, Ack | Recorded)], self._failures)
+                    self._record([e for e in batch if isinstance(e.outcome, SUCCESS)], self._successes)
+                    self._record([e for e in batch if not isinstance(e.outcome, SUCCESS)], self._failures)
                     self._writing_since = None
                     self._done(len(batch) - len(self._locked))
                     self._try_locked_again()
@@ -174,8 +179,9 @@ class Recorder(threading.Thread):
             else:
                 logger.warning("Outcome refused, somebody else ended this message: %s", ended.delivery)
         self.counts.ended(What.CONSUMED, [(ended.delivery.queue, ended.delivery.topic) for ended in told])
-        for ended in told:
-            _tell_success(self.using, ended)
+        if logger.isEnabledFor(logging.INFO) or signals.message_succeeded.receivers:
+            for ended in told:
+                _tell_success(self.using, ended)
 
     def _failures(self, batch: Sequence[Ended], again: bool) -> None:
         failures = [_failure(ended) for ended in batch]

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
@@ -49,6 +50,7 @@ COLUMNS = (
     "late_more",
 )
 _LATE = len(What)
+_BOUNDS = [timedelta(milliseconds=bound) for bound in Rollup.BOUNDS]
 
 
 class Key(NamedTuple):
@@ -80,17 +82,19 @@ class Counts:
             return
         at = _minute(time.time())
         with self._lock:
-            for queue, topic in outcomes:
-                self._add(at, queue, topic, what)
+            for (queue, topic), number in Counter(outcomes).items():
+                self._add(at, queue, topic, what, number)
 
     def claimed(self, claimed: Iterable[Claimed]) -> None:
-        """Messages that were just claimed: the lateness of those that were never before."""
+        """Messages that were just claimed together: the lateness of those that were never before."""
+        first = [row for row in claimed if row.deliveries == 1]
+        if not first:
+            return
+        at = _minute(first[0].claimed_at.timestamp())
+        late = Counter((row.queue, row.topic, bisect_left(_BOUNDS, row.claimed_at - row.due_at)) for row in first)
         with self._lock:
-            for row in claimed:
-                if row.deliveries == 1:
-                    late = (row.claimed_at - row.due_at).total_seconds() * 1000
-                    place = _LATE + bisect_left(Rollup.BOUNDS, late)
-                    self._add(_minute(row.claimed_at.timestamp()), row.queue, row.topic, place)
+            for (queue, topic, place), number in late.items():
+                self._add(at, queue, topic, _LATE + place, number)
 
     def moved(self, moved: Collection[Moved]) -> None:
         """Messages that ended without their handler's word."""
@@ -111,10 +115,10 @@ class Counts:
                 if mine is not None:
                     mine[:] = map(sum, zip(mine, counts, strict=True))
 
-    def _add(self, at: int, queue: str, topic: str, place: int) -> None:
+    def _add(self, at: int, queue: str, topic: str, place: int, number: int) -> None:
         row = self._row(Key(at, MINUTE, queue, topic))
         if row is not None:
-            row[place] += 1
+            row[place] += number
 
     def _row(self, key: Key) -> list[int] | None:
         row = self._rows.get(key)
