@@ -7,12 +7,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 
 LENGTH = 200
 
 _actor: ContextVar[str | None] = ContextVar("django_delayq_actor", default=None)
 
 
+@cache
 def host() -> str:
     """The short name of this host."""
     return socket.gethostname().split(".")[0][:60] or "localhost"

@@ -67,9 +67,12 @@ NULL = "\\N"
 TOGETHER = 50
 
 LOG_INSERTED = f"""
-INSERT INTO delayq_transition ({LOG_COLUMNS})
-SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, NULL, %s, '', '', ''
-  FROM delayq_message WHERE id = ANY(%s::bigint[])
+WITH l AS (
+    INSERT INTO delayq_transition ({LOG_COLUMNS})
+    SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, NULL, %s, '', '', ''
+      FROM delayq_message WHERE id = ANY(%s::bigint[])
+)
+SELECT
 """  # noqa: S608
 
 # One look-up in the index for each queue, where DISTINCT would read every row.
@@ -267,7 +270,7 @@ class PostgreSQL:
                 raw.prepare_threshold = 0
             with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
                 cursor.execute(sql, parameters, binary=True)
-                return cursor.fetchall() if cursor.description else []
+                return cursor.fetchall()
         finally:
             raw.prepare_threshold = before
 
