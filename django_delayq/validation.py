@@ -157,13 +157,16 @@ def _encode(what: str, value: Any, depth: int) -> tuple[str, int]:
         raise InvalidMessage(f"the {what} holds a lone surrogate, which no UTF-8 text can") from None
 
 
+_HARMLESS = frozenset({bool, float, type(None)})
+
+
 def _walk(what: str, value: Any, depth: int) -> None:
     """Refuse what json.dumps would take and a database would not, or would change silently."""
+    if type(value) in _HARMLESS:
+        return
     if isinstance(value, str):
         if "\x00" in value:
             raise InvalidMessage(f"the {what} holds a NUL character, which PostgreSQL cannot store")
-    elif isinstance(value, bool) or value is None:
-        pass
     elif isinstance(value, int):
         if not -(2**63) <= value < 2**63:
             raise InvalidMessage(f"the {what} holds an integer of more than 64 bits; send it as a string")
