@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,12 +20,18 @@ import psycopg
 
 from . import picture, report
 from .driver import PEERS, ROOT, Bench, Failed
-from .measures import Results
+from .measures import Results, figure
 from .systems import SYSTEMS, System
 from .workloads import SIZES, WORKLOADS, Size, Workload, takes_part
 
 PAGE = ROOT / "docs" / "performance.rst"
 PICTURE = ROOT / "docs" / "performance.svg"
+GROWTH = ROOT / "docs" / "growth.svg"
+BEGAN = time.monotonic()
+
+# What --quick does: two minutes. The fastest peers of either kind, and nothing that mostly waits.
+QUICK_SYSTEMS = ("delayq", "huey", "django-q2", "procrastinate", "redis", "postgres", "orm")
+QUICK_WORKLOADS = ("schedule", "schedule-bulk", "drain", "insert", "late-1000", "memory", "life", "restore", "burst")
 
 
 def main() -> None:
@@ -33,7 +40,29 @@ def main() -> None:
     size = SIZES[arguments.size]
     if arguments.growth:
         size = dataclasses.replace(size, growth=arguments.growth)
-    workloads = [w for w in WORKLOADS if w.name in arguments.only and (size.growth or not w.full_only)]
+    workloads = [w for w in WORKLOADS if w.name in arguments.only and (size.growth or not w.grows)]
+    earlier = [report.read(file) for file in arguments.merge]
+    if arguments.rounds:
+        run = _measure(arguments, systems, workloads, size)
+    else:
+        run, *earlier = earlier
+    for other in earlier:
+        report.merge(run, other)
+    print(report.to_terminal(run))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report.to_json(run), indent=1))
+    if arguments.write_docs:
+        PICTURE.write_text(picture.draw(run.results))
+        pictures = {PICTURE.name: "The rates and latenesses of the tables below as bars"}
+        if any(workload.grows for workload in report.measured(run.results)):
+            GROWTH.write_text(picture.draw_growth(run.results))
+            pictures[GROWTH.name] = "Costs, latenesses and rates of the growth tables below as lines"
+        report.write_docs(PAGE, report.to_rst(run, pictures))
+
+
+def _measure(
+    arguments: argparse.Namespace, systems: list[System], workloads: Sequence[Workload], size: Size
+) -> report.Run:
     results = Results()
     with Bench(arguments.peers) as bench:
         versions = {
@@ -48,7 +77,7 @@ def main() -> None:
             for workload in workloads:
                 if not (workload.once and number):
                     _interleaved(bench, workload, turn, size, results)
-    run = report.Run(
+    return report.Run(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         machine=arguments.machine,
         size=arguments.size,
@@ -56,27 +85,49 @@ def main() -> None:
         versions=versions,
         results=results,
     )
-    print(report.to_terminal(run))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report.to_json(run), indent=1))
-    if arguments.write_docs:
-        PICTURE.write_text(picture.draw(results))
-        report.write_docs(PAGE, report.to_rst(run, [PICTURE.name]))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", type=_names([w.name for w in WORKLOADS]), default="all", metavar="WORKLOADS")
-    parser.add_argument("--systems", type=_names([s.name for s in SYSTEMS]), default="all", metavar="NAMES")
-    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--quick", action="store_true", help="in two minutes: the smallest size, once, fewer systems")
+    parser.add_argument("--only", type=_names([w.name for w in WORKLOADS]), metavar="WORKLOADS")
+    parser.add_argument("--systems", type=_names([s.name for s in SYSTEMS]), metavar="NAMES")
+    parser.add_argument("--size", choices=SIZES, help="default small")
     parser.add_argument("--growth", type=_numbers, metavar="ROWS", help="waiting or finished rows: 10000,10000000")
-    parser.add_argument("--rounds", type=int, default=3, help="of those workloads that are repeated (default 3)")
+    parser.add_argument(
+        "--rounds", type=int, help="of those workloads that are repeated (default 3); 0: only what is merged"
+    )
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="DIR", help=f"where they are (default {PEERS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measure there")
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a --json of an earlier run (repeatable): add the workloads that were not measured now, with their date",
+    )
     parser.add_argument("--write-docs", action="store_true", help=f"put the results into {PAGE.name}")
     cores = f"{len(os.sched_getaffinity(0))} shared cores" if hasattr(os, "sched_getaffinity") else platform.machine()
     parser.add_argument("--machine", default=cores, help="what the results say they were measured on")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.rounds == 0 and not arguments.merge:
+        parser.error("--rounds 0 needs --merge")
+    return _with_defaults(arguments)
+
+
+def _with_defaults(arguments: argparse.Namespace) -> argparse.Namespace:
+    """What was not given is taken from --quick, or is all there is."""
+    usual = {
+        "only": QUICK_WORKLOADS if arguments.quick else [w.name for w in WORKLOADS],
+        "systems": QUICK_SYSTEMS if arguments.quick else [s.name for s in SYSTEMS],
+        "size": "quick" if arguments.quick else "small",
+        "rounds": 1 if arguments.quick else 3,
+    }
+    for name, value in usual.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
 
 
 def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
@@ -107,9 +158,13 @@ def _interleaved(bench: Bench, workload: Workload, systems: Sequence[System], si
     for system in systems:
         if not takes_part(workload, system):
             continue
-        print(f"{workload.name}: {system.title}", file=sys.stderr, flush=True)
+        rate = results.median("drain", system.name, "rate")
+        if rate is not None and rate < workload.needs:
+            results.fail(workload.name, system.name, f"it drains {figure(rate)} messages/s")
+            continue
+        print(f"{time.monotonic() - BEGAN:5.0f} s  {workload.name}: {system.title}", file=sys.stderr, flush=True)
         try:
-            with bench.adapter(system) as adapter:
+            with bench.adapter(system, workload.environment) as adapter:
                 results.add(workload.name, system.name, workload.run(adapter, size))
         except (Failed, psycopg.Error) as error:
             print(error, file=sys.stderr)

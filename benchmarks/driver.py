@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,13 +83,13 @@ class Bench:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
 
     @contextmanager
-    def adapter(self, system: System) -> Iterator[Adapter]:
+    def adapter(self, system: System, environment: Mapping[str, str] | None = None) -> Iterator[Adapter]:
         """The system's adapter, on empty tables and an empty Redis."""
         first = system.name not in self._prepared
         if first:
             self.create_database(system)
         self.redis.flushall()
-        with Adapter(self, system) as adapter:
+        with Adapter(self, system, environment or {}) as adapter:
             if first:
                 adapter.call("setup")
                 self._prepared.add(system.name)
@@ -100,7 +100,7 @@ class Bench:
 class Adapter:
     """A system's adapter as a process, and its workers."""
 
-    def __init__(self, bench: Bench, system: System) -> None:
+    def __init__(self, bench: Bench, system: System, environment: Mapping[str, str]) -> None:
         self.bench = bench
         self.system = system
         self.marks = bench.directory / f"{system.name}.marks"
@@ -112,6 +112,7 @@ class Adapter:
             "BENCH_MARKS": str(self.marks),
             "DEBUG": "0",
             "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
+            **environment,
         }
         if system.kind == "peer":
             for name in ("DJANGO_SETTINGS_MODULE", "PYTHONPATH", "VIRTUAL_ENV"):
@@ -148,11 +149,11 @@ class Adapter:
             self.process.wait()
         self.process.stdout.close()
 
-    def call(self, verb: str, **arguments: Any) -> Any:
-        """Ask the adapter; raises ``Failed`` with its error."""
+    def call(self, verb: str, /, *, patience: float = PATIENCE, **arguments: Any) -> Any:
+        """Ask the adapter; raises ``Failed`` with its error. It is given up after ``patience`` seconds."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        watchdog = threading.Timer(PATIENCE, self.process.kill)
+        watchdog = threading.Timer(patience, self.process.kill)
         watchdog.start()
         try:
             self.process.stdin.write(json.dumps({"do": verb, **arguments}) + "\n")
@@ -169,9 +170,9 @@ class Adapter:
             raise Failed(f"{verb}: {answer['error']}")
         return answer["answer"]
 
-    def ask(self, function: str, /, **arguments: Any) -> Any:
+    def ask(self, function: str, /, *, patience: float = PATIENCE, **arguments: Any) -> Any:
         """Call a function that only this adapter has."""
-        return self.call("call", name=function, arguments=arguments)
+        return self.call("call", patience=patience, name=function, arguments=arguments)
 
     def empty(self) -> None:
         """Empty tables, Redis and notes."""
@@ -180,6 +181,10 @@ class Adapter:
         if self.tables:
             self.bench.sql(f"TRUNCATE {', '.join(self.tables)} CASCADE", self.system)
         self.call("ready")
+
+    def forget(self) -> None:
+        """Empty the notes alone."""
+        self.marks.unlink(missing_ok=True)
 
     def put(self, number: int, delay: float = 0.0) -> None:
         """Schedule so many, the quickest way there is; then the database knows its tables, as after an autovacuum."""

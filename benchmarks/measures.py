@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,24 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         return cls(statistics.median(values), min(values), max(values))
+
+
+def at(name: str, level: int, unit: str) -> str:
+    """What a measure is called that was taken at a level of a growth workload."""
+    return f"{name} at {level:,}, {unit}"
+
+
+def levels(measures: Measures) -> dict[int, Measures]:
+    """By level, what was taken there; the unit stays in the name."""
+    found: dict[int, Measures] = {}
+    for measure, value in measures.items():
+        if match := _AT.fullmatch(measure):
+            name, level, unit = match.groups()
+            found.setdefault(int(level.replace(",", "")), {})[f"{name}, {unit}"] = value
+    return found
+
+
+_AT = re.compile(r"(.+) at ([\d,]+), (.+)")
 
 
 @dataclass(slots=True)

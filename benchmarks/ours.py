@@ -13,24 +13,40 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 
 TABLES = ["delayq_message", "delayq_transition", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
 
+# So many rows in each statement of a fill.
+FILL = 1_000_000
+
 # What the next messages are for: "bench.mark" does nothing, "bench.insert" inserts a row in its transaction.
 topic = "bench.mark"
 
+# Half of them within the horizon of the growth workloads (see workloads.HORIZON), half beyond it, one by one.
 WAITING = """
 INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts, deliveries,
     reported, forgiven, moves, worker, cancel_requested)
-SELECT 'bench.mark', 'default', 0, 'scheduled', '{}', '{}', now() + (400 + 180.0 * n / %(rows)s) * interval '1 s',
+SELECT 'bench.mark', 'default', 0, 'scheduled', '{}', '{}',
+       now() + (n %% 2) * interval '1 d' + (10800 + 7200.0 * n / %(rows)s) * interval '1 s',
        now(), 0, 0, 0, 0, 1, '', false
   FROM generate_series(1, %(rows)s::int) n
 """
 
+# All due within ``%(within)s`` ms, from the epoch time ``%(due)s`` (ms) on.
+BURST = """
+INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts, deliveries,
+    reported, forgiven, moves, worker, cancel_requested)
+SELECT 'bench.mark', 'default', 0, 'scheduled',
+       jsonb_build_object('n', n, 'due', ms / 1000.0, 'pad', repeat('x', 160)), '{}',
+       'epoch'::timestamptz + ms * interval '1 ms', now(), 0, 0, 0, 0, 1, '', false
+  FROM generate_series(1, %(rows)s::int) n, LATERAL (SELECT %(due)s::bigint + n * %(within)s::bigint / %(rows)s) d(ms)
+"""
+
+# Over the last 20 days: what is older than the retention would be deleted meanwhile.
 HISTORY = """
 WITH m AS (
     INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, finished_at,
         attempts, deliveries, reported, forgiven, moves, worker, cancel_requested)
-    SELECT 'bench.mark', 'default', 0, 'consumed', '{}', '{}', now() - n * interval '1 s', now() - n * interval '1 s',
-           now() - n * interval '1 s', 0, 1, 1, 0, 3, '', false
-      FROM generate_series(1, %(rows)s::int) n
+    SELECT 'bench.mark', 'default', 0, 'consumed', '{}', '{}', at, at, at, 0, 1, 1, 0, 3, '', false
+      FROM generate_series(1, %(rows)s::int) n,
+           LATERAL (SELECT now() - (20 - 19.0 * n / %(rows)s) * interval '1 d') d(at)
     RETURNING id, due_at
 )
 INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, attempt, due_at, actor, reason, error,
@@ -100,13 +116,40 @@ def settled() -> bool:
 
 
 def fill(rows: int, what: str) -> None:
-    """So many messages waiting (in Redis too), or so many finished ones."""
+    """So many more messages waiting (half of them in Redis too), or so many more finished ones."""
     from django.core.management import call_command
 
-    _execute(WAITING if what == "waiting" else HISTORY, {"rows": rows})
+    _execute("SET maintenance_work_mem = '512MB'")
+    for start in range(0, rows, FILL):
+        _execute(WAITING if what == "waiting" else HISTORY, {"rows": min(FILL, rows - start)})
     _execute("VACUUM ANALYZE delayq_message, delayq_transition")
+    _execute("CHECKPOINT")
     if what == "waiting":
         call_command("delayq_restore", json=True)
+
+
+def fill_due(rows: int, due: float, within: float) -> None:
+    """So many messages, all due within so many seconds from that epoch time on, and in Redis."""
+    from django.core.management import call_command
+
+    _execute(BURST, {"rows": rows, "due": round(due * 1000), "within": round(within * 1000)})
+    _execute("VACUUM ANALYZE delayq_message")
+    call_command("delayq_restore", json=True)
+
+
+def urgent(number: int, due: float) -> None:
+    """One message with the highest priority."""
+    from benchmarks.peers.line import payload
+    from django_delayq import schedule_message
+
+    schedule_message(topic, payload(number, due), due=_datetime(due), priority=100)
+
+
+def workers() -> int:
+    """How many worker processes have told that they are there."""
+    from django_delayq.models import Worker
+
+    return Worker.objects.count()
 
 
 def restore(rows: int) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""Bars on a logarithmic scale, as SVG: rates with their spread, and lateness from the median to the 99th percentile."""
+"""As SVG, bars on a logarithmic scale: rates with their spread, and lateness from the median to the 99th percentile.
+
+And lines: what grows with the number of rows, or of processes, and what does not.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .measures import Results, figure
+from .measures import Results, figure, levels
 from .systems import SYSTEMS
-from .workloads import WORKLOADS
+from .targets import OURS
+from .workloads import WORKLOADS, Workload
 
 WIDTH, LABELS, FIGURES = 900, 210, 110
 ROW, GAP, HEAD = 20, 34, 22
@@ -18,10 +22,13 @@ RATES = ("schedule", "schedule-bulk", "drain", "insert")
 LATE = ("late-200", "late-1000")
 # Lateness below this is drawn as this. ms
 LEAST = 0.1
+# A panel of lines: its height, and the room at its left for the scale.
+TALL, SCALE = 170, 70
+INKS = ("#0b6e4f", "#c9a227")
 
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600; font-size: 14px }
-.axis { stroke: #d0d7de } .spread { stroke: #24292f; stroke-width: 1.5 }
+.axis { stroke: #d0d7de } .line { fill: none; stroke-width: 2 } .spread { stroke: #24292f; stroke-width: 1.5 }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .axis { stroke: #444c56 } .spread { stroke: #e6edf3 } }
 """
 
@@ -87,6 +94,10 @@ def draw(results: Results) -> str:
     for panel in panels(results):
         parts += _panel(panel, top)
         top += HEAD + ROW * len(panel.bars) + GAP
+    return _whole(parts, top)
+
+
+def _whole(parts: Sequence[str], top: int) -> str:
     size = f'width="{WIDTH}" height="{top}" viewBox="0 0 {WIDTH} {top}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{STYLE}</style>\n' + "\n".join(parts) + "\n</svg>\n"
@@ -124,3 +135,96 @@ def _bar(bar: Bar, y: int, x: Callable[[float], float]) -> list[str]:
         middle = y + ROW / 2
         parts.append(f'<line class="spread" x1="{x(bar.least)}" y1="{middle}" x2="{x(bar.most)}" y2="{middle}"/>')
     return parts
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines by their names, over levels that are a power of ten apart or just follow each other."""
+
+    title: str
+    levels: Sequence[int]
+    lines: dict[str, Sequence[float]]
+
+
+def charts(results: Results) -> list[Chart]:
+    """A chart for each unit of each growth workload."""
+    return [chart for workload in WORKLOADS if workload.grows for chart in _charts(workload, results)]
+
+
+def _charts(workload: Workload, results: Results) -> list[Chart]:
+    rounds = results.rounds.get(workload.name, {}).get(OURS)
+    if not rounds:
+        return []
+    by_level = dict(sorted(levels(rounds[0]).items()))
+    units: dict[str, dict[str, Sequence[float]]] = {}
+    for name in next(iter(by_level.values())):
+        label, _comma, unit = name.rpartition(", ")
+        units.setdefault(unit, {})[label] = [found[name] for found in by_level.values()]
+    return [
+        Chart(f"{', '.join(lines)} ({unit}) over {workload.grows}", list(by_level), lines)
+        for unit, lines in units.items()
+    ]
+
+
+def draw_growth(results: Results) -> str:
+    """The picture of what grows: from zero upwards, on a linear scale, so that what is flat looks flat."""
+    parts: list[str] = []
+    top = 10
+    for chart in charts(results):
+        parts += _chart(chart, top)
+        top += HEAD + TALL + GAP
+    return _whole(parts, top)
+
+
+def nice(value: float) -> float:
+    """The next 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
+
+
+def _chart(chart: Chart, top: int) -> list[str]:
+    most = nice(max(max(values) for values in chart.lines.values()))
+    bottom, right = top + HEAD + TALL, WIDTH - FIGURES
+    places = _places(chart.levels)
+
+    def x(number: int) -> float:
+        return round(SCALE + (right - SCALE) * places[number], 1)
+
+    def y(value: float) -> float:
+        return round(bottom - TALL * value / most, 1)
+
+    parts = [f'<text class="title" x="0" y="{top + 12}">{escape(chart.title)}</text>']
+    for value in (0.0, most / 2, most):
+        parts.append(f'<line class="axis" x1="{SCALE}" y1="{y(value)}" x2="{right}" y2="{y(value)}"/>')
+        parts.append(f'<text x="{SCALE - 8}" y="{y(value) + 4}" text-anchor="end">{figure(value)}</text>')
+    for number, level in enumerate(chart.levels):
+        parts.append(f'<text x="{x(number)}" y="{bottom + 15}" text-anchor="middle">{level:,}</text>')
+    ends = _apart([y(values[-1]) for values in chart.lines.values()])
+    for (name, values), ink, end in zip(chart.lines.items(), INKS, ends, strict=False):
+        points = " ".join(f"{x(number)},{y(value)}" for number, value in enumerate(values))
+        parts.append(f'<polyline class="line" points="{points}" stroke="{ink}"/>')
+        parts += [f'<circle cx="{x(n)}" cy="{y(value)}" r="3" fill="{ink}"/>' for n, value in enumerate(values)]
+        parts.append(f'<text x="{right + 10}" y="{end + 4}">{escape(name)} {figure(values[-1])}</text>')
+    return parts
+
+
+def _places(steps: Sequence[int]) -> list[float]:
+    """From 0 to 1 where each level is: logarithmic from ten on, with none at the left of the least."""
+    if max(steps) < 10:
+        ordered: list[float] = [float(step) for step in steps]
+    else:
+        least = min(step for step in steps if step)
+        ordered = [math.log10(step) if step else math.log10(least) - 1 for step in steps]
+    width = (ordered[-1] - ordered[0]) or 1.0
+    return [(place - ordered[0]) / width for place in ordered]
+
+
+def _apart(heights: Sequence[float]) -> list[float]:
+    """The heights of two labels, far enough from each other to be read."""
+    if len(heights) != 2 or abs(heights[0] - heights[1]) >= 14:
+        return list(heights)
+    middle, up = sum(heights) / 2, 1 if heights[0] <= heights[1] else -1
+    return [middle - 7 * up, middle + 7 * up]

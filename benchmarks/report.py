@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import targets
-from .measures import Results, shown
+from .measures import Results, at, levels, shown
 from .systems import BY_NAME, FEATURES, SYSTEMS
 from .workloads import WORKLOADS, Workload
 
+PARTS = ("rounds", "failures")
 BEGIN, END = ".. results: begin", ".. results: end"
 
 Table = list[list[str]]
@@ -28,6 +30,8 @@ class Run:
     rounds: int
     versions: dict[str, str]
     results: Results
+    # By workload, the line of the run that it was merged from.
+    origins: dict[str, str] = field(default_factory=dict)
 
     @property
     def line(self) -> str:
@@ -39,12 +43,28 @@ def workload_table(workload: Workload, results: Results) -> Table:
     """A row for each system that did it, and what it measured."""
     found = results.rounds.get(workload.name, {})
     names = [system.name for system in SYSTEMS if system.name in found]
-    # Growth adds measures of its own, with their units in their names.
-    extra = [m for name in names for m in found[name][0] if m not in workload.measures]
-    measures = {**workload.measures, **dict.fromkeys(extra, "")}
-    head = ["system", *(f"{name}, {unit}" if unit else name for name, unit in measures.items())]
-    rows = [[BY_NAME[n].title, *(shown(results.spread(workload.name, n, m)) for m in measures)] for n in names]
+    head = ["system", *(f"{name}, {unit}" if unit else name for name, unit in workload.measures.items())]
+    rows = [[BY_NAME[n].title, *(shown(results.spread(workload.name, n, m)) for m in workload.measures)] for n in names]
     return [head, *rows]
+
+
+def growth_table(workload: Workload, results: Results) -> Table:
+    """A row for each level, and what was measured at it."""
+    ours = targets.OURS
+    by_level = levels(results.rounds[workload.name][ours][0])
+    measures = [name.rpartition(", ")[::2] for name in by_level[min(by_level)]]
+    head = [workload.grows, *(f"{name}, {unit}" for name, unit in measures)]
+    rows = [
+        [f"{level:,}", *(shown(results.spread(workload.name, ours, at(name, level, unit))) for name, unit in measures)]
+        for level in by_level
+    ]
+    return [head, *rows]
+
+
+def tables(workload: Workload, results: Results) -> list[Table]:
+    """What to show of a workload."""
+    found = [workload_table(workload, results)]
+    return [*found, growth_table(workload, results)] if workload.grows else found
 
 
 def features_table() -> Table:
@@ -63,14 +83,17 @@ def _yes(it_has: bool) -> str:
 
 
 def targets_table(results: Results, *, measured_only: bool = False) -> Table:
-    titles = {workload.name: workload.title for workload in WORKLOADS}
+    known = {workload.name: workload for workload in WORKLOADS}
     rows = []
     for verdict in targets.evaluate(results):
         target = verdict.target
         if measured_only and verdict.met is None:
             continue
         beside = f" ({BY_NAME[verdict.beside].title})" if verdict.beside else ""
-        name = f"{titles[target.workload]}: {target.measure}"
+        workload = known[target.workload]
+        name = f"{workload.title}: {target.measure}"
+        if workload.grows:
+            name += f", {workload.measures[target.measure]}"
         rows.append([name, target.text, verdict.measured + beside, verdict.word])
     return [["what", "wanted", "measured", "verdict"], *rows]
 
@@ -96,7 +119,9 @@ def measured(results: Results) -> Iterable[Workload]:
 
 def to_terminal(run: Run) -> str:
     parts = [run.line]
-    parts += [f"{w.title}\n{as_text(workload_table(w, run.results))}" for w in measured(run.results)]
+    for w in measured(run.results):
+        origin = f" (measured {run.origins[w.name]})" if w.name in run.origins else ""
+        parts.append("\n\n".join([w.title + origin, *map(as_text, tables(w, run.results))]))
     for workload, failures in run.results.failures.items():
         parts += [f"{BY_NAME[system].title} could not do {workload}: {why}" for system, why in failures.items()]
     parts.append(f"What they do\n{as_text(features_table())}")
@@ -104,13 +129,18 @@ def to_terminal(run: Run) -> str:
     return "\n\n".join(parts)
 
 
-def to_rst(run: Run, pictures: Sequence[str]) -> str:
-    """The results section."""
+def to_rst(run: Run, pictures: Mapping[str, str]) -> str:
+    """The results section; pictures by their file name, with what they show."""
     parts = [f"Measured {run.line} Medians of the rounds; in parentheses the least and the most."]
-    parts += [f".. image:: {name}\n   :alt: The rates and latenesses of the tables below as bars" for name in pictures]
+    if run.origins:
+        parts.append("Sections with a date of their own are from other runs.")
+    parts += [f".. image:: {name}\n   :alt: {shows}" for name, shows in pictures.items()]
     parts += [f"{_headed('Targets', '-')}\n\n{as_rst(targets_table(run.results))}"]
     for workload in measured(run.results):
-        parts.append(f"{_headed(workload.title, '-')}\n\n{as_rst(workload_table(workload, run.results))}")
+        parts.append(_headed(workload.title, "-"))
+        if workload.name in run.origins:
+            parts.append(f"Measured {run.origins[workload.name]}")
+        parts += map(as_rst, tables(workload, run.results))
         if failures := run.results.failures.get(workload.name):
             parts.append("Could not: " + ", ".join(BY_NAME[name].title for name in failures) + ".")
     parts.append(f"{_headed('What they do', '-')}\n\n{as_rst(features_table())}")
@@ -129,6 +159,27 @@ def to_json(run: Run) -> dict[str, Any]:
             for verdict in targets.evaluate(run.results)
         ],
     }
+
+
+def read(file: Path) -> Run:
+    """A run that was written as JSON."""
+    data = json.loads(file.read_text())
+    known = {workload.name for workload in WORKLOADS}
+    results = Results(
+        **{part: {w: found for w, found in data["results"][part].items() if w in known} for part in PARTS}
+    )
+    fields = ("date", "machine", "size", "rounds", "versions")
+    return Run(**{name: data[name] for name in fields}, results=results, origins=data.get("origins", {}))
+
+
+def merge(run: Run, earlier: Run) -> None:
+    """Take over the workloads that the run has not. Whole ones: the systems of a table were measured together."""
+    has = {*run.results.rounds, *run.results.failures}
+    for workload in ({*earlier.results.rounds, *earlier.results.failures}) - has:
+        run.origins[workload] = earlier.origins.get(workload, earlier.line)
+        for part in PARTS:
+            if workload in getattr(earlier.results, part):
+                getattr(run.results, part)[workload] = getattr(earlier.results, part)[workload]
 
 
 def between_markers(text: str, section: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 from testproject.settings import *  # noqa: F403
-from testproject.settings import LOGGING
+from testproject.settings import DELAYQ, LOGGING
 
 DEBUG = False
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", "benchmarks.app"]
 ROOT_URLCONF = ""
 TEMPLATES = []
 MIDDLEWARE = []
+if os.environ.get("BENCH_HORIZON"):
+    DELAYQ = {**DELAYQ, "HORIZON": float(os.environ["BENCH_HORIZON"])}
 _level = os.environ.get("LOG_LEVEL", "WARNING")
 LOGGING = {**LOGGING, "loggers": {"django_delayq": {"handlers": ["console"], "level": _level, "propagate": False}}}

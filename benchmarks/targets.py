@@ -76,7 +76,14 @@ TARGETS = (
     Target("idle", "redis", 2, at_most=True),
     Target("idle", "queries", 1, at_most=True),
     Target("growth-waiting", "ratio", 1.2, at_most=True),
+    Target("growth-waiting", "p50", 1.2, at_most=True),
+    Target("growth-waiting", "p99", 1.2, at_most=True),
     Target("growth-history", "ratio", 1.2, at_most=True),
+    Target("growth-history", "p50", 1.2, at_most=True),
+    Target("growth-history", "p99", 1.2, at_most=True),
+    Target("burst", "early", 0, at_most=True),
+    Target("burst", "missing", 0, at_most=True),
+    Target("burst", "p99", 10, at_most=True),
 )
 
 

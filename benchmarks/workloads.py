@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
 
-from .driver import START, Adapter, counting, wait
-from .measures import Measures, quantile
+import redis
+
+from .driver import START, Adapter, Bench, Failed, counting, wait
+from .measures import Measures, at, levels, quantile
 from .systems import System
 
 
@@ -25,16 +30,32 @@ class Size:
     memory: int
     life: int
     restore: int
+    # Due within one second.
+    burst: int
     growth: tuple[int, ...]
 
 
 SIZES = {
-    "small": Size(1_000, 10_000, 2_000, 5.0, 5.0, 5.0, 5_000, 1_000, 100_000, ()),
-    "full": Size(10_000, 100_000, 40_000, 20.0, 20.0, 20.0, 20_000, 10_000, 1_000_000, (10_000, 100_000, 1_000_000)),
+    "quick": Size(300, 3_000, 1_000, 3.0, 3.0, 3.0, 2_000, 300, 20_000, 10_000, ()),
+    "small": Size(1_000, 10_000, 2_000, 4.0, 5.0, 5.0, 5_000, 1_000, 100_000, 20_000, ()),
+    "full": Size(
+        10_000, 100_000, 40_000, 20.0, 20.0, 20.0, 20_000, 10_000, 1_000_000, 1_000_000, (10_000, 100_000, 1_000_000)
+    ),
 }
 
 # Due within the horizon, but not in this run; and due beyond it. Seconds.
 LATER, BEYOND = 300.0, 86_400.0
+# Growth takes longer than the usual horizon: a wider one, and a due time within it that is after all of it. Seconds.
+HORIZON, MUCH_LATER = 21_600.0, 18_000.0
+# Filling ten million rows. Seconds.
+FILLING = 3_600.0
+# At each level of growth everything is measured so often.
+REPEAT = 3
+PROCESSES = 4
+# Messages that are due together are put so far ahead, and so much for each: 1/rate. A worker then has so long to start.
+# Seconds, rows/s, seconds.
+FILL_DUE, FILL_RATE, READY = 12.0, 20_000, 8.0
+URGENT = 5
 # How long a delayed message may take before it counts as missing: no peer looks less often. Seconds.
 GRACE = 35.0
 
@@ -50,7 +71,11 @@ class Workload:
     once: bool = False
     # Which systems, apart from ours, take part.
     who: Callable[[System], bool] = lambda system: True
-    full_only: bool = False
+    # Not for a system that drains fewer messages/s in this run: how late it is would only tell how long it was watched.
+    needs: float = 0.0
+    # What grows, in the table and in the plot. Run where the size says how far.
+    grows: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def costs(adapter: Adapter, before: tuple[float, float], messages: int) -> Measures:
@@ -59,15 +84,15 @@ def costs(adapter: Adapter, before: tuple[float, float], messages: int) -> Measu
     return {"client": client, "servers": servers} if client or servers else {}
 
 
-def _timed(adapter: Adapter, verb: str, number: int) -> Measures:
+def _timed(adapter: Adapter, verb: str, number: int, delay: float = LATER) -> Measures:
     before = adapter.cpu()
-    seconds = adapter.call(verb, number=number, delay=LATER)
+    seconds = adapter.call(verb, number=number, delay=delay)
     return {"rate": number / seconds, **costs(adapter, before, number)}
 
 
-def schedule(adapter: Adapter, size: Size) -> Measures:
-    adapter.call("schedule", number=0, delay=LATER, warm=50)
-    return _timed(adapter, "schedule", size.schedule)
+def schedule(adapter: Adapter, size: Size, delay: float = LATER) -> Measures:
+    adapter.call("schedule", number=0, delay=delay, warm=50)
+    return _timed(adapter, "schedule", size.schedule, delay)
 
 
 def schedule_inside(adapter: Adapter, size: Size) -> Measures:
@@ -218,29 +243,143 @@ def recovery(adapter: Adapter, size: Size) -> Measures:
     return measures
 
 
-def growth(adapter: Adapter, size: Size, what: str) -> Measures:
-    """What a message costs, and how late it is, with more and more rows that are waiting, or finished."""
+def burst(adapter: Adapter, size: Size) -> Measures:
+    """All due within one second: how fast they are handled, and how Redis and an urgent message fare meanwhile."""
+    number, limit = size.burst, 6 * size.patience
+    begins = _fill_due(adapter, number, 1.0)
+    with adapter.worker():
+        _until_workers(adapter, 1)
+        _before(begins)
+        with pinging(adapter.bench) as pings:
+            for turn in range(URGENT):
+                adapter.ask("urgent", number=number + 1 + turn, due=begins + 1.0 + turn * 0.1)
+            whole = adapter.wait_for(number + URGENT, begins + limit - time.time())
+            end = time.time()
+    marks = [mark for mark in adapter.read_marks() if mark[1] <= end]
+    lateness = {n: (handled - due) * 1000 for n, handled, due in marks}
+    urgent = [late for n, late in lateness.items() if n > number]
+    seconds = max(handled for _n, handled, _due in marks) - begins if whole else limit
+    return {
+        "rate": (len(lateness) - len(urgent)) / seconds,
+        "seconds": seconds,
+        "ping": max(pings),
+        "p99": quantile(sorted(pings), 0.99),
+        **({"urgent": max(urgent)} if len(urgent) == URGENT else {}),
+        "early": sum(late < 0 for late in lateness.values()),
+        "missing": number + URGENT - len(lateness),
+    }
+
+
+def _fill_due(adapter: Adapter, number: int, within: float) -> float:
+    """Put messages that are due a while from now, when all of them are there and a worker too; the epoch time."""
+    due = round(time.time() + FILL_DUE + number / FILL_RATE, 3)
+    adapter.ask("fill_due", rows=number, due=due, within=within)
+    _before(due - READY)
+    return due
+
+
+def _before(moment: float) -> None:
+    """Wait for a moment that must be ahead."""
+    ahead = moment - time.time()
+    if ahead < 0:
+        raise Failed(f"too slow: messages fell due {-ahead:.1f} s before all was ready for them")
+    time.sleep(ahead)
+
+
+def _until_workers(adapter: Adapter, processes: int) -> None:
+    """Wait until so many worker processes are there."""
+    if not wait(lambda: adapter.ask("workers") >= processes, START):
+        raise adapter.failed("a worker did not start")
+
+
+@contextmanager
+def pinging(bench: Bench) -> Iterator[list[float]]:
+    """How long each PING took meanwhile, in ms, from a client of its own that asks some hundred times a second."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def ping() -> None:
+        with redis.Redis.from_url(bench.redis_server.url) as client:
+            client.ping()
+            while not over.wait(0.005):
+                began = time.perf_counter()
+                client.ping()
+                took.append((time.perf_counter() - began) * 1000)
+
+    thread = threading.Thread(target=ping, daemon=True)
+    thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        thread.join()
+
+
+def growth(adapter: Adapter, size: Size, what: str, far: int) -> Measures:
+    """What a message costs, and how late it is, with more and more rows; lateness is compared at ``far`` rows."""
     measures: Measures = {}
-    cost: dict[str, list[float]] = {"schedule": [], "drain": []}
+    filled = 0
     for rows in (0, *size.growth):
-        adapter.empty()
-        if rows:
-            adapter.ask("fill", rows=rows, what=what)
-        for name, work in (("schedule", schedule), ("drain", drain)):
-            cost[name].append(1e6 / work(adapter, size)["rate"])
-            measures[f"{name} at {rows:,}, µs"] = cost[name][-1]
-            adapter.marks.unlink(missing_ok=True)
-        measures[f"p99 at {rows:,}, ms"] = late(adapter, size, 1000)["p99"]
-        adapter.marks.unlink(missing_ok=True)
-    return {"ratio": max(max(more) / none for none, *more in cost.values()), **measures}
+        if rows > filled:
+            adapter.ask("fill", patience=FILLING, rows=rows - filled, what=what)
+            filled = rows
+        measures |= {at(name, rows, unit): value for (name, unit), value in _level(adapter, size).items()}
+    return {**_compared(levels(measures), far), **measures}
+
+
+def _level(adapter: Adapter, size: Size) -> dict[tuple[str, str], float]:
+    """The least cost of a few times, and the median lateness."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for _ in range(REPEAT):
+        for name, cost in (("schedule", schedule(adapter, size, MUCH_LATER)), ("drain", drain(adapter, size))):
+            found.setdefault((name, "µs"), []).append(1e6 / cost["rate"])
+            adapter.forget()
+        lateness = late(adapter, size, 1000)
+        for name in ("p50", "p99"):
+            found.setdefault((name, "ms"), []).append(lateness[name])
+        adapter.forget()
+    return {key: min(values) if key[1] == "µs" else median(values) for key, values in found.items()}
+
+
+def _compared(by_level: dict[int, Measures], far: int) -> Measures:
+    """The largest cost to that with none; and lateness at that level, where it was measured, to that with none."""
+    none = by_level[0]
+    costs = [found[name] / none[name] for found in by_level.values() for name in found if name.endswith("µs")]
+    measures: Measures = {"ratio": max(costs)}
+    if far in by_level:
+        measures |= {name: by_level[far][f"{name}, ms"] / none[f"{name}, ms"] for name in ("p50", "p99")}
+    return measures
 
 
 def growth_waiting(adapter: Adapter, size: Size) -> Measures:
-    return growth(adapter, size, "waiting")
+    return growth(adapter, size, "waiting", 1_000_000)
 
 
 def growth_history(adapter: Adapter, size: Size) -> Measures:
-    return growth(adapter, size, "history")
+    return growth(adapter, size, "history", 10_000_000)
+
+
+def growth_processes(adapter: Adapter, size: Size) -> Measures:
+    """The rate with one worker process, and with more; the median of a few times each."""
+    rates: dict[int, list[float]] = {}
+    for _ in range(REPEAT):
+        for processes in range(1, PROCESSES + 1):
+            adapter.empty()
+            rates.setdefault(processes, []).append(_together(adapter, 10 * size.drain, processes))
+    measures = {at("drain", processes, "messages/s"): median(found) for processes, found in rates.items()}
+    return {"ratio": max(map(median, rates.values())) / median(rates[1]), **measures}
+
+
+def _together(adapter: Adapter, number: int, processes: int) -> float:
+    """Messages/s, from the moment when all are due, with all worker processes there."""
+    due = _fill_due(adapter, number, 0.0)
+    with adapter.worker(processes):
+        _until_workers(adapter, processes)
+        _before(due)
+        if not adapter.wait_for(number, START + number / 1000):
+            raise adapter.failed(f"{adapter.done} of {number} were handled")
+        wait(lambda: adapter.ask("settled"), START)
+        return number / (time.time() - due)
 
 
 def _ours(system: System) -> bool:
@@ -253,14 +392,21 @@ def _no_floor(system: System) -> bool:
 
 RATE = {"rate": "messages/s", "client": "µs of CPU", "servers": "µs of CPU"}
 LATE = {"p50": "ms", "p99": "ms", "max": "ms", "early": "", "missing": "", "sent": "messages/s"}
-PER_MESSAGE = "µs a message"
+COST = "times the cost with none, at most"
+LATENESS = "times that with none,"
 
 WORKLOADS = (
     Workload("schedule", "Schedule one at a time, each in a transaction of its own", RATE, schedule),
-    Workload("schedule-inside", "Schedule one at a time, 100 in each transaction of the caller", RATE, schedule_inside),
+    Workload(
+        "schedule-inside",
+        "Schedule one at a time, 100 in each transaction of the caller",
+        RATE,
+        schedule_inside,
+        once=True,
+    ),
     Workload("schedule-bulk", "Schedule in bulk", RATE, schedule_bulk),
     Workload("drain", "Drain of due messages, handler does nothing, one process", RATE, drain),
-    Workload("drain-2", "The same, two processes", RATE, drain_2, who=_no_floor),
+    Workload("drain-2", "The same, two processes", RATE, drain_2, once=True, who=_no_floor),
     Workload(
         "insert",
         "Drain, handler inserts a row in its transaction, one process",
@@ -268,9 +414,9 @@ WORKLOADS = (
         insert,
         who=lambda system: system.name == "orm",
     ),
-    Workload("insert-2", "The same, two processes", RATE, insert_2, who=_ours),
+    Workload("insert-2", "The same, two processes", RATE, insert_2, once=True, who=_ours),
     Workload("late-200", "Lateness at 200 messages/s, delays of 1 to 10 s", LATE, late_200, once=True, who=_no_floor),
-    Workload("late-1000", "Lateness at 1000 messages/s", LATE, late_1000, once=True, who=_no_floor),
+    Workload("late-1000", "Lateness at 1000 messages/s", LATE, late_1000, once=True, who=_no_floor, needs=1000.0),
     Workload(
         "idle",
         "Idle: what a worker process asks for",
@@ -312,22 +458,49 @@ WORKLOADS = (
         who=_ours,
     ),
     Workload(
+        "burst",
+        "All due within one second",
+        {
+            "rate": "messages/s",
+            "seconds": "s until all were handled",
+            "ping": "ms, slowest PING meanwhile",
+            "p99": "ms, PING",
+            "urgent": "ms late, the latest of five with high priority",
+            "early": "",
+            "missing": "",
+        },
+        burst,
+        once=True,
+        who=_ours,
+    ),
+    Workload(
         "growth-waiting",
         "Cost of a message with more and more waiting",
-        {"ratio": "times"},
+        {"ratio": COST, "p50": f"{LATENESS} at 1,000,000", "p99": f"{LATENESS} at 1,000,000"},
         growth_waiting,
         once=True,
         who=_ours,
-        full_only=True,
+        grows="messages waiting, half of them in Redis",
+        environment={"BENCH_HORIZON": str(HORIZON)},
     ),
     Workload(
         "growth-history",
         "Cost of a message with more and more finished",
-        {"ratio": "times"},
+        {"ratio": COST, "p50": f"{LATENESS} at 10,000,000", "p99": f"{LATENESS} at 10,000,000"},
         growth_history,
         once=True,
         who=_ours,
-        full_only=True,
+        grows="messages finished",
+        environment={"BENCH_HORIZON": str(HORIZON)},
+    ),
+    Workload(
+        "growth-processes",
+        "Drain with more and more worker processes",
+        {"ratio": "times the rate with one, at best"},
+        growth_processes,
+        once=True,
+        who=_ours,
+        grows="worker processes",
     ),
 )
 

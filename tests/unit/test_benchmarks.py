@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import picture, report, targets
-from benchmarks.measures import Results, Spread, figure, quantile, shown
+from benchmarks.measures import Measures, Results, Spread, at, figure, levels, quantile, shown
 from benchmarks.peers import line
 from benchmarks.systems import BY_NAME, FEATURES, SYSTEMS
 from benchmarks.targets import TARGETS, Target, evaluate
@@ -155,19 +155,54 @@ def test_the_tables_name_the_systems_and_their_figures() -> None:
     assert text.index("django-delayq") < text.index("Huey")
     assert "2,000 (1,800–2,200)" in text
     assert "RQ 3.0 could not do drain: it did not start" in text
-    rst = report.to_rst(a_run(results), ["performance.svg"])
+    rst = report.to_rst(a_run(results), {"performance.svg": "Bars"})
     assert "   * - Huey 3.5 (Redis)\n     - 1,000 (900–1,100)" in rst
     assert ".. image:: performance.svg" in rst
     assert "Could not: RQ 3.0." in rst
 
 
-def test_growth_adds_columns_of_its_own() -> None:
+GROWN: Measures = {
+    "ratio": 1.1,
+    "schedule at 0, µs": 600.0,
+    "drain at 0, µs": 55.0,
+    "p99 at 0, ms": 4.0,
+    "schedule at 10,000, µs": 620.0,
+    "drain at 10,000, µs": 60.0,
+    "p99 at 10,000, ms": 4.5,
+}
+
+
+def test_growth_has_a_table_with_a_row_for_each_level() -> None:
     results = Results()
-    results.add("growth-history", "delayq", {"ratio": 1.1, "drain at 1,000, µs": 60.0})
+    results.add("growth-history", "delayq", GROWN)
     workload = next(workload for workload in WORKLOADS if workload.name == "growth-history")
-    head, row = report.workload_table(workload, results)
-    assert head == ["system", "ratio, times", "drain at 1,000, µs"]
-    assert row == ["django-delayq", "1.10", "60.0"]
+    assert report.growth_table(workload, results) == [
+        ["messages finished", "schedule, µs", "drain, µs", "p99, ms"],
+        ["0", "600", "55.0", "4.00"],
+        ["10,000", "620", "60.0", "4.50"],
+    ]
+    assert report.tables(workload, results)[0][1][:2] == ["django-delayq", "1.10"]
+
+
+def test_a_measure_at_a_level_is_found_by_its_level() -> None:
+    assert levels({at("p99", 1_000_000, "ms"): 4.0, "ratio": 1.0}) == {1_000_000: {"p99, ms": 4.0}}
+
+
+def test_another_run_adds_what_was_not_measured_and_says_when_it_was(tmp_path: Path) -> None:
+    earlier = a_run(rates(delayq=1000, huey=500))
+    earlier.results.add("growth-history", "delayq", GROWN)
+    earlier.results.fail("late-1000", "rq", "it drains 400 messages/s")
+    file = tmp_path / "earlier.json"
+    file.write_text(json.dumps(report.to_json(earlier)))
+    run = report.Run("2026-02-03", "4 cores", "full", 1, {"Redis": "7.2"}, rates(delayq=2000))
+    report.merge(run, report.read(file))
+    assert run.results.rounds["drain"].keys() == {"delayq"}
+    assert run.results.rounds["growth-history"]["delayq"] == [GROWN]
+    assert run.origins == dict.fromkeys(["growth-history", "late-1000"], earlier.line)
+    rst = report.to_rst(run, {})
+    assert rst.count("Measured 2026-02-03") == rst.count("Measured 2026-01-02") == 1
+    file.write_text(json.dumps(report.to_json(run)))
+    assert report.read(file) == run
 
 
 def test_everything_measured_goes_into_the_json() -> None:
@@ -202,7 +237,24 @@ def test_the_picture_is_xml_with_a_bar_for_each_system() -> None:
     assert widths[0] > widths[1] > 0
 
 
+def test_the_picture_of_growth_has_a_line_for_each_measure() -> None:
+    results = Results()
+    results.add("growth-history", "delayq", GROWN)
+    results.add("growth-processes", "delayq", {f"drain at {n}, messages/s": n * 1e4 for n in (1, 2, 3, 4)})
+    svg = ElementTree.fromstring(picture.draw_growth(results))
+    lines = svg.findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 2, 4]
+    heights = [float(point.split(",")[1]) for point in lines[-1].attrib["points"].split()]
+    assert heights == sorted(heights, reverse=True)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.7, 1), (1.0, 1), (3.2, 5), (17_000, 20_000), (99, 100)])
+def test_the_scale_of_lines_ends_at_a_round_number(value: float, expected: float) -> None:
+    assert picture.nice(value) == pytest.approx(expected)
+
+
 def test_a_picture_of_nothing_is_empty() -> None:
+    assert "<polyline" not in picture.draw_growth(Results())
     assert "<rect" not in picture.draw(Results())
 
 
