@@ -279,7 +279,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT if process.poll() is None else 0)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(5)
+        process.wait(2)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

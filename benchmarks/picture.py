@@ -13,7 +13,7 @@ from html import escape
 from .measures import Results, figure, levels
 from .systems import SYSTEMS
 from .targets import OURS
-from .workloads import WORKLOADS, Workload
+from .workloads import WITH_NONE, WORKLOADS, Workload
 
 WIDTH, LABELS, FIGURES = 900, 210, 110
 ROW, GAP, HEAD = 20, 34, 22
@@ -23,8 +23,8 @@ LATE = ("late-200", "late-1000")
 # Lateness below this is drawn as this. ms
 LEAST = 0.1
 # A panel of lines: its height, and the room at its left for the scale.
-TALL, SCALE = 170, 70
-INKS = ("#0b6e4f", "#c9a227")
+TALL, SCALE = 100, 70
+INKS = ("#0b6e4f", "#7a8fa6")
 
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600; font-size: 14px }
@@ -142,7 +142,7 @@ def _bar(bar: Bar, y: int, x: Callable[[float], float]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines by their names, over levels that are a power of ten apart or just follow each other."""
+    """Lines by their names, over levels: numbers of rows, or of processes."""
 
     title: str
     levels: Sequence[int]
@@ -150,7 +150,7 @@ class Chart:
 
 
 def charts(results: Results) -> list[Chart]:
-    """A chart for each unit of each growth workload."""
+    """A chart for each measure of each growth workload."""
     return [chart for workload in WORKLOADS if workload.grows for chart in _charts(workload, results)]
 
 
@@ -159,14 +159,12 @@ def _charts(workload: Workload, results: Results) -> list[Chart]:
     if not rounds:
         return []
     by_level = dict(sorted(levels(rounds[0]).items()))
-    units: dict[str, dict[str, Sequence[float]]] = {}
-    for name in next(iter(by_level.values())):
-        label, _comma, unit = name.rpartition(", ")
-        units.setdefault(unit, {})[label] = [found[name] for found in by_level.values()]
-    return [
-        Chart(f"{', '.join(lines)} ({unit}) over {workload.grows}", list(by_level), lines)
-        for unit, lines in units.items()
-    ]
+    panels: dict[str, dict[str, Sequence[float]]] = {}
+    for measure in next(iter(by_level.values())):
+        name, _comma, unit = measure.rpartition(", ")
+        lines = panels.setdefault(f"{name.removesuffix(WITH_NONE)}, {unit}", {})
+        lines[name] = [found[measure] for found in by_level.values()]
+    return [Chart(f"{name}, over {workload.grows}", list(by_level), lines) for name, lines in panels.items()]
 
 
 def draw_growth(results: Results) -> str:
@@ -212,12 +210,8 @@ def _chart(chart: Chart, top: int) -> list[str]:
 
 
 def _places(steps: Sequence[int]) -> list[float]:
-    """From 0 to 1 where each level is: logarithmic from ten on, with none at the left of the least."""
-    if max(steps) < 10:
-        ordered: list[float] = [float(step) for step in steps]
-    else:
-        least = min(step for step in steps if step)
-        ordered = [math.log10(step) if step else math.log10(least) - 1 for step in steps]
+    """From 0 to 1 where each level is; numbers of rows on a logarithmic scale."""
+    ordered: list[float] = [math.log10(step) for step in steps] if max(steps) >= 10 else list(map(float, steps))
     width = (ordered[-1] - ordered[0]) or 1.0
     return [(place - ordered[0]) / width for place in ordered]
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import redis
@@ -36,7 +36,7 @@ class Size:
 
 
 SIZES = {
-    "quick": Size(300, 3_000, 1_000, 3.0, 3.0, 3.0, 2_000, 300, 20_000, 10_000, ()),
+    "quick": Size(500, 5_000, 2_000, 3.0, 3.0, 3.0, 5_000, 300, 100_000, 10_000, ()),
     "small": Size(1_000, 10_000, 2_000, 4.0, 5.0, 5.0, 5_000, 1_000, 100_000, 20_000, ()),
     "full": Size(
         10_000, 100_000, 40_000, 20.0, 20.0, 20.0, 20_000, 10_000, 1_000_000, 1_000_000, (10_000, 100_000, 1_000_000)
@@ -51,10 +51,14 @@ HORIZON, MUCH_LATER = 21_600.0, 18_000.0
 FILLING = 3_600.0
 # At each level of growth everything is measured so often.
 REPEAT = 3
+GROWN = {"schedule": "µs", "drain": "µs", "p50": "ms", "p99": "ms"}
+WITH_NONE = " with none"
+# Messages in each of its drains, at least: a smaller one is over too soon. And its longest delay, in seconds.
+GROWN_DRAIN, SOON = 20_000, 3.0
 PROCESSES = 4
-# Messages that are due together are put so far ahead, and so much for each: 1/rate. A worker then has so long to start.
-# Seconds, rows/s, seconds.
-FILL_DUE, FILL_RATE, READY = 12.0, 20_000, 8.0
+# Messages that are due together are due so far ahead, in which their workers start, and as much more as it takes to put
+# them. Seconds, rows/s.
+FILL_DUE, FILL_RATE = 10.0, 20_000
 URGENT = 5
 # How long a delayed message may take before it counts as missing: no peer looks less often. Seconds.
 GRACE = 35.0
@@ -156,13 +160,13 @@ def insert_2(adapter: Adapter, size: Size) -> Measures:
     return insert(adapter, size, 2)
 
 
-def late(adapter: Adapter, size: Size, rate: float) -> Measures:
-    """Lateness of messages due 1 to 10 s after they were scheduled, in ms."""
+def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0) -> Measures:
+    """Lateness of messages due 1 s to ``longest`` seconds after they were scheduled, in ms."""
     if adapter.worker_arguments is None:
         return {}
     with adapter.warm_worker():
-        sent = adapter.call("late", rate=rate, seconds=size.late)
-        adapter.wait_for(int(sent["sent"]) + 1, 10 + GRACE)
+        sent = adapter.call("late", rate=rate, seconds=size.late, longest=longest)
+        adapter.wait_for(int(sent["sent"]) + 1, longest + GRACE)
         time.sleep(0.2)
         marks = [mark for mark in adapter.read_marks() if mark[0]]
     lateness = sorted((at - due) * 1000 for _number, at, due in marks)
@@ -274,7 +278,6 @@ def _fill_due(adapter: Adapter, number: int, within: float) -> float:
     """Put messages that are due a while from now, when all of them are there and a worker too; the epoch time."""
     due = round(time.time() + FILL_DUE + number / FILL_RATE, 3)
     adapter.ask("fill_due", rows=number, due=due, within=within)
-    _before(due - READY)
     return due
 
 
@@ -316,39 +319,62 @@ def pinging(bench: Bench) -> Iterator[list[float]]:
 
 
 def growth(adapter: Adapter, size: Size, what: str, far: int) -> Measures:
-    """What a message costs, and how late it is, with more and more rows; lateness is compared at ``far`` rows."""
+    """What a message costs, and how late it is, with more and more rows, and beside each with none, in turns."""
+    size = replace(size, drain=max(size.drain, GROWN_DRAIN))
     measures: Measures = {}
     filled = 0
-    for rows in (0, *size.growth):
-        if rows > filled:
-            adapter.ask("fill", patience=FILLING, rows=rows - filled, what=what)
-            filled = rows
-        measures |= {at(name, rows, unit): value for (name, unit), value in _level(adapter, size).items()}
+    with beside(adapter) as none:
+        for rows in size.growth:
+            if rows > filled:
+                adapter.ask("fill", patience=FILLING, rows=rows - filled, what=what)
+                filled = rows
+            measures |= {at(name, rows, unit): value for (name, unit), value in _level(adapter, none, size).items()}
     return {**_compared(levels(measures), far), **measures}
 
 
-def _level(adapter: Adapter, size: Size) -> dict[tuple[str, str], float]:
-    """The least cost of a few times, and the median lateness."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(REPEAT):
-        for name, cost in (("schedule", schedule(adapter, size, MUCH_LATER)), ("drain", drain(adapter, size))):
-            found.setdefault((name, "µs"), []).append(1e6 / cost["rate"])
-            adapter.forget()
-        lateness = late(adapter, size, 1000)
-        for name in ("p50", "p99"):
-            found.setdefault((name, "ms"), []).append(lateness[name])
-        adapter.forget()
-    return {key: min(values) if key[1] == "µs" else median(values) for key, values in found.items()}
+@contextmanager
+def beside(adapter: Adapter) -> Iterator[Adapter]:
+    """The same system again on the same servers, with a database of its own in each."""
+    bench, horizon = adapter.bench, {"BENCH_HORIZON": str(HORIZON)}
+    second = replace(adapter.system, name=f"{adapter.system.name}-none")
+    redis_url = bench.redis_server.url.rpartition("/")[0] + "/1"
+    with bench.adapter(second, {**horizon, "REDIS_URL": redis_url}) as none:
+        # Making it has emptied all of Redis.
+        adapter.call("ready")
+        yield none
+
+
+def _level(adapter: Adapter, none: Adapter, size: Size) -> dict[tuple[str, str], float]:
+    """The least cost of a few times, and the median lateness; then the same with none."""
+    turns: dict[Adapter, list[Measures]] = {adapter: [], none: []}
+    for turn in range(REPEAT):
+        for one in (adapter, none) if turn % 2 else (none, adapter):
+            turns[one].append(_turn(one, size))
+    found: dict[tuple[str, str], float] = {}
+    for name, unit in GROWN.items():
+        middle = min if unit == "µs" else median
+        for one, suffix in ((adapter, ""), (none, WITH_NONE)):
+            found[name + suffix, unit] = middle([measures[name] for measures in turns[one]])
+    return found
+
+
+def _turn(adapter: Adapter, size: Size) -> Measures:
+    costs = {"schedule": schedule(adapter, size, MUCH_LATER), "drain": drain(adapter, size)}
+    adapter.forget()
+    lateness = late(adapter, size, 1000, longest=SOON)
+    adapter.forget()
+    return {**{name: 1e6 / cost["rate"] for name, cost in costs.items()}, **lateness}
 
 
 def _compared(by_level: dict[int, Measures], far: int) -> Measures:
     """The largest cost to that with none; and lateness at that level, where it was measured, to that with none."""
-    none = by_level[0]
-    costs = [found[name] / none[name] for found in by_level.values() for name in found if name.endswith("µs")]
-    measures: Measures = {"ratio": max(costs)}
-    if far in by_level:
-        measures |= {name: by_level[far][f"{name}, ms"] / none[f"{name}, ms"] for name in ("p50", "p99")}
-    return measures
+
+    def ratio(level: int, name: str) -> float:
+        unit = GROWN[name]
+        return by_level[level][f"{name}, {unit}"] / by_level[level][f"{name}{WITH_NONE}, {unit}"]
+
+    measures: Measures = {"ratio": max(ratio(level, name) for level in by_level for name in ("schedule", "drain"))}
+    return {**measures, **({name: ratio(far, name) for name in ("p50", "p99")} if far in by_level else {})}
 
 
 def growth_waiting(adapter: Adapter, size: Size) -> Measures:

@@ -27,8 +27,8 @@ PER_TRANSACTION = 100
 # The number of the message, when it was handled, when it was due (0: at once).
 MARK = struct.Struct("<qdd")
 VERBS = ("send_many", "inside", "worker")
-# Lateness: how far ahead a message is due, and how often the sender wakes up. Seconds.
-DELAYS = (1.0, 10.0)
+# Lateness: how far ahead a message is due at least, and how often the sender wakes up. Seconds.
+SHORTEST = 1.0
 TICK = 0.01
 
 _marks: dict[int, int] = {}
@@ -118,24 +118,24 @@ class Line:
         self.adapter.send_many(payloads, due)
         return time.perf_counter() - began
 
-    def late(self, rate: float, seconds: float) -> dict[str, float]:
-        """So many messages a second, each due after a random delay; how many were sent in how many seconds."""
+    def late(self, rate: float, seconds: float, longest: float) -> dict[str, float]:
+        """So many messages a second, due after 1 to ``longest`` seconds; how many were sent in how many seconds."""
         if hasattr(self.adapter, "asend"):
-            return self.runner.run(self._late_async(rate, seconds))
+            return self.runner.run(self._late_async(rate, seconds, longest))
         number, began = 0, time.time()
         for due_by_now in _pace(rate, seconds):
             for _ in range(due_by_now - number):
                 number += 1
-                self.adapter.send(*_delayed(number))
+                self.adapter.send(*_delayed(number, longest))
             time.sleep(TICK)
         return {"sent": number, "seconds": time.time() - began}
 
-    async def _late_async(self, rate: float, seconds: float) -> dict[str, float]:
+    async def _late_async(self, rate: float, seconds: float, longest: float) -> dict[str, float]:
         number, began = 0, time.time()
         for due_by_now in _pace(rate, seconds):
             for _ in range(due_by_now - number):
                 number += 1
-                await self.adapter.asend(*_delayed(number))
+                await self.adapter.asend(*_delayed(number, longest))
             await asyncio.sleep(TICK)
         return {"sent": number, "seconds": time.time() - began}
 
@@ -151,8 +151,8 @@ def _pace(rate: float, seconds: float) -> Iterator[int]:
         yield int(rate * passed)
 
 
-def _delayed(number: int) -> tuple[dict[str, Any], float]:
-    due = round(time.time() + random.uniform(*DELAYS), 3)
+def _delayed(number: int, longest: float) -> tuple[dict[str, Any], float]:
+    due = round(time.time() + random.uniform(SHORTEST, longest), 3)
     return payload(number, due), due
 
 

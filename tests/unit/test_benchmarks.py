@@ -163,12 +163,12 @@ def test_the_tables_name_the_systems_and_their_figures() -> None:
 
 GROWN: Measures = {
     "ratio": 1.1,
-    "schedule at 0, µs": 600.0,
-    "drain at 0, µs": 55.0,
-    "p99 at 0, ms": 4.0,
-    "schedule at 10,000, µs": 620.0,
-    "drain at 10,000, µs": 60.0,
-    "p99 at 10,000, ms": 4.5,
+    "drain at 10,000, µs": 55.0,
+    "drain with none at 10,000, µs": 54.0,
+    "p99 at 10,000, ms": 4.0,
+    "drain at 100,000, µs": 60.0,
+    "drain with none at 100,000, µs": 55.0,
+    "p99 at 100,000, ms": 4.5,
 }
 
 
@@ -177,9 +177,9 @@ def test_growth_has_a_table_with_a_row_for_each_level() -> None:
     results.add("growth-history", "delayq", GROWN)
     workload = next(workload for workload in WORKLOADS if workload.name == "growth-history")
     assert report.growth_table(workload, results) == [
-        ["messages finished", "schedule, µs", "drain, µs", "p99, ms"],
-        ["0", "600", "55.0", "4.00"],
-        ["10,000", "620", "60.0", "4.50"],
+        ["messages finished", "drain, µs", "drain with none, µs", "p99, ms"],
+        ["10,000", "55.0", "54.0", "4.00"],
+        ["100,000", "60.0", "55.0", "4.50"],
     ]
     assert report.tables(workload, results)[0][1][:2] == ["django-delayq", "1.10"]
 
