@@ -22,8 +22,8 @@ RATES = ("schedule", "schedule-bulk", "drain", "insert")
 LATE = ("late-200", "late-1000")
 # Lateness below this is drawn as this. ms
 LEAST = 0.1
-# A panel of lines: its height, and the room at its left for the scale.
-TALL, SCALE = 100, 70
+# A panel of lines: its height, and the room at its left for the scale and at its right for the names.
+TALL, SCALE, NAMES = 100, 70, 190
 INKS = ("#0b6e4f", "#7a8fa6")
 
 STYLE = """
@@ -185,7 +185,7 @@ def nice(value: float) -> float:
 
 def _chart(chart: Chart, top: int) -> list[str]:
     most = nice(max(max(values) for values in chart.lines.values()))
-    bottom, right = top + HEAD + TALL, WIDTH - FIGURES
+    bottom, right = top + HEAD + TALL, WIDTH - NAMES
     places = _places(chart.levels)
 
     def x(number: int) -> float:

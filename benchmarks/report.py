@@ -36,7 +36,8 @@ class Run:
     @property
     def line(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"{self.date}, {self.machine}, size {self.size}, {self.rounds} rounds. {versions}."
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
+        return f"{self.date}, {self.machine}, size {self.size}, {rounds}. {versions}."
 
 
 def workload_table(workload: Workload, results: Results) -> Table:

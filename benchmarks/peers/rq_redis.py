@@ -16,11 +16,19 @@ def task(payload):
     mark(payload)
 
 
-def send(payload, due):
+def send(payload, due, **options):
     if due is None:
-        queue.enqueue(task, payload)
+        queue.enqueue(task, payload, **options)
     else:
-        queue.enqueue_at(datetime.fromtimestamp(due, UTC), task, payload)
+        queue.enqueue_at(datetime.fromtimestamp(due, UTC), task, payload, **options)
+
+
+def send_many(payloads, due):
+    for start in range(0, len(payloads), 1000):
+        with queue.connection.pipeline() as pipeline:
+            for payload in payloads[start : start + 1000]:
+                send(payload, due, pipeline=pipeline)
+            pipeline.execute()
 
 
 def worker():
