@@ -448,7 +448,15 @@ WORKLOADS = (
         who=lambda system: system.name == "orm",
     ),
     Workload("insert-2", "The same, two processes", RATE, insert_2, once=True, who=_ours),
-    Workload("late-200", "Lateness at 200 messages/s, delays of 1 to 10 s", LATE, late_200, once=True, who=_no_floor),
+    Workload(
+        "late-200",
+        "Lateness at 200 messages/s, delays of 1 to 10 s",
+        LATE,
+        late_200,
+        once=True,
+        who=_no_floor,
+        needs=200.0,
+    ),
     Workload("late-1000", "Lateness at 1000 messages/s", LATE, late_1000, once=True, who=_no_floor, needs=1000.0),
     Workload(
         "idle",
