@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -332,10 +333,18 @@ def growth(adapter: Adapter, size: Size, what: str, far: int) -> Measures:
     filled = 0
     with beside(adapter) as none:
         for rows in size.growth:
-            if rows > filled:
-                adapter.ask("fill", patience=FILLING, rows=rows - filled, what=what)
-                filled = rows
-            measures |= {at(name, rows, unit): value for (name, unit), value in _level(adapter, none, size).items()}
+            try:
+                if rows > filled:
+                    adapter.ask("fill", patience=FILLING, rows=rows - filled, what=what)
+                    filled = rows
+                found = _level(adapter, none, size)
+            except Failed as error:
+                if not measures:
+                    raise
+                # The levels before took long; they are worth telling.
+                print(f"at {rows:,}: {error}", file=sys.stderr)
+                break
+            measures |= {at(name, rows, unit): value for (name, unit), value in found.items()}
     return {**_compared(levels(measures), far), **measures}
 
 
@@ -370,6 +379,8 @@ def _turn(adapter: Adapter, size: Size) -> Measures:
     adapter.forget()
     lateness = late(adapter, size, 1000, longest=SOON)
     adapter.forget()
+    if not costs["drain"] or "p50" not in lateness:
+        raise adapter.failed("the worker handled nothing")
     return {**{name: 1e6 / cost["rate"] for name, cost in costs.items()}, **lateness}
 
 

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import __main__ as command
 from benchmarks import picture, report, targets
 from benchmarks.measures import Measures, Results, Spread, at, figure, levels, quantile, shown
 from benchmarks.peers import line
@@ -138,6 +139,11 @@ def test_ours_takes_part_in_everything() -> None:
     assert all(takes_part(workload, BY_NAME["delayq"]) for workload in WORKLOADS)
     restore = next(workload for workload in WORKLOADS if workload.name == "restore")
     assert not any(takes_part(restore, system) for system in SYSTEMS if system.kind != "ours")
+
+
+def test_the_quick_run_names_systems_and_workloads_that_there_are() -> None:
+    assert set(command.QUICK_SYSTEMS) <= BY_NAME.keys()
+    assert set(command.QUICK_WORKLOADS) <= {workload.name for workload in WORKLOADS}
 
 
 @pytest.mark.parametrize(("number", "due"), [(1, 0.0), (999_999, 1_800_000_000.123)])
