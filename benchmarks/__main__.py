@@ -36,14 +36,13 @@ QUICK_WORKLOADS = ("schedule", "schedule-bulk", "drain", "insert", "late-1000", 
 
 def main() -> None:
     arguments = _arguments()
-    systems = _installed([s for s in SYSTEMS if s.name in arguments.systems], arguments.peers)
     size = SIZES[arguments.size]
     if arguments.growth:
         size = dataclasses.replace(size, growth=arguments.growth)
     workloads = [w for w in WORKLOADS if w.name in arguments.only and (size.growth or not w.grows)]
     earlier = [report.read(file) for file in arguments.merge]
     if arguments.rounds:
-        run = _measure(arguments, systems, workloads, size)
+        run = _measure(arguments, workloads, size)
     else:
         run, *earlier = earlier
     for other in earlier:
@@ -60,9 +59,8 @@ def main() -> None:
         report.write_docs(PAGE, report.to_rst(run, pictures))
 
 
-def _measure(
-    arguments: argparse.Namespace, systems: list[System], workloads: Sequence[Workload], size: Size
-) -> report.Run:
+def _measure(arguments: argparse.Namespace, workloads: Sequence[Workload], size: Size) -> report.Run:
+    systems = _installed([s for s in SYSTEMS if s.name in arguments.systems], arguments.peers)
     results = Results()
     with Bench(arguments.peers) as bench:
         versions = {
