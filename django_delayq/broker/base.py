@@ -43,11 +43,15 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Ids taken, how many more are ready, and in how many seconds the next one falls due (None: none waits)."""
+    """Ids taken, how many more are ready, and in how many seconds the next one falls due (None: none waits).
+
+    ``behind``: more is due than one call makes ready, and only what is ready is taken by its priority.
+    """
 
     tickets: list[DueTicket] = field(default_factory=list)
     left: int = 0
     next_due: float | None = None
+    behind: bool = False
 
 
 class Broker(Protocol):

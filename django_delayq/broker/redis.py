@@ -164,7 +164,7 @@ class RedisBroker:
                 limit=min(limit, BATCH),
                 batch=BATCH,
             )
-        _moved, left, next_due = answer[:3]
+        moved, left, next_due = answer[:3]
         tickets = []
         for i in range(3, len(answer), 2):
             # What cannot be an id was not put by us; the database would refuse the others with it.
@@ -172,7 +172,7 @@ class RedisBroker:
                 continue
             rank, ready_ms = divmod(int(answer[i + 1]), BAND)
             tickets.append(DueTicket(int(answer[i]), ready_ms, PARTITION, rank))
-        return Taken(tickets, left, int(next_due) / 1000 if next_due else None)
+        return Taken(tickets, left, int(next_due) / 1000 if next_due else None, moved == BATCH)
 
     def exclusively(self) -> AbstractContextManager[object]:
         # A taken id is nobody else's any more.

@@ -1,0 +1,55 @@
+"""Many messages that fall due together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from django_delayq import registry
+from django_delayq.broker.base import BATCH
+from django_delayq.broker.keys import RANKS, keys
+from django_delayq.worker.budget import Budget
+from django_delayq.worker.consumer import CATCH_UP, Consumer
+from django_delayq.worker.pool import Pool
+from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.source import Source
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = QUEUE = "default"
+
+
+@pytest.fixture
+def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
+    """One whose threads do not run, so that it has room for four and no more."""
+    source = Source(DB, registry.handlers)
+    pool = Pool(4, Recorder(DB, lambda count: None), "w", lambda: None)
+    yield Consumer(DB, source, pool, lambda: (QUEUE,), "w", Budget(None), 1.0)
+    source.close()
+
+
+def test_the_most_urgent_does_not_wait_for_those_that_fell_due_before_it(
+    consumer: Consumer, redis_client: redis.Redis
+) -> None:
+    places = keys("delayq", QUEUE)
+    now_ms = int(time.time() * 1000)
+    # Ids that the record does not know are dropped as they come.
+    many = {str(number): now_ms - 5_000 + 100 / RANKS for number in range(1, BATCH * CATCH_UP)}
+    urgent = BATCH * CATCH_UP
+    redis_client.zadd(places.delayed, {**many, str(urgent): now_ms - 1_000})
+    assert consumer.source.redis is not None
+    consumer.turn()
+    assert redis_client.zcard(places.delayed) == 0
+    assert [ticket.id for ticket in consumer.source.redis.take(QUEUE, 1).tickets] == [urgent]
+
+
+def test_one_turn_does_not_make_ready_without_end(consumer: Consumer, redis_client: redis.Redis) -> None:
+    places = keys("delayq", QUEUE)
+    due_ms = int(time.time() * 1000) - 5_000
+    number = BATCH * (CATCH_UP + 3)
+    redis_client.zadd(places.delayed, {str(id_): due_ms + 100 / RANKS for id_ in range(1, number + 1)})
+    consumer.turn()
+    assert redis_client.zcard(places.delayed) == BATCH * 2
