@@ -172,7 +172,7 @@ class RedisBroker:
                 continue
             rank, ready_ms = divmod(int(answer[i + 1]), BAND)
             tickets.append(DueTicket(int(answer[i]), ready_ms, PARTITION, rank))
-        return Taken(tickets, left, int(next_due) / 1000 if next_due else None, moved == BATCH)
+        return Taken(tickets, left, float(next_due) / 1000 if next_due else None, moved == BATCH)
 
     def exclusively(self) -> AbstractContextManager[object]:
         # A taken id is nobody else's any more.

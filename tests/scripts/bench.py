@@ -78,10 +78,10 @@ class Bench:
         """Put entries of id, due, rank."""
         return self.call("put", now=now, mode=mode, rest=[number for entry in entries for number in entry])
 
-    def take(self, limit: int, *, now: int = NOW, batch: int = 1000) -> tuple[int, int, int | None, list[int]]:
+    def take(self, limit: int, *, now: int = NOW, batch: int = 1000) -> tuple[int, int, float | None, list[int]]:
         """How many moved, how many are left, in how many ms the next is due, and the ids taken."""
         moved, left, next_due, *taken = self.call("take", now=now, limit=limit, batch=batch)
-        return moved, left, int(next_due) if next_due else None, [int(number) for number in taken[::2]]
+        return moved, left, float(next_due) if next_due else None, [int(number) for number in taken[::2]]
 
 
 def plain(answer: Any) -> Any:

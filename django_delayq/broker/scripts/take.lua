@@ -6,7 +6,8 @@ local now, limit, batch = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 -- @include clock
 -- @include places
 -- @include ring
-now = clock(now)
+local part
+now, part = clock(now)
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
 for i = 1, #due, 2 do
   -- In this order: after a write that frees, a full Redis allows one that does not.
@@ -26,7 +27,7 @@ end
 answer[2] = redis.call("ZCARD", ready)
 local head = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
 if head[2] then
-  answer[3] = string.format("%.0f", math.max(0, math.floor(tonumber(head[2])) - now))
+  answer[3] = string.format("%.3f", math.max(0, math.floor(tonumber(head[2])) - now - part))
 end
 if answer[2] > 0 then
   ring(wake)
