@@ -51,9 +51,9 @@ HORIZON, MUCH_LATER = 21_600.0, 18_000.0
 # Filling ten million rows. Seconds.
 FILLING = 3_600.0
 # At each level of growth everything is measured so often; what a schedule costs, which is soon done, the square of it.
+REPEAT = 3
 # Messages fall due so long after they began to be scheduled, and the tables to be analysed. Seconds.
 PREPARED = 8.0
-REPEAT = 3
 GROWN = {"schedule": "µs", "drain": "µs", "p50": "ms", "p99": "ms"}
 WITH_NONE = " with none"
 # Messages in each of its drains, at least: a smaller one is over too soon. And its longest delay, in seconds.

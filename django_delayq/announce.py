@@ -13,7 +13,7 @@ from django.core.signals import setting_changed
 from django.db import connections, transaction
 
 from . import conf, failpoints
-from .broker.base import BATCH, Entry
+from .broker.base import Entry
 from .broker.redis import RedisBroker
 from .exceptions import BrokerUnavailable
 
@@ -47,15 +47,6 @@ class Announcer:
             return True
 
         self._try(remove)
-
-    def settle(self) -> None:
-        """Wait until Redis has answered all that it was told."""
-
-        def settle() -> bool:
-            self.broker.settle()
-            return False
-
-        self._try(settle)
 
     def _try(self, call: Callable[[], bool]) -> None:
         """``call`` says whether Redis has answered."""
@@ -121,8 +112,7 @@ def put_on_commit(using: str, queue: str, entries: list[Entry]) -> None:
 
     # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
     def put_batch() -> None:
-        for start in range(0, len(entries), BATCH):
-            there.put(queue, entries[start : start + BATCH])
+        there.put(queue, entries)
 
     put_batch.delayq_batch = (queue, entries)  # type: ignore[attr-defined]
     transaction.on_commit(put_batch, using=using, robust=True)

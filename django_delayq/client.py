@@ -25,7 +25,7 @@ from .exceptions import InvalidMessage, KeyConflict
 from .models import Message
 from .retry import RetryLike
 from .sql.portable import writing
-from .sql.rows import Inserted, NewMessage
+from .sql.rows import Inserted, NewMessage, decoded
 from .states import State
 from .transitions import BATCH, Answer, Verdict
 
@@ -239,10 +239,7 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
     entries: dict[str, list[Entry]] = {}
     for new, inserted in written:
         messages.append(_message(using, new, inserted))
-        group = entries.get(new.queue)
-        if group is None:
-            group = entries[new.queue] = []
-        group.append(Entry(inserted.id, inserted.due_at, new.priority))
+        entries.setdefault(new.queue, []).append(Entry(inserted.id, inserted.due_at, new.priority))
     for queue, group in entries.items():
         announce.put_on_commit(using, queue, group)
     if signals.message_scheduled.receivers:
@@ -260,7 +257,6 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
 
 # What a message has that was not scheduled yet, and what has a value of its own in each.
 _BLANK = {field.attname: field.get_default() for field in Message._meta.concrete_fields if field.attname != "headers"}
-_decode = json.JSONDecoder().raw_decode
 
 
 def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
@@ -273,13 +269,13 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
     values["_state"] = state
     values["id"], values["due_at"], values["created_at"] = inserted
     values["topic"], values["queue"] = new.topic, new.queue
-    values["payload"] = _decode(new.payload)[0]
-    values["headers"] = {} if new.headers == "{}" else _decode(new.headers)[0]
+    values["payload"] = decoded(new.payload)
+    values["headers"] = {} if new.headers == "{}" else decoded(new.headers)
     values["key"], values["priority"], values["max_attempts"] = new.key, new.priority, new.max_attempts
     if new.expires is not None:
         values["expires_at"] = inserted.due_at + new.expires
     if new.retry is not None:
-        values["retry"] = _decode(new.retry)[0]
+        values["retry"] = decoded(new.retry)
     return message
 
 

@@ -142,7 +142,7 @@ class Lines:
         return None
 
     def settle(self) -> None:
-        """Wait for all answers to what this thread has sent. Raises what they say."""
+        """Wait for all answers on the lines that no thread is using. Raises what they say."""
         settled = []
         try:
             while (line := self._rested()) is not None:

@@ -6,7 +6,6 @@ Ids are locked in ascending order, so that two batches cannot wait for each othe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, cast
@@ -17,7 +16,7 @@ from django.db import NotSupportedError, connections
 from ..clock import ceil_ms
 from ..outcomes import kind
 from ..states import State
-from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket
+from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket, decoded
 
 # Due times are whole milliseconds, rounded up: a message is never early.
 CEIL_MS = "date_trunc('milliseconds', {} + interval '999 microseconds')"
@@ -444,8 +443,5 @@ def _array(numbers: Iterable[int | None]) -> str:
     return "{" + ",".join(["NULL" if number is None else str(number) for number in numbers]) + "}"
 
 
-_decode = json.JSONDecoder().raw_decode
-
-
 def _loads(text: str | None) -> Any:
-    return None if text is None else _decode(text)[0]
+    return None if text is None else decoded(text)

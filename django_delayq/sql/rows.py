@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from ..states import State
+
+_decode = json.JSONDecoder().raw_decode
+
+
+def decoded(text: str) -> Any:
+    """What a JSON column holds, from its text: ours, or the database's, so without a blank before it."""
+    return _decode(text)[0]
 
 
 class NewMessage(NamedTuple):
