@@ -77,7 +77,8 @@ class WorkerProcess:
         self._stopping = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
-        self._stuck: list[Delivery] = []
+        # What does not let go; more may join it while the process ends.
+        self._stuck: dict[tuple[int, int], Delivery] = {}
         self._started = time.monotonic()
         settings = conf.get()
         using, roles = options.using, options.roles
@@ -168,12 +169,16 @@ class WorkerProcess:
         return bool(dead)
 
     def _on_stuck(self, deliveries: list[Delivery]) -> None:
-        if not self._stuck:
-            self._stuck = deliveries
-            self.code = STUCK
-            for delivery in deliveries:
+        for delivery in deliveries:
+            if (delivery.id, delivery.deliveries) not in self._stuck:
+                self._stuck[delivery.id, delivery.deliveries] = delivery
                 logger.error("%r does not end at its timeout; this process will be replaced", delivery)
-            self.stop()
+        self.code = STUCK
+        self.stop()
+
+    def _is_all_stuck(self) -> bool:
+        """Waiting longer would be for nothing."""
+        return {(d.id, d.deliveries) for d in self.pool.held()} <= self._stuck.keys()
 
     def _shut_down(self) -> None:
         # Take no more before anything else, or the rest would never end.
@@ -185,15 +190,12 @@ class WorkerProcess:
                 self.code = self.code or UNFINISHED
         # What has not begun is given back, what runs may finish. The leases must be kept meanwhile.
         self.pool.drain()
-        stuck = {(d.id, d.deliveries) for d in self._stuck}
-        finished = self.pool.wait_idle(
-            self.options.graceful_timeout,
-            lambda: bool(stuck) and {(d.id, d.deliveries) for d in self.pool.held()} <= stuck,
-        )
+        finished = self.pool.wait_idle(self.options.graceful_timeout, self._is_all_stuck)
         if not finished:
             self.code = self.code or UNFINISHED
-            for delivery in self._stuck:
-                self.recorder.submit(delivery, timed_out(delivery), f"worker:{self.name}")
+            for delivery in self.pool.held():
+                if (delivery.overtime or -1) >= 0:
+                    self.recorder.submit(delivery, timed_out(delivery), f"worker:{self.name}")
         # Outcomes are written before the threads go that could still add to them.
         for runner in self.runners:
             runner.stop()

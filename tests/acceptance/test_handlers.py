@@ -47,6 +47,22 @@ def test_a_handler_that_does_not_let_go_gets_its_process_replaced_and_is_retried
     assert worker.count("died") == 0
 
 
+@pytest.mark.usefixtures("timed_by")
+def test_handlers_that_do_not_let_go_one_after_the_other_are_all_retried(start: Start) -> None:
+    worker = start("--threads", "2")
+    children = worker.wait_for_children(1)
+    messages = [schedule_message("t.hang"), schedule_message("t.hang", delay=0.5)]
+    eventually(lambda: states()[State.RUNNING] == 2, "both run")
+    worker.wait_for_children(1, other_than=children)
+    wait_until_all(State.CONSUMED, 2)
+    for message in messages:
+        message.refresh_from_db()
+        assert (message.attempts, message.deliveries, message.crashes) == (1, 2, 0)
+        assert "did not end at its timeout" in log_of(message)[2].error
+    assert worker.count("does not end at its timeout") == 2
+    assert worker.count("died") == 0
+
+
 @pytest.mark.parametrize(
     ("topic", "error"), [("t.exit", "SystemExit: 3"), ("t.base", "Unusual: not an Exception")], ids=["exit", "base"]
 )
