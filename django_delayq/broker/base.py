@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -52,6 +53,13 @@ class Taken:
     left: int = 0
     next_due: float | None = None
     behind: bool = False
+    # When the answer came, from where next_due counts (monotonic).
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def wait(self) -> float | None:
+        """``next_due`` as of now; 0 when it has passed."""
+        return None if self.next_due is None else max(0.0, self.at + self.next_due - time.monotonic())
 
 
 class Broker(Protocol):

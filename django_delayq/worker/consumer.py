@@ -142,7 +142,7 @@ class Consumer(threading.Thread):
         queues = self.pauses.served
         longest = LOOK * len(queues) if broker is not self.source.database else self.poll
         self._run_suspect()
-        wait = longest
+        looked: list[Taken] = []
         waiting = self.has_suspects
         for queue in queues:
             room = self.budget.reserve(self._room)
@@ -159,11 +159,12 @@ class Consumer(threading.Thread):
                 # More is ready and there is room: come back at once. Lower queues wait.
                 return 0.0
             waiting = waiting or taken.left > 0
-            if taken.next_due is not None:
-                wait = min(wait, taken.next_due)
+            looked.append(taken)
         if self.budget.empty:
             self.exhausted.set()
         self._waiting = waiting
+        # Only now: while what was taken was claimed, the next may have fallen due.
+        wait = min([longest, *(wait for taken in looked if (wait := taken.wait) is not None)])
         if waiting and self.pool.is_worth_filling and self._may_go_on and not self.budget.empty:
             # A thread became free between the take and the line above.
             return min(wait, 0.001)

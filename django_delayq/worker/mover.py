@@ -27,8 +27,8 @@ class Mover(Service):
         if self.source.current() is not self.broker:
             return LOOK
         try:
-            waits = [self.broker.take(queue, 0).next_due for queue in self.queues()]
+            looked = [self.broker.take(queue, 0) for queue in self.queues()]
         except BrokerUnavailable as error:
             self.source.failed(error)
             return LOOK
-        return min([LOOK, *(wait for wait in waits if wait is not None)])
+        return min([LOOK, *(wait for taken in looked if (wait := taken.wait) is not None)])

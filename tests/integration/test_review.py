@@ -15,7 +15,7 @@ from django.conf import settings as django_settings
 from django.db import connection, connections, transaction
 
 from django_delayq import cancel_message, conf, registry, schedule_message, schedule_messages, signals, transitions
-from django_delayq.broker.base import DueTicket, Entry
+from django_delayq.broker.base import DueTicket, Entry, Taken
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.exceptions import BrokerUnavailable, KeyConflict
 from django_delayq.models import Message
@@ -303,9 +303,9 @@ def test_what_was_claimed_runs_although_redis_goes_away_while_the_rest_is_put_ba
     consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0)
     now_ms = int(time.time() * 1000) + 10
 
-    def take(queue: str, limit: int) -> Any:
+    def take(queue: str, limit: int) -> Taken:
         tickets = [DueTicket(pk, now_ms, 0) for pk in (ready.pk, early.pk)]
-        return type("Taken", (), {"tickets": tickets, "left": 0, "next_due": None})()
+        return Taken(tickets)
 
     def put(queue: str, entries: list[Entry], *, fill: bool = False) -> None:
         raise BrokerUnavailable
@@ -315,6 +315,24 @@ def test_what_was_claimed_runs_although_redis_goes_away_while_the_rest_is_put_ba
     deliveries, _taken = consumer._take(source.redis, "default", 10)
     assert [delivery.id for delivery in deliveries] == [ready.pk]
     assert source.current() is source.database
+    source.close()
+
+
+def test_what_falls_due_while_others_are_claimed_is_not_slept_through(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(DB, registry.handlers)
+    assert source.redis is not None
+    pool = Pool(1, recorder, "w", lambda: None)
+    consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0)
+
+    def look(ago: float) -> float:
+        answer = Taken(next_due=1.5, at=time.monotonic() - ago)
+        monkeypatch.setattr(source.redis, "take", lambda queue, limit: answer)
+        return consumer.turn()
+
+    assert look(ago=1.0) <= 0.5
+    assert look(ago=60.0) == 0.0
     source.close()
 
 
