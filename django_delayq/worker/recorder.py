@@ -27,6 +27,10 @@ logger = logging.getLogger("django_delayq")
 
 # Outcomes in one statement.
 BATCH = 500
+# Batches begin no more often than this, unless they are large: each costs a commit, and claims wait for the disk behind
+# it. An outcome after a pause is written at once. Seconds.
+GATHER = 0.005
+MANY = 100
 # Outcomes of rows that somebody else's transaction has locked are tried again after this time. Seconds.
 LOCKED = 0.1
 
@@ -90,12 +94,14 @@ class Recorder(threading.Thread):
         self._some.set()
 
     def run(self) -> None:
+        began = 0.0
         try:
             while True:
                 self._some.wait()
                 self._some.clear()
                 while self._pending:
                     self._idle.clear()
+                    began = self._gather(began)
                     batch = [self._pending.popleft() for _ in range(min(BATCH, len(self._pending)))]
                     self._writing_since = time.monotonic()
                     self._record([e for e in batch if isinstance(e.outcome, SUCCESS)], self._successes)
@@ -108,6 +114,13 @@ class Recorder(threading.Thread):
                     return
         finally:
             connections.close_all()
+
+    def _gather(self, began: float) -> float:
+        """Let outcomes gather since the last batch ``began``, unless there are many; when this one begins."""
+        early = began + GATHER - time.monotonic()
+        if early > 0 and len(self._pending) < MANY:
+            time.sleep(early)
+        return time.monotonic()
 
     def _try_locked_again(self) -> None:
         """They stand behind the others, which must not wait for the end of somebody's long transaction."""
