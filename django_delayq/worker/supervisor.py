@@ -18,7 +18,7 @@ from pathlib import Path
 from django.db import Error as DatabaseError
 from django.db import connections as django_connections
 
-from .. import actors, announce, conf, transitions
+from .. import actors, announce, conf, registry, transitions
 from ..models import Worker
 from . import connections
 from .budget import Budget
@@ -33,19 +33,31 @@ logger = logging.getLogger("django_delayq")
 HEALTHY = 5.0
 # A child whose loop has not gone round for this long makes the heartbeat file go stale. Seconds.
 SILENT = 30.0
+# A child that has shown no life for this long, two of its longest leases and two graceful timeouts is killed: code that
+# does not let go of the interpreter stops its timeouts too, and what it held is somebody else's by then. Seconds.
+HUNG = 30.0
+# Between two looks at the children. Seconds.
+LOOK = 1.0
 
 
 class _Beat:
-    """What a child tells its parent, in memory that both share: when it was last alive, and that it ended in order."""
+    """What a child tells its parent, in memory that both share."""
 
     def __init__(self) -> None:
-        self._memory = memoryview(mmap.mmap(-1, 16)).cast("d")
+        self._memory = memoryview(mmap.mmap(-1, 24)).cast("d")
 
     def set(self, value: float) -> None:
+        """When its loop last went round; called as long as it lives."""
         self._memory[0] = value
+        self._memory[2] += 1
 
     def get(self) -> float:
         return self._memory[0]
+
+    @property
+    def signs(self) -> float:
+        """How many signs of life it has given."""
+        return self._memory[2]
 
     def end(self) -> None:
         """The exit code that follows is the child's own: a handler may call ``os._exit`` with any."""
@@ -63,6 +75,9 @@ class Child:
     started: float
     beat: _Beat
     killed: bool = False
+    # Its signs of life at the last look, and for how many seconds there was none.
+    signs: float = 0.0
+    silent: float = 0.0
 
 
 class Supervisor:
@@ -95,6 +110,7 @@ class Supervisor:
 
     def _loop(self) -> None:
         deadline: float | None = None
+        looked = time.monotonic()
         while True:
             self._reap_children()
             self._release_claims()
@@ -107,9 +123,12 @@ class Supervisor:
                 if time.monotonic() > deadline:
                     self._kill()
             else:
+                now = time.monotonic()
+                self._kill_hung(now - looked)
+                looked = now
                 self._start_missing()
                 self._touch_heartbeat()
-            self._sleep(1.0)
+            self._sleep(LOOK)
 
     # --- children -----------------------------------------------------------------------------------------------------
 
@@ -231,6 +250,21 @@ class Supervisor:
                 continue
             self._to_release.pop(0)
             connections.close_all()
+
+    def _kill_hung(self, elapsed: float) -> None:
+        """Its messages are counted as those of any process that dies."""
+        longest = max((handler.lease for handler in registry.handlers().values()), default=0.0)
+        limit = HUNG + 2 * (longest + self.options.graceful_timeout)
+        for child in self.children.values():
+            signs = child.beat.signs
+            # While this process was frozen, so were they.
+            child.silent = child.silent + min(elapsed, 2 * LOOK) if signs == child.signs else 0.0
+            child.signs = signs
+            if child.silent > limit:
+                logger.critical("Worker process %s has shown no life for %d s; it is killed", child.name, child.silent)
+                child.silent = 0.0
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
 
     def _stop_children(self) -> None:
         self._stopping = True

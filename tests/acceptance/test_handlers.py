@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import run_message_now, schedule_message, schedule_messages
+from django_delayq import registry, run_message_now, schedule_message, schedule_messages
 from django_delayq.models import Message
 from django_delayq.states import State
 from tests.acceptance.conftest import Start
@@ -61,6 +61,21 @@ def test_handlers_that_do_not_let_go_one_after_the_other_are_all_retried(start: 
         assert "did not end at its timeout" in log_of(message)[2].error
     assert worker.count("does not end at its timeout") == 2
     assert worker.count("died") == 0
+
+
+def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(handler.lease for handler in registry.handlers().values())
+    # In all five seconds.
+    monkeypatch.setenv("DELAYQ_TEST_HUNG", str(5 - 2 * longest))
+    worker = start("--threads", "2", "--graceful-timeout", "0")
+    message = schedule_message("t.seize")
+    worker.wait_for(r"has shown no life for \d+ s; it is killed")
+    wait_until(message, State.CONSUMED)
+    message.refresh_from_db()
+    assert message.attempts == 0
+    assert message.crashes == message.deliveries - 1 >= 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""When the parent of the worker processes loses its patience with one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from django_delayq import registry
+from django_delayq.worker.process import Options
+from django_delayq.worker.supervisor import HUNG, Child, Supervisor, _Beat
+
+LEASE = max(handler.lease for handler in registry.handlers().values())
+GRACEFUL = 10.0
+LIMIT = int(HUNG + 2 * (LEASE + GRACEFUL))
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as made:
+        yield made
+        made.kill()
+
+
+@pytest.fixture
+def beat() -> _Beat:
+    return _Beat()
+
+
+@pytest.fixture
+def supervisor(process: subprocess.Popen[bytes], beat: _Beat) -> Supervisor:
+    made = Supervisor(Options("default", graceful_timeout=GRACEFUL))
+    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), beat)
+    return made
+
+
+def test_a_child_that_shows_no_life_is_killed(supervisor: Supervisor, process: subprocess.Popen[bytes]) -> None:
+    for _second in range(LIMIT):
+        supervisor._kill_hung(1.0)
+    assert process.poll() is None
+    supervisor._kill_hung(1.0)
+    supervisor._kill_hung(1.0)
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def test_a_sign_of_life_is_enough(supervisor: Supervisor, process: subprocess.Popen[bytes], beat: _Beat) -> None:
+    for second in range(5 * LIMIT):
+        if second % (LIMIT - 1) == 0:
+            beat.set(0.0)
+        supervisor._kill_hung(1.0)
+    assert process.poll() is None
+
+
+def test_time_that_the_supervisor_slept_through_is_not_held_against_a_child(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], beat: _Beat
+) -> None:
+    for _day in range(10):
+        beat.set(0.0)
+        supervisor._kill_hung(1.0)
+        supervisor._kill_hung(86_400.0)
+    assert process.poll() is None
