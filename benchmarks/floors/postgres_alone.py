@@ -32,7 +32,10 @@ WITH m AS (
 INSERT INTO floor_log (message_id, number, at, to_state) SELECT id, 1, created_at, 'scheduled' FROM m
 """
 
-RESERVE = "SELECT nextval(pg_get_serial_sequence('floor_message', 'id')) FROM generate_series(1, %s)"
+RESERVE = """
+SELECT nextval(sequence)
+  FROM (SELECT pg_get_serial_sequence('floor_message', 'id')::regclass OFFSET 0) s(sequence), generate_series(1, %s)
+"""
 
 CLAIM = """
 UPDATE floor_message SET state = 'running' WHERE id = ANY(ARRAY(
