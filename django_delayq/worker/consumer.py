@@ -224,12 +224,12 @@ class Consumer(threading.Thread):
         elsewhere: list[tuple[str, Entry]] = []
         unknown: list[DueTicket] = []
         locked: list[DueTicket] = []
-        for message in (
-            Message.objects.using(self.using)
-            .filter(pk__in=list(by_id), state=State.SCHEDULED)
-            .only("id", "due_at", "priority", "topic", "queue")
-        ):
+        rows = Message.objects.using(self.using).filter(pk__in=list(by_id))
+        for message in rows.only("id", "state", "due_at", "priority", "topic", "queue"):
             ticket = by_id[message.pk]
+            # Not asked of the database, which might read all that is scheduled to find these few.
+            if message.state != State.SCHEDULED:
+                continue
             if message.queue != queue or message.due_at > from_ms(ticket.ready_ms or 0):
                 elsewhere.append((message.queue, Entry(message.pk, message.due_at, message.priority)))
             elif message.topic not in known:

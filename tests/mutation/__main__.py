@@ -50,7 +50,7 @@ MUTANTS = [
         [
             (
                 SQL,
-                "WHERE m.state = 'scheduled'\n       AND m.due_at <=",
+                "WHERE {IS_SCHEDULED}\n       AND m.due_at <=",
                 "WHERE m.state IN ('scheduled', 'running')\n       AND m.due_at <=",
             )
         ],
@@ -61,8 +61,8 @@ MUTANTS = [
         [
             (
                 SQL,
-                "WHERE m.state = 'running' AND m.deliveries = o.delivery\n     ORDER BY m.id\n       FOR NO KEY UPDATE OF m\n), u",
-                "WHERE m.state = 'running'\n     ORDER BY m.id\n       FOR NO KEY UPDATE OF m\n), u",
+                "WHERE {IS_RUNNING} AND m.deliveries = o.delivery\n     ORDER BY m.id\n       FOR NO KEY UPDATE OF m\n), u",
+                "WHERE {IS_RUNNING}\n     ORDER BY m.id\n       FOR NO KEY UPDATE OF m\n), u",
             )
         ],
     ),

@@ -1,11 +1,12 @@
-"""PostgreSQL keeps the plans of the hot moves, for one message as for many."""
+"""PostgreSQL keeps the plans of the hot moves, for one message as for many, and they find rows by id."""
 
 from __future__ import annotations
 
 import pytest
 from django.db import connection
 
-from django_delayq import schedule_messages
+from django_delayq import schedule_messages, transitions
+from django_delayq.sql.rows import Holding
 
 from .steps import TOPIC, claim, due, fail, succeed
 
@@ -24,8 +25,25 @@ def kept(words: str) -> int:
         return int(cursor.fetchone()[0])
 
 
+def plan(words: str) -> str:
+    """The plan that is kept for the statement with these words."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        cursor.execute(
+            "SELECT name, cardinality(parameter_types) FROM pg_prepared_statements WHERE strpos(statement, %s) > 0",
+            [words],
+        )
+        name, parameters = cursor.fetchone()
+        cursor.execute(f"EXPLAIN EXECUTE {name}({', '.join(['NULL'] * parameters)})")
+        return "\n".join(row[0] for row in cursor.fetchall())
+
+
+CLAIM, SUCCEED, FAIL = "AS t(id, ready, part", "AS o(id, delivery, place)", "AS o(id, delivery, actor"
+EXTEND = "AS o(id, delivery, lease)"
+
+
 @pytest.mark.parametrize("batch", [1, 20])
-@pytest.mark.parametrize("words", ["AS t(id, ready, part", "AS o(id, delivery, place)", "AS o(id, delivery, actor"])
+@pytest.mark.parametrize("words", [CLAIM, SUCCEED, FAIL])
 def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs PostgreSQL")
@@ -38,3 +56,23 @@ def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int)
         for row in claim(*(due().pk for _ in range(batch))):
             assert fail(row.id, dead=True) if number % 2 else succeed(row.id)
     assert kept(words) > before
+
+
+def test_rows_are_found_by_id_although_nothing_was_scheduled_when_the_table_was_looked_at() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    for message in schedule_messages([{"topic": TOPIC}] * 100):
+        (row,) = claim(message.pk)
+        assert succeed(row.id)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE delayq_message")
+    schedule_messages([{"topic": TOPIC, "delay": "1h"}] * 3_000)
+    for end in (fail, succeed):
+        (row,) = claim(due().pk)
+        assert transitions.extend("default", [Holding(row.id, row.deliveries, 60.0)], wait=False)
+        assert end(row.id)
+    for words in (CLAIM, SUCCEED, FAIL, EXTEND):
+        found = plan(words)
+        assert "delayq_message_pkey" in found
+        assert "delayq_todo" not in found
+        assert "delayq_leased" not in found
