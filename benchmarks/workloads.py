@@ -65,6 +65,8 @@ FILL_DUE, FILL_RATE = 10.0, 20_000
 URGENT = 5
 # A drain by ours or a floor is of so many messages at least: fewer would be handled in no time.
 FAST_DRAIN = 10_000
+# After two seconds without a command Redis gives the memory of a client's last one back. Seconds.
+IDLE = 3.5
 # How long a delayed message may take before it counts as missing: no peer looks less often. Seconds.
 GRACE = 35.0
 
@@ -211,6 +213,7 @@ def memory(adapter: Adapter, size: Size) -> Measures:
     """Bytes of Redis for a waiting message."""
 
     def used() -> int:
+        time.sleep(IDLE)
         info = adapter.bench.redis.info("memory")
         return int(info["used_memory"])
 
