@@ -149,6 +149,11 @@ class Delivery:
             return None
         return time.monotonic() - self._deadline
 
+    def is_late(self, by: float = 0.0) -> bool:
+        """Whether it runs on, so many seconds after its timeout."""
+        over = self.overtime
+        return over is not None and over >= by
+
     def begin(self) -> None:
         """The handler starts, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
 

@@ -48,10 +48,10 @@ class Keeper(Service):
         return min([WATCH, *(-over for d in held if (over := d.overtime) is not None and over < 0)])
 
     def _end_overtime(self, held: list[Delivery]) -> None:
-        late = [d for d in held if (d.overtime or -1) >= 0]
+        late = [d for d in held if d.is_late()]
         for delivery in late:
             delivery.interrupt()
-        gone = [d for d in late if (d.overtime or -1) >= self.hard]
+        gone = [d for d in late if d.is_late(self.hard)]
         if gone:
             self.stuck(gone)
 

@@ -78,7 +78,7 @@ class WorkerProcess:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         # What does not let go; more may join it while the process ends.
-        self._stuck: dict[tuple[int, int], Delivery] = {}
+        self._stuck: set[tuple[int, int]] = set()
         self._started = time.monotonic()
         settings = conf.get()
         using, roles = options.using, options.roles
@@ -171,14 +171,14 @@ class WorkerProcess:
     def _on_stuck(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             if (delivery.id, delivery.deliveries) not in self._stuck:
-                self._stuck[delivery.id, delivery.deliveries] = delivery
+                self._stuck.add((delivery.id, delivery.deliveries))
                 logger.error("%r does not end at its timeout; this process will be replaced", delivery)
         self.code = STUCK
         self.stop()
 
     def _is_all_stuck(self) -> bool:
         """Waiting longer would be for nothing."""
-        return {(d.id, d.deliveries) for d in self.pool.held()} <= self._stuck.keys()
+        return {(d.id, d.deliveries) for d in self.pool.held()} <= self._stuck
 
     def _shut_down(self) -> None:
         # Take no more before anything else, or the rest would never end.
@@ -194,7 +194,7 @@ class WorkerProcess:
         if not finished:
             self.code = self.code or UNFINISHED
             for delivery in self.pool.held():
-                if (delivery.overtime or -1) >= 0:
+                if delivery.is_late():
                     self.recorder.submit(delivery, timed_out(delivery), f"worker:{self.name}")
         # Outcomes are written before the threads go that could still add to them.
         for runner in self.runners:

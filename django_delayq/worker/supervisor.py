@@ -79,6 +79,10 @@ class Child:
     signs: float = 0.0
     silent: float = 0.0
 
+    def send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
 
 class Supervisor:
     """The parent process of run_delayq."""
@@ -263,20 +267,17 @@ class Supervisor:
             if child.silent > limit:
                 logger.critical("Worker process %s has shown no life for %d s; it is killed", child.name, child.silent)
                 child.silent = 0.0
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+                child.send(signal.SIGKILL)
 
     def _stop_children(self) -> None:
         self._stopping = True
         for child in self.children.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGTERM)
+            child.send(signal.SIGTERM)
 
     def _kill(self) -> None:
         for child in self.children.values():
             child.killed = True
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
+            child.send(signal.SIGKILL)
 
     # --- signals, waiting, heartbeat ----------------------------------------------------------------------------------
 
