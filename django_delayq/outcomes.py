@@ -57,9 +57,10 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The delivery was given back unfinished; it costs no attempt."""
+    """The delivery was given back unfinished; it costs no attempt. ``delay`` None: it is due as it was."""
 
     reason: str
+    delay: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ..broker.redis import RedisBroker
 from ..clock import from_ms
 from ..exceptions import BrokerUnavailable
 from ..models import Message
-from ..outcomes import Outcome, Release, Retry
+from ..outcomes import Release
 from ..sql.rows import Claimed, Ticket
 from ..states import State
 from . import connections
@@ -28,6 +29,7 @@ from .pauses import Pauses
 from .pool import Pool
 from .rollup import Counts
 from .service import backoff
+from .solo import Solo
 from .source import Source
 
 logger = logging.getLogger("django_delayq")
@@ -47,6 +49,9 @@ SUSPECT = 2
 # While it waits for that, its process takes nothing. When that takes longer than this, it is put off. Seconds.
 ALONE = 5.0
 PUT_OFF = 30.0
+# While another process of this worker runs one alone, it makes way for a moment within this time, which doubles each
+# time, up to PUT_OFF: were each process to run one alone, nothing else would be delivered. Seconds.
+TURN = 1.0
 # A process that could not write outcomes down for so long takes nothing: it would all have to be done again. Seconds.
 BEHIND = 5.0
 
@@ -64,6 +69,7 @@ class Consumer(threading.Thread):
         budget: Budget,
         poll: float,
         counts: Counts | None = None,
+        solo: Solo | None = None,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
@@ -74,6 +80,8 @@ class Consumer(threading.Thread):
         self.budget = budget
         self.poll = poll
         self.counts = Counts() if counts is None else counts
+        # None: there is no other process.
+        self.solo = solo
         self.pauses = Pauses(using, queues)
         self.beat = time.monotonic()
         self.exhausted = threading.Event()
@@ -143,7 +151,7 @@ class Consumer(threading.Thread):
         longest = LOOK * len(queues) if broker is not self.source.database else self.poll
         self._run_suspect()
         looked: list[Taken] = []
-        waiting = self.has_suspects
+        waiting = False
         for queue in queues:
             room = self.budget.reserve(self._room)
             kept = 0
@@ -162,7 +170,7 @@ class Consumer(threading.Thread):
             looked.append(taken)
         if self.budget.empty:
             self.exhausted.set()
-        self._waiting = waiting
+        self._waiting = waiting = waiting or self.has_suspects
         # Only now: while what was taken was claimed, the next may have fallen due.
         wait = min([longest, *(wait for taken in looked if (wait := taken.wait) is not None)])
         if waiting and self.pool.is_worth_filling and self._may_go_on and not self.budget.empty:
@@ -269,13 +277,15 @@ class Consumer(threading.Thread):
         """
         suspects = [d for d in deliveries if d.crashes >= SUSPECT]
         self.pool.submit([d for d in deliveries if d.crashes < SUSPECT])
-        if deliveries:
-            self._careful = bool(suspects)
-        if suspects:
+        mine = bool(suspects) and (self.solo is None or self.solo.take())
+        if mine:
             self.pool.aside, self._aside_since = suspects[0], time.monotonic()
-        for delivery in suspects[1:]:
-            self.pool.recorder.submit(delivery, Release("is to run alone"), f"worker:{self.worker}")
-        return len(deliveries) - len(suspects[1:])
+        if deliveries:
+            self._careful = mine
+        for delivery in suspects[mine:]:
+            outcome = Release("is to run alone", None if mine else _moment(delivery))
+            self.pool.recorder.submit(delivery, outcome, f"worker:{self.worker}")
+        return len(deliveries) - len(suspects[mine:])
 
     def _run_suspect(self) -> None:
         """A message that seems to kill its workers runs with nothing else in the process: it harms only itself."""
@@ -284,7 +294,7 @@ class Consumer(threading.Thread):
             return
         if self.pool.busy:
             if time.monotonic() - self._aside_since > ALONE:
-                self._give_back_suspect(Retry(timedelta(seconds=PUT_OFF), "is to run alone", counts=False))
+                self._give_back_suspect(Release("is to run alone", timedelta(seconds=PUT_OFF)))
             return
         if not self.pool.recorder.flush(10.0):
             return
@@ -292,11 +302,17 @@ class Consumer(threading.Thread):
         self.pool.submit([delivery])
         self.pool.aside = None
         self.pool.wait_idle(math.inf, self._go_on_waiting)
+        self._leave_to_another()
 
-    def _give_back_suspect(self, outcome: Outcome) -> None:
+    def _give_back_suspect(self, outcome: Release) -> None:
         delivery, self.pool.aside = self.pool.aside, None
         if delivery is not None:
             self.pool.recorder.submit(delivery, outcome, f"worker:{self.worker}")
+            self._leave_to_another()
+
+    def _leave_to_another(self) -> None:
+        if self.solo is not None:
+            self.solo.release()
 
     def _go_on_waiting(self) -> bool:
         self.beat = time.monotonic()
@@ -322,3 +338,9 @@ class Consumer(threading.Thread):
         deadline = time.monotonic() + seconds
         while not self._may_go_on and not self._stopping.is_set() and time.monotonic() < deadline:
             time.sleep(0.005)
+
+
+def _moment(delivery: Delivery) -> timedelta:
+    """For how long it makes way. At random: what makes way together is not to come back together."""
+    before = delivery.claimed.reported - delivery.claimed.attempts
+    return timedelta(seconds=random.uniform(0, min(PUT_OFF, TURN * 2.0 ** min(before, 10))))

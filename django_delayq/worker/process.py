@@ -29,6 +29,7 @@ from .reaper import Reaper
 from .recorder import Recorder
 from .rollup import Counts, RollupWriter
 from .service import Runner, Service
+from .solo import Solo
 from .source import Source
 from .sweeper import Sweeper
 
@@ -69,7 +70,7 @@ def worker_name(options: Options) -> str:
 class WorkerProcess:
     """Everything that runs in one process."""
 
-    def __init__(self, options: Options, budget: Budget, *, hard: float = HARD) -> None:
+    def __init__(self, options: Options, budget: Budget, solo: Solo | None = None, *, hard: float = HARD) -> None:
         self.options = options
         self.name = worker_name(options)
         self.code = DONE
@@ -91,7 +92,7 @@ class WorkerProcess:
         self.consumer: Consumer | None = None
         if "consumer" in roles:
             self.consumer = Consumer(
-                using, self.source, self.pool, self.queues, self.name, budget, settings.POLL_INTERVAL, self.counts
+                using, self.source, self.pool, self.queues, self.name, budget, settings.POLL_INTERVAL, self.counts, solo
             )
         keeper = Keeper(using, self.pool, self._on_stuck, hard)
         self.presence = Presence(using, self.name, self.queues, options.threads)

@@ -231,7 +231,7 @@ def _failure(ended: Ended) -> Failure:
         case DeadLetter():
             return base._replace(dead=True, error=outcome.error, traceback=outcome.traceback)
         case Release():
-            return base._replace(counts=False, reason=outcome.reason)
+            return base._replace(delay=outcome.delay, counts=False, reason=outcome.reason)
         case _:
             raise AssertionError(outcome)
 

@@ -26,6 +26,7 @@ from .process import BROKEN, EXHAUSTED, STUCK, Options, WorkerProcess
 from .reaper import tell
 from .rollup import Counts, RollupWriter
 from .service import backoff
+from .solo import Solo
 
 logger = logging.getLogger("django_delayq")
 
@@ -90,6 +91,7 @@ class Supervisor:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.budget = Budget(options.max_messages)
+        self.solo = Solo()
         self.children: dict[int, Child] = {}
         self._signals = 0
         self._stopping = False
@@ -171,7 +173,7 @@ class Supervisor:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._alive_write)
-            process = WorkerProcess(self.options, self.budget)
+            process = WorkerProcess(self.options, self.budget, self.solo)
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
             os.write(name_write, process.name.encode())
             os.close(name_write)

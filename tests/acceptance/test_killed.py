@@ -106,6 +106,29 @@ def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) ->
         assert log_of(message)[-1].reason == "worker process died; 3 deliveries ended without a word"
 
 
+@BOTH
+def test_one_process_at_a_time_runs_a_message_alone_and_the_others_deliver(start: Start, gate: Gate) -> None:
+    suspects = [schedule_message("t.gate", gate.payload) for _ in range(2)]
+    # As after two deaths of their processes.
+    Message.objects.update(deliveries=2)
+    worker = start("--processes", "2", "--threads", "2")
+    put_off = Transition.objects.filter(reason="is to run alone", due_at__gt=F("at"))
+    eventually(put_off.exists, "one makes way for the other")
+    eventually(lambda: gate.how_many_began() == 1, "the other runs alone")
+    plain = schedule_message("t.effect")
+    wait_until(plain, State.CONSUMED)
+    running = Message.objects.get(state=State.RUNNING)
+    assert running.pk != put_off[0].message_id
+    # Its right to run alone ends with its process.
+    os.kill(int(running.worker.split("/")[1]), signal.SIGKILL)
+    wait_until(running, State.DEAD)
+    worker.wait_for_children(2)
+    eventually(lambda: gate.how_many_began() == 2, "the one that made way runs alone")
+    gate.open()
+    eventually(lambda: states() == {State.CONSUMED: 2, State.DEAD: 1}, "all are finished")
+    assert worker.count("runs alone") == len(suspects)
+
+
 def test_workers_killed_again_and_again_lose_nothing(start: Start, configure: Callable[..., None]) -> None:
     configure(LEASE=1, MAX_CRASHES=100)
     messages = schedule_messages({"topic": "t.tx", "delay": 0.003 * n} for n in range(600))
