@@ -1,6 +1,6 @@
 """Breaks the code on purpose, once at a time, and tells which tests notice: ``python -m tests.mutation [NAME …]``.
 
-It works on copies in a temporary folder. A mutant that survives is a hole in the tests. Exit code 1 when one does.
+It works on copies in a temporary folder. A mutant that survives is a hole in the tests. Exit code 1 when one does, 2 when a test fails without any.
 """
 
 # ruff: noqa: E501, ISC004
@@ -155,7 +155,7 @@ MUTANTS = [
     ),
     Mutant(
         "shutdown that costs an attempt",
-        [(f"{WORKER}/recorder.py", "return base._replace(counts=False, reason", "return base._replace(reason")],
+        [(f"{WORKER}/recorder.py", "outcome.delay, counts=False, reason", "outcome.delay, reason")],
     ),
     Mutant(
         "due times rounded down",
@@ -173,23 +173,27 @@ MUTANTS = [
 ]
 
 
+# The code as it is. What notices it would notice anything.
+CONTROL = Mutant("nothing", [])
+
+
 def main() -> int:
     wanted = sys.argv[1:]
     survivors = 0
     print(f"{'mutant':<48}" + "".join(f"{name:>16}" for name in HARNESSES), flush=True)
-    for mutant in MUTANTS:
-        if wanted and mutant.name not in wanted:
-            continue
+    for mutant in [CONTROL, *(mutant for mutant in MUTANTS if not wanted or mutant.name in wanted)]:
         with tempfile.TemporaryDirectory() as folder:
             tree = Path(folder) / "tree"
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.sqlite3*", "__pycache__"))
             apply(mutant, tree)
             verdicts = [run(tree, paths) for paths in HARNESSES.values()]
-        survivors += not any(verdict.noticed for verdict in verdicts)
         print(f"{mutant.name:<48}" + "".join(f"{verdict.brief:>16}" for verdict in verdicts), flush=True)
-        for verdict in verdicts:
-            for test in verdict.noticed:
-                print(f"    {test}", flush=True)
+        noticed = [test for verdict in verdicts for test in verdict.noticed]
+        for test in noticed:
+            print(f"    {test}", flush=True)
+        if mutant is CONTROL and noticed:
+            return 2
+        survivors += not noticed and mutant is not CONTROL
     return int(survivors > 0)
 
 
@@ -198,7 +202,7 @@ def apply(mutant: Mutant, tree: Path) -> None:
         file = tree / name
         text = file.read_text()
         if text.count(old) != 1:
-            raise SystemExit(f"{mutant.name}: the text to replace stands {text.count(old)} times in {name}")
+            raise ValueError(f"{mutant.name}: the text to replace stands {text.count(old)} times in {name}")
         file.write_text(text.replace(old, new))
 
 
