@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import psycopg
 import redis
@@ -43,14 +42,14 @@ LEFT = "SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'runnin
 class Process:
     """A program of the torture in a process group of its own, with a log."""
 
-    def __init__(self, arena: Arena, name: str, *arguments: str) -> None:
+    def __init__(self, arena: Arena, name: str, *arguments: str, place: int = 0) -> None:
         self.name = name
-        self._log = arena.folder / "logs" / f"{name}.log"
-        with self._log.open("ab") as log:
+        self.log = arena.folder / "logs" / f"{name}.log"
+        with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=ROOT,
-                env=arena.environment,
+                env=arena.environment(place),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -68,7 +67,7 @@ class Process:
 
     def wait_until_there(self) -> None:
         """Until it has said its first word."""
-        eventually(lambda: self._log.stat().st_size > 0 or not self.alive, f"{self.name} is there")
+        eventually(lambda: self.log.stat().st_size > 0 or not self.alive, f"{self.name} is there")
 
     def kill(self) -> None:
         """All of its group at once, as a power cut does."""
@@ -78,7 +77,10 @@ class Process:
 
 
 class Arena:
-    """Redis with a replica, and PostgreSQL, each behind a proxy; workers, producers and a canceller."""
+    """Redis with a replica, and PostgreSQL, each behind proxies; workers, producers and a canceller.
+
+    The first proxy is everybody's but the workers', of which each place has one to itself.
+    """
 
     def __init__(self, folder: Path, seed: str, size: Size) -> None:
         self.folder = folder
@@ -102,26 +104,17 @@ class Arena:
             self.redis, self.replica = (
                 stack.enter_context(RedisServer("--slowlog-log-slower-than", "10000")) for _ in range(2)
             )
+            self.to_master = stack.enter_context(Proxy(self.redis.port))
             self._follow()
             self.postgres = stack.enter_context(PostgresServer(fsync=True))
-            self.to_redis = stack.enter_context(Proxy(self.redis.port))
-            self.to_postgres = stack.enter_context(Proxy(self.postgres.port))
+            places = range(1 + self.size.workers)
+            self.to_redis = [stack.enter_context(Proxy(self.redis.port)) for _place in places]
+            self.to_postgres = [stack.enter_context(Proxy(self.postgres.port)) for _place in places]
             stack.callback(self._kill_all)
-            port = urlsplit(self.to_postgres.url).port
-            self.environment = {
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "DJANGO_SETTINGS_MODULE": "tests.torture.settings",
-                "DATABASE_URL": self.postgres.url.replace(str(self.postgres.port), str(port)),
-                "REDIS_URL": self.to_redis.url,
-                "TORTURE_DIR": str(self.folder),
-                "TORTURE_DELAYQ": json.dumps(DELAYQ),
-                "DEBUG": "0",
-            }
             subprocess.run(
                 [sys.executable, "-m", "django", "migrate", "--verbosity", "0"],
                 cwd=ROOT,
-                env=self.environment,
+                env=self.environment(0),
                 check=True,
             )
             with psycopg.connect(self.postgres.url) as connection:
@@ -131,6 +124,19 @@ class Arena:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
+
+    def environment(self, place: int) -> dict[str, str]:
+        """Of a process there: 0 for all but workers."""
+        return {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "DJANGO_SETTINGS_MODULE": "tests.torture.settings",
+            "DATABASE_URL": self.postgres.url.replace(str(self.postgres.port), str(self.to_postgres[place].port)),
+            "REDIS_URL": self.to_redis[place].url,
+            "TORTURE_DIR": str(self.folder),
+            "TORTURE_DELAYQ": json.dumps(DELAYQ),
+            "DEBUG": "0",
+        }
 
     def _kill_all(self) -> None:
         for process in [*self.workers, *self.others.values(), *self._ended]:
@@ -143,14 +149,14 @@ class Arena:
     def begin(self, until: float) -> None:
         """Start everything; producers go on until then."""
         self.until = until
-        self.workers = [self.start_worker() for _ in range(self.size.workers)]
+        self.workers = [self.start_worker(place) for place in range(self.size.workers)]
         for number in range(self.size.producers):
             self.start_producer(number, self.size.poison if number == 0 else 0)
         self.others["canceller"] = Process(self, "canceller", "tests.torture.canceller", str(until + self.size.spread))
 
-    def start_worker(self) -> Process:
+    def start_worker(self, place: int) -> Process:
         options = ("--processes", str(self.size.processes), "--threads", str(self.size.threads))
-        return Process(self, self._name("worker"), "django", "run_delayq", *options)
+        return Process(self, self._name("worker"), "django", "run_delayq", *options, place=place + 1)
 
     def start_producer(self, number: int, poison: int = 0) -> None:
         name = self._name("producer")
@@ -172,7 +178,13 @@ class Arena:
                 text = f"{worker.name}, exit code {worker.popen.returncode}"
                 self.journal.write("worker ended by itself", text=text)
                 self._ended.append(worker)
-                self.workers[place] = self.start_worker()
+                self.workers[place] = self.start_worker(place)
+        for process in self.others.values():
+            # Producers kill themselves now and then.
+            if process.popen.poll() not in (None, 0, -signal.SIGKILL) and process not in self._ended:
+                self._ended.append(process)
+                text = f"{process.name}, exit code {process.popen.returncode}"
+                self.journal.write("client ended by itself", text=text)
         for number in range(self.size.producers):
             if not self.others[f"producer {number}"].alive and time.time() < self.until - 1:
                 self.start_producer(number)
@@ -183,8 +195,9 @@ class Arena:
     def replace(self, worker: Process) -> Process:
         """Another worker in the place of one that has ended."""
         self._ended.append(worker)
-        successor = self.workers[self.workers.index(worker)] = self.start_worker()
-        return successor
+        place = self.workers.index(worker)
+        self.workers[place] = self.start_worker(place)
+        return self.workers[place]
 
     def stop(self) -> None:
         """Workers end in order, the others at once; and those whose supervisor is gone have ended by themselves."""
@@ -219,11 +232,11 @@ class Arena:
     # --- servers ------------------------------------------------------------------------------------------------------
 
     def redis_client(self) -> redis.Redis:
-        """Of the master, past the proxy."""
+        """Of the master, past the proxies."""
         return _client(self.redis)
 
     def replica_client(self) -> redis.Redis:
-        """Of the replica, past the proxy."""
+        """Of the replica, past the proxies."""
         return _client(self.replica)
 
     def note_slow_scripts(self) -> None:
@@ -277,20 +290,29 @@ class Arena:
         for path in (self.redis.directory / "appendonly.aof", self.redis.directory / "appendonlydir"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def fail_over(self) -> None:
-        """The replica becomes the master; what was the master comes back empty, as its replica."""
+    def fail_over(self) -> int:
+        """The replica becomes the master; what was the master comes back empty, as its replica.
+
+        Returns how many bytes of what the master was told the replica had not heard of.
+        """
+        with self.redis_client() as client:
+            told = client.info("replication")["master_repl_offset"]
         self.redis.kill()
-        with _client(self.replica) as client:
+        with self.replica_client() as client:
+            heard = client.info("replication")["slave_repl_offset"]
             client.replicaof("NO", "ONE")
-        self.to_redis.turn_to(self.replica.port)
         self.redis, self.replica = self.replica, self.redis
+        for proxy in (*self.to_redis, self.to_master):
+            proxy.turn_to(self.redis.port)
+        self.to_master.clear()
         (self.replica.directory / "dump.rdb").unlink(missing_ok=True)
         self.replica.start()
         self._follow()
+        return int(told - heard)
 
     def _follow(self) -> None:
-        with _client(self.replica) as client:
-            client.replicaof("127.0.0.1", str(self.redis.port))
+        with self.replica_client() as client:
+            client.replicaof("127.0.0.1", str(self.to_master.port))
 
     def kill_postgres(self) -> None:
         """SIGKILL to every process of it."""

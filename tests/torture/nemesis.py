@@ -93,21 +93,29 @@ class Nemesis:
         more: dict[str, Any] = {}
         yield more
         self.journal.write("end", fault=number, kind=kind, **more)
+        if not more.get("bite", True):
+            self.journal.write("toothless fault", text=f"{kind}: {more}")
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def a_worker(self) -> Process:
         return self.random.choice(self.arena.workers)
 
-    def a_child(self) -> int | None:
-        children = self.a_worker().pids[1:]
-        return self.random.choice(children) if children else None
+    def a_child(self) -> int:
+        """Of a worker that has just been started there may be none yet."""
+        children: list[int] = []
+
+        def look() -> bool:
+            children[:] = self.a_worker().pids[1:]
+            return bool(children)
+
+        eventually(look, "a worker has a child")
+        return self.random.choice(children)
 
     def kill_child(self) -> None:
         child = self.a_child()
-        if child is not None:
-            with self.fault("kill-child", pids=[child]):
-                signal_all([child], signal.SIGKILL)
+        with self.fault("kill-child", pids=[child]):
+            signal_all([child], signal.SIGKILL)
 
     def kill_worker(self) -> None:
         worker = self.a_worker()
@@ -134,9 +142,7 @@ class Nemesis:
             self.arena.start_producer(number)
 
     def freeze_child(self) -> None:
-        child = self.a_child()
-        if child is not None:
-            self._freeze("freeze-child", [child])
+        self._freeze("freeze-child", [self.a_child()])
 
     def freeze_worker(self) -> None:
         self._freeze("freeze-worker", self.a_worker().pids)
@@ -183,15 +189,18 @@ class Nemesis:
     def drop_key(self) -> None:
         with self.fault("drop-key") as more, self.arena.redis_client() as client:
             keys = sorted(client.keys("*"))
-            if keys:
-                key = self.random.choice(keys)
-                more["key"] = key.decode()
-                client.delete(key)
+            key = self.random.choice(keys) if keys else b""
+            more["key"], more["bite"] = key.decode(), client.delete(key)
 
     def lost_reply(self) -> None:
         """The next scripts are carried out, and nobody hears of it."""
-        with self.fault("lost-reply"):
-            self.arena.to_redis.lose_reply_to(*[b"EVALSHA"] * self.random.randint(1, 4))
+        way = self.random.choice(self.arena.to_redis)
+        with self.fault("lost-reply") as more:
+            before, number = len(way.lost), self.random.randint(1, 4)
+            way.lose_reply_to(*[b"EVALSHA"] * number)
+            with contextlib.suppress(TimeoutError):
+                eventually(lambda: len(way.lost) == before + number, "replies are lost", 10)
+            more["bite"] = len(way.lost) - before
 
     def redis_empty(self) -> None:
         with self.fault("redis-empty"):
@@ -215,12 +224,10 @@ class Nemesis:
         with self.arena.replica_client() as client, contextlib.suppress(TimeoutError):
             eventually(lambda: client.info("replication").get("master_link_status") == "up", "a replica", 10)
         self.arena.note_slow_scripts()
-        self.arena.replica.freeze()
+        self.arena.to_master.swallow()
         self.arena.rest(self.random.uniform(0.5, 3))
-        with self.fault("redis-failover"):
-            self.arena.redis.freeze()
-            self.arena.replica.thaw()
-            self.arena.fail_over()
+        with self.fault("redis-failover") as more:
+            more["bite"] = self.arena.fail_over()
 
     def redis_freeze(self) -> None:
         with self.fault("redis-freeze"):
@@ -230,33 +237,53 @@ class Nemesis:
 
     def redis_cut(self) -> None:
         with self.fault("redis-cut"):
-            self.arena.to_redis.cut()
+            for way in self.ways(self.arena.to_redis):
+                way.cut()
 
     def redis_blackhole(self) -> None:
         """Nothing arrives in either direction, and nobody says so."""
         with self.fault("redis-blackhole"):
-            self._swallow(self.arena.to_redis)
+            self._swallow(self.ways(self.arena.to_redis))
 
     def redis_half_open(self) -> None:
         """The connections of now are dead without a word, as behind a firewall that forgot them. New ones are well."""
-        with self.fault("redis-half-open"):
-            self.arena.to_redis.forget()
-            self.arena.rest(self.random.uniform(*self.arena.size.partition))
-            self.arena.to_redis.reset_forgotten()
+        with self.fault("redis-half-open") as more:
+            more["bite"] = self._forget(self.ways(self.arena.to_redis))
 
-    def _swallow(self, network: Proxy) -> None:
-        network.swallow()
+    def ways(self, network: list[Proxy]) -> list[Proxy]:
+        """All of them, or that of one worker, while the others go on."""
+        return network if self.random.random() < 0.5 else [self.random.choice(network[1:])]
+
+    def _swallow(self, ways: list[Proxy]) -> None:
+        for way in ways:
+            way.swallow()
         try:
             self.arena.rest(self.random.uniform(*self.arena.size.partition))
         finally:
-            network.clear()
+            for way in ways:
+                way.clear()
+
+    def _forget(self, ways: list[Proxy]) -> int:
+        forgotten = sum(way.forget() for way in ways)
+        self.arena.rest(self.random.uniform(*self.arena.size.partition))
+        for way in ways:
+            way.reset_forgotten()
+        return forgotten
 
     def redis_evict(self) -> None:
         """Memory is short, and any key may go."""
-        with self.fault("redis-evict"), self.arena.redis_client() as client:
+        with self.fault("redis-evict") as more, self.arena.redis_client() as client:
+            before = client.info("stats")["evicted_keys"]
+
+            def look() -> bool:
+                # What others have written meanwhile is used too.
+                client.config_set("maxmemory", client.info("memory")["used_memory"] - 1)
+                more["bite"] = client.info("stats")["evicted_keys"] - before
+                return bool(more["bite"])
+
             client.config_set("maxmemory-policy", "allkeys-random")
-            client.config_set("maxmemory", client.info("memory")["used_memory"] - 1)
-            time.sleep(0.3)
+            with contextlib.suppress(TimeoutError):
+                eventually(look, "a key is evicted", 10)
             client.config_set("maxmemory", 0)
             client.config_set("maxmemory-policy", "noeviction")
 
@@ -280,7 +307,8 @@ class Nemesis:
         """Every connection breaks, on both sides or only for the client."""
         with self.fault("database-cut"):
             if self.random.random() < 0.5:
-                self.arena.to_postgres.cut()
+                for way in self.ways(self.arena.to_postgres):
+                    way.cut()
             else:
                 with psycopg.connect(self.arena.postgres.url, autocommit=True) as connection:
                     connection.execute(
@@ -290,11 +318,9 @@ class Nemesis:
 
     def database_blackhole(self) -> None:
         with self.fault("database-blackhole"):
-            self._swallow(self.arena.to_postgres)
+            self._swallow(self.ways(self.arena.to_postgres))
 
     def database_half_open(self) -> None:
         """As with Redis; that the dead connections end is what the kernel's keepalives are for."""
-        with self.fault("database-half-open"):
-            self.arena.to_postgres.forget()
-            self.arena.rest(self.random.uniform(*self.arena.size.partition))
-            self.arena.to_postgres.reset_forgotten()
+        with self.fault("database-half-open") as more:
+            more["bite"] = self._forget(self.ways(self.arena.to_postgres))

@@ -45,6 +45,10 @@ WARM_UP = 30.0
 SLOW = 50.0
 # Clocks of two processes on one machine are read one after the other. Seconds.
 BLUR = 0.05
+# A process that lived on for so long after an effect, with nothing in its way, has recorded it. Seconds.
+RECORDED = 2.0
+# From so many deliveries with nothing near on, their 99th percentile says something.
+MANY = 1000
 
 REDIS_FAULTS = frozenset(
     {
@@ -62,6 +66,7 @@ REDIS_FAULTS = frozenset(
         "redis-rollback",
     }
 )
+FREEZES = frozenset({"freeze-child", "freeze-worker"})
 # After these, consumers had to start or to find their server again: lateness counts from then.
 STANDSTILLS = frozenset({"kill-worker", "kill-supervisor", "roll"})
 DATABASE_FAULTS = frozenset(
@@ -266,8 +271,12 @@ KINDS = (
     "consumed without effect",
     "effect without consumed",
     "late",
+    "wrong answer",
     "worker ended by itself",
+    "client ended by itself",
     "restore failed",
+    "toothless fault",
+    "fault that never came",
     "slow script",
     "growth",
 )
@@ -311,19 +320,25 @@ class Oracle:
             self.report.counts[message.state] += 1
             if message.state not in FINAL:
                 self.report.found("lost", f"{pk} is still {message.state}")
+            elif message.state == "consumed" and self._kind(pk) == "poison":
+                self.report.found("unexpected", f"{pk} was consumed, and kills every process that runs it")
             elif message.state == "dead" and not self._may_be_dead(pk):
                 self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}")
 
     def _may_be_dead(self, pk: int) -> bool:
-        """Poison, or a message whose every death without a word was the nemesis's doing."""
-        if pk in self.evidence.scheduled and self.evidence.scheduled[pk].kind == "poison":
-            return True
+        """Died as often as is allowed, without a word: poison, or one whose every death was the nemesis's doing."""
         log = self.evidence.log[pk]
         unreported = [row for row in log if row.is_death]
-        if "without a word" not in log[-1].reason:
+        if "without a word" not in log[-1].reason or len(unreported) != self.evidence.run["max_crashes"]:
             return False
+        if self._kind(pk) == "poison":
+            return True
         self.report.counts["innocent, but killed too often"] += 1
         return all(self._why(pk, row.delivery, row.at) for row in unreported)
+
+    def _kind(self, pk: int) -> str:
+        scheduled = self.evidence.scheduled.get(pk)
+        return "" if scheduled is None else scheduled.kind
 
     def nothing_is_unexpected(self) -> None:
         known = self.evidence.scheduled.keys()
@@ -422,22 +437,38 @@ class Oracle:
     def _why(self, pk: int, delivery: int, until: float) -> str | None:
         """The window through which another delivery came, if something was done that opens one.
 
-        W1: the process died between the effect and its record. W2: the lease ran out though the process lived.
+        W1: the process died between the effect and its record. W2: the lease ran out though the process lived: it
+        stood still, or the database was away for so long that the lease could not be extended in time.
         """
         claim = next((row for row in self.evidence.log[pk] if row.is_claim and row.delivery == delivery), None)
         if claim is None or claim.pid is None:
             return None
         died = self._died(claim.pid, claim.at)
-        if died is not None and died <= until + BLUR:
+        if died is not None and died <= until + BLUR and not self._is_recorded(pk, delivery, claim.pid, died):
             return "W1"
-        for fault in self.faults:
-            overlaps = fault.begin <= until and fault.end >= claim.at - BLUR
-            if fault.kind in ("freeze-child", "freeze-worker") and claim.pid in fault.pids and overlaps:
+        for fault in self._between(claim.at - BLUR, until):
+            if fault.kind in FREEZES and claim.pid in fault.pids:
                 return "W2"
-            # Nobody can extend a lease in a database that is away.
-            if fault.kind in DATABASE_FAULTS and overlaps and until - claim.at > self.lease - BLUR:
+            away = fault.kind in DATABASE_FAULTS and fault.end - fault.begin > self.lease / 2
+            if away and until - claim.at > self.lease - BLUR:
                 return "W2"
         return None
+
+    def _is_recorded(self, pk: int, delivery: int, pid: int, died: float) -> bool:
+        """Whether this delivery had its effect so long before its process died that the record knows of it."""
+        ends = [line.at for line in self.evidence.lines.get(pk, ()) if (line.what, line.delivery) == ("end", delivery)]
+        return (
+            bool(ends)
+            and died - ends[0] > RECORDED
+            and not any(
+                fault.kind in DATABASE_FAULTS or (pid in fault.pids and fault.kind in FREEZES)
+                for fault in self._between(ends[0] - BLUR, died)
+            )
+        )
+
+    def _between(self, begin: float, end: float) -> Iterator[Fault]:
+        """Faults that were there at some time of these."""
+        return (fault for fault in self.faults if fault.begin <= end and fault.end >= begin)
 
     def _died(self, pid: int, since: float) -> float | None:
         """When the process was killed; a number may be used again for another process."""
@@ -464,9 +495,17 @@ class Oracle:
     def cancelled_means_cancelled(self) -> None:
         for answer in self.evidence.answers:
             self.report.counts[f"answered {answer.verdict!r}"] += 1
-            if answer.verdict not in ("cancelled", "outcome unknown", "requested"):
-                continue
             pk = answer.id
+            if answer.verdict not in ("cancelled", "outcome unknown", "requested"):
+                log = self.evidence.log.get(pk, [])
+                if (
+                    answer.verdict != "too late"
+                    or not log
+                    or log[-1].after not in FINAL
+                    or (log[-1].at > answer.answered + BLUR)
+                ):
+                    self.report.found("wrong answer", f"{pk}: {answer.verdict!r}")
+                continue
             for row in self.evidence.log.get(pk, ()):
                 if row.is_claim and row.at > answer.answered:
                     self.report.found(
@@ -482,6 +521,8 @@ class Oracle:
                 for line in self.evidence.lines.get(pk, ()):
                     if line.what == "start" and line.at > answer.answered:
                         self.report.found("start after cancelled", f"{pk}: its handler ran after the answer")
+                    elif line.what == "end":
+                        self.report.found("wrong answer", f"{pk}: 'cancelled', and it had its effect")
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -490,6 +531,9 @@ class Oracle:
             for before, row in pairwise(log):
                 if row.is_claim:
                     self._measure(pk, log, before, row)
+        quiet, steady = sorted(self.report.lateness["quiet"]), self.evidence.run["steady"]
+        if len(quiet) >= MANY and quiet[len(quiet) * 99 // 100] > steady:
+            self.report.found("late", f"99th percentile of quiet times: {quiet[len(quiet) * 99 // 100]:.3f} s")
 
     def _measure(self, pk: int, log: list[Row], before: Row, claim: Row) -> None:
         ready = max(before.due, before.at)
@@ -505,17 +549,21 @@ class Oracle:
                 allowed = marks["child"] if child else marks["worker"]
         elif pk in self.evidence.orphaned:
             allowed, kind = marks["push"], "lost push"
-        near = list(self._near(ready, claim.at))
-        for fault in near:
-            allowed = max(allowed, self._mark(fault))
-            if fault.end <= claim.at and fault.kind in REDIS_FAULTS | DATABASE_FAULTS | STANDSTILLS:
-                ready = max(ready, fault.end)
-        if near and kind == "quiet":
-            kind = f"after {near[-1].kind}"
-        late = claim.at - ready
-        self.report.lateness[kind].append(late)
-        if late > allowed:
-            self.report.found("late", f"{pk}: {late:.2f} s ({kind}, {allowed:g} s allowed), delivery {claim.delivery}")
+        deadline, near = ready + allowed, None
+        for fault in self.faults:
+            # One that came when it was late already is no excuse.
+            if fault.begin > min(deadline, claim.at):
+                break
+            if fault.end + self._mark(fault) >= ready:
+                deadline, near = max(deadline, fault.end + self._mark(fault)), fault
+                if fault.end <= claim.at and fault.kind in REDIS_FAULTS | DATABASE_FAULTS | STANDSTILLS:
+                    ready = max(ready, fault.end)
+        if near is not None and kind == "quiet":
+            kind = f"after {near.kind}"
+        self.report.lateness[kind].append(claim.at - ready)
+        if claim.at > deadline:
+            over = f"{claim.at - deadline:.2f} s more than the {deadline - ready:.2f} s allowed"
+            self.report.found("late", f"{pk}: {over} ({kind}), delivery {claim.delivery}")
 
     def _died_holding(self, log: list[Row], delivery: int) -> float | None:
         claim = next((row for row in log if row.is_claim and row.delivery == delivery), None)
@@ -525,14 +573,6 @@ class Oracle:
         times = [self._died(claim.pid, claim.at), *(at for at in frozen if at >= claim.at)]
         return min((at for at in times if at is not None), default=None)
 
-    def _near(self, begin: float, end: float) -> Iterator[Fault]:
-        """Faults that may still be felt in a time."""
-        for fault in self.faults:
-            if fault.begin > end:
-                return
-            if fault.end + self._mark(fault) >= begin:
-                yield fault
-
     def _mark(self, fault: Fault) -> float:
         """How late it may still be after the fault is healed. Seconds."""
         marks = self.evidence.run["marks"]
@@ -540,7 +580,7 @@ class Oracle:
             return float(marks["redis"])
         if fault.kind in DATABASE_FAULTS:
             return float(marks["database"])
-        if fault.kind in ("kill-child", "mortal"):
+        if fault.kind == "kill-child":
             return float(marks["child"])
         if fault.kind == "kill-producer":
             return float(marks["push"])
@@ -555,6 +595,8 @@ class Oracle:
             elif note["what"] in KINDS:
                 self.report.found(note["what"], note["text"])
         self._nothing_grows()
+        for kind in sorted(set(self.evidence.run["kinds"]) - {fault.kind for fault in self.faults}):
+            self.report.found("fault that never came", kind)
         for fault in self.faults:
             self.report.counts[f"fault {fault.kind}"] += 1
             if fault.kind == "restores" and fault.code and not self._disturbed(fault):

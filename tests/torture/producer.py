@@ -73,6 +73,8 @@ class Producer:
         when: dict[str, Any] = {"delay": delay}
         if draw() < 0.5:
             when = {"due": datetime.now(UTC) + timedelta(seconds=delay)}
+        # What it asks for, and not what the record made of it: a delay counts from the call at the earliest.
+        due = when.get("due", datetime.now(UTC) + timedelta(seconds=delay))
         topic = "torture.hang" if kind == "hanging" else self.random.choice(TOPICS)
         message = schedule_message(
             topic, payload, key=key, on_conflict="keep", priority=self.random.choice((-10, 0, 0, 0, 10)), **when
@@ -81,7 +83,6 @@ class Producer:
             return None
         cancel = message.due_at if draw() < 0.02 else None
         with connection.cursor() as cursor:
-            due = when.get("due", message.due_at)
             cursor.execute(AUDIT, [message.pk, due, kind, key, cancel, self.random.uniform(-1.0, 0.3)])
         return int(message.pk)
 

@@ -39,7 +39,10 @@ SMOKE = Size(50, 60, 3, 2, 2, 4, 12, (0.2, 1.0), 75, 1, (1, 3), {"kill-child": 2
 NIGHTLY = Size(13 * 60, 50, 3, 2, 2, 6, 60, (1, 6), 150, 8, (5, 20), LONG)
 SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20, (5, 40), LONG)
 
-SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK}
+# Each fault once and by itself: the next comes when the longest mark after the one before is over.
+APART = Size(12 * 60, 50, 3, 2, 2, 6, 12, (16, 17), 75, 2, (3, 9), {})
+
+SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK, "apart": APART}
 
 # Short, so that every clock of the package runs out many times in a run.
 DELAYQ: dict[str, Any] = {
