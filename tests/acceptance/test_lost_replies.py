@@ -3,48 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import redis
 
-from django_delayq import schedule_message, schedule_messages
+from django_delayq import Verdict, cancel_message, schedule_message, schedule_messages
 from django_delayq.broker import scripts
+from django_delayq.broker.keys import keys
 from django_delayq.models import Message
 from django_delayq.states import State
 from testproject.servers import RedisServer
-from tests.acceptance.conftest import Start
+from tests.acceptance.conftest import Gate, Start
 from tests.proxy import Proxy
-from tests.record_of import consumed, effects_per_message, once_each, wait_until, wait_until_all
+from tests.record_of import consumed, effects_per_message, once_each, states, wait_until, wait_until_all
 from tests.workers import eventually
+
+KEYS = keys("delayq", "default")
+SCRIPTS = sorted(file.stem for file in Path(scripts.__file__).parent.glob("*.lua"))
+
+
+def digest(script: str) -> bytes:
+    return scripts.load(script).digest.encode()
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer, configure: Callable[..., None]) -> Iterator[Proxy]:
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """Straight to the server."""
+    with redis.Redis(port=redis_server.port) as there:
+        yield there
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer, client: redis.Redis, configure: Callable[..., None]) -> Iterator[Proxy]:
+    # A server that does not know a script would answer NOSCRIPT: that reply may be lost without any harm.
+    for script in SCRIPTS:
+        client.script_load(scripts.load(script).source)
+    client.config_resetstat()
     with Proxy(redis_server.port) as there:
         configure(REDIS=there.url)
         yield there
 
 
-@pytest.mark.parametrize("script", ["put", "take", "load", "loaded", "look", "ring"])
-def test_the_reply_of_a_script_may_get_lost(start: Start, proxy: Proxy, script: str) -> None:
-    command = scripts.load(script).digest.encode()
-    # Before the first use the script travels in full.
-    proxy.lose_reply_to(command, command, command)
+def all_ran(client: redis.Redis) -> bool:
+    """Whether the server ran every script that it was asked for by its digest, and none failed."""
+    calls = client.info("commandstats")["cmdstat_evalsha"]
+    return bool(calls["failed_calls"] == calls["rejected_calls"] == 0)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_reply_of_a_script_may_get_lost(
+    start: Start, proxy: Proxy, client: redis.Redis, gate: Gate, script: str
+) -> None:
+    proxy.lose_reply_to(*[digest(script)] * 3)
+    blockers = schedule_messages({"topic": "t.gate", "payload": gate.payload} for _ in range(2))
     messages = schedule_messages({"topic": "t.tx", "delay": 0.03 * n} for n in range(20))
-    worker = start("--processes", "2", "--threads", "1")
+    start("--processes", "2", "--threads", "1")
+    eventually(lambda: gate.how_many_began() == 2, "both threads are busy")
     more = [schedule_message("t.tx", delay=0.02 * n) for n in range(20)]
-    wait_until_all(State.CONSUMED, 40)
-    assert effects_per_message() == once_each([*messages, *more])
-    assert {m.deliveries for m in Message.objects.all()} == {1}
-    worker.close()
+    unwanted = schedule_message("t.tx", delay=60)
+    assert cancel_message(unwanted).verdict == Verdict.CANCELLED
+    # Something for the sweep to find.
+    client.delete(KEYS.delayed, KEYS.ready)
+    eventually(lambda: proxy.lost, f"a reply of {script} is lost")
+    gate.open()
+    eventually(lambda: states() == {State.CONSUMED: 42, State.CANCELLED: 1}, "all are delivered")
+    assert set(proxy.lost) == {digest(script)}
+    assert all_ran(client)
+    assert effects_per_message() == once_each([*blockers, *messages, *more])
+    assert {m.deliveries for m in Message.objects.exclude(pk=unwanted.pk)} == {1}
 
 
-def test_ids_taken_by_a_take_whose_reply_was_lost_are_delivered(start: Start, proxy: Proxy) -> None:
+def test_ids_taken_by_a_take_whose_reply_was_lost_are_delivered(
+    start: Start, proxy: Proxy, client: redis.Redis
+) -> None:
     start("--threads", "1").wait_for("Loaded queue default")
     wait_until(schedule_message("t.ok"), State.CONSUMED)
-    proxy.lose_reply_to(*[scripts.load("take").digest.encode()] * 3)
+    proxy.lose_reply_to(*[digest("take")] * 3)
     messages = schedule_messages({"topic": "t.tx"} for _ in range(10))
     wait_until_all(State.CONSUMED, 11)
     assert proxy.lost
+    assert all_ran(client)
     assert effects_per_message() == once_each(messages)
 
 
@@ -53,6 +92,7 @@ def test_a_lost_wake_up_delays_no_message_for_long(start: Start, proxy: Proxy) -
     proxy.lose_reply_to(b"BLPOP", b"BLPOP")
     messages = [schedule_message("t.tx", delay=0.1 * n) for n in range(10)]
     wait_until_all(State.CONSUMED, 10)
+    assert proxy.lost
     assert effects_per_message() == once_each(messages)
 
 

@@ -1,17 +1,19 @@
 """Random sequences of everything that can happen to a few messages, on real servers, with the broker's time given.
 
-The machine plays producers, two workers that may die or freeze at any point, people who cancel and reschedule, and a
-Redis that forgets. It knows what each delivery did; at the end everything is healed and the record has to add up.
-Two windows excuse a second effect of a handler that is not transactional: W1, death after the effect and before the
-report; W2, a lease that ran out while its holder was alive.
+The machine plays producers, two workers that may die or freeze at any point, people who cancel, reschedule and restore,
+and a Redis that forgets. Effects are rows in the database, those of a transactional handler in the transaction of its
+report; at the end everything is healed, and record and effects have to add up. Two windows excuse a second effect of a
+handler that is not transactional: W1, death after the effect and before the report; W2, an effect after the lease ran
+out.
 
 DELAYQ_MODEL_EXAMPLES says how many sequences to try; with DELAYQ_MODEL_QUICK a failure is not shrunk.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -23,7 +25,7 @@ from django.test import override_settings
 from django.utils import timezone
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from django_delayq import restore, transitions
 from django_delayq.broker.base import Entry
@@ -40,12 +42,16 @@ from django_delayq.transitions import Verdict
 from django_delayq.worker.loader import Loader
 from django_delayq.worker.source import Source
 from django_delayq.worker.sweeper import Sweeper
+from tests.app.models import Effect
 
-EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
 # To shrink a failure to its essence takes minutes: not when it only matters that there is one.
 PHASES = [phase for phase in Phase if phase != Phase.shrink or "DELAYQ_MODEL_QUICK" not in os.environ]
 QUEUE = "default"
 TOPIC = "model.any"
+# Messages in a page of a restore that others may come between.
+PAGE = 1
+MAX_CRASHES = 4
 
 
 @dataclass
@@ -53,10 +59,19 @@ class Fate:
     """What the machine knows of one message."""
 
     transactional: bool
-    effects: list[int] = field(default_factory=list)
     cancelled: bool = False
-    # Deliveries whose effect a named window may double.
+    # A success was accepted.
+    consumed: bool = False
+    # Effects in one of the windows, which need not be the only one.
     excuses: int = 0
+
+
+@dataclass
+class Worker:
+    """A process, and the ids that it has taken and not claimed yet."""
+
+    name: str
+    tickets: list[Ticket] = field(default_factory=list)
 
 
 @dataclass
@@ -64,9 +79,23 @@ class Held:
     """A delivery in the hands of a worker."""
 
     row: Claimed
+    worker: Worker
     done: bool = False
     # Its lease has run out; it does not know.
     expired: bool = False
+
+
+@dataclass
+class Restoring:
+    """A restore that has read a page and not put it yet."""
+
+    pages: Iterator[list[Entry]]
+    page: list[Entry] = field(default_factory=list)
+
+
+def holding(machine: Machine) -> bool:
+    """Whether a worker has something in its hands: without, much would be a step in which nothing happens."""
+    return any(not held.done for held in machine.held)
 
 
 class Machine(RuleBasedStateMachine):
@@ -74,20 +103,22 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         Transition.objects.all()._raw_delete("default")
         Message.objects.all()._raw_delete("default")
+        Effect.objects.all().delete()
         self.client = redis.Redis.from_url(os.environ["REDIS_URL"])
         self.client.flushall()
         self.start = timezone.now()
         self.elapsed = 0
         self.fates: dict[int, Fate] = {}
-        self.tickets: list[Ticket] = []
+        self.workers = [Worker("one"), Worker("two")]
         self.held: list[Held] = []
+        self.restores: dict[int, Restoring] = {}
         self.snapshot: dict[bytes, bytes] | None = None
         with self.with_redis():
             source = Source("default", handlers)
             assert source.redis is not None
             self.broker: RedisBroker = source.redis
             self.source = source
-            self.loaders = [Loader("default", source, lambda: (QUEUE,), name) for name in ("one", "two")]
+            self.loaders = [Loader("default", source, lambda: (QUEUE,), worker.name) for worker in self.workers]
             self.sweeper = Sweeper("default", source, lambda: (QUEUE,), lambda: [TOPIC])
         self.set_time()
 
@@ -100,9 +131,9 @@ class Machine(RuleBasedStateMachine):
     def set_time(self) -> None:
         self.broker.now = to_ms(self.start + timedelta(seconds=self.elapsed))
 
-    def pick(self, number: int) -> int | None:
+    def pick(self, number: int) -> int:
         ids = sorted(self.fates)
-        return ids[number % len(ids)] if ids else None
+        return ids[number % len(ids)]
 
     def started(self, row: Claimed) -> None:
         assert not self.fates[row.id].cancelled, "a delivery started after its cancel was confirmed"
@@ -121,14 +152,21 @@ class Machine(RuleBasedStateMachine):
 
     # --- producers and people -----------------------------------------------------------------------------------------
 
-    @initialize()
-    def begin_loaded(self) -> None:
+    @initialize(later=st.booleans(), now=st.lists(st.booleans(), min_size=2, max_size=3))
+    def begin(self, later: bool, now: list[bool]) -> None:
+        """Two restores in progress, and two workers with something in their hands: chance would seldom come so far."""
         self.load(0)
+        self.schedule(20, later, pushed=True)
+        for which in range(2):
+            self.restore_a_page(which)
+        for transactional in now:
+            self.schedule(0, transactional, pushed=True)
+        for which in range(2):
+            self.work(which, limit=1)
 
+    @precondition(lambda self: len(self.fates) < 6)
     @rule(delay=st.integers(0, 60), transactional=st.booleans(), pushed=st.booleans())
     def schedule(self, delay: int, transactional: bool, pushed: bool) -> None:
-        if len(self.fates) >= 6:
-            return
         due = self.start + timedelta(seconds=self.elapsed + delay)
         message = schedule_message(TOPIC, due=due)
         self.fates[message.pk] = Fate(transactional)
@@ -138,8 +176,6 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5), told=st.booleans())
     def cancel(self, number: int, told: bool) -> None:
         pk = self.pick(number)
-        if pk is None:
-            return
         alive = bool(self.alive(pk)) and Message.objects.get(pk=pk).state == State.RUNNING
         answer = transitions.cancel("default", [pk])[0]
         assert not alive or answer.verdict == Verdict.REQUESTED, "what runs can only be asked to stop"
@@ -156,8 +192,6 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5), delay=st.integers(0, 60), pushed=st.booleans())
     def reschedule(self, number: int, delay: int, pushed: bool) -> None:
         pk = self.pick(number)
-        if pk is None:
-            return
         due = self.start + timedelta(seconds=self.elapsed + delay)
         if transitions.reschedule("default", [pk], due=due)[0] and pushed:
             self.announce(pk)
@@ -165,11 +199,10 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5), pushed=st.booleans())
     def requeue(self, number: int, pushed: bool) -> None:
         pk = self.pick(number)
-        if pk is None or not transitions.requeue("default", [pk])[0]:
+        if not transitions.requeue("default", [pk])[0]:
             return
         # Somebody decided that it shall run again.
         self.fates[pk].cancelled = False
-        self.fates[pk].excuses += 1
         if pushed:
             self.announce(pk)
 
@@ -180,107 +213,152 @@ class Machine(RuleBasedStateMachine):
         self.elapsed += seconds
         self.set_time()
 
-    @rule(limit=st.integers(1, 4), lost=st.booleans())
-    def take(self, limit: int, lost: bool) -> None:
+    @rule(which=st.integers(0, 1), limit=st.integers(1, 4), lost=st.booleans())
+    def take(self, which: int, limit: int, lost: bool) -> None:
         taken = self.broker.take(QUEUE, limit).tickets
         if not lost:
-            self.tickets += [Ticket(t.id, t.ready_ms, t.partition) for t in taken]
+            self.workers[which].tickets += [Ticket(t.id, t.ready_ms, t.partition) for t in taken]
 
-    @rule(lost=st.booleans())
-    def claim(self, lost: bool) -> None:
-        tickets, self.tickets = self.tickets, []
-        claimed = transitions.claim("default", tickets, {TOPIC: 3600.0}, "model")
+    @precondition(lambda self: any(worker.tickets for worker in self.workers))
+    @rule(which=st.integers(0, 1), lost=st.booleans())
+    def claim(self, which: int, lost: bool) -> None:
+        worker = self.workers[which]
+        tickets, worker.tickets = worker.tickets, []
+        claimed = transitions.claim("default", tickets, {TOPIC: 3600.0}, worker.name)
         assert len({row.id for row in claimed}) == len(claimed)
         for row in claimed:
             assert not self.alive(row.id), "claimed while another delivery has the lease"
+            assert not self.fates[row.id].consumed, "claimed after its success was accepted"
         if not lost:
-            self.held += [Held(row) for row in claimed]
+            self.held += [Held(row, worker) for row in claimed]
 
     def alive(self, pk: int) -> list[Held]:
         """Deliveries of a message that run and have their lease."""
         return [held for held in self.held if held.row.id == pk and not held.done and not held.expired]
 
-    @rule(limit=st.integers(1, 4))
-    def work(self, limit: int) -> None:
+    @rule(which=st.integers(0, 1), limit=st.integers(1, 4))
+    def work(self, which: int, limit: int) -> None:
         """What consumers do all the time, in one step, so that longer stories come about."""
-        self.take(limit, lost=False)
-        self.claim(lost=False)
+        self.take(which, limit, lost=False)
+        self.claim(which, lost=False)
 
     @rule(number=st.integers(0, 5))
     def bring_back(self, number: int) -> None:
         """Redis may hold anything: an id that is running, finished or cancelled is ready once more."""
-        pk = self.pick(number)
-        if pk is not None:
+        place = {str(self.pick(number)): 100 * BAND + int(self.broker.now)}
+        self.client.zadd(self.broker.keys(QUEUE).ready, place)
+
+    @precondition(holding)
+    @rule(which=st.integers(0, 1))
+    def steal(self, which: int) -> None:
+        """A worker freezes past its leases, and the other takes over what it holds."""
+        frozen = self.workers[which]
+        stolen = {pk for pk in self.running() if any(held.worker is frozen for held in self.alive(pk))}
+        self.run_out(stolen)
+        self.reap()
+        for pk in stolen:
             self.client.zadd(self.broker.keys(QUEUE).ready, {str(pk): 100 * BAND + int(self.broker.now)})
+        self.work(1 - which, limit=10)
 
-    @rule()
-    def steal(self) -> None:
-        """Whoever holds something freezes past its lease, and another takes over."""
-        self.leases_run_out()
-        for pk in {held.row.id for held in self.held if held.expired and not held.done}:
-            self.client.zadd(self.broker.keys(QUEUE).ready, {str(pk): 100 * BAND + int(self.broker.now)})
-        self.work(limit=10)
+    @precondition(holding)
+    @rule(which=st.integers(0, 1), shutdown=st.booleans())
+    def die(self, which: int, shutdown: bool) -> None:
+        """A worker process is killed; its supervisor sees it, and gives back what it held."""
+        dead = self.workers[which]
+        dead.tickets = []
+        for held in self.held:
+            held.done = held.done or held.worker is dead
+        moved = transitions.release_worker(
+            "default", dead.name, max_crashes=MAX_CRASHES, actor="model", shutdown=shutdown
+        )
+        assert not any(self.alive(row.id) for row in moved), "given back though it is another worker's"
+        assert not Message.objects.filter(state=State.RUNNING, worker=dead.name).exists()
 
-    @rule()
-    def reap_what_is_alive(self) -> None:
-        assert transitions.reap("default", max_crashes=4, actor="model") == []
-
+    @precondition(holding)
     @rule(number=st.integers(0, 9), steps=st.sampled_from(["success", "twice", "failure", "crash", "effect, crash"]))
     def run(self, number: int, steps: str) -> None:
         waiting = [h for h in self.held if not h.done]
-        if not waiting:
-            return
         held = waiting[number % len(waiting)]
         held.done = True
         row, fate = held.row, self.fates[held.row.id]
         if row.deliveries == Message.objects.get(pk=row.id).deliveries:
             # An older delivery started before whatever happened since.
             self.started(row)
-        if fate.transactional:
-            self.run_transactional(row, fate, steps)
-        elif steps in ("success", "twice"):
-            fate.effects.append(row.deliveries)
-            for _ in range(2 if steps == "twice" else 1):
-                transitions.succeed("default", [Success(row.id, row.deliveries, "model")])
-        elif steps == "failure":
-            self.fail(row)
-        elif steps == "effect, crash":
-            fate.effects.append(row.deliveries)
-            fate.excuses += 1  # W1
-        # "crash": nothing at all happens
-
-    def run_transactional(self, row: Claimed, fate: Fate, steps: str) -> None:
         if steps == "failure":
-            self.fail(row)
-        if steps in ("success", "twice"):
+            self.fail(held)
+        elif steps != "crash":
+            run = self.run_transactional if fate.transactional else self.run_plain
+            run(held, times={"success": 1, "twice": 2, "effect, crash": 0}[steps])
+
+    def run_plain(self, held: Held, times: int) -> None:
+        """An effect, then the report, so many times."""
+        self.affect(held)
+        # W2, or W1.
+        self.fates[held.row.id].excuses += held.expired or not times
+        for _ in range(times):
+            self.succeed(held)
+
+    def run_transactional(self, held: Held, times: int) -> None:
+        """All of it so many times; 0: up to the report."""
+        for _ in range(times or 1):
             with transaction.atomic():
-                # The effect would stand here; it is rolled back with the rest when the record refuses.
-                if transitions.succeed("default", [Success(row.id, row.deliveries, "model")]):
-                    fate.effects.append(row.deliveries)
-                else:
+                self.affect(held)
+                if not times or not self.succeed(held):
                     transaction.set_rollback(True)
 
-    def fail(self, row: Claimed) -> None:
+    @staticmethod
+    def affect(held: Held) -> None:
+        Effect.objects.create(message_id=held.row.id, delivery=held.row.deliveries)
+
+    def succeed(self, held: Held) -> bool:
+        fate = self.fates[held.row.id]
+        accepted = transitions.succeed("default", [Success(held.row.id, held.row.deliveries, held.worker.name)])
+        assert not (accepted and fate.consumed), "a second success was accepted"
+        fate.consumed = fate.consumed or bool(accepted)
+        return bool(accepted)
+
+    def fail(self, held: Held) -> None:
+        row = held.row
         before = Message.objects.get(pk=row.id)
-        failure = Failure(row.id, row.deliveries, "model", dead=row.attempts >= 2, delay=timedelta(0), error="no")
+        failure = Failure(
+            row.id, row.deliveries, held.worker.name, dead=row.attempts >= 2, delay=timedelta(0), error="no"
+        )
         for _ in range(2):
             transitions.fail("default", [failure])
         after = Message.objects.get(pk=row.id)
         current = before.state == State.RUNNING and before.deliveries == row.deliveries
         assert after.attempts - before.attempts == int(current), "a failure counts once, and for the current delivery"
 
+    @precondition(holding)
     @rule()
     def leases_run_out(self) -> None:
-        """The lease of everything that runs ends; holders that are alive do not know (W2)."""
-        for held in self.held:
-            if not held.done and not held.expired:
-                held.expired = True
-                self.fates[held.row.id].excuses += 1
-        Message.objects.filter(state=State.RUNNING).update(leased_until=timezone.now() - timedelta(seconds=1))
+        """The lease of everything that runs ends."""
+        self.run_out(self.running())
         self.reap()
 
+    @precondition(holding)
+    @rule(number=st.integers(0, 5))
+    def a_lease_runs_out(self, number: int) -> None:
+        running = self.running()
+        if running:
+            self.run_out([running[number % len(running)]])
+
+    def run_out(self, running: Collection[int]) -> None:
+        """End the leases of these. A holder that is alive does not know."""
+        for held in self.held:
+            held.expired = held.expired or held.row.id in running
+        Message.objects.filter(pk__in=running).update(leased_until=timezone.now() - timedelta(seconds=1))
+
+    @rule()
     def reap(self) -> None:
-        transitions.reap("default", max_crashes=4, actor="model")
+        reaped = {row.id for row in transitions.reap("default", max_crashes=MAX_CRASHES, actor="model")}
+        assert not any(self.alive(pk) for pk in reaped), "taken for dead though it has its lease"
+        left = Message.objects.filter(state=State.RUNNING, leased_until__lt=timezone.now())
+        assert not left.exists(), "not taken for dead though its lease has run out"
+
+    @staticmethod
+    def running() -> list[int]:
+        return list(Message.objects.filter(state=State.RUNNING).order_by("pk").values_list("pk", flat=True))
 
     # --- the roles around Redis, and Redis itself ---------------------------------------------------------------------
 
@@ -297,10 +375,38 @@ class Machine(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 2))
     def restore(self, times: int) -> None:
-        until = int(self.broker.now) + 30_000
         for _ in range(times):
-            for page in restore.pages("default", QUEUE, start_ms=None, end_ms=until):
-                self.broker.put(QUEUE, page, fill=True)
+            for page in self.pages():
+                self.fill(page)
+
+    @rule(which=st.integers(0, 1))
+    def restore_a_page(self, which: int) -> None:
+        """One of two restores puts the page that it read in its last step, and reads the next."""
+        there = self.restores.setdefault(which, Restoring(self.pages(PAGE)))
+        self.fill(there.page)
+        there.page = next(there.pages, [])
+        if not there.page:
+            del self.restores[which]
+
+    def pages(self, limit: int = 1000) -> Iterator[list[Entry]]:
+        return restore.pages("default", QUEUE, start_ms=None, end_ms=int(self.broker.now) + 30_000, limit=limit)
+
+    def fill(self, page: list[Entry]) -> None:
+        before = self.places(page)
+        put = self.broker.put(QUEUE, page, fill=True)
+        for entry, was, place in zip(page, before, self.places(page), strict=True):
+            assert place <= was, "a restore made it later"
+            assert put.beyond or place < to_ms(entry.due_at) + 1, "a restore left it out"
+
+    def places(self, page: list[Entry]) -> list[float]:
+        """When each is due by Redis (ms): 0 when it is ready, infinite when it is nowhere."""
+        keys = self.broker.keys(QUEUE)
+        places = []
+        for entry in page:
+            score = self.client.zscore(keys.delayed, str(entry.id))
+            ready = self.client.zscore(keys.ready, str(entry.id)) is not None
+            places.append(0 if ready else math.inf if score is None else score)
+        return places
 
     @rule()
     def wipe(self) -> None:
@@ -315,12 +421,13 @@ class Machine(RuleBasedStateMachine):
     def keep_a_snapshot(self) -> None:
         self.snapshot = {key: self.client.dump(key) or b"" for key in self.client.scan_iter()}
 
+    @precondition(lambda self: self.snapshot)
     @rule()
     def roll_back(self) -> None:
-        if self.snapshot is not None:
-            self.client.flushall()
-            for key, value in self.snapshot.items():
-                self.client.restore(key, 0, value)
+        assert self.snapshot is not None
+        self.client.flushall()
+        for key, value in self.snapshot.items():
+            self.client.restore(key, 0, value)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -336,12 +443,12 @@ class Machine(RuleBasedStateMachine):
     def heal(self) -> None:
         self.elapsed += 3600
         self.set_time()
-        self.tickets = []
+        for worker in self.workers:
+            worker.tickets = []
         self.leases_run_out()
         self.load(0)
         self.sweep()
-        self.take(limit=100, lost=False)
-        self.claim(lost=False)
+        self.work(0, limit=100)
         while any(not held.done for held in self.held):
             self.run(number=0, steps="success")
 
@@ -351,17 +458,19 @@ class Machine(RuleBasedStateMachine):
             assert message.state in FINAL, f"{message} is stuck in {message.state}"
             if fate.cancelled:
                 assert message.state == State.CANCELLED
-            if message.state == State.CONSUMED:
-                assert fate.effects, f"{message} was consumed without an effect"
-            if fate.transactional and not self.was_requeued(message):
-                assert len(fate.effects) == (message.state == State.CONSUMED), "a transactional effect happens once"
-            if not fate.transactional:
-                assert len(fate.effects) <= 1 + fate.excuses, f"{message} had unexplained effects: {fate.effects}"
+            assert fate.consumed == (message.state == State.CONSUMED)
+            self.check_effects(message, fate)
             self.check_log(message)
 
     @staticmethod
-    def was_requeued(message: Message) -> bool:
-        return message.transitions.filter(from_state__in=FINAL).exists()
+    def check_effects(message: Message, fate: Fate) -> None:
+        effects = list(Effect.objects.filter(message_id=message.pk).order_by("pk").values_list("delivery", flat=True))
+        recorded = [row.attempt for row in message.transitions.filter(to_state=State.CONSUMED)]
+        if fate.transactional:
+            assert effects == recorded, "a transactional effect happens with its report, and once"
+        else:
+            assert set(recorded) <= set(effects), f"{message} was consumed without an effect"
+            assert len(effects) <= 1 + fate.excuses, f"{message} had unexplained effects: {effects}"
 
     @staticmethod
     def check_log(message: Message) -> None:
