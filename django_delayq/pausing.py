@@ -32,7 +32,7 @@ def pause_queue(
     reason: str = "",
     using: str | None = None,
 ) -> Queue:
-    """Pause a queue: once this has returned, no worker starts a message of it any more.
+    """Pause a queue: once this has returned, no worker takes a message of it any more.
 
     What is running goes on and its outcome is recorded; messages can be scheduled, cancelled and expire as before.
     Those that fall due wait. ``until`` (an aware datetime) or ``duration`` ends the pause by itself; without either

@@ -184,14 +184,16 @@ def anything_overdue(using: str) -> tuple[bool, bool]:
     return _statements(using).anything_overdue()
 
 
-def claim(using: str, tickets: Sequence[Ticket], leases: dict[str, float], worker: str) -> list[Claimed]:
+def claim(
+    using: str, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, *, queue: str | None = None
+) -> list[Claimed]:
     """``scheduled → running`` for those that may start, of the topics in ``leases`` (topic → seconds).
 
-    Here every race is decided. An id that is cancelled, finished, running, not due, expired, in a paused queue, or
-    locked by somebody else's move returns no row.
+    Here every race is decided. An id that is cancelled, finished, running, not due, expired, in another queue than
+    the one that is served (None: in any), in a paused one, or locked by somebody else's move returns no row.
     """
     unique = {ticket.id: ticket for ticket in tickets}
-    return _statements(using).claim(list(unique.values()), leases, worker) if unique else []
+    return _statements(using).claim(list(unique.values()), leases, worker, queue) if unique else []
 
 
 def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> set[int]:

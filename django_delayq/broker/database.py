@@ -53,6 +53,9 @@ class DatabaseBroker:
         self._woken.clear()
         return False
 
+    def deafen(self) -> None:
+        """Nobody is woken in another process."""
+
     def wake(self) -> None:
         self._woken.set()
 

@@ -188,6 +188,10 @@ class RedisBroker:
         if self._bell is not None:
             self._bell.wake()
 
+    def deafen(self) -> None:
+        if self._bell is not None:
+            self._bell.disarm()
+
     def distrust(self) -> None:
         """Redis did not answer: the connection that waits may be as dead, and would never say so."""
         if self._bell is not None:
@@ -325,7 +329,8 @@ class _Bell:
     """Waits for a token in one of several lists, exactly as long as asked.
 
     BLPOP's own timeout is looked at only ``hz`` times a second (10 by default). So it is sent without one, and the
-    wait happens on the client's socket; a BLPOP that is still waiting stays armed for the next wait.
+    wait happens on the client's socket; a BLPOP that is still waiting stays armed for the next wait. One that was
+    answered is sent again by the next wait only: whoever is busy till then must take no token from another.
     """
 
     def __init__(self, connect: Callable[[], redis.Redis]) -> None:
@@ -349,34 +354,37 @@ class _Bell:
         try:
             return self._wait(tuple(lists), timeout)
         except (redis.RedisError, OSError):
-            self._disarm()
+            self._hang_up()
             raise
 
     def _wait(self, lists: tuple[str, ...], timeout: float) -> bool:
-        if self._armed != lists or self.stale or time.monotonic() - self._armed_at > REARM:
-            self._disarm()
+        if self.stale or (self._armed and self._armed != lists) or time.monotonic() - self._armed_at > REARM:
+            self._hang_up()
             self.stale = False
+        if self._connection is None:
             if self._client is None:
                 self._client = self._connect()
             self._connection = self._client.connection_pool.get_connection()
-            self._arm(lists)
+        if not self._armed:
+            self._connection.send_command("BLPOP", *lists, 0)
+            self._armed = lists
+            self._armed_at = time.monotonic()
         woken = _readable([self._read, self._connection._sock], max(0.0, timeout))
         if self._read in woken:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._read, 4096)
         if self._connection._sock in woken or self._connection.can_read(0):
             self._connection.read_response()
-            self._arm(lists)
+            self._armed = ()
             return True
         return False
 
-    def _arm(self, lists: tuple[str, ...]) -> None:
-        self._connection.send_command("BLPOP", *lists, 0)
-        self._armed = lists
-        self._armed_at = time.monotonic()
+    def disarm(self) -> None:
+        """Take no token any more. Closing the connection is the only way to be sure."""
+        if self._armed:
+            self._hang_up()
 
-    def _disarm(self) -> None:
-        """Close the connection: the only way to be sure that a BLPOP takes no token for us any more."""
+    def _hang_up(self) -> None:
         self._armed = ()
         if self._connection is not None:
             self._connection.disconnect()
@@ -385,7 +393,7 @@ class _Bell:
             self._connection = None
 
     def close(self) -> None:
-        self._disarm()
+        self._hang_up()
         if self._client is not None:
             self._client.close()
             self._client = None

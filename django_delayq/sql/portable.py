@@ -287,7 +287,9 @@ class Portable:
         # Whoever writes waits for its turn.
         return set()
 
-    def claim(self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str) -> list[Claimed]:
+    def claim(
+        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
+    ) -> list[Claimed]:
         by_id = {ticket.id: ticket for ticket in tickets}
 
         def change(message: Message, now: datetime) -> Change | None:
@@ -311,6 +313,8 @@ class Portable:
 
         where = Q(pk__in=list(by_id), state=State.SCHEDULED, topic__in=list(leases))
         where &= ~Q(queue__in=self._paused().values("name"))
+        if queue is not None:
+            where &= Q(queue=queue)
         now = self.now()
         return [
             Claimed(

@@ -146,6 +146,7 @@ WITH t AS (
      WHERE {IS_SCHEDULED}
        AND m.due_at <= coalesce(to_timestamp(t.ready / 1000.0), clock_timestamp())
        AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
+       AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
        AND m.queue NOT IN ({PAUSED})
      ORDER BY m.id
        FOR NO KEY UPDATE OF m SKIP LOCKED
@@ -356,7 +357,9 @@ class PostgreSQL:
         """The transactions that may be claiming at this moment."""
         return {row[0] for row in self._rows(CLAIMING, None)}
 
-    def claim(self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str) -> list[Claimed]:
+    def claim(
+        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
+    ) -> list[Claimed]:
         rows = self._rows(
             CLAIM,
             {
@@ -366,6 +369,7 @@ class PostgreSQL:
                 "topics": list(leases),
                 "leases": list(leases.values()),
                 "worker": worker,
+                "queue": queue,
             },
         )
         return [

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from django.db import Error as DatabaseError
 
-from .. import failpoints, registry, transitions
+from .. import conf, failpoints, registry, transitions
 from ..announce import by_queue
 from ..broker.base import Broker, DueTicket, Entry, Taken
 from ..broker.redis import RedisBroker
@@ -27,15 +27,16 @@ from .budget import Budget
 from .delivery import Delivery
 from .pauses import Pauses
 from .pool import Pool
+from .processlock import ProcessLock
 from .rollup import Counts
 from .service import backoff
-from .solo import Solo
 from .source import Source
 
 logger = logging.getLogger("django_delayq")
 
 # With nothing due known: look again after this time for each queue, in case a wake-up was lost. Seconds.
 LOOK = 2.0
+MOST_LOOK = 10.0
 # An id that another move has locked just now is looked at again after this time. Seconds.
 LOCKED = 0.25
 # An id whose topic this process does not know is left for another, and looked at again after this time. Seconds.
@@ -44,9 +45,10 @@ UNKNOWN = 30.0
 CATCH_UP = 10
 # Ids that were taken when the database did not answer are looked at again after this time. Seconds.
 AGAIN = 1.0
-# A message whose delivery ended this often without a word is run alone in its process.
+# A message whose delivery ended this often without a word is run alone in its process (or once less than MAX_CRASHES).
 SUSPECT = 2
-# While it waits for that, its process takes nothing. When that takes longer than this, it is put off. Seconds.
+# While it waits for that, its process takes nothing. When that takes longer than this, it is put off, and may wait for
+# twice as long the next time: in the end for longer than any handler runs. Seconds.
 ALONE = 5.0
 PUT_OFF = 30.0
 # While another process of this worker runs one alone, it makes way for a moment within this time, which doubles each
@@ -69,7 +71,7 @@ class Consumer(threading.Thread):
         budget: Budget,
         poll: float,
         counts: Counts | None = None,
-        solo: Solo | None = None,
+        solo: ProcessLock | None = None,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
@@ -82,11 +84,14 @@ class Consumer(threading.Thread):
         self.counts = Counts() if counts is None else counts
         # None: there is no other process.
         self.solo = solo
+        # Once at least before it is given up.
+        self._suspect = max(1, min(SUSPECT, conf.get().MAX_CRASHES - 1))
         self.pauses = Pauses(using, queues)
         self.beat = time.monotonic()
         self.exhausted = threading.Event()
         self._stopping = threading.Event()
-        self._aside_since = 0.0
+        # Until when it may wait to run alone (monotonic).
+        self._aside_until = 0.0
         # Where one suspect was, there are likely more: take one at a time.
         self._careful = False
         self._unknown: set[str] = set()
@@ -114,23 +119,23 @@ class Consumer(threading.Thread):
                 self.beat = time.monotonic()
                 connections.freshen()
                 try:
-                    wait = self.turn()
+                    wait, rest = self.turn(), self._wait
                     self._errors = 0
                 except DatabaseError as error:
                     self._errors += 1
                     if self._errors == 1:
                         logger.warning("The consumer waits for the database: %s: %s", type(error).__name__, error)
-                    wait = backoff(self._errors, 2.0)
+                    wait, rest = backoff(self._errors, 2.0), self._pause
                 except Exception:
                     self._errors += 1
                     logger.exception("The consumer failed; it goes on")
-                    wait = backoff(self._errors, 5.0)
+                    wait, rest = backoff(self._errors, 5.0), self._pause
                 finally:
                     connections.scrub()
                 if wait > 0:
-                    self._wait(wait)
+                    rest(wait)
         finally:
-            self._give_back_suspect(Release("shutdown"))
+            self.give_back_suspect(Release("shutdown"))
             connections.close_all()
 
     def turn(self) -> float:
@@ -148,8 +153,8 @@ class Consumer(threading.Thread):
     def _turn(self, broker: Broker) -> float:
         self._look_at_pauses(broker)
         queues = self.pauses.served
-        longest = LOOK * len(queues) if broker is not self.source.database else self.poll
-        self._run_suspect()
+        longest = min(LOOK * len(queues), MOST_LOOK) if broker is not self.source.database else self.poll
+        self._run_suspect(broker)
         looked: list[Taken] = []
         waiting = False
         for queue in queues:
@@ -170,10 +175,12 @@ class Consumer(threading.Thread):
             looked.append(taken)
         if self.budget.empty:
             self.exhausted.set()
-        self._waiting = waiting = waiting or self.has_suspects
+        if self.has_suspects:
+            waiting, longest = True, min(longest, max(0.0, self._aside_until - time.monotonic()))
+        self._waiting = waiting
         # Only now: while what was taken was claimed, the next may have fallen due.
         wait = min([longest, *(wait for taken in looked if (wait := taken.wait) is not None)])
-        if waiting and self.pool.is_worth_filling and self._may_go_on and not self.budget.empty:
+        if waiting and self.pool.is_worth_filling and self._may_go_on:
             # A thread became free between the take and the line above.
             return min(wait, 0.001)
         return min(wait, self.pauses.wait) if queues else self.pauses.wait
@@ -194,6 +201,7 @@ class Consumer(threading.Thread):
     def _take(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
         handlers = registry.handlers()
         with broker.exclusively():
+            failpoints.reach("before_take")
             taken = broker.take(queue, room)
             asked = time.monotonic()
             claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
@@ -215,7 +223,8 @@ class Consumer(threading.Thread):
         leases = {topic: handler.lease for topic, handler in handlers.items()}
         try:
             failpoints.reach("after_take")
-            claimed = transitions.claim(self.using, [Ticket(*ticket[:3]) for ticket in tickets], leases, self.worker)
+            asked = [Ticket(*ticket[:3]) for ticket in tickets]
+            claimed = transitions.claim(self.using, asked, leases, self.worker, queue=queue)
             failpoints.reach("after_claim")
             self.counts.claimed(claimed)
             return claimed
@@ -268,18 +277,19 @@ class Consumer(threading.Thread):
 
     @property
     def _may_go_on(self) -> bool:
-        return not self.pool.busy if self.has_suspects else self._room > 0
+        return not self.pool.busy if self.has_suspects else self._room > 0 and self.budget.left
 
     def _submit(self, deliveries: Sequence[Delivery]) -> int:
         """Hand them to the threads, and keep one suspect aside; how many were not given back.
 
         A suspect that only waits must not be here when another one kills the process: it would be held against it.
         """
-        suspects = [d for d in deliveries if d.crashes >= SUSPECT]
-        self.pool.submit([d for d in deliveries if d.crashes < SUSPECT])
-        mine = bool(suspects) and (self.solo is None or self.solo.take())
+        suspects = [d for d in deliveries if d.crashes >= self._suspect]
+        self.pool.submit([d for d in deliveries if d.crashes < self._suspect])
+        mine = bool(suspects) and (self.solo is None or self.solo.acquire(wait=False))
         if mine:
-            self.pool.aside, self._aside_since = suspects[0], time.monotonic()
+            self.pool.aside = suspects[0]
+            self._aside_until = time.monotonic() + ALONE * 2.0 ** _times_put_off(suspects[0])
         if deliveries:
             self._careful = mine
         for delivery in suspects[mine:]:
@@ -287,24 +297,25 @@ class Consumer(threading.Thread):
             self.pool.recorder.submit(delivery, outcome, f"worker:{self.worker}")
         return len(deliveries) - len(suspects[mine:])
 
-    def _run_suspect(self) -> None:
+    def _run_suspect(self, broker: Broker) -> None:
         """A message that seems to kill its workers runs with nothing else in the process: it harms only itself."""
         delivery = self.pool.aside
         if delivery is None or self._stopping.is_set():
             return
-        if self.pool.busy:
-            if time.monotonic() - self._aside_since > ALONE:
-                self._give_back_suspect(Release("is to run alone", timedelta(seconds=PUT_OFF)))
+        if self.pool.busy or not self.pool.recorder.flush(1.0):
+            if time.monotonic() >= self._aside_until:
+                self.give_back_suspect(Release("is to run alone", timedelta(seconds=PUT_OFF)))
             return
-        if not self.pool.recorder.flush(10.0):
-            return
+        # A wake-up that came here now would be for nobody.
+        broker.deafen()
         logger.warning("%r runs alone: %d deliveries before it ended without a word", delivery, delivery.crashes)
         self.pool.submit([delivery])
         self.pool.aside = None
         self.pool.wait_idle(math.inf, self._go_on_waiting)
         self._leave_to_another()
 
-    def _give_back_suspect(self, outcome: Release) -> None:
+    def give_back_suspect(self, outcome: Release) -> None:
+        """End the wait of the one that is to run alone, if there is one."""
         delivery, self.pool.aside = self.pool.aside, None
         if delivery is not None:
             self.pool.recorder.submit(delivery, outcome, f"worker:{self.worker}")
@@ -318,11 +329,15 @@ class Consumer(threading.Thread):
         self.beat = time.monotonic()
         return self._stopping.is_set()
 
+    def _pause(self, seconds: float) -> None:
+        """After an error nothing but the end cuts the wait short."""
+        self._stopping.wait(seconds)
+
     def _wait(self, seconds: float) -> None:
         broker = self.source.current()
         queues = self.pauses.served
         if not queues:
-            self._stopping.wait(seconds)
+            self._pause(seconds)
             return
         try:
             rung = broker.wait(queues, seconds)
@@ -342,5 +357,9 @@ class Consumer(threading.Thread):
 
 def _moment(delivery: Delivery) -> timedelta:
     """For how long it makes way. At random: what makes way together is not to come back together."""
-    before = delivery.claimed.reported - delivery.claimed.attempts
-    return timedelta(seconds=random.uniform(0, min(PUT_OFF, TURN * 2.0 ** min(before, 10))))
+    return timedelta(seconds=random.uniform(0, min(PUT_OFF, TURN * 2.0 ** _times_put_off(delivery))))
+
+
+def _times_put_off(delivery: Delivery) -> int:
+    """How often it was given back so far, for this or for another reason; not more than ten."""
+    return min(10, delivery.claimed.reported - delivery.claimed.attempts)

@@ -1,4 +1,4 @@
-"""Keeps the leases of long handlers, ends those past their timeout, and tells them of a cancel."""
+"""Ends handlers past their timeout, keeps the leases of long ones, and tells them of a cancel."""
 
 from __future__ import annotations
 
@@ -19,32 +19,28 @@ logger = logging.getLogger("django_delayq")
 LONG = 1.0
 # Timeouts are looked at this often, without a query. Seconds.
 WATCH = 0.25
+# What waits this long for a thread is given back: the handlers before it turned out slow, and others may be idle.
+# Seconds.
+BEHIND = 1.0
 # A handler that did not end this long after its timeout does not let go: its process is replaced. Seconds.
 HARD = 5.0
 
 
-class Keeper(Service):
-    """Costs one query a second while long handlers run, and none otherwise."""
+class Watch(Service):
+    """Looks at what runs. It asks no database: a handler must end in time although that does not answer."""
 
-    name = "keeper"
+    name = "watch"
     patience = 1.0
 
-    def __init__(self, using: str, pool: Pool, stuck: Callable[[list[Delivery]], None], hard: float = HARD) -> None:
-        self.using = using
+    def __init__(self, pool: Pool, stuck: Callable[[list[Delivery]], None], hard: float = HARD) -> None:
         self.pool = pool
         self.stuck = stuck
         self.hard = hard
-        self._keep_at = 0.0
 
     def tick(self) -> float:
         held = self.pool.held()
         self._end_overtime(held)
-        now = time.monotonic()
-        kept = [d for d in held if not d.lost]
-        # A lease of a second or two cannot wait for its turn.
-        if now >= self._keep_at or any(_half_gone(d, now) for d in kept):
-            self._keep_at = now + LONG
-            self._keep([d for d in kept if now - d.claimed_mono > LONG or _half_gone(d, now)])
+        self.pool.give_back_waiting(BEHIND)
         return min([WATCH, *(-over for d in held if (over := d.overtime) is not None and over < 0)])
 
     def _end_overtime(self, held: list[Delivery]) -> None:
@@ -54,6 +50,27 @@ class Keeper(Service):
         gone = [d for d in late if d.is_late(self.hard)]
         if gone:
             self.stuck(gone)
+
+
+class Keeper(Service):
+    """Costs one query a second while long handlers run, and none otherwise."""
+
+    name = "keeper"
+    patience = 1.0
+
+    def __init__(self, using: str, pool: Pool) -> None:
+        self.using = using
+        self.pool = pool
+        self._keep_at = 0.0
+
+    def tick(self) -> float:
+        now = time.monotonic()
+        kept = [d for d in self.pool.held() if not d.lost]
+        # A lease of a second or two cannot wait for its turn.
+        if now >= self._keep_at or any(_half_gone(d, now) for d in kept):
+            self._keep_at = now + LONG
+            self._keep([d for d in kept if now - d.claimed_mono > LONG or _half_gone(d, now)])
+        return WATCH
 
     def _keep(self, deliveries: list[Delivery]) -> None:
         now = time.monotonic()

@@ -128,7 +128,6 @@ class Loader(Service):
         look = self.broker.look(queue)
         known = queue in self._ticks
         rolled_back = look.tick <= self._ticks.get(queue, 0)
-        self._ticks[queue] = look.tick
         intact = not rolled_back and look.horizon_ms is not None and look.loaded_ms is not None
         ours = (look.run_id, look.replid) == (server.run_id, server.replid)
         ahead = conf.get().HORIZON
@@ -136,6 +135,7 @@ class Loader(Service):
             # Half of what is ahead is used up: load on. Before that there is nothing to do.
             whole = look.loaded_ms >= look.horizon_ms
             if whole and look.horizon_ms - look.now_ms > ahead * 500:
+                self._ticks[queue] = look.tick
                 return False
         lost = known and not (intact and ours)
         if lost:
@@ -145,6 +145,8 @@ class Loader(Service):
                 "it is empty" if look.horizon_ms is None else "it was restarted or went back in time",
             )
         self._load(queue, server, rolled_back=rolled_back)
+        # That it went back may be known by its tick alone: not forgotten when the load fails.
+        self._ticks[queue] = look.tick
         return lost
 
     def _load(self, queue: str, server: Server, *, rolled_back: bool) -> None:

@@ -8,12 +8,13 @@ import threading
 from django.db import Error as DatabaseError
 
 from .. import conf, registry
+from ..outcomes import Release
 from . import connections
 from .budget import Budget
 from .consumer import Consumer
 from .delivery import Delivery
 from .executor import timed_out
-from .keeper import Keeper
+from .keeper import Keeper, Watch
 from .pool import Pool
 from .process import Options, worker_name
 from .queues import Queues
@@ -51,13 +52,14 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
             failed.extend(deliveries)
             stop.set()
 
-    keeper = Runner("keeper", [Keeper(options.using, pool, stuck)])
+    keepers = [Runner("watch", [Watch(pool, stuck)]), Runner("keeper", [Keeper(options.using, pool)])]
     recorder.start()
     pool.start()
-    keeper.start()
+    for keeper in keepers:
+        keeper.start()
     try:
         Reaper(options.using, f"worker:{name}", counts).tick()
-        while not stop.is_set() and not consumer.exhausted.is_set():
+        while not stop.is_set() and (consumer.has_suspects or not consumer.exhausted.is_set()):
             queues.tick()
             before = delivered
             consumer.turn()
@@ -66,11 +68,13 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
             if delivered == before and not consumer.has_suspects:
                 break
     finally:
+        consumer.give_back_suspect(Release("shutdown"))
         pool.drain()
         pool.wait_idle(0 if failed else options.graceful_timeout)
         for delivery in failed:
             recorder.submit(delivery, timed_out(delivery), f"worker:{name}")
-        keeper.stop()
+        for keeper in keepers:
+            keeper.stop()
         recorder.flush(options.graceful_timeout)
         pool.stop()
         recorder.stop()

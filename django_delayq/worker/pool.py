@@ -89,9 +89,20 @@ class Pool:
     def drain(self) -> None:
         """From now on give back what has not begun, at once: the threads may be busy for long."""
         self._draining = True
+        self._give_back(Release("shutdown"))
+
+    def give_back_waiting(self, longest: float) -> None:
+        """When something has waited for a thread for longer than this (seconds): all that waits."""
+        now = time.monotonic()
+        if any(not d.started_mono and now - d.claimed_mono > longest for d in self._held.copy().values()):
+            # Handlers have become slow, which is known otherwise when the first of them ends.
+            self._mean = max(self._mean, longest)
+            self._give_back(Release("waited too long for a thread"))
+
+    def _give_back(self, outcome: Release) -> None:
         with contextlib.suppress(queue.Empty):
             while (delivery := self._waiting.get_nowait()) is not None:
-                self.recorder.submit(delivery, Release("shutdown"), f"worker:{self.worker}")
+                self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
                 del self._held[delivery.id, delivery.deliveries]
 
     def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:

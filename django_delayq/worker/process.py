@@ -18,18 +18,18 @@ from .consumer import Consumer
 from .delivery import Delivery
 from .executor import timed_out
 from .janitor import Janitor
-from .keeper import HARD, Keeper
+from .keeper import HARD, Keeper, Watch
 from .loader import Loader
 from .mover import Mover
 from .operator import Operator
 from .pool import Pool
 from .presence import Presence
+from .processlock import ProcessLock
 from .queues import Queues
 from .reaper import Reaper
 from .recorder import Recorder
 from .rollup import Counts, RollupWriter
 from .service import Runner, Service
-from .solo import Solo
 from .source import Source
 from .sweeper import Sweeper
 
@@ -70,7 +70,9 @@ def worker_name(options: Options) -> str:
 class WorkerProcess:
     """Everything that runs in one process."""
 
-    def __init__(self, options: Options, budget: Budget, solo: Solo | None = None, *, hard: float = HARD) -> None:
+    def __init__(
+        self, options: Options, budget: Budget, solo: ProcessLock | None = None, *, hard: float = HARD
+    ) -> None:
         self.options = options
         self.name = worker_name(options)
         self.code = DONE
@@ -94,7 +96,6 @@ class WorkerProcess:
             self.consumer = Consumer(
                 using, self.source, self.pool, self.queues, self.name, budget, settings.POLL_INTERVAL, self.counts, solo
             )
-        keeper = Keeper(using, self.pool, self._on_stuck, hard)
         self.presence = Presence(using, self.name, self.queues, options.threads)
         upkeep: list[Service] = [self.queues, self.presence, self.rollup]
         if "reaper" in roles:
@@ -107,7 +108,8 @@ class WorkerProcess:
             self.operator = Operator(using, self.name)
             self.runners.append(Runner("operator", [self.operator]))
         if self.consumer is not None:
-            self.runners.append(Runner("keeper", [keeper]))
+            self.runners.append(Runner("watch", [Watch(self.pool, self._on_stuck, hard)]))
+            self.runners.append(Runner("keeper", [Keeper(using, self.pool)]))
         if self.source.redis is not None:
             timing: list[Service] = []
             if "loader" in roles:

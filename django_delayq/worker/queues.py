@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from .. import conf, registry, transitions
 from .service import Service
+
+# A queue that nobody has named is listened to for so long after it held a message. Seconds.
+REMEMBERED = 3600.0
 
 
 class Queues(Service):
@@ -21,6 +25,7 @@ class Queues(Service):
         self.using = using
         self._changed = changed
         self._fixed = named or conf.get().QUEUES
+        self._seen: dict[str, float] = {}
         self._found: tuple[str, ...] = self._fixed or self._order(set())
 
     def __call__(self) -> tuple[str, ...]:
@@ -29,7 +34,9 @@ class Queues(Service):
     def tick(self) -> float:
         if self._fixed:
             return 3600.0
-        found = self._order(set(transitions.queues(self.using)))
+        now = time.monotonic()
+        self._seen.update(dict.fromkeys(transitions.queues(self.using), now))
+        found = self._order({queue for queue, at in self._seen.items() if now - at < REMEMBERED})
         if found != self._found:
             self._found = found
             self._changed()

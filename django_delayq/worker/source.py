@@ -52,6 +52,8 @@ class Source:
             self.redis.distrust()
         if first:
             logger.warning("Redis is away; messages are delivered from the database meanwhile: %s", error)
+            # Who waits for its word looks into the database instead.
+            self.wake()
 
     def answered(self) -> None:
         """Redis answered."""

@@ -23,10 +23,10 @@ from ..models import Worker
 from . import connections
 from .budget import Budget
 from .process import BROKEN, EXHAUSTED, STUCK, Options, WorkerProcess
+from .processlock import ProcessLock
 from .reaper import tell
 from .rollup import Counts, RollupWriter
 from .service import backoff
-from .solo import Solo
 
 logger = logging.getLogger("django_delayq")
 
@@ -75,6 +75,8 @@ class Child:
     name: str
     started: float
     beat: _Beat
+    # Its place among the processes of this worker, from 0.
+    place: int
     killed: bool = False
     # Its signs of life at the last look, and for how many seconds there was none.
     signs: float = 0.0
@@ -90,10 +92,12 @@ class Supervisor:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.budget = Budget(options.max_messages)
-        self.solo = Solo()
+        self.budget = Budget(options.max_messages, options.processes)
+        # The right to run a message alone.
+        self.solo = ProcessLock()
         self.children: dict[int, Child] = {}
         self._signals = 0
+        self._pid = os.getpid()
         self._stopping = False
         # --max-messages is reached: the children end by themselves, when what they have claimed is done.
         self._exhausted = False
@@ -152,17 +156,19 @@ class Supervisor:
         announce.announcer.cache_clear()
         sys.stdout.flush()
         sys.stderr.flush()
+        place = min(set(range(self.options.processes)) - {child.place for child in self.children.values()})
         beat = _Beat()
         beat.set(time.monotonic())
         name_read, name_write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(name_read)
+            self.budget.place = place
             os._exit(self._be_child(beat, name_write))
         os.close(name_write)
         with os.fdopen(name_read) as pipe:
             name = pipe.read()
-        self.children[pid] = Child(pid, name, time.monotonic(), beat)
+        self.children[pid] = Child(pid, name, time.monotonic(), beat, place)
         logger.debug("Started worker process %s", name)
 
     def _be_child(self, beat: _Beat, name_write: int) -> int:
@@ -211,6 +217,7 @@ class Supervisor:
 
     def _buried(self, child: Child, code: int) -> None:
         ended = child.beat.ended
+        self.budget.bury(child.place)
         if ended and code == EXHAUSTED:
             self._exhausted = True
         elif (not ended or code == BROKEN) and not child.killed:
@@ -287,8 +294,12 @@ class Supervisor:
     def _handling_signals(self) -> Iterator[None]:
         """First SIGTERM or SIGINT: end in order. Second: at once. Also as PID 1, which has no default handlers."""
 
-        def count(*_: object) -> None:
-            self._signals += 1
+        def count(number: int, *_: object) -> None:
+            # The loop may be waiting for the database: the children are told at once.
+            if os.getpid() == self._pid:
+                self._signals += 1
+                for child in list(self.children.values()):
+                    child.send(signal.SIGTERM)
 
         former = {number: signal.signal(number, count) for number in (signal.SIGTERM, signal.SIGINT)}
         former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -24,11 +24,13 @@ from django_delayq.sql.rows import Success, Ticket
 from django_delayq.states import State
 from django_delayq.worker import connections as upkeep
 from django_delayq.worker.budget import Budget
-from django_delayq.worker.consumer import Consumer
+from django_delayq.worker.consumer import ALONE, MOST_LOOK, Consumer
 from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.keeper import Keeper
+from django_delayq.worker.keeper import BEHIND, Keeper, Watch
+from django_delayq.worker.once import drain
 from django_delayq.worker.pool import Pool
 from django_delayq.worker.process import BROKEN, Options, WorkerProcess
+from django_delayq.worker.queues import Queues
 from django_delayq.worker.reaper import Reaper
 from django_delayq.worker.recorder import Recorder
 from django_delayq.worker.source import Source
@@ -80,7 +82,7 @@ def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(r
     needs_row_locks()
     one, other = held("t.ok", "t.ok")
     pool = Pool(1, recorder, "w", lambda: None)
-    keeper = Keeper(DB, pool, lambda deliveries: None)
+    keeper = Keeper(DB, pool)
     for delivery in (one, other):
         delivery.leased_mono -= 40
         pool._held[delivery.id, delivery.deliveries] = delivery
@@ -102,7 +104,7 @@ def test_a_lease_that_is_lost_is_still_noticed(recorder: Recorder) -> None:
     pool._held[one.id, one.deliveries] = one
     one.leased_mono -= 40
     transitions.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
-    Keeper(DB, pool, lambda deliveries: None).tick()
+    Keeper(DB, pool).tick()
     assert one.lost
 
 
@@ -336,6 +338,98 @@ def test_what_falls_due_while_others_are_claimed_is_not_slept_through(
     source.close()
 
 
+@pytest.fixture
+def consumer(recorder: Recorder) -> Iterator[Consumer]:
+    """One that delivers by query, and with nobody to run what it claims."""
+    source = Source(DB, registry.handlers, redis=False)
+    yield Consumer(DB, source, Pool(1, recorder, "w", lambda: None), lambda: ("default",), "w", Budget(None), 1.0)
+    source.close()
+
+
+def test_an_idle_worker_with_many_queues_looks_at_each_in_time(consumer: Consumer) -> None:
+    assert consumer.source.redis is None
+    consumer.source.redis = RedisBroker(conf.get(), DB, timeout=1.0)
+    consumer.pauses.queues = lambda: tuple(f"queue-{number}" for number in range(50))
+    assert consumer.turn() <= MOST_LOOK
+
+
+def test_one_that_is_to_run_alone_waits_longer_each_time(consumer: Consumer, recorder: Recorder) -> None:
+    """Or it would never be run by a process that is always busy with handlers of a minute."""
+    (busy,) = held("t.ok")
+    consumer.pool.threads = 2
+    consumer.pool._held[busy.id, busy.deliveries] = busy
+    message = schedule_message("t.ok")
+    Message.objects.filter(pk=message.pk).update(deliveries=2)
+    patience = []
+    for _time in range(3):
+        consumer.turn()
+        assert consumer.pool.aside is not None
+        patience.append(consumer._aside_until - time.monotonic())
+        assert consumer.turn() <= patience[-1]
+        consumer._aside_until = 0.0
+        consumer.turn()
+        assert recorder.flush(5)
+        assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
+        Message.objects.filter(pk=message.pk).update(due_at=message.due_at)
+    assert [round(seconds / ALONE) for seconds in patience] == [1, 2, 4]
+    del consumer.pool._held[busy.id, busy.deliveries]
+    consumer.pool.start()
+    consumer.turn()
+    consumer.turn()
+    eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
+    consumer.pool.stop()
+
+
+def test_once_runs_what_is_to_run_alone_though_no_more_may_be_delivered() -> None:
+    message = schedule_message("t.ok")
+    Message.objects.filter(pk=message.pk).update(deliveries=2)
+    assert drain(Options(DB, threads=2, max_messages=1)) == 1
+    assert Message.objects.get(pk=message.pk).state == State.CONSUMED
+
+
+def test_nothing_is_asked_for_again_and_again_when_no_more_may_be_delivered(consumer: Consumer) -> None:
+    consumer.budget = Budget(1)
+    schedule_messages([{"topic": "t.ok"}] * 3)
+    consumer.turn()
+    assert len(consumer.pool.held()) == 1
+    consumer.pool.threads = 3
+    assert not consumer._may_go_on
+    assert consumer.turn() > 0.5
+
+
+def test_what_waits_behind_a_handler_that_turned_out_slow_is_given_back(recorder: Recorder) -> None:
+    first, *others = held("t.ok", "t.ok", "t.ok")
+    pool = Pool(1, recorder, "w", lambda: None)
+    pool._mean = 0.0001
+    room = pool.size
+    pool.submit([first, *others])
+    # As if a thread had it.
+    assert pool._waiting.get_nowait() is first
+    first.started_mono = time.monotonic()
+    Watch(pool, lambda deliveries: None).tick()
+    assert len(pool.held()) == 3
+    for delivery in others:
+        delivery.claimed_mono -= BEHIND + 0.1
+    Watch(pool, lambda deliveries: None).tick()
+    assert pool.held() == [first]
+    assert recorder.flush(5)
+    assert [state(delivery) for delivery in (first, *others)] == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
+    assert pool.size < room
+
+
+def test_a_queue_that_runs_empty_is_still_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = schedule_message("t.ok", queue="found")
+    queues = Queues(DB)
+    queues.tick()
+    assert "found" in queues()
+    cancel_message(message)
+    queues.tick()
+    assert "found" in queues()
+    monkeypatch.setattr("django_delayq.worker.queues.REMEMBERED", 0.0)
+    queues.tick()
+    assert "found" not in queues()
+
+
 def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = held("t.ok")
     Message.objects.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
@@ -410,11 +504,41 @@ def test_the_wait_for_a_token_begins_anew_after_redis_did_not_answer(broker: Red
     source = Source(DB, registry.handlers)
     source.redis = broker
     source.failed(BrokerUnavailable())
+    # Woken, to look into the database.
+    assert not broker.wait(["default"], 5)
     ringing = threading.Timer(0.1, lambda: broker.ring("default"))
     ringing.start()
     assert broker.wait(["default"], 5)
     ringing.join()
     assert broker._bell._connection._sock is not first
+
+
+@pytest.mark.parametrize("how", ["after a token", "deafened"])
+def test_a_process_that_is_busy_takes_no_token_from_an_idle_one(
+    broker: RedisBroker, redis_server: RedisServer, how: str
+) -> None:
+    """Redis answers those first who have waited longest."""
+    idle = RedisBroker(conf.get(), DB, timeout=1.0)
+
+    def waiting() -> int:
+        return int(broker.client.info("clients")["blocked_clients"])
+
+    if how == "after a token":
+        broker.ring("default")
+        assert broker.wait(["default"], 5)
+    else:
+        assert not broker.wait(["default"], 0.01)
+        broker.deafen()
+        eventually(lambda: waiting() == 0, "nobody waits")
+    heard: list[bool] = []
+    listener = threading.Thread(target=lambda: heard.append(idle.wait(["default"], 30)))
+    listener.start()
+    eventually(waiting, "the idle one waits")
+    assert waiting() == 1
+    broker.ring("default")
+    listener.join(30)
+    assert heard == [True]
+    idle.close()
 
 
 def test_a_server_that_accepts_and_says_nothing_ends_the_wait_for_a_token() -> None:

@@ -34,7 +34,7 @@ def beat() -> _Beat:
 @pytest.fixture
 def supervisor(process: subprocess.Popen[bytes], beat: _Beat) -> Supervisor:
     made = Supervisor(Options("default", graceful_timeout=GRACEFUL))
-    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), beat)
+    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), beat, 0)
     return made
 
 
@@ -63,3 +63,14 @@ def test_time_that_the_supervisor_slept_through_is_not_held_against_a_child(
         supervisor._kill_hung(1.0)
         supervisor._kill_hung(86_400.0)
     assert process.poll() is None
+
+
+def test_what_a_dead_child_had_reserved_is_left_for_others(
+    process: subprocess.Popen[bytes], beat: _Beat, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor(Options("default", processes=2, max_messages=5))
+    supervisor.budget.place = 1
+    assert supervisor.budget.reserve(9) == 5
+    supervisor._buried(Child(process.pid, "", time.monotonic(), beat, 1), -9)
+    assert "killed by signal 9" in caplog.text
+    assert supervisor.budget.left

@@ -43,6 +43,14 @@ committed = pytest.mark.django_db(transaction=True)
 # --- claim ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_message_that_was_moved_to_another_queue_is_not_claimed_from_the_old_one() -> None:
+    message = due()
+    Message.objects.filter(pk=message.pk).update(queue="other")
+    tickets = [Ticket(message.pk)]
+    assert transitions.claim("default", tickets, LEASES, "a", queue=message.queue) == []
+    assert [row.id for row in transitions.claim("default", tickets, LEASES, "a", queue="other")] == [message.pk]
+
+
 def test_a_claim_returns_the_message_as_it_was_scheduled() -> None:
     scheduled = due({"order": 7}, queue="fast", priority=5, key="k", headers={"h": 1}, max_attempts=3, retry=["4m"])
     (row,) = claim(scheduled.pk, worker="a")

@@ -17,7 +17,8 @@ from tests.torture.journal import Journal
 
 # A long handler that is killed twice is put off for 30 s, to be run alone: none begins shortly before the end. Seconds.
 CALM = 36.0
-TOPICS = ("torture.row", "torture.line", "torture.async")
+# Half of them transactional.
+TOPICS = ("torture.row", "torture.row", "torture.line", "torture.async")
 AUDIT = """
 INSERT INTO torture.sched (id, due, kind, key, cancel_at) VALUES (%s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
 """
@@ -50,7 +51,7 @@ class Producer:
     def produce(self) -> None:
         from django.db import transaction
 
-        dies = self.random.random() < 0.003
+        dies = self.random.random() < 0.005
         with transaction.atomic():
             if dies:
                 # Called before the put, which is registered later.
@@ -102,7 +103,7 @@ class Producer:
             return "long", {**payload, "work": 7.0}
         if chance < 0.03:
             return "slow", {**payload, "work": self.random.uniform(0.2, 1.2)}
-        if chance < 0.08:
+        if chance < 0.13:
             return "failing", {**payload, "fails": self.random.randint(1, 3)}
         return "plain", {**payload, "work": self.random.choice((0.0, 0.002, 0.02))}
 

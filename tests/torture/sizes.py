@@ -35,7 +35,7 @@ class Size:
 # About a third of all faults kill a worker process.
 LONG = {"kill-child": 7, "kill-worker": 4, "kill-producer": 4, "flush": 2, "freeze-child": 2, "restores": 2}
 
-SMOKE = Size(50, 60, 3, 2, 2, 4, 12, (0.2, 1.0), 75, 1, (1, 3), {"kill-child": 2})
+SMOKE = Size(50, 60, 3, 2, 2, 4, 12, (0.2, 1.0), 75, 1, (1, 3), {"kill-child": 4})
 NIGHTLY = Size(13 * 60, 50, 3, 2, 2, 6, 60, (1, 6), 150, 8, (5, 20), LONG)
 SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20, (5, 40), LONG)
 
