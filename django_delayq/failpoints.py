@@ -1,4 +1,4 @@
-"""Named places at which a test has this process die, freeze, wait or fail: at every boundary to the outside.
+"""Named places at which a test has this process die, freeze, wait, fail or lose touch: at every boundary.
 
 They do nothing unless DELAYQ_FAILPOINTS was in the environment when the process started; no setting and no data can
 switch them on. It holds ``name:action:nth``, several with commas between:
@@ -10,14 +10,17 @@ switch them on. It holds ``name:action:nth``, several with commas between:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import socket
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError
+from django.db import OperationalError, connections
 
 from .durations import seconds
 
@@ -33,6 +36,7 @@ NAMES = frozenset(
         "before_put",
         "after_put",
         # The consumer.
+        "before_take",
         "after_take",
         "after_claim",
         # One run of a handler.
@@ -93,16 +97,44 @@ def _break() -> None:
     raise Broken("a failpoint broke the connection")
 
 
-_ACTIONS: dict[str, Action] = {"kill": _die, "stop": _freeze, "exit": _leave, "raise": _break}
+def _reset() -> None:
+    """Cut this thread's connections to databases, which nobody notices before the next statement."""
+    theirs = [connection.connection for connection in connections.all(initialized_only=True)]
+    _cut(raw.fileno() for raw in theirs if raw is not None)
+
+
+def _reset_port(port: int) -> None:
+    """Cut what this process has to a port, such as that of Redis, whose connections belong to no thread."""
+    _cut((int(name) for name in os.listdir("/dev/fd")), port)
+
+
+def _cut(files: Iterable[int], port: int | None = None) -> None:
+    cut = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            # A copy of anything else must not be made: closing one ends the locks that this process has on a file.
+            if not stat.S_ISSOCK(os.fstat(file).st_mode):
+                continue
+            with socket.fromfd(file, socket.AF_INET, socket.SOCK_STREAM) as end:
+                if port is None or end.getpeername()[1:2] == (port,):
+                    end.shutdown(socket.SHUT_RDWR)
+                    cut += 1
+    logger.warning("Cut %d connections to %s", cut, port or "databases")
+
+
+_ACTIONS: dict[str, Action] = {"kill": _die, "stop": _freeze, "exit": _leave, "raise": _break, "reset": _reset}
 
 
 def _action(text: str) -> Action:
-    word, _equals, span = text.partition("=")
+    word, _equals, value = text.partition("=")
     if word == "delay":
-        wait = seconds(span)
+        wait = seconds(value)
         return lambda: time.sleep(wait)
+    if word == "reset" and value:
+        port = int(value)
+        return lambda: _reset_port(port)
     if text not in _ACTIONS:
-        raise ValueError(f"no action {text!r}: there are {', '.join([*_ACTIONS, 'delay=SECONDS'])}")
+        raise ValueError(f"no action {text!r}: there are {', '.join([*_ACTIONS, 'delay=SECONDS', 'reset=PORT'])}")
     return _ACTIONS[text]
 
 

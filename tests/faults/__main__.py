@@ -51,8 +51,8 @@ def main() -> int:
             for place in places
         ]
     )
-    total = sum(verdict.messages for verdict in verdicts.values())
-    print(f"\n{len(cases)} cases, {total} messages, {time.monotonic() - began:.0f} s")
+    messages, w1, w2 = (sum(getattr(v, what) for v in verdicts.values()) for what in ("messages", "w1", "w2"))
+    print(f"\n{len(cases)} cases, {messages} messages, W1 {w1}, W2 {w2}, {time.monotonic() - began:.0f} s")
     wrong = [(case, what) for case, verdict in verdicts.items() for what in verdict.wrong]
     for case, what in wrong:
         print(f"{case.queue}: {what}")

@@ -13,22 +13,27 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import redis
 from django.conf import settings
 from django.db import connections, transaction
 from django.test import override_settings
 
 from django_delayq import transitions
+from django_delayq.broker import scripts
 from django_delayq.models import Message
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import LIVE, State
+from tests import settings as servers
 from tests.workers import Worker, eventually
 
-from .messages import NUMBER, SPREAD, committed, schedule_all
-from .oracle import Verdict, judge
+from .lossy import NEXT, Network
+from .messages import NUMBER, SPREAD, committed, schedule, schedule_all
+from .oracle import KILLED, LATE, POWER_CUT, SHUT, Verdict, Windows, judge
 from .program import Program, freeze, wait_for_state
 
 PRODUCER = ("before_insert", "after_insert", "before_put", "after_put")
 WORKER = (
+    "before_take",
     "after_take",
     "after_claim",
     "before_handler",
@@ -45,8 +50,16 @@ LOADER = ("after_horizon", "mid_load")
 RESTORE = ("mid_restore",)
 REAPER = ("after_reap",)
 
-# power: the supervisor cannot know that its child is dead, as when the whole host goes.
-ACTIONS = ("kill", "power", "stop", "delay", "raise")
+# Here Redis is spoken to before or next.
+TO_REDIS = frozenset({"before_take", "after_take", "before_put", "after_put", *LOADER, *RESTORE, *REAPER})
+# Not every handler has a connection of its own.
+HANDLER = frozenset({"before_handler", "after_handler"})
+# The recorder's thread is here, with outcomes of which nobody extends the leases any more.
+RECORDER = frozenset({"before_record", "after_record", "before_put", "after_put"})
+
+# power: the supervisor cannot know that its child is dead, as when the whole host goes. raise: an error on a connection
+# that is well. reset: no error, but the connections are broken. lose: what is said next is executed, its reply lost.
+ACTIONS = ("kill", "power", "stop", "delay", "raise", "reset", "lose")
 
 LEASE = 1.0
 HASTY: dict[str, Any] = {
@@ -70,10 +83,53 @@ class Case(NamedTuple):
         return f"{self.who}-{self.point}-{self.action}"
 
     def failpoints(self, delay: float) -> str:
-        action = {"power": "kill", "delay": f"delay={delay}"}.get(self.action, self.action)
-        # What happens but once or twice, the first time; everything else when things are under way.
-        nth = 3 if self.who == "producer" or self.point in WORKER[:-2] else 1
-        return f"{self.point}:{action}:{nth}"
+        # "lose": it stands still until the network knows what to lose.
+        action = {"power": "kill", "delay": f"delay={delay}", "lose": "stop"}.get(self.action, self.action)
+        port = self.port if self.action == "reset" else None
+        actions = [action] if port is None else [action, f"reset={port}"]
+        return ",".join(f"{self.point}:{action}:{self._nth}" for action in actions)
+
+    @property
+    def port(self) -> int | None:
+        """To which server a reset breaks all connections of the process, besides those of the thread."""
+        assert servers.REDIS_SERVER is not None
+        assert servers.POSTGRES_SERVER is not None
+        if self.point in TO_REDIS:
+            return servers.REDIS_SERVER.port
+        return servers.POSTGRES_SERVER.port if self.point in HANDLER else None
+
+    @property
+    def _nth(self) -> int:
+        """When things are under way; what happens but a few times, the first time."""
+        if self.point == "before_take":
+            # The first ones find nothing.
+            return 8
+        if self.who == "worker" and self.point in ("before_put", "after_put"):
+            # The first put has a connection of its own still to make.
+            return 2 if self.action in ("reset", "lose") else 1
+        return 3 if self.who in ("producer", "worker") else 1
+
+    @property
+    def windows(self) -> Windows:
+        """What may happen again here, other than in a transaction."""
+        if self.who != "worker" and self.point != "mid_load":
+            # Nothing is handled there, or not yet.
+            return SHUT
+        match self.action:
+            case "kill":
+                return KILLED
+            case "power":
+                return POWER_CUT
+            case "stop":
+                return LATE
+            case "delay" if self.point in RECORDER:
+                return LATE
+        return SHUT
+
+    @property
+    def failures(self) -> int:
+        """How many handlers fail after their effect, and are told to try again."""
+        return int((self.point, self.action) == ("after_handler", "raise"))
 
 
 def every_case() -> list[Case]:
@@ -86,6 +142,8 @@ def every_case() -> list[Case]:
         for action in ACTIONS
         # These have no supervisor.
         if not (action == "power" and who in ("producer", "restore"))
+        # Not everywhere does anything follow that has a reply.
+        and not (action == "lose" and (who, point) not in NEXT)
     ]
 
 
@@ -99,6 +157,7 @@ def hasty() -> Iterator[None]:
 def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case, Verdict]:
     """Run cases side by side. At most one of them may be a reaper's: that one works for all queues."""
     with hasty(), ExitStack() as stack:
+        _teach_scripts()
         runs = [_Run(case, folder, delay) for case in cases]
         for one in runs:
             stack.callback(one.close)
@@ -116,9 +175,19 @@ def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case
             one.thaw()
         for one in runs:
             one.finish()
+        # It may have had nothing to do, and be at its beginning still.
+        healthy.wait_for_children(1)
         assert healthy.stop() == 0, healthy.log
         connections.close_all()
         return {one.case: one.verdict() for one in runs}
+
+
+def _teach_scripts() -> None:
+    """Or the reply that is lost might be that Redis does not know the script."""
+    assert servers.REDIS_SERVER is not None
+    with redis.Redis(port=servers.REDIS_SERVER.port) as client:
+        for name in ("take", "loaded", "put"):
+            client.script_load(scripts.load(name).source)
 
 
 def _two_leases() -> None:
@@ -141,11 +210,15 @@ class _Run:
         self.lines = folder / case.queue
         self.failpoints = case.failpoints(delay)
         self.program: Program | None = None
+        self.network: Network | None = None
+        self._stack = ExitStack()
         self._reached_by = 0
 
     def start(self) -> None:
         """Up to where the fault can happen at any time."""
         queue, lines = self.case.queue, str(self.lines)
+        if self.case.action == "lose":
+            self.network = self._stack.enter_context(Network())
         match self.case.who:
             case "producer":
                 self.program = self._program("tests.faults.producer", queue, lines, "0", str(NUMBER))
@@ -164,7 +237,7 @@ class _Run:
                 self.program = self._worker("loader,sweeper,consumer,recorder")
 
     def _program(self, *arguments: str) -> Program:
-        return Program(*arguments, failpoints=self.failpoints)
+        return self._stack.enter_context(Program(*arguments, failpoints=self.failpoints, network=self.network))
 
     def _worker(self, roles: str) -> Program:
         # No reaper: the one of the healthy worker, or of the reaper's own case, has to do it.
@@ -197,8 +270,11 @@ class _Run:
             self._cut_power()
             schedule_all(self.case.queue, str(self.lines))
         self._reached_by = self.program.wait_for_failpoint()
-        if self.case.action == "stop":
+        if self.case.action in ("stop", "lose"):
             wait_for_state(self._reached_by, "T")
+        if self.network is not None:
+            self.network.lose_reply_to(NEXT[self.case.who, self.case.point])
+            self.thaw()
 
     def thaw(self) -> None:
         os.kill(self._reached_by, signal.SIGCONT)
@@ -212,6 +288,10 @@ class _Run:
             assert killed == (self.case.action == "kill"), f"{self.case}: exit code {code}\n{self.program.log}"
         elif self.case.action == "power":
             self.program.kill()
+        if self.case.who == "producer":
+            # Those that the program did not live to schedule, or was refused.
+            for number in range(committed(self.case.queue), NUMBER):
+                schedule(self.case.queue, str(self.lines), number)
         eventually(self._is_drained, f"{self.case}: all are finished", timeout=60)
         if self.case.who not in ("producer", "restore") and self.case.action != "power":
             # Late outcomes of those that were frozen or slow have their say, too.
@@ -222,17 +302,30 @@ class _Run:
         return there.exists() and not there.filter(state__in=LIVE).exists()
 
     def verdict(self) -> Verdict:
-        number = committed(self.case.queue) if self.case.who == "producer" else NUMBER
-        failed_after_effect = (self.case.point, self.case.action) == ("after_handler", "raise")
-        found = judge(self.case.queue, number, self.lines, failures=int(failed_after_effect))
-        if self.case.action == "power":
-            # That its lease ran out is all that can be known of a delivery that died there.
-            found.w1, found.w2 = found.w1 + found.w2, 0
+        found = judge(
+            self.case.queue,
+            NUMBER,
+            self.lines,
+            windows=self.case.windows,
+            victim=f"/{self._reached_by}/",
+            failures=self.case.failures,
+        )
+        found.wrong += self._not_injected()
         return found
 
+    def _not_injected(self) -> list[str]:
+        """Why the case proves nothing."""
+        assert self.program is not None
+        if self.network is not None:
+            said = NEXT[self.case.who, self.case.point].words
+            return [] if self.network.lost == [said] else [f"lost the replies to {self.network.lost}, not to {said!r}"]
+        if self.case.action == "reset":
+            whose = self.case.port or "databases"
+            return [] if self.program.count(rf"Cut [1-9]\d* connections to {whose}") else ["no connection was reset"]
+        return []
+
     def close(self) -> None:
-        if self.program is not None:
-            self.program.close()
+        self._stack.close()
 
 
 __all__ = ["ACTIONS", "SPREAD", "Case", "every_case", "run"]

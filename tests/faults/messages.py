@@ -17,12 +17,12 @@ NOTE = "scheduled"
 
 
 def message(queue: str, lines: str, number: int) -> dict[str, Any]:
-    """Half have effects in their handler's transaction, most others in a file, two fail at their first attempt."""
+    """Half have effects in their handler's transaction, most others in a file, three fail at their first attempt."""
     # Two by two, so that one of each kind is taken at once.
     terms = {"queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
     if number % 2:
         return {"topic": "t.tx", **terms}
-    if number in (12, 16):
+    if number in (8, 12, 16):
         return {"topic": "t.second_time", **terms}
     return {"topic": "t.file", "payload": lines, **terms}
 

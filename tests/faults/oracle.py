@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +12,18 @@ from django_delayq.states import MOVES, State
 from tests.app.models import Effect
 
 TRANSACTIONAL = "t.tx"
-# How a delivery ends without a word. W1: death between the effect and its record; W2: the lease ran out meanwhile.
+# How a delivery ends without a word.
 DEATH = "worker process died"
 EXPIRY = "lease ran out"
+
+# What may have been done by a delivery that ends in this way, and be done again. W1: death between the effect and its
+# record; W2: the lease ran out meanwhile.
+Windows = Mapping[str, str]
+SHUT: Windows = {}
+KILLED: Windows = {DEATH: "W1"}
+# Nobody is there to see the death.
+POWER_CUT: Windows = {EXPIRY: "W1"}
+LATE: Windows = {EXPIRY: "W2"}
 
 # A message and one of its deliveries.
 Delivery = tuple[int, int]
@@ -36,11 +45,14 @@ class Verdict:
         return ", ".join(["ok", *excused])
 
 
-def judge(queue: str, number: int, lines: Path, *, failures: int = 0) -> Verdict:
+def judge(
+    queue: str, number: int, lines: Path, *, windows: Windows = SHUT, victim: str = "", failures: int = 0
+) -> Verdict:
     """Look at all that happened in a queue.
 
-    ``number``: how many messages were committed. ``lines``: the file of effects outside the database. ``failures``:
-    how many handlers failed after such an effect, which is what a retry then repeats.
+    ``number``: how many messages were committed. ``lines``: the file of effects outside the database. ``windows``:
+    those that were open, and in deliveries of which worker: any whose name holds ``victim``. ``failures``: how many
+    handlers failed after such an effect, which is what a retry then repeats.
     """
     messages = list(Message.objects.filter(queue=queue))
     logs: dict[int, list[Transition]] = defaultdict(list)
@@ -54,8 +66,20 @@ def judge(queue: str, number: int, lines: Path, *, failures: int = 0) -> Verdict
             verdict.wrong.append(f"{message} is {message.state}")
         verdict.wrong += [f"{message}: {what}" for what in illegal(message, logs[message.pk])]
     effects = Counter(effects_of(messages)) + Counter(lines_of(lines))
-    _judge_effects(verdict, messages, effects, logs, failures)
+    excuses = {pk: _excuses(log, windows, victim) for pk, log in logs.items()}
+    _judge_effects(verdict, messages, effects, excuses, failures)
     return verdict
+
+
+def _excuses(log: list[Transition], windows: Windows, victim: str) -> dict[int, str]:
+    """The deliveries in which a window was open, and which."""
+    victims = {row.attempt for row in log if row.to_state == State.RUNNING and victim in row.actor}
+    return {
+        row.attempt: window
+        for row in log
+        for ending, window in windows.items()
+        if row.attempt in victims and row.reason.startswith(ending)
+    }
 
 
 def effects_of(messages: Iterable[Message]) -> list[Delivery]:
@@ -95,7 +119,7 @@ def _judge_effects(
     verdict: Verdict,
     messages: list[Message],
     effects: Counter[Delivery],
-    logs: dict[int, list[Transition]],
+    excuses: dict[int, dict[int, str]],
     failures: int,
 ) -> None:
     topics = {message.pk: message.topic for message in messages}
@@ -112,16 +136,14 @@ def _judge_effects(
             if len(deliveries) > 1:
                 verdict.wrong.append(f"{topic} #{pk} had its effect in each of the deliveries {deliveries}")
             continue
-        died, expired = (
-            len({row.attempt for row in logs[pk] if row.reason.startswith(why)} & set(deliveries))
-            for why in (DEATH, EXPIRY)
-        )
-        # Each delivery that died or lost its lease may have had its effect once; of the others one in all may.
-        unexcused = len(deliveries) - died - expired
+        # In each of them it may have been once; of the others one in all may.
+        open_ = Counter(window for delivery, window in excuses[pk].items() if delivery in deliveries)
+        unexcused = len(deliveries) - open_.total()
         if unexcused > 1:
             failures -= unexcused - 1
         extra = max(0, len(deliveries) - 1)
-        verdict.w1 += min(died, extra)
-        verdict.w2 += min(expired, extra - min(died, extra))
+        w1 = min(open_["W1"], extra)
+        verdict.w1 += w1
+        verdict.w2 += min(open_["W2"], extra - w1)
     if failures < 0:
         verdict.wrong.append(f"{-failures} effects more than the windows excuse")

@@ -14,9 +14,13 @@ logger = logging.getLogger("django_delayq")
 
 
 def main(queue: str, lines: str, first: int, last: int) -> None:
+    from django.db import close_old_connections
+
     from tests.faults.messages import schedule
 
     for number in range(first, last):
+        # As between two requests.
+        close_old_connections()
         try:
             schedule(queue, lines, number)
         except Exception as error:  # noqa: BLE001

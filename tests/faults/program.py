@@ -15,11 +15,13 @@ from django.conf import settings
 
 from tests.workers import ROOT, Worker, eventually
 
+from .lossy import Network
+
 
 class Program(Worker):
     """Any Python module as a process, watched in the way of ``Worker``."""
 
-    def __init__(self, *arguments: str, failpoints: str = "") -> None:
+    def __init__(self, *arguments: str, failpoints: str = "", network: Network | None = None) -> None:
         self.lines = []
         self._news = threading.Condition()
         self.process = subprocess.Popen(
@@ -31,6 +33,7 @@ class Program(Worker):
                 "DJANGO_SETTINGS_MODULE": "tests.worker_settings",
                 "DELAYQ_TEST_SETTINGS": json.dumps(settings.DELAYQ),
                 "DELAYQ_FAILPOINTS": failpoints,
+                **(network.environment if network is not None else {}),
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

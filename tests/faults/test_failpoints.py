@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError, connection, connections
 
 from django_delayq import failpoints
 
@@ -82,6 +85,42 @@ def test_it_happens_once_in_all_the_processes_forked_from_one() -> None:
     assert ended.stdout == "1\n2\n3\n"
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_reset_is_met_by_the_next_statement_of_this_thread_alone() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("needs a connection")
+
+    def ask() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    with ThreadPoolExecutor(1) as other:
+        ask()
+        other.submit(ask).result()
+        try:
+            failpoints._action("reset")()
+            with pytest.raises(OperationalError):
+                ask()
+            assert not connection.is_usable()
+            other.submit(ask).result()
+        finally:
+            connection.close()
+            other.submit(connections.close_all).result()
+
+
+def test_a_reset_of_a_port_leaves_other_ports_alone() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as cut,
+        socket.create_server(("127.0.0.1", 0)) as spared,
+        socket.create_connection(cut.getsockname()) as to_cut,
+        socket.create_connection(spared.getsockname()) as to_spared,
+    ):
+        failpoints._action(f"reset={cut.getsockname()[1]}")()
+        with pytest.raises(BrokenPipeError):
+            to_cut.send(b"?")
+        to_spared.send(b"?")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -94,6 +133,7 @@ def test_it_happens_once_in_all_the_processes_forked_from_one() -> None:
         "after_claim:kill",
         "after_claim:delay:1",
         "after_claim:delay=long:1",
+        "after_claim:reset=redis:1",
         "after_claim:kill:1,after_claim",
     ],
 )

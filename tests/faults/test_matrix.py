@@ -41,13 +41,26 @@ DELAYS = [
     Case("worker", "before_succeed", "delay"),
     Case("worker", "after_record", "delay"),
 ]
-BREAKS = [
+ERRORS = [
     Case("producer", "after_insert", "raise"),
     Case("worker", "after_claim", "raise"),
     Case("worker", "after_commit", "raise"),
     Case("worker", "after_record", "raise"),
-    Case("restore", "mid_restore", "raise"),
     Case("reaper", "after_reap", "raise"),
+]
+RESETS = [
+    Case("producer", "after_insert", "reset"),
+    Case("worker", "before_take", "reset"),
+    Case("worker", "after_succeed", "reset"),
+    Case("worker", "before_record", "reset"),
+    Case("restore", "mid_restore", "reset"),
+]
+LOSSES = [
+    Case("producer", "after_insert", "lose"),
+    Case("worker", "before_take", "lose"),
+    Case("worker", "after_take", "lose"),
+    Case("worker", "after_succeed", "lose"),
+    Case("worker", "before_record", "lose"),
 ]
 
 
@@ -64,7 +77,9 @@ def prove(cases: Sequence[Case], folder: Path) -> dict[Case, Verdict]:
     return verdicts
 
 
-@pytest.mark.parametrize("cases", [DEATHS, [*DELAYS, *BREAKS]], ids=["deaths", "delays-and-breaks"])
+@pytest.mark.parametrize(
+    "cases", [DEATHS, [*DELAYS, *ERRORS], [*RESETS, *LOSSES]], ids=["deaths", "delays-and-errors", "resets-and-losses"]
+)
 def test_nothing_is_lost_and_no_duplicate_is_without_excuse(cases: Sequence[Case], tmp_path: Path) -> None:
     prove(cases, tmp_path)
 

@@ -13,7 +13,7 @@ from django_delayq.sql.rows import Success, Ticket
 from tests.app.models import Effect
 
 from .messages import NUMBER, schedule_all
-from .oracle import TRANSACTIONAL, Verdict, judge
+from .oracle import DEATH, EXPIRY, KILLED, LATE, POWER_CUT, SHUT, TRANSACTIONAL, Verdict, Windows, judge
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -73,12 +73,45 @@ def test_it_finds_what_is_wrong(tmp_path: Path, corrupt: Corruption, finding: st
     assert any(finding in what for what in judge("good", NUMBER, lines).wrong)
 
 
-def test_a_lease_that_ran_out_excuses_one_more_effect_and_not_two(tmp_path: Path) -> None:
+@pytest.fixture
+def repeat(tmp_path: Path) -> Callable[[str], int]:
+    """Do one thing again because of a delivery that ended like this."""
+
+    def end(how: str) -> int:
+        deliver(tmp_path / "lines")
+        pk: int = some("t.file").pk
+        Transition.objects.filter(message_id=pk, number=3).update(reason=how)
+        append(tmp_path / "lines", f"{pk} 2\n")
+        return pk
+
+    return end
+
+
+@pytest.mark.parametrize(
+    ("ending", "windows", "found"),
+    [
+        (DEATH, KILLED, Verdict(NUMBER, w1=1)),
+        (EXPIRY, POWER_CUT, Verdict(NUMBER, w1=1)),
+        (EXPIRY, LATE, Verdict(NUMBER, w2=1)),
+    ],
+)
+def test_an_open_window_excuses_one_more_effect_and_not_two(
+    tmp_path: Path, repeat: Callable[[str], int], ending: str, windows: Windows, found: Verdict
+) -> None:
     lines = tmp_path / "lines"
-    deliver(lines)
-    pk = some("t.file").pk
-    Transition.objects.filter(message_id=pk, number=3).update(reason="lease ran out")
+    pk = repeat(ending)
+    assert judge("good", NUMBER, lines, windows=windows, victim="hand/1/") == found
     append(lines, f"{pk} 2\n")
-    assert judge("good", NUMBER, lines) == Verdict(NUMBER, w2=1)
-    append(lines, f"{pk} 2\n")
-    assert judge("good", NUMBER, lines).wrong
+    assert judge("good", NUMBER, lines, windows=windows).wrong
+
+
+@pytest.mark.parametrize(
+    ("ending", "windows", "victim"),
+    [(EXPIRY, SHUT, ""), (EXPIRY, KILLED, ""), (DEATH, LATE, ""), (DEATH, POWER_CUT, ""), (EXPIRY, LATE, "/2/")],
+)
+def test_what_the_log_says_excuses_nothing_where_that_cannot_happen(
+    tmp_path: Path, repeat: Callable[[str], int], ending: str, windows: Windows, victim: str
+) -> None:
+    repeat(ending)
+    found = judge("good", NUMBER, tmp_path / "lines", windows=windows, victim=victim)
+    assert found.wrong == ["1 effects more than the windows excuse"]
