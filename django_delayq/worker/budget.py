@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,14 +24,16 @@ class Budget:
             self._numbers = memoryview(mmap.mmap(-1, 8 * (1 + processes))).cast("q")
             self._numbers[0] = messages
             self._lock = ProcessLock()
+            self._threads = threading.Lock()
 
     @contextmanager
     def _locked(self, numbers: memoryview) -> Iterator[memoryview]:
-        self._lock.acquire()
-        try:
-            yield numbers
-        finally:
-            self._lock.release()
+        with self._threads:
+            self._lock.acquire()
+            try:
+                yield numbers
+            finally:
+                self._lock.release()
 
     def reserve(self, wanted: int) -> int:
         """Up to ``wanted``, and not more than are left. ``settle`` must follow."""
@@ -49,6 +52,10 @@ class Budget:
             with self._locked(self._numbers) as numbers:
                 numbers[1 + self.place] -= reserved
                 numbers[0] += reserved - used
+
+    def give_back(self, messages: int) -> None:
+        """So many that were used have not been delivered after all."""
+        self.settle(0, -messages)
 
     def bury(self, place: int) -> None:
         """The process that was there is dead; it delivered nothing of what it had reserved."""

@@ -80,6 +80,7 @@ class Consumer(threading.Thread):
         self.queues = queues
         self.worker = worker
         self.budget = budget
+        pool.returned = budget.give_back
         self.poll = poll
         self.counts = Counts() if counts is None else counts
         # None: there is no other process.
@@ -88,7 +89,6 @@ class Consumer(threading.Thread):
         self._suspect = max(1, min(SUSPECT, conf.get().MAX_CRASHES - 1))
         self.pauses = Pauses(using, queues)
         self.beat = time.monotonic()
-        self.exhausted = threading.Event()
         self._stopping = threading.Event()
         # Until when it may wait to run alone (monotonic).
         self._aside_until = 0.0
@@ -173,8 +173,6 @@ class Consumer(threading.Thread):
                 return 0.0
             waiting = waiting or taken.left > 0
             looked.append(taken)
-        if self.budget.empty:
-            self.exhausted.set()
         if self.has_suspects:
             waiting, longest = True, min(longest, max(0.0, self._aside_until - time.monotonic()))
         self._waiting = waiting
@@ -316,9 +314,11 @@ class Consumer(threading.Thread):
 
     def give_back_suspect(self, outcome: Release) -> None:
         """End the wait of the one that is to run alone, if there is one."""
-        delivery, self.pool.aside = self.pool.aside, None
+        delivery = self.pool.aside
         if delivery is not None:
             self.pool.recorder.submit(delivery, outcome, f"worker:{self.worker}")
+            self.budget.give_back(1)
+            self.pool.aside = None
             self._leave_to_another()
 
     def _leave_to_another(self) -> None:

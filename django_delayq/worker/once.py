@@ -42,9 +42,8 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
     counts = Counts()
     recorder = Recorder(options.using, count, counts)
     pool = Pool(options.threads, recorder, name, lambda: None)
-    consumer = Consumer(
-        options.using, source, pool, queues, name, Budget(options.max_messages), conf.get().POLL_INTERVAL, counts
-    )
+    budget = Budget(options.max_messages)
+    consumer = Consumer(options.using, source, pool, queues, name, budget, conf.get().POLL_INTERVAL, counts)
     failed: list[Delivery] = []
 
     def stuck(deliveries: list[Delivery]) -> None:
@@ -59,7 +58,7 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
         keeper.start()
     try:
         Reaper(options.using, f"worker:{name}", counts).tick()
-        while not stop.is_set() and (consumer.has_suspects or not consumer.exhausted.is_set()):
+        while not stop.is_set() and (consumer.has_suspects or not budget.empty):
             queues.tick()
             before = delivered
             consumer.turn()

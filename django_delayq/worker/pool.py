@@ -38,6 +38,8 @@ class Pool:
         self._freed = freed
         self._waiting: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._held: dict[tuple[int, int], Delivery] = {}
+        # Told of how many are given back, before they are not held any more.
+        self.returned: Callable[[int], None] = lambda number: None
         # Waits until nothing else is held, to run alone.
         self.aside: Delivery | None = None
         self._draining = False
@@ -103,6 +105,7 @@ class Pool:
         with contextlib.suppress(queue.Empty):
             while (delivery := self._waiting.get_nowait()) is not None:
                 self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
+                self.returned(1)
                 del self._held[delivery.id, delivery.deliveries]
 
     def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:

@@ -76,6 +76,7 @@ class WorkerProcess:
         self.options = options
         self.name = worker_name(options)
         self.code = DONE
+        self._budget = budget
         # Not an Event: a signal handler that sets one may wait for ever for the lock that its own thread holds.
         self._stopping = False
         self._wake_read, self._wake_write = os.pipe()
@@ -153,8 +154,8 @@ class WorkerProcess:
             self.consumer.freed()
 
     def _is_over(self) -> bool:
-        # What is claimed has been counted: it is delivered too.
-        if self.consumer is not None and self.consumer.exhausted.is_set() and not self.pool.held():
+        # What is claimed has been counted: it is delivered too. Asked twice, for what is held may just be given back.
+        if self._budget.empty and not self.pool.held() and self._budget.empty:
             self.code = EXHAUSTED
             return True
         limit = self.options.max_runtime

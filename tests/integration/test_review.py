@@ -401,6 +401,8 @@ def test_what_waits_behind_a_handler_that_turned_out_slow_is_given_back(recorder
     first, *others = held("t.ok", "t.ok", "t.ok")
     pool = Pool(1, recorder, "w", lambda: None)
     pool._mean = 0.0001
+    returned: list[int] = []
+    pool.returned = returned.append
     room = pool.size
     pool.submit([first, *others])
     # As if a thread had it.
@@ -415,6 +417,7 @@ def test_what_waits_behind_a_handler_that_turned_out_slow_is_given_back(recorder
     assert recorder.flush(5)
     assert [state(delivery) for delivery in (first, *others)] == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
     assert pool.size < room
+    assert returned == [1, 1]
 
 
 def test_a_queue_that_runs_empty_is_still_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
