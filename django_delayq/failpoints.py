@@ -100,7 +100,7 @@ def _break() -> None:
 def _reset() -> None:
     """Cut this thread's connections to databases, which nobody notices before the next statement."""
     theirs = [connection.connection for connection in connections.all(initialized_only=True)]
-    _cut(raw.fileno() for raw in theirs if raw is not None)
+    _cut(raw.fileno() for raw in theirs if hasattr(raw, "fileno"))
 
 
 def _reset_port(port: int) -> None:

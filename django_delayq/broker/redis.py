@@ -190,7 +190,7 @@ class RedisBroker:
 
     def deafen(self) -> None:
         if self._bell is not None:
-            self._bell.disarm()
+            self._bell.deafen()
 
     def distrust(self) -> None:
         """Redis did not answer: the connection that waits may be as dead, and would never say so."""
@@ -330,7 +330,8 @@ class _Bell:
 
     BLPOP's own timeout is looked at only ``hz`` times a second (10 by default). So it is sent without one, and the
     wait happens on the client's socket; a BLPOP that is still waiting stays armed for the next wait. One that was
-    answered is sent again by the next wait only: whoever is busy till then must take no token from another.
+    answered is sent again by the next wait only: who is busy till then takes no token from another. Who is busy without
+    having been answered, and for long, calls ``deafen``.
     """
 
     def __init__(self, connect: Callable[[], redis.Redis]) -> None:
@@ -361,6 +362,8 @@ class _Bell:
         if self.stale or (self._armed and self._armed != lists) or time.monotonic() - self._armed_at > REARM:
             self._hang_up()
             self.stale = False
+        if self._connection is not None and not self._armed and self._has_ended():
+            self._hang_up()
         if self._connection is None:
             if self._client is None:
                 self._client = self._connect()
@@ -379,7 +382,14 @@ class _Bell:
             return True
         return False
 
-    def disarm(self) -> None:
+    def _has_ended(self) -> bool:
+        """Nothing is being asked, so whatever there is to read is the end: servers may close what is idle."""
+        try:
+            return bool(self._connection.can_read(0))
+        except (redis.RedisError, OSError):
+            return True
+
+    def deafen(self) -> None:
         """Take no token any more. Closing the connection is the only way to be sure."""
         if self._armed:
             self._hang_up()

@@ -13,7 +13,8 @@ from .processlock import ProcessLock
 class Budget:
     """Numbers in shared memory: what is left, and what each process has reserved for a claim under way. None: no limit.
 
-    A process may die at any moment: what it had reserved is given back by ``bury``.
+    A process may die at any moment: what it had reserved is given back by ``bury``. One that stands still may do so
+    with the lock in its hand, so only who reserves waits for that.
     """
 
     def __init__(self, messages: int | None, processes: int = 1) -> None:
@@ -24,24 +25,39 @@ class Budget:
             self._numbers = memoryview(mmap.mmap(-1, 8 * (1 + processes))).cast("q")
             self._numbers[0] = messages
             self._lock = ProcessLock()
-            self._threads = threading.Lock()
+        # The lock of processes says nothing about the threads of one.
+        self._threads = threading.Lock()
+        # What this process gives back, until it reserves again.
+        self._returned = 0
+        self._returning = threading.Lock()
 
     @contextmanager
-    def _locked(self, numbers: memoryview) -> Iterator[memoryview]:
-        with self._threads:
-            self._lock.acquire()
+    def _locked(self, *, wait: bool = True) -> Iterator[memoryview | None]:
+        """The numbers; None when another process has the lock, and it is not waited for."""
+        if not self._threads.acquire(blocking=wait):
+            yield None
+            return
+        try:
+            if not self._lock.acquire(wait=wait):
+                yield None
+                return
             try:
-                yield numbers
+                yield self._numbers
             finally:
                 self._lock.release()
+        finally:
+            self._threads.release()
 
     def reserve(self, wanted: int) -> int:
         """Up to ``wanted``, and not more than are left. ``settle`` must follow."""
         if self._numbers is None:
             return wanted
-        with self._locked(self._numbers) as numbers:
+        with self._locked() as numbers:
+            assert numbers is not None
+            with self._returning:
+                numbers[0] += self._returned
+                self._returned = 0
             granted = max(0, min(wanted, numbers[0]))
-            # In this order: a death in between may cost the budget something, and never adds to it.
             numbers[0] -= granted
             numbers[1 + self.place] += granted
             return int(granted)
@@ -49,30 +65,37 @@ class Budget:
     def settle(self, reserved: int, used: int) -> None:
         """Of what was reserved, so much was used; the rest is left for others."""
         if self._numbers is not None:
-            with self._locked(self._numbers) as numbers:
+            with self._locked() as numbers:
+                assert numbers is not None
                 numbers[1 + self.place] -= reserved
                 numbers[0] += reserved - used
 
     def give_back(self, messages: int) -> None:
-        """So many that were used have not been delivered after all."""
-        self.settle(0, -messages)
-
-    def bury(self, place: int) -> None:
-        """The process that was there is dead; it delivered nothing of what it had reserved."""
+        """So many that were used have not been delivered after all. Waits for no other process."""
         if self._numbers is not None:
-            with self._locked(self._numbers) as numbers:
-                reserved, numbers[1 + place] = numbers[1 + place], 0
-                numbers[0] += reserved
+            with self._returning:
+                self._returned += messages
+
+    def bury(self, place: int) -> bool:
+        """The process that was there is dead, in the middle of a claim at worst. False: try again later."""
+        if self._numbers is None:
+            return True
+        with self._locked(wait=False) as numbers:
+            if numbers is None:
+                return False
+            reserved, numbers[1 + place] = numbers[1 + place], 0
+            numbers[0] += reserved
+            return True
 
     @property
     def left(self) -> bool:
         """Whether there is something to reserve now."""
-        return self._numbers is None or self._numbers[0] > 0
+        return self._numbers is None or self._numbers[0] + self._returned > 0
 
     @property
     def empty(self) -> bool:
-        """Nothing is left, and nothing will be given back."""
-        if self._numbers is None:
+        """Nothing is left or reserved. False while that cannot be told."""
+        if self._numbers is None or self._returned:
             return False
-        with self._locked(self._numbers) as numbers:
-            return max(numbers) <= 0
+        with self._locked(wait=False) as numbers:
+            return numbers is not None and max(numbers) <= 0

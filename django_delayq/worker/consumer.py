@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 from django.db import Error as DatabaseError
 
-from .. import conf, failpoints, registry, transitions
+from .. import failpoints, registry, transitions
 from ..announce import by_queue
 from ..broker.base import Broker, DueTicket, Entry, Taken
 from ..broker.redis import RedisBroker
@@ -23,6 +20,7 @@ from ..outcomes import Release
 from ..sql.rows import Claimed, Ticket
 from ..states import State
 from . import connections
+from .alone import Alone
 from .budget import Budget
 from .delivery import Delivery
 from .pauses import Pauses
@@ -45,15 +43,6 @@ UNKNOWN = 30.0
 CATCH_UP = 10
 # Ids that were taken when the database did not answer are looked at again after this time. Seconds.
 AGAIN = 1.0
-# A message whose delivery ended this often without a word is run alone in its process (or once less than MAX_CRASHES).
-SUSPECT = 2
-# While it waits for that, its process takes nothing. When that takes longer than this, it is put off, and may wait for
-# twice as long the next time: in the end for longer than any handler runs. Seconds.
-ALONE = 5.0
-PUT_OFF = 30.0
-# While another process of this worker runs one alone, it makes way for a moment within this time, which doubles each
-# time, up to PUT_OFF: were each process to run one alone, nothing else would be delivered. Seconds.
-TURN = 1.0
 # A process that could not write outcomes down for so long takes nothing: it would all have to be done again. Seconds.
 BEHIND = 5.0
 
@@ -72,6 +61,7 @@ class Consumer(threading.Thread):
         poll: float,
         counts: Counts | None = None,
         solo: ProcessLock | None = None,
+        stopping: threading.Event | None = None,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
@@ -80,28 +70,18 @@ class Consumer(threading.Thread):
         self.queues = queues
         self.worker = worker
         self.budget = budget
-        pool.returned = budget.give_back
         self.poll = poll
         self.counts = Counts() if counts is None else counts
-        # None: there is no other process.
-        self.solo = solo
-        # Once at least before it is given up.
-        self._suspect = max(1, min(SUSPECT, conf.get().MAX_CRASHES - 1))
+        self.alone = Alone(pool, worker, budget, solo)
         self.pauses = Pauses(using, queues)
         self.beat = time.monotonic()
-        self._stopping = threading.Event()
-        # Until when it may wait to run alone (monotonic).
-        self._aside_until = 0.0
-        # Where one suspect was, there are likely more: take one at a time.
+        self._stopping = threading.Event() if stopping is None else stopping
+        # Where one is to run alone, there are likely more: take one at a time.
         self._careful = False
         self._unknown: set[str] = set()
         self._errors = 0
         # Whether there is something to do as soon as there is room.
         self._waiting = False
-
-    @property
-    def has_suspects(self) -> bool:
-        return self.pool.aside is not None
 
     def freed(self) -> None:
         """A thread has ended a delivery."""
@@ -135,7 +115,7 @@ class Consumer(threading.Thread):
                 if wait > 0:
                     rest(wait)
         finally:
-            self.give_back_suspect(Release("shutdown"))
+            self.alone.give_back(Release("shutdown"))
             connections.close_all()
 
     def turn(self) -> float:
@@ -154,7 +134,10 @@ class Consumer(threading.Thread):
         self._look_at_pauses(broker)
         queues = self.pauses.served
         longest = min(LOOK * len(queues), MOST_LOOK) if broker is not self.source.database else self.poll
-        self._run_suspect(broker)
+        self.alone.run(lambda: self._leave_wake_ups(broker), self._go_on_waiting)
+        if self._stopping.is_set():
+            # One may run alone still: nothing begins beside it.
+            return 0.0
         looked: list[Taken] = []
         waiting = False
         for queue in queues:
@@ -173,8 +156,8 @@ class Consumer(threading.Thread):
                 return 0.0
             waiting = waiting or taken.left > 0
             looked.append(taken)
-        if self.has_suspects:
-            waiting, longest = True, min(longest, max(0.0, self._aside_until - time.monotonic()))
+        if self.alone.waits:
+            waiting, longest = True, min(longest, self.alone.patience)
         self._waiting = waiting
         # Only now: while what was taken was claimed, the next may have fallen due.
         wait = min([longest, *(wait for taken in looked if (wait := taken.wait) is not None)])
@@ -269,61 +252,22 @@ class Consumer(threading.Thread):
     @property
     def _room(self) -> int:
         """How many may be claimed now."""
-        if self.has_suspects or self.pool.recorder.behind > BEHIND:
+        if self.alone.waits or self.pool.recorder.behind > BEHIND:
             return 0
         return min(1, self.pool.room) if self._careful else self.pool.room
 
     @property
     def _may_go_on(self) -> bool:
-        return not self.pool.busy if self.has_suspects else self._room > 0 and self.budget.left
+        return not self.pool.busy if self.alone.waits else self._room > 0 and self.budget.left
 
     def _submit(self, deliveries: Sequence[Delivery]) -> int:
-        """Hand them to the threads, and keep one suspect aside; how many were not given back.
-
-        A suspect that only waits must not be here when another one kills the process: it would be held against it.
-        """
-        suspects = [d for d in deliveries if d.crashes >= self._suspect]
-        self.pool.submit([d for d in deliveries if d.crashes < self._suspect])
-        mine = bool(suspects) and (self.solo is None or self.solo.acquire(wait=False))
-        if mine:
-            self.pool.aside = suspects[0]
-            self._aside_until = time.monotonic() + ALONE * 2.0 ** _times_put_off(suspects[0])
+        """Hand them to the threads, and let one wait that is to run alone; how many were not given back."""
+        suspects = [d for d in deliveries if self.alone.concerns(d)]
+        self.pool.submit([d for d in deliveries if not self.alone.concerns(d)])
+        kept = self.alone.keep(suspects)
         if deliveries:
-            self._careful = mine
-        for delivery in suspects[mine:]:
-            outcome = Release("is to run alone", None if mine else _moment(delivery))
-            self.pool.recorder.submit(delivery, outcome, f"worker:{self.worker}")
-        return len(deliveries) - len(suspects[mine:])
-
-    def _run_suspect(self, broker: Broker) -> None:
-        """A message that seems to kill its workers runs with nothing else in the process: it harms only itself."""
-        delivery = self.pool.aside
-        if delivery is None or self._stopping.is_set():
-            return
-        if self.pool.busy or not self.pool.recorder.flush(1.0):
-            if time.monotonic() >= self._aside_until:
-                self.give_back_suspect(Release("is to run alone", timedelta(seconds=PUT_OFF)))
-            return
-        # A wake-up that came here now would be for nobody.
-        broker.deafen()
-        logger.warning("%r runs alone: %d deliveries before it ended without a word", delivery, delivery.crashes)
-        self.pool.submit([delivery])
-        self.pool.aside = None
-        self.pool.wait_idle(math.inf, self._go_on_waiting)
-        self._leave_to_another()
-
-    def give_back_suspect(self, outcome: Release) -> None:
-        """End the wait of the one that is to run alone, if there is one."""
-        delivery = self.pool.aside
-        if delivery is not None:
-            self.pool.recorder.submit(delivery, outcome, f"worker:{self.worker}")
-            self.budget.give_back(1)
-            self.pool.aside = None
-            self._leave_to_another()
-
-    def _leave_to_another(self) -> None:
-        if self.solo is not None:
-            self.solo.release()
+            self._careful = kept
+        return len(deliveries) - len(suspects) + kept
 
     def _go_on_waiting(self) -> bool:
         self.beat = time.monotonic()
@@ -331,13 +275,23 @@ class Consumer(threading.Thread):
 
     def _pause(self, seconds: float) -> None:
         """After an error nothing but the end cuts the wait short."""
+        try:
+            self._leave_wake_ups(self.source.current())
+        except BrokerUnavailable as error:
+            self.source.failed(error)
         self._stopping.wait(seconds)
+
+    def _leave_wake_ups(self, broker: Broker) -> None:
+        """To others, for a while; and one that may have come here in this moment too."""
+        broker.deafen()
+        for queue in self.pauses.served:
+            broker.ring(queue)
 
     def _wait(self, seconds: float) -> None:
         broker = self.source.current()
         queues = self.pauses.served
         if not queues:
-            self._pause(seconds)
+            self._stopping.wait(seconds)
             return
         try:
             rung = broker.wait(queues, seconds)
@@ -353,13 +307,3 @@ class Consumer(threading.Thread):
         deadline = time.monotonic() + seconds
         while not self._may_go_on and not self._stopping.is_set() and time.monotonic() < deadline:
             time.sleep(0.005)
-
-
-def _moment(delivery: Delivery) -> timedelta:
-    """For how long it makes way. At random: what makes way together is not to come back together."""
-    return timedelta(seconds=random.uniform(0, min(PUT_OFF, TURN * 2.0 ** _times_put_off(delivery))))
-
-
-def _times_put_off(delivery: Delivery) -> int:
-    """How often it was given back so far, for this or for another reason; not more than ten."""
-    return min(10, delivery.claimed.reported - delivery.claimed.attempts)

@@ -46,6 +46,7 @@ class Delivery:
         "payload",
         "priority",
         "queue",
+        "queued_mono",
         "requested",
         "started_mono",
         "topic",
@@ -68,7 +69,7 @@ class Delivery:
         self.using = using
         # The lease runs from some moment after the claim was asked for: the answer may have taken longer than that.
         self.claimed_mono = self.leased_mono = time.monotonic() if asked is None else asked
-        self.started_mono = 0.0
+        self.queued_mono = self.started_mono = 0.0
         self.lost = False
         self.requested = False
         self._deadline: float | None = None

@@ -21,7 +21,7 @@ LONG = 1.0
 WATCH = 0.25
 # What waits this long for a thread is given back: the handlers before it turned out slow, and others may be idle.
 # Seconds.
-BEHIND = 1.0
+WAITED = 1.0
 # A handler that did not end this long after its timeout does not let go: its process is replaced. Seconds.
 HARD = 5.0
 
@@ -40,7 +40,7 @@ class Watch(Service):
     def tick(self) -> float:
         held = self.pool.held()
         self._end_overtime(held)
-        self.pool.give_back_waiting(BEHIND)
+        self.pool.give_back_waiting(WAITED)
         return min([WATCH, *(-over for d in held if (over := d.overtime) is not None and over < 0)])
 
     def _end_overtime(self, held: list[Delivery]) -> None:

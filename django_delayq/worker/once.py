@@ -41,9 +41,10 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
     queues = Queues(options.using, options.queues)
     counts = Counts()
     recorder = Recorder(options.using, count, counts)
-    pool = Pool(options.threads, recorder, name, lambda: None)
     budget = Budget(options.max_messages)
-    consumer = Consumer(options.using, source, pool, queues, name, budget, conf.get().POLL_INTERVAL, counts)
+    pool = Pool(options.threads, recorder, name, lambda: None, budget.give_back)
+    poll = conf.get().POLL_INTERVAL
+    consumer = Consumer(options.using, source, pool, queues, name, budget, poll, counts, stopping=stop)
     failed: list[Delivery] = []
 
     def stuck(deliveries: list[Delivery]) -> None:
@@ -58,16 +59,16 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
         keeper.start()
     try:
         Reaper(options.using, f"worker:{name}", counts).tick()
-        while not stop.is_set() and (consumer.has_suspects or not budget.empty):
+        while not stop.is_set() and (consumer.alone.waits or not budget.empty):
             queues.tick()
             before = delivered
             consumer.turn()
             pool.wait_idle(float("inf"), stop.is_set)
             recorder.flush(60.0)
-            if delivered == before and not consumer.has_suspects:
+            if delivered == before and not consumer.alone.waits:
                 break
     finally:
-        consumer.give_back_suspect(Release("shutdown"))
+        consumer.alone.give_back(Release("shutdown"))
         pool.drain()
         pool.wait_idle(0 if failed else options.graceful_timeout)
         for delivery in failed:

@@ -31,20 +31,28 @@ FAILED = timedelta(seconds=10)
 class Pool:
     """A fixed number of threads, and what they hold: deliveries that run, and a few that wait for a thread."""
 
-    def __init__(self, threads: int, recorder: Recorder, worker: str, freed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        threads: int,
+        recorder: Recorder,
+        worker: str,
+        freed: Callable[[], None],
+        returned: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """``freed`` is told of each end; ``returned`` of how many are given back unstarted, while they are held yet."""
         self.threads = threads
         self.recorder = recorder
         self.worker = worker
         self._freed = freed
         self._waiting: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._held: dict[tuple[int, int], Delivery] = {}
-        # Told of how many are given back, before they are not held any more.
-        self.returned: Callable[[int], None] = lambda number: None
+        self._returned = returned
         # Waits until nothing else is held, to run alone.
         self.aside: Delivery | None = None
         self._draining = False
-        # Mean run time of a handler, in seconds; slow until shown otherwise.
-        self._mean = 1.0
+        # Mean run time of a handler, in seconds; so slow, until shown otherwise, that nothing is held ahead.
+        self._slow = max(1.0, 2 * threads * AHEAD)
+        self._mean = self._slow
         self._members = [
             threading.Thread(target=self._work, args=(number,), name=f"delayq-handler-{number}", daemon=True)
             for number in range(threads)
@@ -60,6 +68,7 @@ class Pool:
 
     def submit(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
+            delivery.queued_mono = time.monotonic()
             self._held[delivery.id, delivery.deliveries] = delivery
             self._waiting.put(delivery)
 
@@ -96,16 +105,16 @@ class Pool:
     def give_back_waiting(self, longest: float) -> None:
         """When something has waited for a thread for longer than this (seconds): all that waits."""
         now = time.monotonic()
-        if any(not d.started_mono and now - d.claimed_mono > longest for d in self._held.copy().values()):
+        if any(not d.started_mono and now - d.queued_mono > longest for d in self._held.copy().values()):
             # Handlers have become slow, which is known otherwise when the first of them ends.
-            self._mean = max(self._mean, longest)
+            self._mean = max(self._mean, self._slow)
             self._give_back(Release("waited too long for a thread"))
 
     def _give_back(self, outcome: Release) -> None:
         with contextlib.suppress(queue.Empty):
             while (delivery := self._waiting.get_nowait()) is not None:
                 self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
-                self.returned(1)
+                self._returned(1)
                 del self._held[delivery.id, delivery.deliveries]
 
     def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
@@ -140,6 +149,7 @@ class Pool:
     def _run(self, delivery: Delivery, actor: str) -> None:
         if self._draining or delivery.lost:
             self.recorder.submit(delivery, Release("shutdown" if self._draining else "lease lost"), actor)
+            self._returned(1)
             return
         connections.freshen()
         if logger.isEnabledFor(logging.DEBUG):

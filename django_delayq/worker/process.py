@@ -91,7 +91,7 @@ class WorkerProcess:
         self.counts = Counts()
         self.rollup = RollupWriter(using, self.counts)
         self.recorder = Recorder(using, lambda count: None, self.counts)
-        self.pool = Pool(options.threads, self.recorder, self.name, self._freed)
+        self.pool = Pool(options.threads, self.recorder, self.name, self._freed, budget.give_back)
         self.consumer: Consumer | None = None
         if "consumer" in roles:
             self.consumer = Consumer(

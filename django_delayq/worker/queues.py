@@ -35,8 +35,9 @@ class Queues(Service):
         if self._fixed:
             return 3600.0
         now = time.monotonic()
+        self._seen = {queue: at for queue, at in self._seen.items() if now - at < REMEMBERED}
         self._seen.update(dict.fromkeys(transitions.queues(self.using), now))
-        found = self._order({queue for queue, at in self._seen.items() if now - at < REMEMBERED})
+        found = self._order(set(self._seen))
         if found != self._found:
             self._found = found
             self._changed()

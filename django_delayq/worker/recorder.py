@@ -107,7 +107,7 @@ class Recorder(threading.Thread):
                     self._record([e for e in batch if isinstance(e.outcome, SUCCESS)], self._successes)
                     self._record([e for e in batch if not isinstance(e.outcome, SUCCESS)], self._failures)
                     self._writing_since = None
-                    self._done(len(batch) - len(self._locked))
+                    self._done(sum(not isinstance(e.outcome, Release) and e not in self._locked for e in batch))
                     self._try_locked_again()
                 self._idle.set()
                 if self._stopping and not self._pending:

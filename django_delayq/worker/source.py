@@ -70,6 +70,7 @@ class Source:
             first, self._refused = not self._refused, True
             self._away_since = time.monotonic()
         if first:
+            self.wake()
             logger.critical("%s Messages are delivered from the database.", error)
 
     def accept(self) -> None:

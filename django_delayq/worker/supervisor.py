@@ -22,7 +22,7 @@ from .. import actors, announce, conf, registry, transitions
 from ..models import Worker
 from . import connections
 from .budget import Budget
-from .process import BROKEN, EXHAUSTED, STUCK, Options, WorkerProcess
+from .process import BROKEN, STUCK, Options, WorkerProcess
 from .processlock import ProcessLock
 from .reaper import tell
 from .rollup import Counts, RollupWriter
@@ -99,8 +99,6 @@ class Supervisor:
         self._signals = 0
         self._pid = os.getpid()
         self._stopping = False
-        # --max-messages is reached: the children end by themselves, when what they have claimed is done.
-        self._exhausted = False
         self._quick_deaths = 0
         self._start_after = 0.0
         self._to_release: list[tuple[str, bool]] = []
@@ -125,7 +123,8 @@ class Supervisor:
             self._reap_children()
             self._release_claims()
             self._obey()
-            if (self._stopping or self._exhausted) and not self.children:
+            # When --max-messages is reached children end by themselves, when what they have claimed is done.
+            if (self._stopping or self.budget.empty) and not self.children:
                 return
             if self._stopping:
                 # The children keep the graceful timeout themselves; this is for one that hangs in its own shutdown.
@@ -143,20 +142,20 @@ class Supervisor:
     # --- children -----------------------------------------------------------------------------------------------------
 
     def _start_missing(self) -> None:
-        while self._is_short_of_children() and time.monotonic() >= self._start_after:
-            self._fork()
+        while len(self.children) < self.options.processes and time.monotonic() >= self._start_after:
+            place = min(set(range(self.options.processes)) - {child.place for child in self.children.values()})
+            # Before another takes its place, what the dead had reserved is given back.
+            if not self.budget.bury(place) or self.budget.empty:
+                return
+            self._fork(place)
 
-    def _is_short_of_children(self) -> bool:
-        return not self._exhausted and len(self.children) < self.options.processes
-
-    def _fork(self) -> None:
+    def _fork(self, place: int) -> None:
         # Nothing that is open may be shared with the child.
         connections.close_all()
         django_connections.close_all()
         announce.announcer.cache_clear()
         sys.stdout.flush()
         sys.stderr.flush()
-        place = min(set(range(self.options.processes)) - {child.place for child in self.children.values()})
         beat = _Beat()
         beat.set(time.monotonic())
         name_read, name_write = os.pipe()
@@ -217,10 +216,7 @@ class Supervisor:
 
     def _buried(self, child: Child, code: int) -> None:
         ended = child.beat.ended
-        self.budget.bury(child.place)
-        if ended and code == EXHAUSTED:
-            self._exhausted = True
-        elif (not ended or code == BROKEN) and not child.killed:
+        if (not ended or code == BROKEN) and not child.killed:
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             logger.error("Worker process %s died (%s)", child.name, how)
         if (code != 0 or not ended) and child.name:
@@ -294,7 +290,7 @@ class Supervisor:
     def _handling_signals(self) -> Iterator[None]:
         """First SIGTERM or SIGINT: end in order. Second: at once. Also as PID 1, which has no default handlers."""
 
-        def count(number: int, *_: object) -> None:
+        def count(*_: object) -> None:
             # The loop may be waiting for the database: the children are told at once.
             if os.getpid() == self._pid:
                 self._signals += 1

@@ -69,6 +69,17 @@ def test_what_a_dead_process_had_reserved_is_given_back() -> None:
     assert budget.empty
 
 
+def test_who_stands_still_in_the_middle_holds_up_only_those_who_reserve() -> None:
+    budget = Budget(10, 2)
+    with forked(budget._lock.acquire) as holder:
+        budget.give_back(2)
+        assert not budget.bury(1)
+        assert not budget.empty
+        kill(holder)
+    assert budget.bury(1)
+    assert budget.reserve(100) == 12
+
+
 def test_without_a_limit_there_is_always_something_left() -> None:
     budget = Budget(None, 2)
     assert budget.reserve(1000) == 1000

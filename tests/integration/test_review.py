@@ -23,10 +23,11 @@ from django_delayq.outcomes import Ack, Release, Retry
 from django_delayq.sql.rows import Success, Ticket
 from django_delayq.states import State
 from django_delayq.worker import connections as upkeep
+from django_delayq.worker.alone import PATIENCE
 from django_delayq.worker.budget import Budget
-from django_delayq.worker.consumer import ALONE, MOST_LOOK, Consumer
+from django_delayq.worker.consumer import MOST_LOOK, Consumer
 from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.keeper import BEHIND, Keeper, Watch
+from django_delayq.worker.keeper import WAITED, Keeper, Watch
 from django_delayq.worker.once import drain
 from django_delayq.worker.pool import Pool
 from django_delayq.worker.process import BROKEN, Options, WorkerProcess
@@ -364,14 +365,14 @@ def test_one_that_is_to_run_alone_waits_longer_each_time(consumer: Consumer, rec
     for _time in range(3):
         consumer.turn()
         assert consumer.pool.aside is not None
-        patience.append(consumer._aside_until - time.monotonic())
+        patience.append(consumer.alone.patience)
         assert consumer.turn() <= patience[-1]
-        consumer._aside_until = 0.0
+        consumer.alone._until = 0.0
         consumer.turn()
         assert recorder.flush(5)
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
         Message.objects.filter(pk=message.pk).update(due_at=message.due_at)
-    assert [round(seconds / ALONE) for seconds in patience] == [1, 2, 4]
+    assert [round(seconds / PATIENCE) for seconds in patience] == [1, 2, 4]
     del consumer.pool._held[busy.id, busy.deliveries]
     consumer.pool.start()
     consumer.turn()
@@ -397,12 +398,16 @@ def test_nothing_is_asked_for_again_and_again_when_no_more_may_be_delivered(cons
     assert consumer.turn() > 0.5
 
 
+@pytest.mark.parametrize("threads", [1, 8, 20, 100])
+def test_nothing_is_held_ahead_of_handlers_that_are_not_known_to_be_quick(recorder: Recorder, threads: int) -> None:
+    assert Pool(threads, recorder, "w", lambda: None).size == threads
+
+
 def test_what_waits_behind_a_handler_that_turned_out_slow_is_given_back(recorder: Recorder) -> None:
     first, *others = held("t.ok", "t.ok", "t.ok")
-    pool = Pool(1, recorder, "w", lambda: None)
-    pool._mean = 0.0001
     returned: list[int] = []
-    pool.returned = returned.append
+    pool = Pool(1, recorder, "w", lambda: None, returned.append)
+    pool._mean = 0.0001
     room = pool.size
     pool.submit([first, *others])
     # As if a thread had it.
@@ -411,12 +416,13 @@ def test_what_waits_behind_a_handler_that_turned_out_slow_is_given_back(recorder
     Watch(pool, lambda deliveries: None).tick()
     assert len(pool.held()) == 3
     for delivery in others:
-        delivery.claimed_mono -= BEHIND + 0.1
+        delivery.queued_mono -= WAITED + 0.1
     Watch(pool, lambda deliveries: None).tick()
     assert pool.held() == [first]
     assert recorder.flush(5)
     assert [state(delivery) for delivery in (first, *others)] == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
-    assert pool.size < room
+    assert room > 2
+    assert pool.size == 1
     assert returned == [1, 1]
 
 
@@ -542,6 +548,17 @@ def test_a_process_that_is_busy_takes_no_token_from_an_idle_one(
     listener.join(30)
     assert heard == [True]
     idle.close()
+
+
+def test_a_connection_that_the_server_closed_while_nobody_waited_is_no_end_of_redis(broker: RedisBroker) -> None:
+    broker.ring("default")
+    assert broker.wait(["default"], 5)
+    assert broker._bell is not None
+    first = broker._bell._connection._sock
+    broker.client.client_kill_filter(skipme=True, _type="normal")
+    broker.ring("default")
+    assert broker.wait(["default"], 5)
+    assert broker._bell._connection._sock is not first
 
 
 def test_a_server_that_accepts_and_says_nothing_ends_the_wait_for_a_token() -> None:

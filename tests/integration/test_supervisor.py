@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -65,12 +66,23 @@ def test_time_that_the_supervisor_slept_through_is_not_held_against_a_child(
     assert process.poll() is None
 
 
-def test_what_a_dead_child_had_reserved_is_left_for_others(
-    process: subprocess.Popen[bytes], beat: _Beat, caplog: pytest.LogCaptureFixture
-) -> None:
-    supervisor = Supervisor(Options("default", processes=2, max_messages=5))
-    supervisor.budget.place = 1
-    assert supervisor.budget.reserve(9) == 5
-    supervisor._buried(Child(process.pid, "", time.monotonic(), beat, 1), -9)
-    assert "killed by signal 9" in caplog.text
-    assert supervisor.budget.left
+def test_what_a_dead_child_had_reserved_is_left_for_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(Options("default", max_messages=5))
+    supervisor.budget.reserve(9)
+    assert not supervisor.budget.left
+    left: list[bool] = []
+
+    def fork(place: int) -> None:
+        left.append(supervisor.budget.left)
+        supervisor._start_after = math.inf
+
+    monkeypatch.setattr(supervisor, "_fork", fork)
+    supervisor._start_missing()
+    assert left == [True]
+
+
+def test_nobody_is_started_when_all_messages_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(Options("default", max_messages=5))
+    supervisor.budget.settle(supervisor.budget.reserve(5), 5)
+    monkeypatch.setattr(supervisor, "_fork", lambda place: pytest.fail("started"))
+    supervisor._start_missing()
