@@ -16,7 +16,7 @@ from django.db import connection, connections, transaction
 
 from django_delayq import cancel_message, conf, registry, schedule_message, schedule_messages, signals, transitions
 from django_delayq.broker.base import DueTicket, Entry, Taken
-from django_delayq.broker.redis import RedisBroker
+from django_delayq.broker.redis import RedisBroker, _readable
 from django_delayq.exceptions import BrokerUnavailable, KeyConflict
 from django_delayq.models import Message
 from django_delayq.outcomes import Ack, Release, Retry
@@ -514,6 +514,7 @@ def test_the_wait_for_a_token_begins_anew_after_redis_did_not_answer(broker: Red
     source.redis = broker
     source.failed(BrokerUnavailable())
     # Woken, to look into the database.
+    assert _readable([broker._bell._read], 0)
     assert not broker.wait(["default"], 5)
     ringing = threading.Timer(0.1, lambda: broker.ring("default"))
     ringing.start()
