@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import redis
@@ -14,13 +13,13 @@ from django_delayq.broker.keys import keys
 from django_delayq.models import Message
 from django_delayq.states import State
 from testproject.servers import RedisServer
+from tests import known_scripts
 from tests.acceptance.conftest import Gate, Start
 from tests.proxy import Proxy
 from tests.record_of import consumed, effects_per_message, once_each, states, wait_until, wait_until_all
 from tests.workers import eventually
 
 KEYS = keys("delayq", "default")
-SCRIPTS = sorted(file.stem for file in Path(scripts.__file__).parent.glob("*.lua"))
 
 
 def digest(script: str) -> bytes:
@@ -36,9 +35,7 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def proxy(redis_server: RedisServer, client: redis.Redis, configure: Callable[..., None]) -> Iterator[Proxy]:
-    # A server that does not know a script would answer NOSCRIPT: that reply may be lost without any harm.
-    for script in SCRIPTS:
-        client.script_load(scripts.load(script).source)
+    known_scripts.teach(client)
     client.config_resetstat()
     with Proxy(redis_server.port) as there:
         configure(REDIS=there.url)
@@ -51,7 +48,7 @@ def all_ran(client: redis.Redis) -> bool:
     return bool(calls["failed_calls"] == calls["rejected_calls"] == 0)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", known_scripts.SCRIPTS)
 def test_the_reply_of_a_script_may_get_lost(
     start: Start, proxy: Proxy, client: redis.Redis, gate: Gate, script: str
 ) -> None:

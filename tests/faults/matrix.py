@@ -19,10 +19,10 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_delayq import transitions
-from django_delayq.broker import scripts
 from django_delayq.models import Message
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import LIVE, State
+from tests import known_scripts
 from tests import settings as servers
 from tests.workers import Worker, eventually
 
@@ -157,7 +157,9 @@ def hasty() -> Iterator[None]:
 def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case, Verdict]:
     """Run cases side by side. At most one of them may be a reaper's: that one works for all queues."""
     with hasty(), ExitStack() as stack:
-        _teach_scripts()
+        assert servers.REDIS_SERVER is not None
+        with redis.Redis(port=servers.REDIS_SERVER.port) as client:
+            known_scripts.teach(client)
         runs = [_Run(case, folder, delay) for case in cases]
         for one in runs:
             stack.callback(one.close)
@@ -180,14 +182,6 @@ def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case
         assert healthy.stop() == 0, healthy.log
         connections.close_all()
         return {one.case: one.verdict() for one in runs}
-
-
-def _teach_scripts() -> None:
-    """Or the reply that is lost might be that Redis does not know the script."""
-    assert servers.REDIS_SERVER is not None
-    with redis.Redis(port=servers.REDIS_SERVER.port) as client:
-        for name in ("take", "loaded", "put"):
-            client.script_load(scripts.load(name).source)
 
 
 def _two_leases() -> None:

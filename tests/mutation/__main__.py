@@ -1,6 +1,7 @@
 """Breaks the code on purpose, once at a time, and tells which tests notice: ``python -m tests.mutation [NAME …]``.
 
-It works on copies in a temporary folder. A mutant that survives is a hole in the tests. Exit code 1 when one does, 2 when a test fails without any.
+It works on copies in a temporary folder. A mutant that survives is a hole in the tests. Exit code 1 when one does, 2
+when a test fails without any.
 """
 
 # ruff: noqa: E501, ISC004

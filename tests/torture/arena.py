@@ -44,8 +44,8 @@ class Process:
 
     def __init__(self, arena: Arena, name: str, *arguments: str, place: int = 0) -> None:
         self.name = name
-        self.log = arena.folder / "logs" / f"{name}.log"
-        with self.log.open("ab") as log:
+        self._log = arena.folder / "logs" / f"{name}.log"
+        with self._log.open("ab") as log:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=ROOT,
@@ -67,7 +67,7 @@ class Process:
 
     def wait_until_there(self) -> None:
         """Until it has said its first word."""
-        eventually(lambda: self.log.stat().st_size > 0 or not self.alive, f"{self.name} is there")
+        eventually(lambda: self._log.stat().st_size > 0 or not self.alive, f"{self.name} is there")
 
     def kill(self) -> None:
         """All of its group at once, as a power cut does."""

@@ -569,7 +569,7 @@ class Oracle:
         claim = next((row for row in log if row.is_claim and row.delivery == delivery), None)
         if claim is None or claim.pid is None:
             return None
-        frozen = [f.begin for f in self.faults if f.kind.startswith("freeze-") and claim.pid in f.pids]
+        frozen = [f.begin for f in self.faults if f.kind in FREEZES and claim.pid in f.pids]
         times = [self._died(claim.pid, claim.at), *(at for at in frozen if at >= claim.at)]
         return min((at for at in times if at is not None), default=None)
 
@@ -611,10 +611,7 @@ class Oracle:
 
     def _frozen(self, at: float) -> bool:
         """Whether Redis stood still then; its own times are whole seconds."""
-        return any(
-            fault.kind in ("redis-freeze", "redis-failover") and fault.begin - 2 <= at <= fault.end + 2
-            for fault in self.faults
-        )
+        return any(fault.kind in ("redis-freeze", "redis-failover") for fault in self._between(at - 2, at + 2))
 
     def _nothing_grows(self) -> None:
         """Once a process has warmed up, neither its files nor its memory may grow for as long as it lives."""
@@ -632,10 +629,7 @@ class Oracle:
                 self.report.found("growth", f"process {pid}: {first} … {last}")
 
     def _disturbed(self, fault: Fault) -> bool:
-        return any(
-            other.kind in REDIS_FAULTS | DATABASE_FAULTS and other.begin <= fault.end and other.end >= fault.begin
-            for other in self.faults
-        )
+        return any(other.kind in REDIS_FAULTS | DATABASE_FAULTS for other in self._between(fault.begin, fault.end))
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------
