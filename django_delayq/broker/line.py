@@ -1,8 +1,9 @@
-"""Puts that are sent without waiting for their answers, which are read before the next one is sent.
+"""Puts that are sent without waiting for their answers, which are read before a later one is sent.
 
 Who schedules a message has committed it already; that Redis knows of it is a hint, and the reply to a hint is not worth
-a round trip. What an answer says late is acted on late: an error is raised by the put after it. What may have been lost
-with its connection, or because the server did not know the script, is sent once more.
+a round trip, nor, among many, a look at the socket. What an answer says late is acted on late: an error is raised by a
+put after it. What may have been lost with its connection, or because the server did not know the script, is sent once
+more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import redis
@@ -22,6 +24,10 @@ from .keys import Keys
 
 # With so many answers still to come, one of them is waited for before more is sent.
 AHEAD = 16
+# Answers are looked for when there may be so many of them, or so many seconds after the last look. What was lost
+# between two looks is sent again after the second.
+TOGETHER = 8
+LOOK = 0.01
 
 
 class Sent(NamedTuple):
@@ -44,10 +50,13 @@ class Line:
         self._connection: Any = pool.get_connection()
         # Behind a new connection there may be a new server: the first call brings the script along.
         self._is_known = False
+        self._looked = time.monotonic()
 
     def put(self, keys: Keys, now: str | int, entries: list[int], *, mode: str = "set") -> int:
         """Send it; how many answers of earlier ones have come. Raises what they say, or that they do not come."""
-        read = self.read(AHEAD)
+        read = 0
+        if len(self.unread) >= TOGETHER or time.monotonic() - self._looked > LOOK:
+            read = self.read(AHEAD)
         if not self.unread and self._connection.can_read(0):
             raise redis.ConnectionError("closed by the server")
         self._send(keys, now, entries, mode)
@@ -56,6 +65,7 @@ class Line:
     def read(self, leave: int) -> int:
         """Read the answers that are there, waiting while more than ``leave`` are not; how many there were."""
         read = 0
+        self._looked = time.monotonic()
         while self.unread:
             sent = self.unread[0]
             if len(self.unread) <= leave and not self._connection.can_read(0):
@@ -73,17 +83,7 @@ class Line:
         return read
 
     def _send(self, keys: Keys, now: str | int, entries: list[int], mode: str) -> None:
-        command = scripts.load("put").command(
-            entries,
-            in_full=not self._is_known,
-            delayed=keys.delayed,
-            ready=keys.ready,
-            meta=keys.meta,
-            wake=keys.wake,
-            now=now,
-            mode=mode,
-        )
-        self._connection.send_command(*command)
+        self._connection.send_command(*_head(keys, now, mode, not self._is_known), *entries)
         self._is_known = True
         self.unread.append(Sent(keys, now, entries, time.monotonic()))
 
@@ -97,6 +97,20 @@ class Line:
             self._connection.disconnect()
             if self.is_ours:
                 self._pool.release(self._connection)
+
+
+@lru_cache(maxsize=256)
+def _head(keys: Keys, now: str | int, mode: str, in_full: bool) -> list[Any]:
+    """The command without its entries."""
+    return scripts.load("put").command(
+        in_full=in_full,
+        delayed=keys.delayed,
+        ready=keys.ready,
+        meta=keys.meta,
+        wake=keys.wake,
+        now=now,
+        mode=mode,
+    )
 
 
 class Lines:
@@ -134,11 +148,14 @@ class Lines:
 
     def _rested(self) -> Line | None:
         while self._resting:
-            with contextlib.suppress(IndexError):
+            try:
                 line = self._resting.pop()
-                if line.is_ours:
-                    return line
-                line.close()
+            except IndexError:
+                # Another thread was quicker.
+                break
+            if line.is_ours:
+                return line
+            line.close()
         return None
 
     def settle(self) -> None:

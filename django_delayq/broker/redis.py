@@ -114,11 +114,11 @@ class RedisBroker:
         Raises what an earlier answer said, or that none came within the timeout. ``settle`` waits for all.
         """
         k = self.keys(queue)
+        answers = 0
         with answering():
-            return sum(
-                self.lines.put(k, self.now, _flat(entries[start : start + BATCH]))
-                for start in range(0, len(entries), BATCH)
-            )
+            for start in range(0, len(entries), BATCH):
+                answers += self.lines.put(k, self.now, _flat(entries[start : start + BATCH]))
+        return answers
 
     def settle(self) -> None:
         """Wait until Redis has answered all that it was told."""

@@ -15,8 +15,9 @@ import redis
 from django.utils import timezone
 
 from django_delayq import conf
+from django_delayq.broker import line
 from django_delayq.broker.base import Entry
-from django_delayq.broker.line import AHEAD
+from django_delayq.broker.line import AHEAD, TOGETHER
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.exceptions import BrokerUnavailable
 from testproject.servers import RedisServer
@@ -54,6 +55,17 @@ def make(server: RedisServer) -> Iterator[Callable[..., RedisBroker]]:
         each.close()
 
 
+@pytest.fixture(autouse=True)
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets after how many seconds each put looks for answers: here every one does, unless a test says otherwise."""
+
+    def after(seconds: float) -> None:
+        monkeypatch.setattr(line, "LOOK", seconds)
+
+    after(-1.0)
+    return after
+
+
 def entry(number: int, due_in: float = 60.0) -> Entry:
     return Entry(number, timezone.now() + timedelta(seconds=due_in), 0)
 
@@ -80,6 +92,37 @@ def test_answers_are_counted_by_the_puts_after(make: Callable[..., RedisBroker])
     assert 100 - AHEAD <= answers <= 101
     broker.settle()
     assert held(make) == set(range(1, 103))
+
+
+def test_answers_to_many_are_read_together(make: Callable[..., RedisBroker], look: Callable[[float], None]) -> None:
+    look(float("inf"))
+    broker = make()
+    answers = [broker.tell(QUEUE, [entry(number)]) for number in range(1, TOGETHER + 1)]
+    assert answers == [0] * TOGETHER
+    # The server has answered those that came before this question.
+    assert held(make) == set(range(1, TOGETHER + 1))
+    assert broker.tell(QUEUE, [entry(TOGETHER + 1)]) == TOGETHER
+    broker.settle()
+    assert held(make) == set(range(1, TOGETHER + 2))
+
+
+def test_what_was_lost_before_the_answers_to_many_were_read_is_sent_again(
+    make: Callable[..., RedisBroker], server: RedisServer, look: Callable[[float], None]
+) -> None:
+    look(float("inf"))
+    with Proxy(server.port) as proxy:
+        broker = make(proxy.url)
+        broker.tell(QUEUE, [entry(1)])
+        broker.settle()
+        assert proxy.forget() == 1
+        for number in range(2, TOGETHER + 1):
+            broker.tell(QUEUE, [entry(number)])
+        proxy.cut()
+        assert held(make) == {1}
+        for number in range(TOGETHER + 1, 2 * TOGETHER):
+            broker.tell(QUEUE, [entry(number)])
+        broker.settle()
+        assert held(make) == set(range(1, 2 * TOGETHER))
 
 
 def test_more_than_a_thousand_go_in_several_calls(make: Callable[..., RedisBroker]) -> None:
