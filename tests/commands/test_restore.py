@@ -488,6 +488,19 @@ def test_pages_are_read_along_the_index(django_assert_num_queries: Any) -> None:
     assert "ROW(due_at, id) >" in plan.partition("Index Cond:")[2]
 
 
+def test_chosen_ids_are_not_looked_for_among_all_that_is_scheduled() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("asks PostgreSQL for its plan")
+    for pk in schedule(100):
+        cancel_message(pk)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE delayq_message")
+    # Of the many that are scheduled now the planner knows nothing.
+    chosen = schedule(3_000)[:50]
+    rows = Selection(ids=tuple(chosen)).rows("default", "default").filter(pk__in=chosen, due_at__lte=timezone.now())
+    assert "delayq_message_pkey" in rows.explain()
+
+
 def test_the_settings_horizon_says_how_far(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": "30s"}
     assert conf.get().HORIZON == 30
