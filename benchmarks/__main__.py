@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ QUICK_WORKLOADS = ("schedule", "schedule-bulk", "drain", "insert", "late-1000", 
 
 
 def main() -> None:
+    # An end in good order: what was started is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = _arguments()
     size = SIZES[arguments.size]
     if arguments.growth:

@@ -88,7 +88,7 @@ class Alone:
         delivery = self.pool.aside
         if delivery is not None:
             self.pool.recorder.submit(delivery, outcome, self._actor)
-            self.budget.give_back(1)
+            self.budget.give_back()
             self.pool.aside = None
             self._leave_to_another()
 

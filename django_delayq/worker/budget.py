@@ -70,11 +70,11 @@ class Budget:
                 numbers[1 + self.place] -= reserved
                 numbers[0] += reserved - used
 
-    def give_back(self, messages: int) -> None:
-        """So many that were used have not been delivered after all. Waits for no other process."""
+    def give_back(self) -> None:
+        """One that was used has not been delivered after all. Waits for no other process."""
         if self._numbers is not None:
             with self._returning:
-                self._returned += messages
+                self._returned += 1
 
     def bury(self, place: int) -> bool:
         """The process that was there is dead, in the middle of a claim at worst. False: try again later."""

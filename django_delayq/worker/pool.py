@@ -37,9 +37,9 @@ class Pool:
         recorder: Recorder,
         worker: str,
         freed: Callable[[], None],
-        returned: Callable[[int], None] = lambda number: None,
+        returned: Callable[[], None] = lambda: None,
     ) -> None:
-        """``freed`` is told of each end; ``returned`` of how many are given back unstarted, while they are held yet."""
+        """``freed`` is told of each end; ``returned`` of each that is given back unstarted, while it is held yet."""
         self.threads = threads
         self.recorder = recorder
         self.worker = worker
@@ -114,7 +114,7 @@ class Pool:
         with contextlib.suppress(queue.Empty):
             while (delivery := self._waiting.get_nowait()) is not None:
                 self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
-                self._returned(1)
+                self._returned()
                 del self._held[delivery.id, delivery.deliveries]
 
     def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
@@ -149,7 +149,7 @@ class Pool:
     def _run(self, delivery: Delivery, actor: str) -> None:
         if self._draining or delivery.lost:
             self.recorder.submit(delivery, Release("shutdown" if self._draining else "lease lost"), actor)
-            self._returned(1)
+            self._returned()
             return
         connections.freshen()
         if logger.isEnabledFor(logging.DEBUG):

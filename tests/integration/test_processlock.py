@@ -72,7 +72,8 @@ def test_what_a_dead_process_had_reserved_is_given_back() -> None:
 def test_who_stands_still_in_the_middle_holds_up_only_those_who_reserve() -> None:
     budget = Budget(10, 2)
     with forked(budget._lock.acquire) as holder:
-        budget.give_back(2)
+        budget.give_back()
+        budget.give_back()
         assert not budget.bury(1)
         assert not budget.empty
         kill(holder)

@@ -405,8 +405,8 @@ def test_nothing_is_held_ahead_of_handlers_that_are_not_known_to_be_quick(record
 
 def test_what_waits_behind_a_handler_that_turned_out_slow_is_given_back(recorder: Recorder) -> None:
     first, *others = held("t.ok", "t.ok", "t.ok")
-    returned: list[int] = []
-    pool = Pool(1, recorder, "w", lambda: None, returned.append)
+    returned: list[None] = []
+    pool = Pool(1, recorder, "w", lambda: None, lambda: returned.append(None))
     pool._mean = 0.0001
     room = pool.size
     pool.submit([first, *others])
@@ -423,7 +423,7 @@ def test_what_waits_behind_a_handler_that_turned_out_slow_is_given_back(recorder
     assert [state(delivery) for delivery in (first, *others)] == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
     assert room > 2
     assert pool.size == 1
-    assert returned == [1, 1]
+    assert len(returned) == 2
 
 
 def test_a_queue_that_runs_empty_is_still_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
