@@ -172,18 +172,27 @@ def insert_2(adapter: Adapter, size: Size) -> Measures:
     return insert(adapter, size, 2)
 
 
-def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0) -> Measures:
-    """Lateness of messages due 1 s to ``longest`` seconds after they were scheduled, in ms."""
+def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0, *, all_of_it: bool = False) -> Measures:
+    """Lateness of messages due 1 s to ``longest`` seconds after they were scheduled, in ms.
+
+    Counted while as many fall due as are sent. ``all_of_it``: wait for what falls due after that too.
+    """
     if adapter.worker_arguments is None:
         return {}
     with adapter.warm_worker():
-        sent = adapter.call("late", rate=rate, seconds=size.late, longest=longest)
-        adapter.wait_for(int(sent["sent"]) + 1, longest + GRACE)
-        time.sleep(0.2)
-        marks = [mark for mark in adapter.read_marks() if mark[0]]
+        stream = adapter.call("late", rate=rate, seconds=size.late, longest=longest)
+
+        def counted() -> list[tuple[int, float, float]]:
+            time.sleep(0.1)
+            return [mark for mark in adapter.read_marks() if mark[0] and stream["begin"] <= mark[2] < stream["end"]]
+
+        wait(lambda: len(counted()) >= stream["counted"], GRACE)
+        marks = counted()
+        if all_of_it:
+            adapter.wait_for(int(stream["sent"]) + 1, longest + GRACE)
     lateness = sorted((at - due) * 1000 for _number, at, due in marks)
-    missing = sent["sent"] - len({number for number, _at, _due in marks})
-    measures = {"early": sum(ms < 0 for ms in lateness), "missing": missing, "sent": sent["sent"] / sent["seconds"]}
+    missing = stream["counted"] - len({number for number, _at, _due in marks})
+    measures = {"early": sum(ms < 0 for ms in lateness), "missing": missing, "sent": stream["rate"]}
     if lateness:
         measures |= {"p50": quantile(lateness, 0.5), "p99": quantile(lateness, 0.99), "max": lateness[-1]}
     return measures
@@ -385,7 +394,7 @@ def _level(adapter: Adapter, none: Adapter, size: Size) -> dict[tuple[str, str],
 def _delivery(adapter: Adapter, size: Size) -> Measures:
     cost = _drain_warm(adapter, size.drain)
     adapter.forget()
-    lateness = late(adapter, size, 1000, longest=SOON)
+    lateness = late(adapter, size, 1000, longest=SOON, all_of_it=True)
     adapter.forget()
     if "p50" not in lateness:
         raise adapter.failed("the worker handled nothing")

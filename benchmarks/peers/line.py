@@ -119,41 +119,58 @@ class Line:
         return time.perf_counter() - began
 
     def late(self, rate: float, seconds: float, longest: float) -> dict[str, float]:
-        """So many messages a second, due after 1 to ``longest`` seconds; how many were sent in how many seconds."""
-        if hasattr(self.adapter, "asend"):
-            return self.runner.run(self._late_async(rate, seconds, longest))
-        number, began = 0, time.time()
-        for due_by_now in _pace(rate, seconds):
-            for _ in range(due_by_now - number):
-                number += 1
-                self.adapter.send(*_delayed(number, longest))
-            time.sleep(TICK)
-        return {"sent": number, "seconds": time.time() - began}
+        """So many messages a second, due after 1 to ``longest`` seconds.
 
-    async def _late_async(self, rate: float, seconds: float, longest: float) -> dict[str, float]:
-        number, began = 0, time.time()
-        for due_by_now in _pace(rate, seconds):
-            for _ in range(due_by_now - number):
-                number += 1
-                await self.adapter.asend(*_delayed(number, longest))
+        After ``longest`` seconds as many fall due as are sent, for so many ``seconds``: between ``begin`` and ``end``,
+        and ``counted`` of all that were ``sent``, at ``rate``.
+        """
+        stream = _Stream(rate, seconds, longest)
+        if hasattr(self.adapter, "asend"):
+            self.runner.run(self._late_async(stream))
+        else:
+            for due_by_now in stream.pace():
+                for _ in range(due_by_now - stream.sent):
+                    self.adapter.send(*stream.next())
+                time.sleep(TICK)
+        return stream.told()
+
+    async def _late_async(self, stream: _Stream) -> None:
+        for due_by_now in stream.pace():
+            for _ in range(due_by_now - stream.sent):
+                await self.adapter.asend(*stream.next())
             await asyncio.sleep(TICK)
-        return {"sent": number, "seconds": time.time() - began}
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """A function that only this adapter has."""
         return getattr(self.adapter, name)(**arguments)
 
 
-def _pace(rate: float, seconds: float) -> Iterator[int]:
-    """How many messages should have been sent by now, until the time is up."""
-    began = time.time()
-    while (passed := time.time() - began) < seconds:
-        yield int(rate * passed)
+class _Stream:
+    """Messages at an even rate, and what is known of them."""
 
+    def __init__(self, rate: float, seconds: float, longest: float) -> None:
+        self.rate = rate
+        self.longest = longest
+        self.began = time.time()
+        self.begin = self.began + longest
+        self.end = self.begin + seconds
+        self.sent = self.counted = 0
 
-def _delayed(number: int, longest: float) -> tuple[dict[str, Any], float]:
-    due = round(time.time() + random.uniform(SHORTEST, longest), 3)
-    return payload(number, due), due
+    def pace(self) -> Iterator[int]:
+        """How many messages should have been sent by now, until the time is up."""
+        while (now := time.time()) < self.end:
+            yield int(self.rate * (now - self.began))
+
+    def next(self) -> tuple[dict[str, Any], float]:
+        """The payload and the due time of another."""
+        self.sent += 1
+        due = round(time.time() + random.uniform(SHORTEST, self.longest), 3)
+        self.counted += self.begin <= due < self.end
+        return payload(self.sent, due), due
+
+    def told(self) -> dict[str, float]:
+        rate = self.sent / (time.time() - self.began)
+        return {"sent": self.sent, "rate": rate, "begin": self.begin, "end": self.end, "counted": self.counted}
 
 
 def serve(module: str) -> None:
