@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, cast
 
 import psycopg
@@ -138,12 +139,12 @@ CLAIM = f"""
 WITH t AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[], %(partitions)s::smallint[]) AS t(id, ready, partition)
      WHERE {FEW}
-), h AS (
-    SELECT * FROM unnest(%(topics)s::text[], %(leases)s::float8[]) AS h(topic, lease)
 ), x AS (
-    SELECT m.id, h.lease, t.partition, to_timestamp(t.ready / 1000.0) AS ready_at
-      FROM t JOIN delayq_message m ON m.id = t.id JOIN h ON h.topic = m.topic
+    SELECT m.id, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)] AS lease, t.partition,
+           to_timestamp(t.ready / 1000.0) AS ready_at
+      FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
+       AND m.topic = ANY(%(topics)s::text[])
        AND m.due_at <= coalesce(to_timestamp(t.ready / 1000.0), clock_timestamp())
        AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
        AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
@@ -341,7 +342,7 @@ class PostgreSQL:
         return [row[0] for row in self._rows(QUEUES, None)]
 
     def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
-        rows = self._rows(UNTIL_DUE, {"queue": queue, "topics": list(topics)})
+        rows = self._rows(UNTIL_DUE, {"queue": queue, "topics": _texts(topics)})
         return rows[0][0] if rows else None
 
     def anything_overdue(self) -> tuple[bool, bool]:
@@ -350,7 +351,7 @@ class PostgreSQL:
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
         """What is due, locked until the end of the transaction."""
-        rows = self._rows(DUE, {"queue": queue, "topics": list(topics), "limit": limit})
+        rows = self._rows(DUE, {"queue": queue, "topics": _texts(topics), "limit": limit})
         return [Ticket(row[0]) for row in rows]
 
     def claiming(self) -> set[str]:
@@ -366,8 +367,8 @@ class PostgreSQL:
                 "ids": _array([ticket.id for ticket in tickets]),
                 "ready": _array([ticket.ready_ms for ticket in tickets]),
                 "partitions": _array([ticket.partition for ticket in tickets]),
-                "topics": list(leases),
-                "leases": list(leases.values()),
+                "topics": _texts(leases),
+                "leases": _array(leases.values()),
                 "worker": worker,
                 "queue": queue,
             },
@@ -386,7 +387,7 @@ class PostgreSQL:
                 "ids": _array([success.id for success in successes]),
                 "deliveries": _array([success.delivery for success in successes]),
                 "places": _array([place[success.actor] for success in successes]),
-                "actors": actors,
+                "actors": _texts(actors),
             },
         )
         return {row[0] for row in rows}
@@ -449,9 +450,19 @@ def _copied(number: int, message: NewMessage, due: datetime) -> str:
     )
 
 
-def _array(numbers: Iterable[int | None]) -> str:
+def _array(numbers: Iterable[float | None]) -> str:
     """As PostgreSQL writes one. psycopg asks each element how."""
     return "{" + ",".join(["NULL" if number is None else str(number) for number in numbers]) + "}"
+
+
+def _texts(texts: Iterable[str]) -> str:
+    """The same for texts, whatever is in them."""
+    return "{" + ",".join([_quoted(text) for text in texts]) + "}"
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _loads(text: str | None) -> Any:
