@@ -67,6 +67,11 @@ class Results:
         values = [found[measure] for found in rounds if measure in found]
         return Spread.of(values) if values else None
 
+    def first(self, workload: str, system: str, measure: str) -> float | None:
+        """Of the first round: what is decided by it stays so."""
+        rounds = self.rounds.get(workload, {}).get(system, [])
+        return rounds[0].get(measure) if rounds else None
+
     def median(self, workload: str, system: str, measure: str) -> float | None:
         spread = self.spread(workload, system, measure)
         return None if spread is None else spread.median

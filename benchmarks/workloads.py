@@ -152,7 +152,7 @@ def _drained(adapter: Adapter, number: int, patience: float, processes: int) -> 
         spent = costs(adapter, before, max(1, adapter.done - counted_before))
     marks = [at for _number, at, _due in adapter.read_marks() if at <= end]
     if len(marks) < 2:
-        return {}
+        raise adapter.failed("fewer than two were handled")
     return {"rate": (len(marks) - 1) / max(end - min(marks), 1e-9), **spent}
 
 
@@ -251,7 +251,7 @@ def life(adapter: Adapter, size: Size) -> Measures:
         if system.kind == "ours":
             wait(lambda: adapter.ask("settled"), START)
     if not done:
-        return {}
+        raise adapter.failed(f"{adapter.done} of {size.life} were handled")
     return {
         "scheduled": float(scheduled - began) / size.life,
         "wal": float(bench.sql(wal) - began) / size.life,
@@ -396,8 +396,8 @@ def _delivery(adapter: Adapter, size: Size) -> Measures:
     adapter.forget()
     lateness = late(adapter, size, 1000, longest=SOON, all_of_it=True)
     adapter.forget()
-    if "p50" not in lateness:
-        raise adapter.failed("the worker handled nothing")
+    if "p50" not in lateness or lateness["early"] or lateness["missing"]:
+        raise adapter.failed(f"lateness: {lateness}")
     return {"drain": cost, **lateness}
 
 

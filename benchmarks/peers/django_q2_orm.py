@@ -16,7 +16,17 @@ USE_TZ = True
 INSTALLED_APPS = ["django.contrib.contenttypes", "django_q"]
 DATABASES = {"default": database()}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-Q_CLUSTER = {"name": "bench", "orm": "default", "workers": 1, "timeout": 60, "retry": 120, "log_level": "WARNING"}
+# As in its example of the ORM broker, but for the number of workers.
+Q_CLUSTER = {
+    "name": "bench",
+    "orm": "default",
+    "workers": 1,
+    "timeout": 90,
+    "retry": 120,
+    "queue_limit": 50,
+    "bulk": 10,
+    "log_level": "WARNING",
+}
 TABLES = ["django_q_ormq", "django_q_schedule", "django_q_task"]
 
 

@@ -29,7 +29,7 @@ MARK = struct.Struct("<qdd")
 VERBS = ("send_many", "inside", "worker")
 # Lateness: how far ahead a message is due at least, and how often the sender wakes up. Seconds.
 SHORTEST = 1.0
-TICK = 0.01
+TICK = 0.001
 
 _marks: dict[int, int] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import UTC, datetime
 
@@ -11,6 +12,7 @@ from tasktiger import TaskTiger
 
 connection = redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True)
 tiger = TaskTiger(connection=connection, setup_structlog=True)
+tiger.log.setLevel(logging.WARNING)
 
 
 def task(payload):
