@@ -63,8 +63,12 @@ class Line:
         return read
 
     def read(self, leave: int) -> int:
-        """Read the answers that are there, waiting while more than ``leave`` are not; how many there were."""
+        """Read the answers that are there, waiting while more than ``leave`` are not; how many there were.
+
+        Raises the first that was an error, when the others have been read.
+        """
         read = 0
+        refused: redis.ResponseError | None = None
         self._looked = time.monotonic()
         while self.unread:
             sent = self.unread[0]
@@ -78,8 +82,12 @@ class Line:
                 self._is_known = False
                 # Later puts of the same messages may have come through: this one must not undo them.
                 self._send(sent.keys, sent.now, sent.entries, "fill")
+            except redis.ResponseError as error:
+                refused = refused or error
             self.unread.popleft()
             read += 1
+        if refused is not None:
+            raise refused
         return read
 
     def _send(self, keys: Keys, now: str | int, entries: list[int], mode: str) -> None:
@@ -140,6 +148,10 @@ class Lines:
             for sent in lost:
                 line.put(sent.keys, sent.now, sent.entries, mode="fill")
             read = line.put(keys, now, entries)
+        except redis.ResponseError:
+            # The server has refused something; there is nothing wrong with the line.
+            self._resting.append(line)
+            raise
         except BaseException:
             line.close()
             raise

@@ -144,9 +144,9 @@ WITH t AS (
            to_timestamp(t.ready / 1000.0) AS ready_at
       FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
-       AND m.topic = ANY(%(topics)s::text[])
        AND m.due_at <= coalesce(to_timestamp(t.ready / 1000.0), clock_timestamp())
        AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
+       AND m.topic = ANY(%(topics)s::text[])
        AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
        AND m.queue NOT IN ({PAUSED})
      ORDER BY m.id

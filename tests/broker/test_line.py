@@ -230,6 +230,30 @@ def test_an_error_is_told_by_a_later_put(make: Callable[..., RedisBroker]) -> No
     assert {1, 2} <= held(make)
 
 
+def test_what_stood_behind_an_error_is_put_all_the_same(
+    make: Callable[..., RedisBroker], look: Callable[[float], None]
+) -> None:
+    look(float("inf"))
+    broker, other = make(), make()
+    broker.tell(QUEUE, [entry(1)])
+    broker.settle()
+    other.client.set(other.keys("broken").ready, "not a set")
+    other.client.hset(other.keys("broken").meta, "horizon", HORIZON)
+    other.client.config_resetstat()
+    broker.tell("broken", [entry(2)])
+    while "errorstat_WRONGTYPE" not in other.client.info("errorstats"):
+        time.sleep(0.001)
+    # What comes now the server refuses too, and it has to be sent again.
+    other.client.script_flush()
+    numbers = set(range(3, TOGETHER + 2))
+    for number in numbers:
+        broker.tell(QUEUE, [entry(number)])
+    with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
+        broker.tell(QUEUE, [entry(TOGETHER + 2)])
+    broker.settle()
+    assert held(make) == {1} | numbers
+
+
 def test_so_many_answers_may_be_outstanding_and_no_more(make: Callable[..., RedisBroker], server: RedisServer) -> None:
     broker = make(timeout=0.05)
     broker.tell(QUEUE, [entry(1)])
