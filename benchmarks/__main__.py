@@ -42,7 +42,8 @@ def main() -> None:
     size = SIZES[arguments.size]
     if arguments.growth:
         size = dataclasses.replace(size, growth=arguments.growth)
-    workloads = [w for w in WORKLOADS if w.name in arguments.only and (size.growth or not w.grows)]
+    wanted = {*arguments.only} - {*arguments.without}
+    workloads = [w for w in WORKLOADS if w.name in wanted and (size.growth or not w.grows)]
     earlier = [report.read(file) for file in arguments.merge]
     if arguments.rounds:
         run = _measure(arguments, workloads, size)
@@ -77,7 +78,8 @@ def _measure(arguments: argparse.Namespace, workloads: Sequence[Workload], size:
             turn = systems[start:] + systems[:start]
             for workload in workloads:
                 if not (workload.once and number):
-                    _interleaved(bench, workload, turn, size, results)
+                    who = [s for s in turn if s.kind == "ours"] if workload.peers_once and number else turn
+                    _interleaved(bench, workload, who, size, results)
     return report.Run(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         machine=arguments.machine,
@@ -92,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="in two minutes: the smallest size, once, fewer systems")
     parser.add_argument("--only", type=_names([w.name for w in WORKLOADS]), metavar="WORKLOADS")
+    parser.add_argument("--without", type=_names([w.name for w in WORKLOADS]), default=[], metavar="NAMES")
     parser.add_argument("--systems", type=_names([s.name for s in SYSTEMS]), metavar="NAMES")
     parser.add_argument("--size", choices=SIZES, help="default small")
     parser.add_argument("--growth", type=_numbers, metavar="ROWS", help="waiting or finished rows: 10000,10000000")

@@ -19,12 +19,16 @@ FILL = 1_000_000
 # What the next messages are for: "bench.mark" does nothing, "bench.insert" inserts a row in its transaction.
 topic = "bench.mark"
 
-# Half of them within the horizon of the growth workloads (see workloads.HORIZON), half beyond it, one by one.
-WAITING = """
+# A payload of 200 bytes.
+PAYLOAD = "jsonb_build_object('n', n, 'due', 0, 'pad', repeat('x', 168))"
+
+# Half of them within the horizon of the growth workloads (see workloads.HORIZON), half beyond it, one by one; the due
+# times of each half in no order.
+WAITING = f"""
 INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts, deliveries,
     reported, forgiven, moves, worker, cancel_requested)
-SELECT 'bench.mark', 'default', 0, 'scheduled', '{}', '{}',
-       now() + (n %% 2) * interval '1 d' + (10800 + 7200.0 * n / %(rows)s) * interval '1 s',
+SELECT 'bench.mark', 'default', 0, 'scheduled', {PAYLOAD}, '{{}}',
+       now() + (n %% 2) * interval '1 d' + interval '3 h' + floor(7200000 * random()) * interval '1 ms',
        now(), 0, 0, 0, 0, 1, '', false
   FROM generate_series(1, %(rows)s::int) n
 """
@@ -40,11 +44,11 @@ SELECT 'bench.mark', 'default', 0, 'scheduled',
 """
 
 # Over the last 20 days: what is older than the retention would be deleted meanwhile.
-HISTORY = """
+HISTORY = f"""
 WITH m AS (
     INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, finished_at,
         attempts, deliveries, reported, forgiven, moves, worker, cancel_requested)
-    SELECT 'bench.mark', 'default', 0, 'consumed', '{}', '{}', at, at, at, 0, 1, 1, 0, 3, '', false
+    SELECT 'bench.mark', 'default', 0, 'consumed', {PAYLOAD}, '{{}}', at, at, at, 0, 1, 1, 0, 3, '', false
       FROM generate_series(1, %(rows)s::int) n,
            LATERAL (SELECT now() - (20 - 19.0 * n / %(rows)s) * interval '1 d') d(at)
     RETURNING id, due_at

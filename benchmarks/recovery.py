@@ -228,8 +228,10 @@ def restore(redis_url: str, rows: int) -> tuple[float, float, float]:
             """
             INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts,
                 deliveries, reported, forgiven, moves, worker, cancel_requested)
-            SELECT 'bench.noop', 'default', 0, 'scheduled', '{}', '{}',
-                   now() + interval '300 s' + n * interval '100 us', now(), 0, 0, 0, 0, 1, '', false
+            SELECT 'bench.noop', 'default', 0, 'scheduled',
+                   jsonb_build_object('n', n, 'pad', repeat('x', 180)), '{}',
+                   now() + interval '300 s' + floor(100000 * random()) * interval '1 ms',
+                   now(), 0, 0, 0, 0, 1, '', false
               FROM generate_series(1, %s) n
             """,
             [rows],
