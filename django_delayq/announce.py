@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -33,41 +33,39 @@ class Announcer:
         self._lock = threading.Lock()
 
     def put(self, queue: str, entries: list[Entry]) -> None:
-        if self._rests:
-            return
-        try:
+        def tell() -> bool:
             failpoints.reach("before_put")
             answers = self.broker.tell(queue, entries)
             failpoints.reach("after_put")
-        except Exception as error:  # noqa: BLE001 (it is logged there)
-            self._failed(error)
-        else:
-            if answers:
-                self._away = False
+            return answers > 0
+
+        self._try(tell)
 
     def remove(self, queue: str, ids: list[int]) -> None:
-        if self._rests:
+        def remove() -> bool:
+            self.broker.remove(queue, ids)
+            return True
+
+        self._try(remove)
+
+    def _try(self, call: Callable[[], bool]) -> None:
+        """``call`` says whether Redis has answered."""
+        if time.monotonic() < self._rest_until:
             return
         try:
-            self.broker.remove(queue, ids)
-        except Exception as error:  # noqa: BLE001 (it is logged there)
-            self._failed(error)
+            answered = call()
+        except BrokerUnavailable as error:
+            self._rest_until = time.monotonic() + REST
+            with self._lock:
+                first, self._away = not self._away, True
+            if first:
+                logger.warning("Redis does not answer; the record alone holds new messages meanwhile: %s", error)
+        except Exception:
+            self._rest_until = time.monotonic() + REST
+            logger.exception("Could not tell Redis about committed messages; a sweep will")
         else:
-            self._away = False
-
-    @property
-    def _rests(self) -> bool:
-        return time.monotonic() < self._rest_until
-
-    def _failed(self, error: Exception) -> None:
-        self._rest_until = time.monotonic() + REST
-        if not isinstance(error, BrokerUnavailable):
-            logger.error("Could not tell Redis about committed messages; a sweep will", exc_info=error)
-            return
-        with self._lock:
-            first, self._away = not self._away, True
-        if first:
-            logger.warning("Redis does not answer; the record alone holds new messages meanwhile: %s", error)
+            if answered:
+                self._away = False
 
 
 @lru_cache(maxsize=16)

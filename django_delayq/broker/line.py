@@ -65,7 +65,8 @@ class Line:
     def read(self, leave: int) -> int:
         """Read the answers that are there, waiting while more than ``leave`` are not; how many there were.
 
-        Raises the first that was an error, when the others have been read.
+        Raises the first that was an error, when all others have been read too: who is told of one closes the line, and
+        what is sent again must have arrived before.
         """
         read = 0
         refused: redis.ResponseError | None = None
@@ -83,7 +84,7 @@ class Line:
                 # Later puts of the same messages may have come through: this one must not undo them.
                 self._send(sent.keys, sent.now, sent.entries, "fill")
             except redis.ResponseError as error:
-                refused = refused or error
+                refused, leave = refused or error, 0
             self.unread.popleft()
             read += 1
         if refused is not None:
@@ -148,10 +149,6 @@ class Lines:
             for sent in lost:
                 line.put(sent.keys, sent.now, sent.entries, mode="fill")
             read = line.put(keys, now, entries)
-        except redis.ResponseError:
-            # The server has refused something; there is nothing wrong with the line.
-            self._resting.append(line)
-            raise
         except BaseException:
             line.close()
             raise

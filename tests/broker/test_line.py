@@ -254,6 +254,26 @@ def test_what_stood_behind_an_error_is_put_all_the_same(
     assert held(make) == {1} | numbers
 
 
+def test_after_an_error_another_connection_is_made(make: Callable[..., RedisBroker]) -> None:
+    """Who refuses may have become a replica: by the same name there may be another server now."""
+
+    def connections() -> int:
+        return int(other.client.info("stats")["total_connections_received"])
+
+    broker, other = make(), make()
+    broker.tell(QUEUE, [entry(1)])
+    broker.settle()
+    other.client.set(other.keys(QUEUE).ready, "not a set")
+    with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
+        until_it_raises(broker)
+    other.client.delete(other.keys(QUEUE).ready)
+    before = connections()
+    broker.tell(QUEUE, [entry(2)])
+    broker.settle()
+    assert connections() == before + 1
+    assert {1, 2} <= held(make)
+
+
 def test_so_many_answers_may_be_outstanding_and_no_more(make: Callable[..., RedisBroker], server: RedisServer) -> None:
     broker = make(timeout=0.05)
     broker.tell(QUEUE, [entry(1)])
