@@ -239,7 +239,7 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
     entries: dict[str, list[Entry]] = {}
     for new, inserted in written:
         messages.append(_message(using, new, inserted))
-        entries.setdefault(new.queue, []).append(Entry(inserted.id, inserted.due_at, new.priority))
+        entries.setdefault(new.queue, []).append(Entry.at(inserted.id, inserted.due_at, new.priority))
     for queue, group in entries.items():
         announce.put_on_commit(using, queue, group)
     if signals.message_scheduled.receivers:
@@ -506,7 +506,7 @@ def announce_moved(using: str, answers: Sequence[Answer]) -> None:
         if moved is None:
             continue
         if moved.after == State.SCHEDULED:
-            announce.put_on_commit(using, moved.queue, [Entry(moved.id, moved.due_at, moved.priority)])
+            announce.put_on_commit(using, moved.queue, [Entry.at(moved.id, moved.due_at, moved.priority)])
         elif moved.after == State.CANCELLED:
             gone.setdefault(moved.queue, []).append(moved.id)
             _emit_on_commit(using, signals.message_cancelled, id_=moved.id, topic=moved.topic, queue=moved.queue)

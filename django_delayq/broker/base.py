@@ -9,16 +9,26 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from ..clock import from_us, to_us
+
 # Ids in one call to the broker, so that no call keeps others waiting for long.
 BATCH = 1000
 
 
 class Entry(NamedTuple):
-    """One message for the broker: its id, when it falls due, how urgent it is then."""
+    """One message for the broker: its id, when it falls due (microseconds since 1970), how urgent it is then."""
 
     id: int
-    due_at: datetime
+    due_us: int
     priority: int
+
+    @classmethod
+    def at(cls, pk: int, due_at: datetime, priority: int) -> Entry:
+        return cls(pk, to_us(due_at), priority)
+
+    @property
+    def due_at(self) -> datetime:
+        return from_us(self.due_us)
 
 
 class DueTicket(NamedTuple):

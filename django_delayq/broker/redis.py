@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from ..clock import to_ms
+from ..clock import us_to_ms
 from ..conf import Settings
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..validation import PRIORITIES
@@ -288,8 +288,8 @@ def _is_id(member: bytes) -> bool:
 
 def _flat(entries: Sequence[Entry]) -> list[int]:
     flat: list[int] = []
-    for entry in entries:
-        flat += (entry.id, to_ms(entry.due_at), PRIORITIES[1] - entry.priority)
+    for pk, due_us, priority in entries:
+        flat += (pk, us_to_ms(due_us), PRIORITIES[1] - priority)
     return flat
 
 

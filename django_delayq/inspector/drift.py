@@ -187,7 +187,7 @@ class Comparison:
             if row is None or kind == Kind.EXTRA:
                 extra.append(pk)
             else:
-                (missing if kind == Kind.MISSING else different).append(Entry(pk, row.due_at, row.priority))
+                (missing if kind == Kind.MISSING else different).append(Entry.at(pk, row.due_at, row.priority))
         if not self.fix:
             return
         self.broker.remove(self.queue, extra)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from django.db import connections
 from django.db.models import BigIntegerField, BooleanField, DateTimeField, F, Func, QuerySet, Value
 
+from ..clock import to_us
 from ..models import Message
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class After(Func):
@@ -35,11 +35,13 @@ class _Microseconds(Func):
     template = "(extract(epoch FROM %(expressions)s) * 1000000)::bigint"
 
 
-def places(using: str, rows: QuerySet[Message]) -> Iterator[tuple[int, datetime, int]]:
-    """Id, due time and priority of rows, without the time that Django spends on parsing times of PostgreSQL."""
+def places(using: str, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
+    """Id, due time (microseconds since 1970) and priority of rows.
+
+    From PostgreSQL just as its driver reads them: Django's time for each row, and that for times, are saved.
+    """
     if connections[using].vendor != "postgresql":
-        yield from rows.values_list("id", "due_at", "priority")
-        return
-    found: Iterable[tuple[int, int, int]] = rows.values_list("id", _Microseconds("due_at"), "priority")
-    for pk, due, priority in found:
-        yield pk, _EPOCH + timedelta(microseconds=due), priority
+        return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))
+    compiler = rows.values_list("id", _Microseconds("due_at"), "priority").query.get_compiler(using)
+    found: Iterable[tuple[int, int, int]] = chain.from_iterable(compiler.execute_sql())
+    return found

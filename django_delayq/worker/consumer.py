@@ -229,7 +229,7 @@ class Consumer(threading.Thread):
             if message.state != State.SCHEDULED:
                 continue
             if message.queue != queue or message.due_at > from_ms(ticket.ready_ms or 0):
-                elsewhere.append((message.queue, Entry(message.pk, message.due_at, message.priority)))
+                elsewhere.append((message.queue, Entry.at(message.pk, message.due_at, message.priority)))
             elif message.topic not in known:
                 unknown.append(ticket)
                 self._warn_unknown(message.topic)

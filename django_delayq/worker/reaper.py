@@ -43,7 +43,7 @@ class Reaper(Service):
 
 def tell(using: str, moved: Sequence[Moved]) -> None:
     """Announce, log and signal what was taken back."""
-    announce.put(using, [(m.queue, Entry(m.id, m.due_at, m.priority)) for m in moved if m.after == State.SCHEDULED])
+    announce.put(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moved if m.after == State.SCHEDULED])
     for m in moved:
         level = logging.ERROR if m.after == State.DEAD else logging.WARNING
         logger.log(

@@ -202,7 +202,7 @@ class Recorder(threading.Thread):
         live = self._live([failure.id for failure in failures if failure.id not in moved])
         announce.put(
             self.using,
-            [(m.queue, Entry(m.id, m.due_at, m.priority)) for m in moved.values() if m.after == State.SCHEDULED],
+            [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moved.values() if m.after == State.SCHEDULED],
         )
         self.counts.moved(moved.values())
         retried = [m for f in failures if f.counts and (m := moved.get(f.id)) and m.after == State.SCHEDULED]

@@ -142,7 +142,7 @@ def compared(client: Client, message: Message) -> dict[str, tuple[str, str]]:
 def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: Any) -> None:
     first = samples.scheduled(delay="5m")
     message = samples.scheduled(delay="5m")
-    fill("default").put("default", [Entry(message.pk, message.due_at, 0)])
+    fill("default").put("default", [Entry.at(message.pk, message.due_at, 0)])
     due = story.moment(message.due_at)
     assert compared(viewer, message)["state"] == ("scheduled", f"delayed until {due}")
     assert compared(viewer, message)["due"] == (due, due)
@@ -159,7 +159,7 @@ def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: A
 
 def test_what_is_ready_has_a_place_in_the_line(viewer: Client, redis_client: Any) -> None:
     messages = [overdue() for _number in range(3)]
-    fill("default").put("default", [Entry(message.pk, message.due_at, 0) for message in messages])
+    fill("default").put("default", [Entry.at(message.pk, message.due_at, 0) for message in messages])
     assert re.fullmatch(r"ready since [\d: .-]+, with 2 before it", compared(viewer, messages[2])["state"][1])
 
 

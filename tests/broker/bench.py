@@ -52,14 +52,14 @@ class Bench:
         row = transitions.insert("default", new, "test")
         assert row is not None
         if put:
-            self.broker.put(queue, [Entry(row.id, row.due_at, priority)])
+            self.broker.put(queue, [Entry.at(row.id, row.due_at, priority)])
         return row.id
 
     def schedule_many(self, count: int) -> list[int]:
         """The same many times, in two calls."""
         new = [new_message(due_in=-1.0, priority=0, queue=self.queue, topic=TOPIC) for _ in range(count)]
         rows = [row for _message, row in transitions.insert_many("default", new, "test")]
-        self.broker.put(self.queue, [Entry(row.id, row.due_at, 0) for row in rows])
+        self.broker.put(self.queue, [Entry.at(row.id, row.due_at, 0) for row in rows])
         return [row.id for row in rows]
 
     def take(self, limit: int = 100, *, queue: str = QUEUE) -> list[int]:

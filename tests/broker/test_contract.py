@@ -82,7 +82,7 @@ def test_a_message_put_twice_is_delivered_once(bench: Bench) -> None:
     id_ = bench.schedule()
     row = Message.objects.get(pk=id_)
     for fill in (False, True):
-        bench.broker.put(QUEUE, [Entry(id_, row.due_at, 0)], fill=fill)
+        bench.broker.put(QUEUE, [Entry.at(id_, row.due_at, 0)], fill=fill)
     assert [row.id for row in bench.deliver()] == [id_]
     assert bench.deliver() == []
 

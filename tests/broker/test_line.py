@@ -67,7 +67,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def entry(number: int, due_in: float = 60.0) -> Entry:
-    return Entry(number, timezone.now() + timedelta(seconds=due_in), 0)
+    return Entry.at(number, timezone.now() + timedelta(seconds=due_in), 0)
 
 
 def held(make: Callable[..., RedisBroker]) -> set[int]:
@@ -309,7 +309,7 @@ from django_delayq.broker.redis import RedisBroker
 broker = RedisBroker(conf.parse({"REDIS": sys.argv[1]})[0], "default", timeout=5.0)
 due = datetime.now(UTC) + timedelta(seconds=60)
 for number in range(1, 4001, 400):
-    broker.tell(sys.argv[2], [Entry(n, due, 0) for n in range(number, number + 400)])
+    broker.tell(sys.argv[2], [Entry.at(n, due, 0) for n in range(number, number + 400)])
 """
 
 

@@ -26,7 +26,7 @@ TERMS = {"ahead": 600.0, "worker": "test", "lease": 10.0}
 
 
 def entry(id_: int, *, due_in: float = -1.0, priority: int = 0) -> Entry:
-    return Entry(id_, timezone.now() + timedelta(seconds=due_in), priority)
+    return Entry.at(id_, timezone.now() + timedelta(seconds=due_in), priority)
 
 
 def settings_for(server: RedisServer) -> conf.Settings:

@@ -141,7 +141,7 @@ class Machine(RuleBasedStateMachine):
 
     def announce(self, pk: int) -> None:
         message = Message.objects.get(pk=pk)
-        self.hint(lambda: self.broker.put(message.queue, [Entry(pk, message.due_at, message.priority)]))
+        self.hint(lambda: self.broker.put(message.queue, [Entry.at(pk, message.due_at, message.priority)]))
 
     @staticmethod
     def hint(call: Callable[[], object]) -> None:

@@ -36,7 +36,7 @@ def test_20000_at_once_keep_redis_for_10_ms_in_no_script(configure: Configure) -
         for start in range(0, MANY, 10_000):
             schedule_messages({"topic": "t.ok", "delay": 100, "priority": n % 3} for n in range(start, start + 10_000))
         broker = RedisBroker(conf.get(), "default", timeout=5)
-        entries = [Entry(m.pk, m.due_at, m.priority) for m in Message.objects.only("due_at", "priority")]
+        entries = [Entry.at(m.pk, m.due_at, m.priority) for m in Message.objects.only("due_at", "priority")]
         last = max(to_ms(entry.due_at) for entry in entries)
         slow: list[str] = []
         for _round in range(3):
