@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis as redis_client
 
@@ -221,8 +221,16 @@ def retried() -> None:
     print()
 
 
-def restore(redis_url: str, rows: int) -> tuple[float, float, float]:
-    """Seconds, MB above an idle process, and bytes of Redis for each message."""
+class Restored(NamedTuple):
+    """Seconds for rows just written, and for rows that a vacuum has seen since; MB above a restore of nothing."""
+
+    seconds: float
+    vacuumed: float
+    memory: float
+
+
+def restore(redis_url: str, rows: int) -> Restored:
+    """Restores of so many rows, due in no order, each into an empty Redis."""
     from django.db import connection
 
     with connection.cursor() as cursor:
@@ -239,19 +247,29 @@ def restore(redis_url: str, rows: int) -> tuple[float, float, float]:
             [rows],
         )
         cursor.execute("ANALYZE delayq_message")
-    client = redis_client.Redis.from_url(redis_url)
-    client.flushall()
-    began = time.monotonic()
-    peak = _peak("delayq_restore", "--json")
-    took = time.monotonic() - began
-    idle_peak = _peak("delayq_restore", "--json", "--queue", "nothing")
-    say(f"delayq_restore of {rows:,} rows (in Redis: {client.zcard('{delayq:default:0}:delayed'):,})", f"{took:.1f} s")
-    extra = peak - idle_peak
+    client, key = redis_client.Redis.from_url(redis_url), "{delayq:default:0}:delayed"
+
+    def timed() -> tuple[float, float]:
+        client.flushall()
+        began = time.monotonic()
+        peak = _peak("delayq_restore", "--json")
+        took = time.monotonic() - began
+        if client.zcard(key) != rows:
+            raise RuntimeError(f"{client.zcard(key)} of {rows} are in Redis")
+        return took, peak
+
+    took, peak = timed()
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM delayq_message")
+    vacuumed, _peak_again = timed()
+    extra = peak - _peak("delayq_restore", "--json", "--queue", "nothing")
+    say(f"delayq_restore of {rows:,} rows just written", f"{took:.1f} s")
+    say("  … of rows that a vacuum has seen since", f"{vacuumed:.1f} s")
     say("  … peak memory above a restore of nothing", f"{extra:.0f} MB")
-    used = client.memory_usage("{delayq:default:0}:delayed", samples=0)
+    used = client.memory_usage(key, samples=0)
     assert used
     say("  … Redis bytes per waiting message", f"{used / rows:.0f}")
-    return took, extra, used / rows
+    return Restored(took, vacuumed, extra)
 
 
 # wait4() would tell the memory of the process that started this one, if that was more.

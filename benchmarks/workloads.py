@@ -531,7 +531,12 @@ WORKLOADS = (
     Workload(
         "restore",
         "Restore into an empty Redis",
-        {"seconds": "s", "rate": "rows/s", "memory": "MB above a restore of nothing"},
+        {
+            "seconds": "s",
+            "rate": "rows/s",
+            "vacuumed": "s once vacuumed",
+            "memory": "MB above a restore of nothing",
+        },
         restore,
         once=True,
         who=_ours,
