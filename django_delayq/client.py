@@ -71,7 +71,7 @@ def schedule_message(
     least once, never before its due time, and whatever happens to Redis.
 
     ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due`` (an aware
-    datetime); neither means now. Due times are rounded up to a millisecond. ``queue``: default the handler's, else
+    datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
     ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100, the greater first among what is due. ``key``: at most one
     live message per topic and key; ``on_conflict`` says what to do about a second ("error", "keep", "replace",
     "debounce"). ``expires``: do not start it any more this long after its due time. ``retry`` (a policy or a list of

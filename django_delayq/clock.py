@@ -1,28 +1,34 @@
-"""Moments as whole milliseconds, which is what Redis knows of time, and as whole microseconds."""
+"""Moments as whole numbers.
+
+Redis is told tenths of a millisecond: with a rank beside it such a number fits a double exactly, until 2081.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+# Tenths of a millisecond in a second.
+SECOND = 10_000
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MS = timedelta(milliseconds=1)
+_TENTH = timedelta(microseconds=100)
 _US = timedelta(microseconds=1)
 
 
-def ceil_ms(moment: datetime) -> datetime:
-    """The moment itself if it is a whole millisecond, else the next one: rounding must not make anything early."""
-    rest = moment.microsecond % 1000
-    return moment if not rest else moment + timedelta(microseconds=1000 - rest)
+def ceil_tenth(moment: datetime) -> datetime:
+    """The moment itself if it is a whole tenth, else the next one: rounding must not make anything early."""
+    rest = moment.microsecond % 100
+    return moment if not rest else moment + timedelta(microseconds=100 - rest)
 
 
-def to_ms(moment: datetime) -> int:
-    """Milliseconds since 1970, rounded up."""
-    return -((_EPOCH - moment) // _MS)
+def to_tenths(moment: datetime) -> int:
+    """Tenths of a millisecond since 1970, rounded up."""
+    return -((_EPOCH - moment) // _TENTH)
 
 
-def from_ms(ms: int) -> datetime:
-    """The inverse of ``to_ms``, exactly."""
-    return _EPOCH + timedelta(milliseconds=ms)
+def from_tenths(tenths: int) -> datetime:
+    """The inverse of ``to_tenths``, exactly."""
+    return _EPOCH + timedelta(microseconds=tenths * 100)
 
 
 def to_us(moment: datetime) -> int:
@@ -35,6 +41,6 @@ def from_us(us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=us)
 
 
-def us_to_ms(us: int) -> int:
-    """Milliseconds, rounded up as ``to_ms`` does."""
-    return -(-us // 1000)
+def us_to_tenths(us: int) -> int:
+    """Tenths of a millisecond, rounded up as ``to_tenths`` does."""
+    return -(-us // 100)

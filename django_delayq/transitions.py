@@ -17,7 +17,7 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import Q
 
 from . import actors, failpoints
-from .clock import ceil_ms
+from .clock import ceil_tenth
 from .models import Message
 from .sql import Statements, statements
 from .sql.portable import Change, move, moved
@@ -111,7 +111,7 @@ def replace(using: str, message_id: int, new: NewMessage, *, due_only: bool, act
         # A delivery that ended without a word may still come with its success, which would stand for the new content.
         if message.state != State.SCHEDULED or message.deliveries > message.reported:
             return None
-        due = ceil_ms(new.due or at + new.delay)
+        due = ceil_tenth(new.due or at + new.delay)
         if due_only:
             due = max(due, message.due_at)
             return Change(State.SCHEDULED, _moved_due(message, due), reason="debounced")
@@ -320,7 +320,7 @@ def reschedule(
         if shift is not None:
             start = min(max(message.due_at + shift, at), at + FARTHEST)
         share = spread * place[message.pk] / max(1, len(ids))
-        return Change(State.SCHEDULED, _moved_due(message, ceil_ms(start + share)), reason=reason)
+        return Change(State.SCHEDULED, _moved_due(message, ceil_tenth(start + share)), reason=reason)
 
     def verdict(message: Message, change: Change | None) -> Verdict:
         return Verdict.TOO_LATE if change is None else Verdict.RESCHEDULED
@@ -351,7 +351,7 @@ def requeue(
             taken.add(message.pk)
             return None
         values = {
-            **_moved_due(message, ceil_ms(at + delay + spread * place[message.pk] / max(1, len(ids)))),
+            **_moved_due(message, ceil_tenth(at + delay + spread * place[message.pk] / max(1, len(ids)))),
             "attempts": 0,
             # The deaths without a word are forgiven too, or the next one would be the last.
             "forgiven": message.deliveries - message.reported,

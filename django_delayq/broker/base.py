@@ -32,10 +32,10 @@ class Entry(NamedTuple):
 
 
 class DueTicket(NamedTuple):
-    """An id taken, when it became ready (ms by the broker's clock; None: not known), and its rank among the ready."""
+    """An id taken, when it became ready (tenths of a ms, by the broker; None: not known), its rank among those."""
 
     id: int
-    ready_ms: int | None
+    ready_tenths: int | None
     partition: int | None
     rank: int = 0
 

@@ -10,15 +10,15 @@ PARTITION = 0
 
 # Scores, as in scripts/include/places.lua.
 RANKS = 256
-BAND = 2**44
+BAND = 2**45
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one queue."""
 
-    delayed: str  # zset: id → due ms, and in the fraction the rank (0 best … 200), in 256ths
-    ready: str  # zset: id → rank × 2^44 + the ms at which it became ready
+    delayed: str  # zset: id → due tenth of a ms, and in the fraction the rank (0 best … 200), in 256ths
+    ready: str  # zset: id → rank × 2^45 + the tenth of a ms at which it became ready
     meta: str  # hash: horizon, loaded, run_id, replid, identity, tick, loader, loader_until
     wake: str  # list: holds a token when somebody should look
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from ..clock import us_to_ms
+from ..clock import SECOND, us_to_tenths
 from ..conf import Settings
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..validation import PRIORITIES
@@ -36,10 +36,10 @@ REARM = 60.0
 class Look:
     """What a queue's meta says, and what the server says of itself."""
 
-    now_ms: int
+    now_tenths: int
     tick: int
-    horizon_ms: int | None
-    loaded_ms: int | None
+    horizon_tenths: int | None
+    loaded_tenths: int | None
     run_id: str
     replid: str
     identity: str
@@ -57,7 +57,7 @@ class Server:
 class RedisBroker:
     """The verbs of ``Broker``, and what the loader and the restore need besides.
 
-    ``now`` is for tests: milliseconds, or "" for the server's clock.
+    ``now`` is for tests: tenths of a millisecond, or "" for the server's clock.
     """
 
     def __init__(self, settings: Settings, using: str, *, timeout: float, now: str | int = "") -> None:
@@ -135,13 +135,13 @@ class RedisBroker:
     def park(self, queue: str, tickets: Sequence[DueTicket], seconds: float) -> None:
         """Look at these ids again after a while, whatever their due time."""
         k = self.keys(queue)
-        at = to_ms_now(self) + int(seconds * 1000)
+        at = tenths_now(self) + int(seconds * SECOND)
         with answering():
             self.client.zadd(k.delayed, {str(ticket.id): at + ticket.rank / RANKS for ticket in tickets})
 
     def give_back(self, queue: str, tickets: Sequence[DueTicket]) -> None:
         """Make ids that were taken ready again, each where it was."""
-        places = {str(ticket.id): ticket.rank * BAND + ticket.ready_ms for ticket in tickets if ticket.ready_ms}
+        places = {str(ticket.id): ticket.rank * BAND + ticket.ready_tenths for ticket in tickets if ticket.ready_tenths}
         if places:
             with answering():
                 self.client.zadd(self.keys(queue).ready, places)
@@ -170,9 +170,9 @@ class RedisBroker:
             # What cannot be an id was not put by us; the database would refuse the others with it.
             if not _is_id(answer[i]):
                 continue
-            rank, ready_ms = divmod(int(answer[i + 1]), BAND)
-            tickets.append(DueTicket(int(answer[i]), ready_ms, PARTITION, rank))
-        return Taken(tickets, left, float(next_due) / 1000 if next_due else None, moved == BATCH)
+            rank, ready_tenths = divmod(int(answer[i + 1]), BAND)
+            tickets.append(DueTicket(int(answer[i]), ready_tenths, PARTITION, rank))
+        return Taken(tickets, left, float(next_due) / SECOND if next_due else None, moved == BATCH)
 
     def exclusively(self) -> AbstractContextManager[object]:
         # A taken id is nobody else's any more.
@@ -248,15 +248,15 @@ class RedisBroker:
         server: Server,
         lost: bool,
     ) -> tuple[int | None, int] | None:
-        """Begin to load: from which due ms on (None: all), and up to which. None when another is at it."""
+        """Begin to load: from which due tenth on (None: all), and up to which. None when another is at it."""
         with answering():
             word, begin, horizon = scripts.load("load")(
                 self.client,
                 meta=self.keys(queue).meta,
                 now=self.now,
-                ahead=int(ahead * 1000),
+                ahead=int(ahead * SECOND),
                 worker=worker,
-                lease=int(lease * 1000),
+                lease=int(lease * SECOND),
                 identity=identity,
                 run_id=server.run_id,
                 replid=server.replid,
@@ -268,7 +268,7 @@ class RedisBroker:
             return None
         return (int(begin) if begin else None), int(horizon)
 
-    def loaded(self, queue: str, *, worker: str, upto_ms: int, lease: float | None) -> bool:
+    def loaded(self, queue: str, *, worker: str, upto_tenths: int, lease: float | None) -> bool:
         """Note how far the load has come; lease None: it is done. False when this load is void."""
         with answering():
             word = scripts.load("loaded")(
@@ -276,8 +276,8 @@ class RedisBroker:
                 meta=self.keys(queue).meta,
                 now=self.now,
                 worker=worker,
-                upto=upto_ms,
-                lease="" if lease is None else int(lease * 1000),
+                upto=upto_tenths,
+                lease="" if lease is None else int(lease * SECOND),
             )
         return bool(word == b"ok")
 
@@ -289,17 +289,17 @@ def _is_id(member: bytes) -> bool:
 def _flat(entries: Sequence[Entry]) -> list[int]:
     flat: list[int] = []
     for pk, due_us, priority in entries:
-        flat += (pk, us_to_ms(due_us), PRIORITIES[1] - priority)
+        flat += (pk, us_to_tenths(due_us), PRIORITIES[1] - priority)
     return flat
 
 
-def to_ms_now(broker: RedisBroker) -> int:
+def tenths_now(broker: RedisBroker) -> int:
     """The broker's clock."""
     if broker.now != "":
         return int(broker.now)
     with answering():
         seconds, micros = broker.client.time()
-    return int(seconds) * 1000 + int(micros) // 1000
+    return int(seconds) * SECOND + int(micros) // 100
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import redis
 
 from .keys import BAND
-from .redis import RedisBroker, answering, to_ms_now
+from .redis import RedisBroker, answering, tenths_now
 
 # Members in one reply of a scan, and ids in one question.
 BATCH = 1000
@@ -19,18 +19,18 @@ BATCH = 1000
 class Meta:
     """What a queue's meta says."""
 
-    horizon_ms: int | None
-    loaded_ms: int | None
+    horizon_tenths: int | None
+    loaded_tenths: int | None
     run_id: str
     replid: str
     identity: str
 
 
 class Place(NamedTuple):
-    """Where an id is: its due ms in *delayed*, the ms since which it is in *ready*; None where it is not."""
+    """Where an id is: its due tenth in *delayed*, the tenth since which it is in *ready*; None where it is not."""
 
-    delayed_ms: int | None
-    ready_ms: int | None
+    delayed_tenths: int | None
+    ready_tenths: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Survey:
     def __init__(self, broker: RedisBroker) -> None:
         self.broker = broker
 
-    def now_ms(self) -> int:
-        return to_ms_now(self.broker)
+    def now_tenths(self) -> int:
+        return tenths_now(self.broker)
 
     def meta(self, queue: str) -> Meta:
         with answering():

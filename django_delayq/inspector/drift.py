@@ -15,7 +15,7 @@ from .. import actors, conf, restore, transitions
 from ..broker.base import BATCH, Entry
 from ..broker.redis import RedisBroker
 from ..broker.survey import Place, Survey
-from ..clock import to_ms
+from ..clock import SECOND, to_tenths
 from ..models import Message
 from ..states import LIVE, State
 
@@ -71,20 +71,24 @@ class Stuck:
     oldest: datetime | None
 
 
-def classify(row: Row | None, place: Place, queue: str, *, now_ms: int, horizon_ms: int) -> Kind | None:
+def classify(row: Row | None, place: Place, queue: str, *, now_tenths: int, horizon_tenths: int) -> Kind | None:
     """How an id differs, seen from one queue; None: it does not."""
     nowhere = place == (None, None)
     if row is None or row.queue != queue or row.state not in (State.SCHEDULED, State.RUNNING):
         return None if nowhere else Kind.EXTRA
     if row.state == State.RUNNING:
         return None
-    due_ms = to_ms(row.due_at)
+    due_tenths = to_tenths(row.due_at)
     if nowhere:
-        return Kind.MISSING if due_ms <= horizon_ms else None
-    if due_ms <= now_ms:
-        late = place.ready_ms is None and place.delayed_ms is not None and place.delayed_ms > now_ms + PARKED * 1000
+        return Kind.MISSING if due_tenths <= horizon_tenths else None
+    if due_tenths <= now_tenths:
+        late = (
+            place.ready_tenths is None
+            and place.delayed_tenths is not None
+            and place.delayed_tenths > now_tenths + PARKED * SECOND
+        )
         return Kind.DIFFERENT if late else None
-    return None if place.delayed_ms == due_ms else Kind.DIFFERENT
+    return None if place.delayed_tenths == due_tenths else Kind.DIFFERENT
 
 
 class Comparison:
@@ -104,7 +108,7 @@ class Comparison:
         self.fix = fix
         self.pause = conf.get().GRACE if pause is None else pause
         self.drift = Drift()
-        self._horizon_ms = 0
+        self._horizon_tenths = 0
 
     def run(self, progress: Callable[[int], None] = lambda done: None) -> Drift:
         """Compare; with ``fix``, mend. Raises ``ForeignBroker``, ``BrokerUnavailable``."""
@@ -125,16 +129,18 @@ class Comparison:
         restore.refuse_foreign(self.using, meta)
         if self.fix:
             worker = f"verify:{actors.host()}/{os.getpid()}"
-            self._horizon_ms, _loading = restore.begin(self.using, self.broker, self.queue, lease=0.001, worker=worker)
-        elif meta.horizon_ms is None:
+            self._horizon_tenths, _loading = restore.begin(
+                self.using, self.broker, self.queue, lease=0.001, worker=worker
+            )
+        elif meta.horizon_tenths is None:
             # Redis was lost, and no worker has loaded it since: what ought to be there is missing.
-            self._horizon_ms = self.survey.now_ms() + int(conf.get().HORIZON * 1000)
+            self._horizon_tenths = self.survey.now_tenths() + int(conf.get().HORIZON * SECOND)
         else:
-            self._horizon_ms = meta.horizon_ms
+            self._horizon_tenths = meta.horizon_tenths
 
     def _suspects(self) -> Iterator[tuple[list[int], int]]:
         """Ids that seem to differ, in batches, each with how many were compared."""
-        for page in restore.pages(self.using, self.queue, start_ms=None, end_ms=self._horizon_ms):
+        for page in restore.pages(self.using, self.queue, start_tenths=None, end_tenths=self._horizon_tenths):
             yield self._misplaced(page), len(page)
         for ids in self.survey.ids(self.queue):
             live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(LIVE))
@@ -142,21 +148,21 @@ class Comparison:
             yield [pk for pk in ids if pk not in known], len(ids)
 
     def _misplaced(self, page: list[Entry]) -> list[int]:
-        now_ms, places = self.survey.now_ms(), self.survey.places(self.queue, [entry.id for entry in page])
+        now_tenths, places = self.survey.now_tenths(), self.survey.places(self.queue, [entry.id for entry in page])
         found = []
         for entry, place in zip(page, places, strict=True):
             row = Row(self.queue, State.SCHEDULED, entry.due_at, entry.priority)
-            if classify(row, place, self.queue, now_ms=now_ms, horizon_ms=self._horizon_ms) is not None:
+            if classify(row, place, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths) is not None:
                 found.append(entry.id)
         return found
 
     def _differing(self, ids: Sequence[int]) -> list[tuple[int, Kind | None, Row | None]]:
         # Redis first: what is scheduled in between is then in the record and merely seems to be missing.
-        now_ms, places = self.survey.now_ms(), self.survey.places(self.queue, ids)
+        now_tenths, places = self.survey.now_tenths(), self.survey.places(self.queue, ids)
         rows = self._rows(ids)
         found = []
         for pk, place in zip(ids, places, strict=True):
-            kind = classify(rows.get(pk), place, self.queue, now_ms=now_ms, horizon_ms=self._horizon_ms)
+            kind = classify(rows.get(pk), place, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths)
             found.append((pk, kind, rows.get(pk)))
         return found
 

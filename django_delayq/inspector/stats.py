@@ -13,7 +13,7 @@ from .. import conf, restore
 from ..broker import connection
 from ..broker.redis import RedisBroker
 from ..broker.survey import Health, Survey
-from ..clock import from_ms
+from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
 from ..models import Message, Transition, Worker
 from ..states import FINAL, State
@@ -212,6 +212,6 @@ def _ask_for_queues(found: Stats, broker: RedisBroker) -> None:
         for name, queue in found.queues.items():
             held, meta = survey.held(name), survey.meta(name)
             queue.delayed, queue.ready = held.delayed, held.ready
-            queue.horizon = None if meta.horizon_ms is None else from_ms(meta.horizon_ms)
+            queue.horizon = None if meta.horizon_tenths is None else from_tenths(meta.horizon_tenths)
     except BrokerUnavailable as error:
         found.redis.reachable, found.redis.error = False, str(error)

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from .. import announce, conf, restore
 from ..broker.survey import Place, Survey
-from ..clock import from_ms, to_ms
+from ..clock import SECOND, from_tenths, to_tenths
 from ..exceptions import BrokerUnavailable
 from ..models import Message
 from ..states import LIVE
@@ -49,23 +49,23 @@ def look(message: Message) -> Whereabouts | None:
 def _look(using: str, survey: Survey, message: Message) -> Whereabouts:
     meta = survey.meta(message.queue)
     restore.refuse_foreign(using, meta)
-    now_ms = survey.now_ms()
+    now_tenths = survey.now_tenths()
     place = survey.places(message.queue, [message.pk])[0]
-    before = survey.rank(message.queue, message.pk) if place.ready_ms is not None else None
+    before = survey.rank(message.queue, message.pk) if place.ready_tenths is not None else None
     # Where nobody has filled Redis, the next worker does so first: only what is due by now is missing.
-    horizon_ms = now_ms if meta.horizon_ms is None else meta.horizon_ms
+    horizon_tenths = now_tenths if meta.horizon_tenths is None else meta.horizon_tenths
     return Whereabouts(
-        delayed_until=None if place.delayed_ms is None else from_ms(place.delayed_ms),
-        ready_since=None if place.ready_ms is None else from_ms(place.ready_ms),
+        delayed_until=None if place.delayed_tenths is None else from_tenths(place.delayed_tenths),
+        ready_since=None if place.ready_tenths is None else from_tenths(place.ready_tenths),
         before=before,
-        horizon=None if meta.horizon_ms is None else from_ms(meta.horizon_ms),
-        kind=_kind(message, place, now_ms, horizon_ms),
+        horizon=None if meta.horizon_tenths is None else from_tenths(meta.horizon_tenths),
+        kind=_kind(message, place, now_tenths, horizon_tenths),
     )
 
 
-def _kind(message: Message, place: Place, now_ms: int, horizon_ms: int) -> Kind | None:
+def _kind(message: Message, place: Place, now_tenths: int, horizon_tenths: int) -> Kind | None:
     row = Row(message.queue, message.state, message.due_at, message.priority) if message.state in LIVE else None
-    kind = classify(row, place, message.queue, now_ms=now_ms, horizon_ms=horizon_ms)
+    kind = classify(row, place, message.queue, now_tenths=now_tenths, horizon_tenths=horizon_tenths)
     # A worker may have taken it at this moment.
-    on_its_way = 0 <= now_ms - to_ms(message.due_at) < conf.get().GRACE * 1000
+    on_its_way = 0 <= now_tenths - to_tenths(message.due_at) < conf.get().GRACE * SECOND
     return None if kind == Kind.MISSING and on_its_way else kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .. import conf
 from ..broker.redis import RedisBroker, Server
 from ..broker.survey import Meta, Survey
+from ..clock import SECOND
 from ..exceptions import BrokerUnavailable, ForeignBroker
 from ..models import Identity, identity
 
@@ -26,15 +27,15 @@ def master(broker: RedisBroker) -> Server:
     return server
 
 
-def is_current(meta: Meta, server: Server, now_ms: int, ahead: float) -> bool:
+def is_current(meta: Meta, server: Server, now_tenths: int, ahead: float) -> bool:
     """Whether the queue's horizon was set in this run of the server, and is still far enough ahead."""
-    if meta.horizon_ms is None or (meta.run_id, meta.replid) != (server.run_id, server.replid):
+    if meta.horizon_tenths is None or (meta.run_id, meta.replid) != (server.run_id, server.replid):
         return False
-    return meta.horizon_ms - now_ms > ahead * 500
+    return meta.horizon_tenths - now_tenths > ahead * SECOND / 2
 
 
 def begin(using: str, broker: RedisBroker, queue: str, *, lease: float, worker: str) -> tuple[int, bool]:
-    """See to it that a queue has a horizon, as the loader does. Returns it (ms), and whether we are its loader now.
+    """See to it that a queue has a horizon, as the loader does. Returns it, and whether we are its loader now.
 
     Rows committed later are then put by their own writers, and the query that follows sees the earlier ones.
     """
@@ -43,15 +44,15 @@ def begin(using: str, broker: RedisBroker, queue: str, *, lease: float, worker: 
         meta = survey.meta(queue)
         refuse_foreign(using, meta)
         server, ahead = master(broker), conf.get().HORIZON
-        if meta.horizon_ms is not None and is_current(meta, server, survey.now_ms(), ahead):
-            return meta.horizon_ms, False
+        if meta.horizon_tenths is not None and is_current(meta, server, survey.now_tenths(), ahead):
+            return meta.horizon_tenths, False
         begun = broker.load(
             queue, ahead=ahead, worker=worker, lease=lease, identity=identity(using), server=server, lost=False
         )
         if begun is not None:
             return begun[1], True
         # A worker is loading it at this moment, so it has a horizon; however near, what lies beyond is the worker's.
-        horizon = survey.meta(queue).horizon_ms
+        horizon = survey.meta(queue).horizon_tenths
         if horizon is not None:
             return horizon, False
     raise BrokerUnavailable(f"queue {queue} has no horizon though a worker is loading it")

@@ -8,7 +8,7 @@ from itertools import starmap
 
 from .. import conf, registry, transitions
 from ..broker.base import BATCH, Entry
-from ..clock import from_ms
+from ..clock import from_tenths
 from ..models import Message
 from ..sql.expressions import After, places
 from ..states import State
@@ -53,16 +53,16 @@ def pages(
     using: str,
     queue: str,
     *,
-    start_ms: int | None,
-    end_ms: int,
+    start_tenths: int | None,
+    end_tenths: int,
     limit: int = BATCH,
     topics: Sequence[str] | None = None,
     after: tuple[datetime, int] | None = None,
 ) -> Iterator[list[Entry]]:
-    """All of them up to a due time (ms), soonest first."""
-    start = None if start_ms is None else from_ms(start_ms)
+    """All of them up to a due time (tenths of a ms), soonest first."""
+    start = None if start_tenths is None else from_tenths(start_tenths)
     while True:
-        rows = page(using, queue, after=after, start=start, end=from_ms(end_ms), limit=limit, topics=topics)
+        rows = page(using, queue, after=after, start=start, end=from_tenths(end_tenths), limit=limit, topics=topics)
         if rows:
             yield rows
         if len(rows) < limit:

@@ -18,7 +18,7 @@ from .. import actors, conf, failpoints, signals, transitions
 from ..broker.base import BATCH, Entry, Put
 from ..broker.redis import RedisBroker, Server
 from ..broker.survey import Survey
-from ..clock import from_ms, to_ms
+from ..clock import SECOND, from_tenths, from_us, to_tenths, to_us
 from ..exceptions import BrokerUnavailable
 from ..models import Message
 from ..sql.expressions import places
@@ -89,9 +89,7 @@ class Restore:
         self._ids = sorted(set(self.selection.ids))
         self._stages = [Stage.PUT] if overdue in (Overdue.RUN, Overdue.SKIP) else list(Stage)
         self._from = None if resume is None else Position.parse(resume, self._print())
-        self._began = transitions.now(using) if self._from is None else from_ms(self._from.began_ms)
-        # Rounded to whole milliseconds so that a position holds it exactly.
-        self._began = from_ms(to_ms(self._began))
+        self._began = transitions.now(using) if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
         # Whether a queue that is restored from its beginning to its end then counts as loaded.
@@ -123,12 +121,12 @@ class Restore:
         return self.report
 
     def _look(self, queue: str, server: Server) -> int:
-        """Up to which due time (ms) a queue is filled."""
-        meta, now_ms, ahead = self.survey.meta(queue), self.survey.now_ms(), conf.get().HORIZON
+        """Up to which due time (tenths of a ms) a queue is filled."""
+        meta, now_tenths, ahead = self.survey.meta(queue), self.survey.now_tenths(), conf.get().HORIZON
         refuse_foreign(self.using, meta)
-        horizon = meta.horizon_ms or 0
-        if not is_current(meta, server, now_ms, ahead):
-            horizon = max(horizon, now_ms + int(ahead * 1000))
+        horizon = meta.horizon_tenths or 0
+        if not is_current(meta, server, now_tenths, ahead):
+            horizon = max(horizon, now_tenths + int(ahead * SECOND))
         self._horizons[queue] = horizon
         return horizon
 
@@ -141,7 +139,7 @@ class Restore:
                 found=Count("id"),
                 overdue=Count("id", filter=overdue),
                 oldest=Min("due_at", filter=overdue),
-                beyond=Count("id", filter=Q(due_at__gt=from_ms(horizon))),
+                beyond=Count("id", filter=Q(due_at__gt=from_tenths(horizon))),
                 **({"expired": Count("id", filter=self._is_expired())} if self.dry_run and self.no_expired else {}),
             )
             tally.add(Tally(**counts))
@@ -214,13 +212,13 @@ class Restore:
 
     def _note(self, stage: Stage, queue: str, place: _Place | None) -> None:
         due, pk = place or (None, 0)
-        position = Position(stage, queue, due, pk, to_ms(self._began), self._done, self._total)
+        position = Position(stage, queue, due, pk, to_us(self._began), self._done, self._total)
         self.report.position = position.text(self._print())
 
     def _print(self) -> str:
         """What a position must have been made with: it means nothing elsewhere."""
         chosen = self.selection
-        times = [None if due is None else to_ms(due) for due in (chosen.due_after, chosen.due_before)]
+        times = [None if due is None else to_us(due) for due in (chosen.due_after, chosen.due_before)]
         which = (chosen.queues, chosen.topics, chosen.ids, *times)
         what = repr((self.using, which, self.overdue.value, self.spread, self.no_expired, self.dry_run))
         return hashlib.sha256(what.encode()).hexdigest()[:12]
@@ -276,9 +274,9 @@ class Restore:
         if self.overdue == Overdue.SKIP or (self.dry_run and self.overdue != Overdue.RUN):
             start = self._cutoff + _MICROSECOND
         if self.dry_run and self.overdue == Overdue.SPREAD and self.spread:
-            within = (from_ms(horizon) - self._began) / self.spread
+            within = (from_tenths(horizon) - self._began) / self.spread
             tally.put += round(tally.overdue * min(1.0, within))
-        batches = self._read(queue, after, start=start, end=from_ms(horizon), limit=self.batch_size)
+        batches = self._read(queue, after, start=start, end=from_tenths(horizon), limit=self.batch_size)
         if self.dry_run:
             done = self._dry(queue, batches)
         else:
@@ -289,11 +287,11 @@ class Restore:
             failpoints.reach("mid_restore")
             # We are not the loader any more when we took too long; then another is, and begins by itself.
             loading = loading and self.broker.loaded(
-                queue, worker=worker, upto_ms=to_ms(entries[-1].due_at), lease=LEASE
+                queue, worker=worker, upto_tenths=to_tenths(entries[-1].due_at), lease=LEASE
             )
             yield len(entries), place
         if loading:
-            self.broker.loaded(queue, worker=worker, upto_ms=horizon, lease=None)
+            self.broker.loaded(queue, worker=worker, upto_tenths=horizon, lease=None)
 
     def _dry(
         self, queue: str, batches: Iterator[tuple[list[Entry], _Place]]
@@ -303,7 +301,7 @@ class Restore:
 
     def _put(self, queue: str, entries: list[Entry]) -> Put:
         put = self.broker.put(queue, entries, fill=True)
-        if put.beyond and self.survey.meta(queue).horizon_ms is None:
+        if put.beyond and self.survey.meta(queue).horizon_tenths is None:
             raise BrokerUnavailable("Redis was lost while it was being restored")
         return put
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from django.db.models import Q, QuerySet, Value
 from django.db.models.functions import Concat
 
-from ..clock import from_ms
+from ..clock import from_us
 from ..models import Message
 from ..states import State
 
@@ -79,7 +79,7 @@ class Position(NamedTuple):
     due: datetime | None
     id: int
     # When the restore began, by the record's clock: what was overdue then is what it treats as overdue.
-    began_ms: int
+    began_us: int
     # Of the overdue ones, how many have been seen to, and how many there were.
     done: int
     total: int
@@ -105,7 +105,7 @@ class Position(NamedTuple):
                 int(done),
                 int(total),
             )
-            from_ms(position.began_ms)
+            from_us(position.began_us)
         except (ValueError, TypeError, OverflowError, RecursionError):
             raise InvalidPosition("not a position of delayq_restore") from None
         if owner != print_:

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
-from ..clock import ceil_ms, from_ms
+from ..clock import ceil_tenth, from_tenths
 from ..exceptions import InvalidTransition
 from ..models import Message, Queue, Transition
 from ..outcomes import kind, storable
@@ -218,7 +218,7 @@ class Portable:
         now = self.now()
         log = []
         for one in new:
-            due = ceil_ms(one.due or now + one.delay)
+            due = ceil_tenth(one.due or now + one.delay)
             message = Message(
                 topic=one.topic,
                 queue=one.queue,
@@ -294,7 +294,7 @@ class Portable:
 
         def change(message: Message, now: datetime) -> Change | None:
             ticket = by_id[message.pk]
-            ready_at = None if ticket.ready_ms is None else from_ms(ticket.ready_ms)
+            ready_at = None if ticket.ready_tenths is None else from_tenths(ticket.ready_tenths)
             if message.due_at > (ready_at or now) or (message.expires_at and message.expires_at <= now):
                 return None
             values = {
@@ -367,7 +367,7 @@ class Portable:
                 "attempts": message.attempts + failure.counts,
             }
             if to == State.SCHEDULED and failure.delay is not None:
-                values["due_at"] = ceil_ms(now + failure.delay)
+                values["due_at"] = ceil_tenth(now + failure.delay)
             return Change(to, values, reason, failure.error, failure.traceback, failure.actor)
 
         where = Q(pk__in=list(by_id), state=State.RUNNING)

@@ -14,13 +14,13 @@ from typing import Any, cast
 import psycopg
 from django.db import NotSupportedError, connections
 
-from ..clock import ceil_ms
+from ..clock import ceil_tenth
 from ..outcomes import kind
 from ..states import State
 from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket, decoded
 
-# Due times are whole milliseconds, rounded up: a message is never early.
-CEIL_MS = "date_trunc('milliseconds', {} + interval '999 microseconds')"
+# Due times are whole tenths of a millisecond, rounded up: a message is never early.
+CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
 
 LOG_COLUMNS = """message_id, number, at, from_state, to_state, attempt, due_at, ready_at, partition, actor,
          reason, error, traceback"""
@@ -33,7 +33,9 @@ WITH m AS (
     SELECT %(topic)s, %(queue)s, %(key)s, %(priority)s, 'scheduled', %(payload)s::jsonb, %(headers)s::jsonb,
            due, due + %(expires)s::interval, clock_timestamp(), %(retry)s::jsonb, %(max_attempts)s,
            0, 0, 0, 0, 1, '', false
-      FROM (SELECT {CEIL_MS.format("coalesce(%(due)s::timestamptz, clock_timestamp() + %(delay)s::interval)")}) d(due)
+      FROM (
+        SELECT {CEIL_TENTH.format("coalesce(%(due)s::timestamptz, clock_timestamp() + %(delay)s::interval)")}
+      ) d(due)
     {{conflict}}
     RETURNING id, due_at, created_at
 ), l AS (
@@ -141,10 +143,10 @@ WITH t AS (
      WHERE {FEW}
 ), x AS (
     SELECT m.id, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)] AS lease, t.partition,
-           to_timestamp(t.ready / 1000.0) AS ready_at
+           to_timestamp(t.ready / 10000.0) AS ready_at
       FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
-       AND m.due_at <= coalesce(to_timestamp(t.ready / 1000.0), clock_timestamp())
+       AND m.due_at <= coalesce(to_timestamp(t.ready / 10000.0), clock_timestamp())
        AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
        AND m.topic = ANY(%(topics)s::text[])
        AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
@@ -210,7 +212,7 @@ WITH o AS (
            error = CASE WHEN x.kind <> '' THEN x.kind ELSE m.error END,
            finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
            due_at = CASE WHEN x.after = 'scheduled' AND x.delay IS NOT NULL
-                         THEN {CEIL_MS.format("clock_timestamp() + x.delay * interval '1 second'")}
+                         THEN {CEIL_TENTH.format("clock_timestamp() + x.delay * interval '1 second'")}
                          ELSE m.due_at END
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, m.reported, x.after, x.delivery,
@@ -329,7 +331,7 @@ class PostgreSQL:
             rows = []
             rest = f"{now.isoformat()}\tscheduled\t0\t0\t0\t0\t1\t\tf\n"
             for number, message in zip(ids, new, strict=True):
-                due = ceil_ms(message.due or now + message.delay)
+                due = ceil_tenth(message.due or now + message.delay)
                 rows.append(_copied(number, message, due) + rest)
                 if len(rows) == TOGETHER:
                     copy.write("".join(rows))
@@ -365,7 +367,7 @@ class PostgreSQL:
             CLAIM,
             {
                 "ids": _array([ticket.id for ticket in tickets]),
-                "ready": _array([ticket.ready_ms for ticket in tickets]),
+                "ready": _array([ticket.ready_tenths for ticket in tickets]),
                 "partitions": _array([ticket.partition for ticket in tickets]),
                 "topics": _texts(leases),
                 "leases": _array(leases.values()),

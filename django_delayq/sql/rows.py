@@ -41,10 +41,10 @@ class Inserted(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """An id that is due. ``ready_ms``: when it became ready, in ms by the Redis clock; None: found by query."""
+    """An id that is due. ``ready_tenths``: since when, in tenths of a ms by the Redis clock; None: found by query."""
 
     id: int
-    ready_ms: int | None = None
+    ready_tenths: int | None = None
     partition: int | None = None
 
 

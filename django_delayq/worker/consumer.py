@@ -13,7 +13,7 @@ from .. import failpoints, registry, transitions
 from ..announce import by_queue
 from ..broker.base import Broker, DueTicket, Entry, Taken
 from ..broker.redis import RedisBroker
-from ..clock import from_ms
+from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
 from ..models import Message
 from ..outcomes import Release
@@ -228,7 +228,7 @@ class Consumer(threading.Thread):
             # Not asked of the database, which might read all that is scheduled to find these few.
             if message.state != State.SCHEDULED:
                 continue
-            if message.queue != queue or message.due_at > from_ms(ticket.ready_ms or 0):
+            if message.queue != queue or message.due_at > from_tenths(ticket.ready_tenths or 0):
                 elsewhere.append((message.queue, Entry.at(message.pk, message.due_at, message.priority)))
             elif message.topic not in known:
                 unknown.append(ticket)

@@ -11,7 +11,7 @@ from typing import Self
 from .. import actors, conf, failpoints, restore, signals
 from ..broker.base import BATCH, Put
 from ..broker.redis import RedisBroker, Server
-from ..clock import to_ms
+from ..clock import SECOND, to_tenths
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..models import Message, Operation, identity
 from ..operations import Journal
@@ -128,13 +128,13 @@ class Loader(Service):
         look = self.broker.look(queue)
         known = queue in self._ticks
         rolled_back = look.tick <= self._ticks.get(queue, 0)
-        intact = not rolled_back and look.horizon_ms is not None and look.loaded_ms is not None
+        intact = not rolled_back and look.horizon_tenths is not None and look.loaded_tenths is not None
         ours = (look.run_id, look.replid) == (server.run_id, server.replid)
         ahead = conf.get().HORIZON
-        if intact and ours and look.loaded_ms is not None and look.horizon_ms is not None:
+        if intact and ours and look.loaded_tenths is not None and look.horizon_tenths is not None:
             # Half of what is ahead is used up: load on. Before that there is nothing to do.
-            whole = look.loaded_ms >= look.horizon_ms
-            if whole and look.horizon_ms - look.now_ms > ahead * 500:
+            whole = look.loaded_tenths >= look.horizon_tenths
+            if whole and look.horizon_tenths - look.now_tenths > ahead * SECOND / 2:
                 self._ticks[queue] = look.tick
                 return False
         lost = known and not (intact and ours)
@@ -142,7 +142,7 @@ class Loader(Service):
             logger.warning(
                 "Redis lost queue %s (%s); it is loaded again from the record",
                 queue,
-                "it is empty" if look.horizon_ms is None else "it was restarted or went back in time",
+                "it is empty" if look.horizon_tenths is None else "it was restarted or went back in time",
             )
         self._load(queue, server, rolled_back=rolled_back)
         # That it went back may be known by its tick alone: not forgotten when the load fails.
@@ -168,15 +168,17 @@ class Loader(Service):
         began = time.monotonic()
         found, total = 0, Put()
         with _Story(self.using, self.worker, queue, told=start is None) as story:
-            for page in restore.pages(self.using, queue, start_ms=start, end_ms=horizon):
+            for page in restore.pages(self.using, queue, start_tenths=start, end_tenths=horizon):
                 put = self.broker.put(queue, page, fill=True)
                 total += put
                 found += len(page)
                 story.tell(put, len(page))
                 failpoints.reach("mid_load")
-                if not self.broker.loaded(queue, worker=self.worker, upto_ms=to_ms(page[-1].due_at), lease=LEASE):
+                if not self.broker.loaded(
+                    queue, worker=self.worker, upto_tenths=to_tenths(page[-1].due_at), lease=LEASE
+                ):
                     raise BrokerUnavailable("Redis was lost while it was being loaded")
-        self.broker.loaded(queue, worker=self.worker, upto_ms=horizon, lease=None)
+        self.broker.loaded(queue, worker=self.worker, upto_tenths=horizon, lease=None)
         if start is None:
             logger.info(
                 "Loaded queue %s from the record: %d messages due within %g s, %d of them put, in %.2f s",

@@ -214,8 +214,8 @@ def test_members_that_are_no_ids_stop_nobody(start: Start, redis_server: RedisSe
 
 def test_the_redis_of_another_database_is_refused(start: Start, redis_server: RedisServer) -> None:
     with of(redis_server) as client:
-        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**42})
-        client.zadd(KEYS.delayed, {str(10**9 + n): 2**41 for n in range(3)})
+        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**46})
+        client.zadd(KEYS.delayed, {str(10**9 + n): 2**45 for n in range(3)})
         worker = start()
         worker.wait_for("CRITICAL.*belongs to another database")
         messages = many(10, over=0.5)
@@ -225,7 +225,7 @@ def test_the_redis_of_another_database_is_refused(start: Start, redis_server: Re
         for message in (more := many(10, over=0.3)):
             wait_until(message, State.CONSUMED)
         assert client.hget(KEYS.meta, "identity") == b"somebody-else"
-        assert client.zcount(KEYS.delayed, 2**41, 2**41) == 3
+        assert client.zcount(KEYS.delayed, 2**45, 2**45) == 3
         assert {int(member) for member in client.zrange(KEYS.ready, 0, -1)} >= {2 * 10**9 + n for n in range(3)}
     assert effects_per_message() == once_each([*messages, *more])
     assert worker.count("CRITICAL") == 1

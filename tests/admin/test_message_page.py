@@ -20,7 +20,7 @@ from django_delayq.actors import acting_as
 from django_delayq.admin import payload, story
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import to_ms
+from django_delayq.clock import to_tenths
 from django_delayq.models import AuditEvent, Message, Worker
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
@@ -246,7 +246,7 @@ def test_the_timeline_has_every_step_with_its_time_and_what_went_wrong(viewer: C
 
 def test_no_wait_is_negative_whatever_two_clocks_say(viewer: Client) -> None:
     message = samples.scheduled(delay=0)
-    ahead = to_ms(timezone.now() + timedelta(seconds=5))
+    ahead = to_tenths(timezone.now() + timedelta(seconds=5))
     assert transitions.claim(samples.DB, [Ticket(message.pk, ahead)], {samples.TOPIC: 60.0}, samples.WORKER)
     response = page_of(viewer, message)
     assert response.context["timeline"][-2].waited == "0 ms"

@@ -18,7 +18,7 @@ from django_delayq.admin import panels, restoring
 from django_delayq.models import AuditEvent, Message, Operation, Worker
 from django_delayq.restore import Restore
 from django_delayq.states import State
-from tests.commands.conftest import due_ms, held, run
+from tests.commands.conftest import due_tenths, held, run
 
 from .conftest import logged_in, person
 from .samples import DB, record, said, scheduled, text
@@ -94,7 +94,7 @@ def test_a_restore_is_done_by_a_worker(restorer: Client, redis_client: redis.Red
     assert not held()
     done = work_off()
     assert (done.state, done.total, done.done, done.outcomes) == (Operation.State.DONE, 2, 2, {"put": 2})
-    assert held() == {**due_ms(soon.pk), overdue.pk: 0}
+    assert held() == {**due_tenths(soon.pk), overdue.pk: 0}
     event = AuditEvent.objects.get()
     assert (event.actor, event.verb, event.target, event.reason, event.operation) == (
         "user:rosa",

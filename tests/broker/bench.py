@@ -107,7 +107,7 @@ def open_horizon(broker: RedisBroker, queue: str = QUEUE, using: str = "default"
         lost=False,
     )
     assert begun is not None
-    assert broker.loaded(queue, worker="test", upto_ms=begun[1], lease=None)
+    assert broker.loaded(queue, worker="test", upto_tenths=begun[1], lease=None)
 
 
 def database_broker() -> DatabaseBroker:

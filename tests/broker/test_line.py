@@ -19,6 +19,7 @@ from django_delayq.broker import line
 from django_delayq.broker.base import Entry
 from django_delayq.broker.line import AHEAD, TOGETHER
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable
 from testproject.servers import RedisServer
 from tests.proxy import Proxy
@@ -162,7 +163,7 @@ def test_what_is_sent_again_undoes_nothing_that_came_since(make: Callable[..., R
     broker.settle()
     score = other.client.zscore(other.keys(QUEUE).delayed, "1")
     assert score is not None
-    assert float(score) // 1000 == sooner.due_at.timestamp() // 1
+    assert float(score) // SECOND == sooner.due_at.timestamp() // 1
 
 
 def test_a_connection_that_the_server_closed_is_replaced(make: Callable[..., RedisBroker]) -> None:

@@ -17,6 +17,7 @@ from django_delayq import conf
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.connection import describe
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable, ForeignBroker
 from testproject.servers import RedisServer
 
@@ -37,7 +38,7 @@ def opened(broker: RedisBroker) -> RedisBroker:
     """Give the queue a horizon, as a loader does."""
     begun = broker.load(QUEUE, ahead=600, worker="t", lease=10, identity="me", server=broker.server(), lost=False)
     assert begun is not None
-    assert broker.loaded(QUEUE, worker="t", upto_ms=begun[1], lease=None)
+    assert broker.loaded(QUEUE, worker="t", upto_tenths=begun[1], lease=None)
     return broker
 
 
@@ -180,7 +181,7 @@ def test_a_parked_id_comes_back_after_its_time_with_its_rank(broker: RedisBroker
     next_due = broker.take(QUEUE, 1).next_due
     assert next_due is not None
     assert 55 < next_due < 60.01
-    broker.now = str(broker.look(QUEUE).now_ms + 60_000)
+    broker.now = str(broker.look(QUEUE).now_tenths + 60 * SECOND)
     assert [(ticket.id, ticket.rank) for ticket in broker.take(QUEUE, 1).tickets] == [(1, 107)]
 
 

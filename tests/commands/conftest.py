@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_delayq import announce, conf, schedule_messages, transitions
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.broker.survey import Survey
-from django_delayq.clock import to_ms
+from django_delayq.clock import to_tenths
 from django_delayq.models import Message
 from django_delayq.sql.rows import Ticket
 
@@ -71,18 +71,18 @@ def claim(*ids: int, lease: float = 60.0) -> None:
 
 
 def held(queue: str = "default") -> dict[int, int]:
-    """Id → due ms in delayed, 0 in ready."""
+    """Id → due tenth in delayed, 0 in ready."""
     survey = Survey(broker())
     ids = sorted({pk for batch in survey.ids(queue) for pk in batch})
     return {
-        pk: place.delayed_ms if place.delayed_ms is not None else 0
+        pk: place.delayed_tenths if place.delayed_tenths is not None else 0
         for pk, place in zip(ids, survey.places(queue, ids), strict=True)
     }
 
 
-def due_ms(*ids: int) -> dict[int, int]:
-    """Id → due ms in the record."""
-    return {m.pk: to_ms(m.due_at) for m in Message.objects.filter(pk__in=ids)}
+def due_tenths(*ids: int) -> dict[int, int]:
+    """Id → due tenth in the record."""
+    return {m.pk: to_tenths(m.due_at) for m in Message.objects.filter(pk__in=ids)}
 
 
 def broker() -> RedisBroker:

@@ -21,7 +21,7 @@ from django_delayq.sql.portable import move
 from django_delayq.states import State
 from testproject.servers import RedisServer
 
-from .conftest import broker, claim, due_ms, held, run, schedule
+from .conftest import broker, claim, due_tenths, held, run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,8 +51,8 @@ def test_after_a_flush_exactly_what_is_scheduled_and_due_within_the_horizon_is_p
     ran = run("delayq_restore", "--json")
 
     assert ran.code == 0
-    assert held() == {**due_ms(*soon), **dict.fromkeys(overdue, 0)}
-    assert held("elsewhere") == due_ms(*elsewhere)
+    assert held() == {**due_tenths(*soon), **dict.fromkeys(overdue, 0)}
+    assert held("elsewhere") == due_tenths(*elsewhere)
     total = ran.json["total"]
     assert (total["found"], total["put"], total["present"], total["beyond"]) == (8, 6, 0, 2)
     assert (total["overdue"], total["running"]) == (2, 1)
@@ -91,7 +91,7 @@ def test_two_restores_at_once_put_each_message_once() -> None:
     for thread in threads:
         thread.join()
 
-    assert held() == due_ms(*ids)
+    assert held() == due_tenths(*ids)
     assert sum(report.total().put for report in reports) == 300
     assert sum(report.total().present for report in reports) == 300
 
@@ -117,7 +117,7 @@ def test_while_a_worker_loads_a_queue_what_lies_beyond_its_horizon_is_left_to_it
     assert set(held()) == set(ids)
     assert not set(later) & set(held())
     # It is still loading.
-    assert Survey(redis_broker).meta("default").horizon_ms == begun[1]
+    assert Survey(redis_broker).meta("default").horizon_tenths == begun[1]
 
 
 def test_what_is_put_meanwhile_by_producers_is_not_disturbed() -> None:
@@ -132,7 +132,7 @@ def test_what_is_put_meanwhile_by_producers_is_not_disturbed() -> None:
 
     job.run(progress=producer)
 
-    assert held() == due_ms(*ids, *added)
+    assert held() == due_tenths(*ids, *added)
 
 
 def test_messages_with_the_same_due_time_are_all_found() -> None:
@@ -148,15 +148,15 @@ def test_a_whole_restore_leaves_nothing_to_load_for_a_worker() -> None:
     schedule(3)
     run("delayq_restore")
     meta = Survey(broker()).meta("default")
-    assert meta.loaded_ms == meta.horizon_ms is not None
+    assert meta.loaded_tenths == meta.horizon_tenths is not None
 
 
 def test_a_partial_restore_leaves_the_loading_to_a_worker_at_once() -> None:
     ids = schedule(3)
     run("delayq_restore", "--id", str(ids[0]))
     meta = Survey(broker()).meta("default")
-    assert meta.horizon_ms is not None
-    assert meta.loaded_ms is None
+    assert meta.horizon_tenths is not None
+    assert meta.loaded_tenths is None
     server = broker().server()
     begun = broker().load("default", ahead=600, worker="w", lease=10, identity=meta.identity, server=server, lost=False)
     assert begun is not None
@@ -217,7 +217,7 @@ def test_overdue_skip_leaves_them_as_they_are() -> None:
 
     ran = run("delayq_restore", "--json", "--overdue", "skip")
 
-    assert held() == due_ms(*soon)
+    assert held() == due_tenths(*soon)
     assert ran.json["total"]["skipped"] == 3
     assert record() == before
 
@@ -230,7 +230,7 @@ def test_overdue_dead_gives_them_up_with_a_reason_and_forgets_them() -> None:
     ran = run("delayq_restore", "--json", "--overdue", "dead", "--yes", "--batch-size", "3")
 
     assert (ran.json["total"]["dead"], ran.json["total"]["present"]) == (7, 2)
-    assert held() == due_ms(*soon)
+    assert held() == due_tenths(*soon)
     for message in Message.objects.filter(pk__in=overdue):
         assert message.state == State.DEAD
         last = message.transitions.last()
@@ -252,9 +252,9 @@ def test_overdue_spread_gives_them_new_times_evenly() -> None:
         for message in Message.objects.filter(pk__in=overdue).order_by("due_at")
     ]
     assert offsets == pytest.approx([5 * place for place in range(20)], abs=2)
-    assert held() == {**due_ms(*soon)}
+    assert held() == {**due_tenths(*soon)}
     # The very first is due at once; the others wait their turn.
-    assert {**held("a"), **held("b")} == {**due_ms(*overdue), min(overdue): 0}
+    assert {**held("a"), **held("b")} == {**due_tenths(*overdue), min(overdue): 0}
 
 
 @pytest.mark.parametrize("policy", ["dead", "spread=10m"])
@@ -348,7 +348,7 @@ def test_a_signal_stops_it_after_the_batch_and_it_says_where_to_go_on(
 
     ran = run("delayq_restore", "--json", "--batch-size", "5", "--resume", ran.json["position"])
     assert (ran.code, ran.json["complete"], ran.json["position"]) == (0, True, None)
-    assert held() == due_ms(*ids)
+    assert held() == due_tenths(*ids)
 
 
 def test_redis_lost_on_the_way_is_an_error_that_says_where_to_go_on(

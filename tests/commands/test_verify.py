@@ -11,7 +11,7 @@ from django_delayq.models import Message
 from django_delayq.states import State
 from testproject.servers import RedisServer
 
-from .conftest import Ran, claim, due_ms, held, run, schedule
+from .conftest import Ran, claim, due_tenths, held, run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -62,7 +62,7 @@ def test_a_redis_that_forgot_everything_misses_all_of_it(redis_client: redis.Red
 
     assert found(run("delayq_verify", "--json")) == {"missing": 5}
     assert run("delayq_verify", "--fix").code == 0
-    assert held() == due_ms(*ids)
+    assert held() == due_tenths(*ids)
 
 
 def test_ids_without_a_scheduled_row_are_extra(redis_client: redis.Redis) -> None:
@@ -77,7 +77,7 @@ def test_ids_without_a_scheduled_row_are_extra(redis_client: redis.Redis) -> Non
     assert (ran.code, found(ran)) == (3, {"extra": 4})
 
     assert run("delayq_verify", "--fix", "--queue", "default").code == 0
-    assert held() == due_ms(kept)
+    assert held() == due_tenths(kept)
 
 
 @pytest.mark.parametrize("shift", [-30, 30])
@@ -91,7 +91,7 @@ def test_another_due_time_is_different(shift: int) -> None:
     assert (ran.code, found(ran)) == (3, {"different": 1})
 
     assert run("delayq_verify", "--fix").code == 0
-    assert held() == due_ms(pk, other)
+    assert held() == due_tenths(pk, other)
 
 
 def test_one_in_ready_though_due_later_is_different() -> None:
@@ -101,7 +101,7 @@ def test_one_in_ready_though_due_later_is_different() -> None:
 
     assert found(run("delayq_verify", "--json")) == {"different": 1}
     assert run("delayq_verify", "--fix").code == 0
-    assert held() == due_ms(pk)
+    assert held() == due_tenths(pk)
 
 
 def test_one_that_a_worker_set_aside_for_a_moment_is_not_drift(redis_client: redis.Redis) -> None:

@@ -11,6 +11,7 @@ import redis
 from django_delayq import registry
 from django_delayq.broker.base import BATCH
 from django_delayq.broker.keys import RANKS, keys
+from django_delayq.clock import SECOND
 from django_delayq.worker.budget import Budget
 from django_delayq.worker.consumer import CATCH_UP, Consumer
 from django_delayq.worker.pool import Pool
@@ -35,11 +36,11 @@ def test_the_most_urgent_does_not_wait_for_those_that_fell_due_before_it(
     consumer: Consumer, redis_client: redis.Redis
 ) -> None:
     places = keys("delayq", QUEUE)
-    now_ms = int(time.time() * 1000)
+    now_tenths = int(time.time() * SECOND)
     # Ids that the record does not know are dropped as they come.
-    many = {str(number): now_ms - 5_000 + 100 / RANKS for number in range(1, BATCH * CATCH_UP)}
+    many = {str(number): now_tenths - 5 * SECOND + 100 / RANKS for number in range(1, BATCH * CATCH_UP)}
     urgent = BATCH * CATCH_UP
-    redis_client.zadd(places.delayed, {**many, str(urgent): now_ms - 1_000})
+    redis_client.zadd(places.delayed, {**many, str(urgent): now_tenths - SECOND})
     assert consumer.source.redis is not None
     consumer.turn()
     assert redis_client.zcard(places.delayed) == 0
@@ -48,8 +49,8 @@ def test_the_most_urgent_does_not_wait_for_those_that_fell_due_before_it(
 
 def test_one_turn_does_not_make_ready_without_end(consumer: Consumer, redis_client: redis.Redis) -> None:
     places = keys("delayq", QUEUE)
-    due_ms = int(time.time() * 1000) - 5_000
+    due_tenths = int((time.time() - 5) * SECOND)
     number = BATCH * (CATCH_UP + 3)
-    redis_client.zadd(places.delayed, {str(id_): due_ms + 100 / RANKS for id_ in range(1, number + 1)})
+    redis_client.zadd(places.delayed, {str(id_): due_tenths + 100 / RANKS for id_ in range(1, number + 1)})
     consumer.turn()
     assert redis_client.zcard(places.delayed) == BATCH * 2

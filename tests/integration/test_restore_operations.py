@@ -27,7 +27,7 @@ from django_delayq.worker.loader import Loader
 from django_delayq.worker.source import Source
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
-from tests.commands.conftest import broker, due_ms, held, run, schedule
+from tests.commands.conftest import broker, due_tenths, held, run, schedule
 from tests.record_of import states
 from tests.workers import eventually
 
@@ -90,8 +90,8 @@ def test_an_operation_puts_back_what_is_due_within_the_horizon(redis_client: red
 
     assert (done.state, done.error, done.total, done.done) == (Operation.State.DONE, "", 28, 28)
     assert done.outcomes == {"put": 28}
-    assert held() == {**due_ms(*soon), **dict.fromkeys(overdue, 0)}
-    assert held("elsewhere") == due_ms(*elsewhere)
+    assert held() == {**due_tenths(*soon), **dict.fromkeys(overdue, 0)}
+    assert held("elsewhere") == due_tenths(*elsewhere)
 
 
 def test_it_goes_on_from_its_position_under_another_worker(
@@ -108,7 +108,7 @@ def test_it_goes_on_from_its_position_under_another_worker(
     operations.give_back(DB, OPERATOR)
     done = work_off(operation)
     assert (done.state, done.done, done.outcomes) == (Operation.State.DONE, 9, {"put": 9})
-    assert held() | held("b") | held("c") == due_ms(*ids)
+    assert held() | held("b") | held("c") == due_tenths(*ids)
 
 
 def test_what_expires_is_done_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_it_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) 
     assert len(held() | held("b")) < 6
     assert operations.resume(operation)
     assert work_off(operation).state == Operation.State.DONE
-    assert held() | held("b") == due_ms(*ids)
+    assert held() | held("b") == due_tenths(*ids)
 
 
 def test_the_overdue_are_given_up_or_spread_over_a_time(redis_client: redis.Redis) -> None:
@@ -279,7 +279,7 @@ def test_a_command_stops_when_the_admin_asks(
     assert operations.resume(stopped)
     done = work_off(stopped)
     assert (done.state, done.done) == (Operation.State.DONE, 9)
-    assert held() == due_ms(*ids)
+    assert held() == due_tenths(*ids)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_database_that_refuses_the_trace_does_not_stop_a_restore(
     redis_client.flushall()
     monkeypatch.setattr(Operation.objects, "using", refuse)
     assert run("delayq_restore").code == 0
-    assert held() == due_ms(*ids)
+    assert held() == due_tenths(*ids)
 
 
 # --- of loaders -------------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_a_load_from_the_beginning_is_shown_and_an_ordinary_one_is_not(
     shown = only()
     assert (shown.verb, shown.state, shown.described) == ("restore", Operation.State.DONE, "default")
     assert (shown.started_by, shown.done, shown.outcomes) == ("worker:host/1-loader", 5, {"put": 5})
-    assert held() == due_ms(*ids)
+    assert held() == due_tenths(*ids)
 
     redis_client.flushall()
     for _ in range(4):
@@ -375,7 +375,7 @@ def test_a_loader_goes_on_without_the_table_of_operations(
     redis_client.flushall()
     monkeypatch.setattr(Operation.objects, "using", refuse)
     loader.tick()
-    assert held() == due_ms(*ids)
+    assert held() == due_tenths(*ids)
 
 
 # --- a FLUSHALL in the middle -----------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def test_a_flush_in_the_middle_of_a_restore_is_noticed_and_a_second_run_heals_it
     second = Restore(DB, there, batch_size=100)
     second.preview()
     assert second.run().position is None
-    assert held() == due_ms(*ids)
+    assert held() == due_tenths(*ids)
     there.close()
 
 
@@ -426,7 +426,7 @@ def test_a_worker_heals_a_restore_that_was_flushed_in_the_middle(start: Start, r
     worker = start()
     eventually(lambda: states()[State.CONSUMED] == 600, "what was due is consumed")
     worker.wait_for("Loaded queue default")
-    assert held() == due_ms(*later)
+    assert held() == due_tenths(*later)
 
 
 def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_brings_the_rest(
@@ -441,7 +441,7 @@ def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_brings_
     assert operation.state == Operation.State.DONE
     for _ in range(4):
         loader.tick()
-    assert held() | held("other") == due_ms(*ids)
+    assert held() | held("other") == due_tenths(*ids)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, sett
     missing, extra = schedule(3)[:1], 999_999_999
     schedule(2, queue="other")
     for queue in ("default", "other"):
-        rows = [row for page in restore.pages(DB, queue, start_ms=None, end_ms=2**42) for row in page]
+        rows = [row for page in restore.pages(DB, queue, start_tenths=None, end_tenths=2**46) for row in page]
         there.put(queue, rows, fill=True)
     there.remove("default", missing)
     redis_client.zadd(there.keys("default").ready, {str(extra): 1.0})

@@ -16,7 +16,9 @@ from django.db import connection, connections, transaction
 
 from django_delayq import cancel_message, conf, registry, schedule_message, schedule_messages, signals, transitions
 from django_delayq.broker.base import DueTicket, Entry, Taken
+from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker, _readable
+from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable, KeyConflict
 from django_delayq.models import Message
 from django_delayq.outcomes import Ack, Release, Retry
@@ -304,10 +306,10 @@ def test_what_was_claimed_runs_although_redis_goes_away_while_the_rest_is_put_ba
     assert source.redis is not None
     pool = Pool(1, recorder, "w", lambda: None)
     consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0)
-    now_ms = int(time.time() * 1000) + 10
+    now_tenths = int((time.time() + 0.01) * SECOND)
 
     def take(queue: str, limit: int) -> Taken:
-        tickets = [DueTicket(pk, now_ms, 0) for pk in (ready.pk, early.pk)]
+        tickets = [DueTicket(pk, now_tenths, 0) for pk in (ready.pk, early.pk)]
         return Taken(tickets)
 
     def put(queue: str, entries: list[Entry], *, fill: bool = False) -> None:
@@ -499,11 +501,11 @@ def test_ids_that_no_database_can_hold_are_dropped(broker: RedisBroker) -> None:
 
 def test_an_id_is_never_said_to_be_ready_later_than_now(broker: RedisBroker) -> None:
     k = broker.keys("default")
-    broker.client.zadd(k.ready, {"7": 100 * 2**44 + 2**43})
+    broker.client.zadd(k.ready, {"7": 100 * BAND + 2**44})
     (ticket,) = broker.take("default", 10).tickets
     assert ticket.rank == 100
-    assert ticket.ready_ms is not None
-    assert ticket.ready_ms <= time.time() * 1000 + 5
+    assert ticket.ready_tenths is not None
+    assert ticket.ready_tenths <= (time.time() + 0.005) * SECOND
 
 
 def test_the_wait_for_a_token_begins_anew_after_redis_did_not_answer(broker: RedisBroker) -> None:

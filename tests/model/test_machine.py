@@ -32,7 +32,7 @@ from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.client import schedule_message
-from django_delayq.clock import to_ms
+from django_delayq.clock import SECOND, to_tenths
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.models import Message, Transition
 from django_delayq.registry import handlers
@@ -129,7 +129,7 @@ class Machine(RuleBasedStateMachine):
         return override_settings(DELAYQ={"REDIS": os.environ["REDIS_URL"], "HORIZON": 30})
 
     def set_time(self) -> None:
-        self.broker.now = to_ms(self.start + timedelta(seconds=self.elapsed))
+        self.broker.now = to_tenths(self.start + timedelta(seconds=self.elapsed))
 
     def pick(self, number: int) -> int:
         ids = sorted(self.fates)
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
 
     def started(self, row: Claimed) -> None:
         assert not self.fates[row.id].cancelled, "a delivery started after its cancel was confirmed"
-        assert to_ms(row.due_at) <= int(self.broker.now), "a delivery started early"
+        assert to_tenths(row.due_at) <= int(self.broker.now), "a delivery started early"
 
     def announce(self, pk: int) -> None:
         message = Message.objects.get(pk=pk)
@@ -217,7 +217,7 @@ class Machine(RuleBasedStateMachine):
     def take(self, which: int, limit: int, lost: bool) -> None:
         taken = self.broker.take(QUEUE, limit).tickets
         if not lost:
-            self.workers[which].tickets += [Ticket(t.id, t.ready_ms, t.partition) for t in taken]
+            self.workers[which].tickets += [Ticket(t.id, t.ready_tenths, t.partition) for t in taken]
 
     @precondition(lambda self: any(worker.tickets for worker in self.workers))
     @rule(which=st.integers(0, 1), lost=st.booleans())
@@ -389,17 +389,19 @@ class Machine(RuleBasedStateMachine):
             del self.restores[which]
 
     def pages(self, limit: int = 1000) -> Iterator[list[Entry]]:
-        return restore.pages("default", QUEUE, start_ms=None, end_ms=int(self.broker.now) + 30_000, limit=limit)
+        return restore.pages(
+            "default", QUEUE, start_tenths=None, end_tenths=int(self.broker.now) + 30 * SECOND, limit=limit
+        )
 
     def fill(self, page: list[Entry]) -> None:
         before = self.places(page)
         put = self.broker.put(QUEUE, page, fill=True)
         for entry, was, place in zip(page, before, self.places(page), strict=True):
             assert place <= was, "a restore made it later"
-            assert put.beyond or place < to_ms(entry.due_at) + 1, "a restore left it out"
+            assert put.beyond or place < to_tenths(entry.due_at) + 1, "a restore left it out"
 
     def places(self, page: list[Entry]) -> list[float]:
-        """When each is due by Redis (ms): 0 when it is ready, infinite when it is nowhere."""
+        """When each is due by Redis (tenths of a ms): 0 when it is ready, infinite when it is nowhere."""
         keys = self.broker.keys(QUEUE)
         places = []
         for entry in page:

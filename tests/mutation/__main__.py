@@ -160,9 +160,9 @@ MUTANTS = [
     ),
     Mutant(
         "due times rounded down",
-        [("django_delayq/clock.py", "return -((_EPOCH - moment) // _MS)", "return (moment - _EPOCH) // _MS - 1")],
+        [("django_delayq/clock.py", "return -((_EPOCH - moment) // _TENTH)", "return (moment - _EPOCH) // _TENTH - 1")],
     ),
-    Mutant("mover that is a second early", [(f"{LUA}/take.lua", '"%.0f", now + 1)', '"%.0f", now + 1001)')]),
+    Mutant("mover that is a second early", [(f"{LUA}/take.lua", '"%.0f", now + 1)', '"%.0f", now + 10001)')]),
     Mutant(
         "crashes without a limit",
         [(MOVES, "        if crashes >= max_crashes:\n", "        if crashes < 0:\n")],

@@ -180,8 +180,8 @@ def test_the_redis_of_another_database_is_found_by_the_check_and_left_alone_by_t
     with RedisServer() as server, of(server) as client:
         configure(REDIS=server.url)
         schedule_message("t.ok", delay=60)
-        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**43})
-        client.zadd(KEYS.delayed, {"77": 2**42})
+        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**46})
+        client.zadd(KEYS.delayed, {"77": 2**45})
         before = {key: client.dump(key) for key in client.scan_iter()}
         ran = run("delayq_check")
         assert ran.code == 78

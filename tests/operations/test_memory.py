@@ -68,7 +68,7 @@ def test_a_redis_filled_by_our_own_ids_empties_itself_as_they_fall_due(start: St
 def test_taking_and_removing_work_in_a_full_redis() -> None:
     with RedisServer() as server, of(server) as client:
         broker = RedisBroker(conf.Settings(REDIS=server.url), "default", timeout=2)
-        client.hset(KEYS.meta, "horizon", 2**43)
+        client.hset(KEYS.meta, "horizon", 2**46)
         now = timezone.now()
         broker.put("default", [Entry.at(n, now + timedelta(milliseconds=300), 0) for n in range(1, 11)])
         broker.put("default", [Entry.at(n, now, 0) for n in range(11, 21)])

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, conf, reschedule_message, restore, schedule_messages, transitions
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import to_ms
+from django_delayq.clock import SECOND, to_tenths
 from django_delayq.models import Message
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
@@ -53,7 +53,9 @@ class Delivering:
 
 
 def fill(broker: RedisBroker) -> None:
-    for entries in restore.pages("default", QUEUE, start_ms=None, end_ms=to_ms(timezone.now()) + 600_000):
+    for entries in restore.pages(
+        "default", QUEUE, start_tenths=None, end_tenths=to_tenths(timezone.now()) + 600 * SECOND
+    ):
         broker.put(QUEUE, entries, fill=True)
 
 

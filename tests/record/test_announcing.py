@@ -23,6 +23,7 @@ from django_delayq import (
     schedule_messages,
 )
 from django_delayq.broker.keys import keys
+from django_delayq.clock import SECOND
 from django_delayq.models import Message
 from testproject.servers import RedisServer
 from tests.broker.bench import open_horizon, redis_broker
@@ -171,7 +172,7 @@ def test_what_moves_in_the_record_moves_in_redis(redis_client: redis.Redis) -> N
     after = redis_client.zscore(delayed, str(id_))
     assert before is not None
     assert after is not None
-    assert 59_000 <= float(after) - float(before) <= 70_000
+    assert 59 * SECOND <= float(after) - float(before) <= 70 * SECOND
     reschedule_message(id_, delay="2h")
     assert held(redis_client) == set()
     reschedule_message(id_, delay=60)

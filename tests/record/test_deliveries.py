@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, transitions
-from django_delayq.clock import to_ms
+from django_delayq.clock import to_tenths
 from django_delayq.models import Message
 from django_delayq.sql.rows import Failure, Holding, Success, Ticket
 from django_delayq.states import FINAL, State
@@ -75,16 +75,16 @@ def test_what_is_not_scheduled_cannot_be_claimed(where: State) -> None:
 def test_what_is_not_due_cannot_be_claimed_even_if_redis_said_so() -> None:
     id_ = later().pk
     assert claim(id_) == []
-    ready_ms = to_ms(timezone.now())
-    assert transitions.claim("default", [Ticket(id_, ready_ms, 0)], LEASES, "w") == []
+    ready_tenths = to_tenths(timezone.now())
+    assert transitions.claim("default", [Ticket(id_, ready_tenths, 0)], LEASES, "w") == []
     assert moves(id_) == ["scheduled"]
 
 
 def test_what_was_moved_to_later_than_it_became_ready_cannot_be_claimed() -> None:
     id_ = due(due=ago(20)).pk
-    ready_ms = to_ms(ago(10))
+    ready_tenths = to_tenths(ago(10))
     reschedule_message(id_, due=ago(5))
-    assert transitions.claim("default", [Ticket(id_, ready_ms, 0)], LEASES, "w") == []
+    assert transitions.claim("default", [Ticket(id_, ready_tenths, 0)], LEASES, "w") == []
     assert [row.id for row in claim(id_)] == [id_]
 
 
@@ -109,14 +109,14 @@ def test_ids_that_never_were_and_ids_given_twice_harm_nothing() -> None:
 
 def test_the_log_of_a_claim_tells_waiting_for_a_consumer_from_lateness() -> None:
     timed, queried = due(due=ago(20)).pk, due(due=ago(20)).pk
-    ready_ms = to_ms(ago(3))
-    transitions.claim("default", [Ticket(timed, ready_ms, 0)], LEASES, "a")
+    ready_tenths = to_tenths(ago(3))
+    transitions.claim("default", [Ticket(timed, ready_tenths, 0)], LEASES, "a")
     claim(queried)
     by_redis, by_query = (message(id_).transitions.last() for id_ in (timed, queried))
     assert by_redis is not None
     assert by_query is not None
     assert by_redis.ready_at is not None
-    assert to_ms(by_redis.ready_at) == ready_ms
+    assert to_tenths(by_redis.ready_at) == ready_tenths
     assert by_redis.partition == 0
     assert by_query.ready_at == by_query.due_at
     assert by_query.partition is None
@@ -244,7 +244,7 @@ def test_a_failure_is_retried_after_its_delay_by_the_databases_clock() -> None:
     now = message(row.id)
     assert (now.state, now.attempts, now.reported, now.worker) == (State.SCHEDULED, 1, 1, "")
     assert timedelta(seconds=90) <= now.due_at - before < timedelta(seconds=100)
-    assert now.due_at.microsecond % 1000 == 0
+    assert now.due_at.microsecond % 100 == 0
     last = now.transitions.last()
     assert last is not None
     assert (last.error, last.traceback) == ("it broke", "line 1")

@@ -102,9 +102,9 @@ def test_the_defaults_are_now_the_default_queue_and_no_key() -> None:
     assert timedelta(0) <= row.due_at - before < timedelta(seconds=10)
 
 
-def test_a_due_time_is_rounded_up_to_a_millisecond() -> None:
+def test_a_due_time_is_rounded_up_to_a_tenth_of_a_millisecond() -> None:
     moment = datetime(2050, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
-    expected = datetime(2050, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)
+    expected = datetime(2050, 1, 1, 0, 0, 0, 100, tzinfo=UTC)
     many = schedule_messages([{"topic": TOPIC, "due": moment}, {"topic": TOPIC, "due": expected}])
     for row in (schedule_message(TOPIC, due=moment), schedule_message(TOPIC, due=expected), *many):
         assert row.due_at == message(row.pk).due_at == expected

@@ -10,8 +10,8 @@ import redis
 from django_delayq.broker import scripts
 from django_delayq.broker.keys import Keys, keys
 
-NOW = 1_800_000_000_000
-BAND = 2**44
+NOW = 18_000_000_000_000
+BAND = 2**45
 RANKS = 256
 
 

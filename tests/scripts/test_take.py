@@ -66,7 +66,7 @@ CASES = [
         [1, 2],
     ),
     Case(
-        "the next due is told in ms from now",
+        "the next due is told in tenths from now",
         {1: Ready(NOW), 2: Delayed(NOW + 1_234, 200), 3: Delayed(NOW + 9_000)},
         1,
         {2: Delayed(NOW + 1_234, 200), 3: Delayed(NOW + 9_000)},

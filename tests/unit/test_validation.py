@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq import validation
-from django_delayq.clock import ceil_ms
+from django_delayq.clock import ceil_tenth
 from django_delayq.exceptions import InvalidMessage, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -335,11 +335,11 @@ def test_both_hours_of_a_clock_set_back_are_told_apart(fold: int) -> None:
 def test_what_is_reckoned_from_a_due_time_does_not_meet_a_change_of_the_clocks() -> None:
     year = django_timezone.now().year + 1
     sunday = max(day for day in range(25, 32) if date(year, 10, day).weekday() == 6)
-    local = datetime(year, 10, sunday, 2, 59, 59, 999_500, tzinfo=BERLIN)
+    local = datetime(year, 10, sunday, 2, 59, 59, 999_950, tzinfo=BERLIN)
     due = validation.due(local)
-    assert ceil_ms(due) == datetime(year, 10, sunday, 1, 0, tzinfo=UTC)
+    assert ceil_tenth(due) == datetime(year, 10, sunday, 1, 0, tzinfo=UTC)
     assert (due + timedelta(hours=3)) - due == timedelta(hours=3)
-    assert (due + timedelta(hours=3)).astimezone(UTC) == datetime(year, 10, sunday, 3, 59, 59, 999_500, tzinfo=UTC)
+    assert (due + timedelta(hours=3)).astimezone(UTC) == datetime(year, 10, sunday, 3, 59, 59, 999_950, tzinfo=UTC)
 
 
 def test_an_hour_that_the_clocks_leave_out_is_still_a_moment() -> None:

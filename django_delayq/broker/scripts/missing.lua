@@ -1,5 +1,5 @@
 -- Which of these messages have no place, or a place later than their due time. Changes nothing.
--- Entries: id, due ms, rank, id, due ms, rank, …
+-- Entries: id, due tenth, rank, id, due tenth, rank, …
 -- Returns the ids.
 local delayed, ready = KEYS[1], KEYS[2]
 local entries = 1

@@ -1,6 +1,6 @@
 -- Put messages where their due time says: ready when due, delayed when due up to the horizon, else nowhere.
 -- Mode "set" comes from whoever changed the message and replaces its place; "fill" adds what is missing and never
--- makes anything later, since its reader may have read an older row. Entries: id, due ms, rank, id, due ms, rank, …
+-- makes anything later, since its reader may have read an older row. Entries: id, due tenth, rank, id, due tenth, rank, …
 -- Returns "ok", how many were put, were there already, are due beyond the horizon; or "lost" when there is no horizon.
 local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, mode, entries = ARGV[1], ARGV[2], 3

@@ -1,5 +1,5 @@
 -- Move what is due to ready, earliest first, then pop up to limit of the ready, best rank first.
--- Returns how many were moved, how many are left ready, in how many ms the next falls due ("" when none waits),
+-- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none waits),
 -- then id, ready score, id, ready score, …
 local delayed, ready, wake = KEYS[1], KEYS[2], KEYS[3]
 local now, limit, batch = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -1,7 +1,7 @@
 -- Scores. Both are whole or dyadic numbers below 2^53, which doubles and "%.17g" keep exactly.
--- delayed: due + rank / 256, so that due times sort first and the better rank first within a millisecond.
--- ready: rank * 2^44 + ready, so that rank sorts first and the one that is ready longest first within a rank.
-local RANKS, BAND = 256, 17592186044416
+-- delayed: due + rank / 256, so that due times sort first and the better rank first within one of them.
+-- ready: rank * 2^45 + ready, so that rank sorts first and the one that is ready longest first within a rank.
+local RANKS, BAND = 256, 35184372088832
 
 local function delayed_score(due, rank)
   return due + rank / RANKS
