@@ -23,6 +23,7 @@ from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..validation import PRIORITIES
 from . import connection, scripts
 from .base import BATCH, DueTicket, Entry, Put, Taken
+from .calls import Calls
 from .keys import BAND, PARTITION, RANKS, Keys, keys, namespace
 from .line import Lines
 
@@ -80,6 +81,10 @@ class RedisBroker:
     @cached_property
     def lines(self) -> Lines:
         return Lines(lambda: self.client.connection_pool, self.timeout)
+
+    @cached_property
+    def calls(self) -> Calls:
+        return Calls(lambda: self.client.connection_pool)
 
     def keys(self, queue: str) -> Keys:
         return keys(self.namespace, queue)
@@ -156,7 +161,7 @@ class RedisBroker:
         k = self.keys(queue)
         with answering():
             answer = scripts.load("take")(
-                self.client,
+                self.calls,
                 delayed=k.delayed,
                 ready=k.ready,
                 wake=k.wake,

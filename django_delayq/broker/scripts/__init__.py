@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 
@@ -19,6 +19,12 @@ _HERE = Path(__file__).parent
 _INCLUDE = re.compile(r"^-- @include (\w+)$", re.MULTILINE)
 _SIGNATURE = re.compile(r"^local ([\w, ]+) = (.+)$", re.MULTILINE)
 _VALUE = re.compile(r"(?:tonumber\()?(KEYS|ARGV)\[(\d+)\]\)?|(\d+)")
+
+
+class Commands(Protocol):
+    """A client, or what stands for one."""
+
+    def execute_command(self, *command: Any) -> Any: ...
 
 
 class Script:
@@ -34,7 +40,7 @@ class Script:
         self.keys, self.arguments, self.rest = _signature(self.source)
         self._names = {*self.keys, *self.arguments}
 
-    def __call__(self, client: redis.Redis, *, rest: Sequence[Any] = (), **values: Any) -> Any:
+    def __call__(self, client: Commands, *, rest: Sequence[Any] = (), **values: Any) -> Any:
         """Run it. Every key and argument is given by name; ``rest`` is the list at the end."""
         try:
             return client.execute_command(*self.command(rest, **values))

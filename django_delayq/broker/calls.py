@@ -1,0 +1,60 @@
+"""Calls of scripts without what a client does around each: a third of the time that a short one takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import redis
+
+# A connection that rested for longer goes through the pool, which looks whether it still stands. Seconds.
+REST = 1.0
+
+
+class _Rested(NamedTuple):
+    connection: Any
+    pool: redis.ConnectionPool
+    pid: int
+    since: float
+
+
+class Calls:
+    """Stands for a client where a script is called: as many connections as there are threads that call at once."""
+
+    def __init__(self, pool: Callable[[], redis.ConnectionPool]) -> None:
+        self._pool = pool
+        self._resting: deque[_Rested] = deque()
+
+    def execute_command(self, *command: Any) -> Any:
+        """Send it and wait for the answer. Raises ``RedisError`` and ``OSError``; nothing is sent twice."""
+        pool, connection = self._connection()
+        try:
+            connection.send_command(*command)
+            answer = connection.read_response()
+        except BaseException:
+            # Whoever refuses may have become a replica, and an answer may still be on its way.
+            with contextlib.suppress(redis.RedisError, OSError):
+                connection.disconnect()
+                pool.release(connection)
+            raise
+        self._resting.append(_Rested(connection, pool, os.getpid(), time.monotonic()))
+        return answer
+
+    def _connection(self) -> tuple[redis.ConnectionPool, Any]:
+        while self._resting:
+            try:
+                rested = self._resting.pop()
+            except IndexError:
+                # Another thread was quicker.
+                break
+            if rested.pid != os.getpid():
+                continue
+            if time.monotonic() - rested.since <= REST:
+                return rested.pool, rested.connection
+            rested.pool.release(rested.connection)
+        pool = self._pool()
+        return pool, pool.get_connection()

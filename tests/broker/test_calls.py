@@ -1,0 +1,115 @@
+"""Calls on connections of their own: what has ended is left, and nothing is sent twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from django_delayq import conf
+from django_delayq.broker import calls, connection
+from django_delayq.broker.calls import Calls
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.exceptions import BrokerUnavailable
+from testproject.servers import RedisServer
+
+QUEUE = "calls"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+def broker(server: RedisServer) -> Iterator[RedisBroker]:
+    made = RedisBroker(conf.parse({"REDIS": server.url})[0], "default", timeout=5.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        yield client
+
+
+def connections(other: redis.Redis) -> int:
+    return int(other.info("stats")["total_connections_received"])
+
+
+def test_a_call_uses_the_connection_of_the_one_before(broker: RedisBroker, other: redis.Redis) -> None:
+    broker.take(QUEUE, 1)
+    before = connections(other)
+    for _ in range(5):
+        broker.take(QUEUE, 1)
+    assert connections(other) == before
+
+
+def test_a_script_that_the_server_has_forgotten_is_sent_again(broker: RedisBroker, other: redis.Redis) -> None:
+    broker.take(QUEUE, 1)
+    other.script_flush()
+    other.zadd(broker.keys(QUEUE).ready, {"7": 0})
+    assert [ticket.id for ticket in broker.take(QUEUE, 1).tickets] == [7]
+
+
+def test_after_an_error_another_connection_is_made(broker: RedisBroker, other: redis.Redis) -> None:
+    """Who refuses may have become a replica: by the same name there may be another server now."""
+    broker.take(QUEUE, 1)
+    other.set(broker.keys(QUEUE).ready, "not a set")
+    with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
+        broker.take(QUEUE, 1)
+    other.delete(broker.keys(QUEUE).ready)
+    before = connections(other)
+    broker.take(QUEUE, 1)
+    assert connections(other) == before + 1
+
+
+def test_a_connection_that_the_server_has_closed_meanwhile_is_made_anew(
+    broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.take(QUEUE, 1)
+    other.client_kill_filter(_type="normal", skipme=True)
+    monkeypatch.setattr(calls, "REST", -1.0)
+    broker.take(QUEUE, 1)
+
+
+def test_nothing_is_sent_twice(broker: RedisBroker, other: redis.Redis) -> None:
+    """What was taken by a call without an answer is taken; another would take the next as well."""
+    broker.take(QUEUE, 1)
+    other.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(BrokerUnavailable):
+        broker.take(QUEUE, 1)
+    broker.take(QUEUE, 1)
+
+
+def test_a_forked_process_has_connections_of_its_own(server: RedisServer, other: redis.Redis) -> None:
+    client = connection.connect(conf.parse({"REDIS": server.url})[0], timeout=5.0)
+    ours = Calls(lambda: client.connection_pool)
+    mine = ours.execute_command("CLIENT", "ID")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, str(ours.execute_command("CLIENT", "ID")).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(read, 100)) != mine
+    assert ours.execute_command("CLIENT", "ID") == mine
+    client.close()
+    client.connection_pool.disconnect()
+    os.close(read)
+    os.close(write)
+
+
+def test_what_is_closed_leaves_no_connection(server: RedisServer, other: redis.Redis) -> None:
+    made = RedisBroker(conf.parse({"REDIS": server.url})[0], "default", timeout=5.0)
+    made.take(QUEUE, 1)
+    there = len(other.client_list())
+    made.close()
+    assert len(other.client_list()) == there - 1
