@@ -23,7 +23,7 @@ from psycopg import sql
 from testproject.servers import PostgresServer, RedisServer
 from testproject.undertaker import PID_FILE, family
 
-from .peers.line import MARK
+from .peers.line import EFFECTS, MARK, Mark
 from .systems import HERE, System
 
 ROOT = HERE.parent
@@ -186,9 +186,10 @@ class Adapter:
         """Empty the notes alone."""
         self.marks.unlink(missing_ok=True)
 
-    def put(self, number: int, delay: float = 0.0) -> None:
+    def put(self, number: int, delay: float = 0.0, *, insert: bool = False) -> None:
         """Schedule so many, the quickest way there is; then the database knows its tables, as after an autovacuum."""
-        self.call("schedule_bulk" if "send_many" in self.verbs else "schedule", number=number, delay=delay)
+        verb = "schedule_bulk" if "send_many" in self.verbs else "schedule"
+        self.call(verb, number=number, delay=delay, **({"insert": True} if insert else {}))
         if self.tables:
             self.bench.sql(f"ANALYZE {', '.join(self.tables)}", self.system)
 
@@ -244,9 +245,30 @@ class Adapter:
         """Wait until so many were handled, at most so many seconds."""
         return wait(lambda: self.done >= number, limit)
 
-    def read_marks(self) -> list[tuple[int, float, float]]:
-        """Number, when handled, when due, of each handled message."""
-        return list(MARK.iter_unpack(self.marks.read_bytes())) if self.marks.exists() else []
+    def read_marks(self) -> list[Mark]:
+        """What was handled."""
+        return [Mark(*mark) for mark in MARK.iter_unpack(self.marks.read_bytes())] if self.marks.exists() else []
+
+    def line_up(self) -> float:
+        """Wait until each worker has handled something; who has, waits for the others. When all go on, epoch time."""
+        stopped: set[int] = set()
+
+        def together() -> bool:
+            for worker in {mark.worker for mark in self.read_marks()} - stopped:
+                stopped.add(worker)
+                os.killpg(worker, signal.SIGSTOP)
+            return len(stopped) == len(self.workers)
+
+        whole = wait(together, START)
+        for worker in stopped:
+            os.killpg(worker, signal.SIGCONT)
+        if not whole:
+            raise self.failed("a worker handled nothing")
+        return time.time()
+
+    def make_room_for_effects(self) -> None:
+        """A table for what peers' handlers insert."""
+        self.bench.sql(f"{EFFECTS}; TRUNCATE bench_effect", self.system)
 
     def failed(self, what: str) -> Failed:
         """What to raise: its log tells more."""

@@ -63,9 +63,13 @@ class Results:
 
     def spread(self, workload: str, system: str, measure: str) -> Spread | None:
         """Over the rounds; None when it was not measured."""
-        rounds = self.rounds.get(workload, {}).get(system, [])
-        values = [found[measure] for found in rounds if measure in found]
+        values = self.each(workload, system, measure)
         return Spread.of(values) if values else None
+
+    def each(self, workload: str, system: str, measure: str) -> list[float]:
+        """In each round that measured it."""
+        rounds = self.rounds.get(workload, {}).get(system, [])
+        return [found[measure] for found in rounds if measure in found]
 
     def first(self, workload: str, system: str, measure: str) -> float | None:
         """Of the first round: what is decided by it stays so."""
@@ -86,9 +90,9 @@ def figure(value: float) -> str:
     return f"{rounded:,.{digits}f}"
 
 
-def shown(spread: Spread | None) -> str:
+def shown(spread: Spread | None, unit: str = "") -> str:
     """``17,400 (16,900–18,200)``; the median alone when the rounds agree or there is one."""
     if spread is None:
         return "–"
     median, least, most = map(figure, (spread.median, spread.least, spread.most))
-    return median if least == most else f"{median} ({least}–{most})"
+    return f"{median}{unit}" if least == most else f"{median}{unit} ({least}–{most})"

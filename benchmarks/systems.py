@@ -54,6 +54,7 @@ FEATURES = {
 REDIS, POSTGRES = frozenset({"redis"}), frozenset({"postgres"})
 BOTH = REDIS | POSTGRES
 _HIREDIS = "hiredis==3.5.0"
+# Redis-only ones need it for a handler that inserts a row.
 _PSYCOPG = "psycopg[binary]==3.3.9"
 _DJANGO = "Django==5.2.19"
 
@@ -66,7 +67,7 @@ SYSTEMS = (
         "celery_redis",
         False,
         REDIS,
-        ("celery[redis]==5.7.0", "redis==8.1.0", _HIREDIS),
+        ("celery[redis]==5.7.0", "redis==8.1.0", _HIREDIS, _PSYCOPG),
         frozenset({"crash"}),
         "delayed tasks wait in the worker's memory; after a crash they come back an hour later; revoke is a broadcast",
     ),
@@ -77,7 +78,7 @@ SYSTEMS = (
         "huey_redis",
         False,
         REDIS,
-        ("huey[redis]==3.5.4", "redis==8.1.0", _HIREDIS),
+        ("huey[redis]==3.5.4", "redis==8.1.0", _HIREDIS, _PSYCOPG),
         frozenset({"cancel"}),
         "at most once: what a killed worker held is lost; looks for due tasks once a second",
     ),
@@ -88,7 +89,7 @@ SYSTEMS = (
         "rq_redis",
         False,
         REDIS,
-        ("rq==3.0.0", "redis==8.1.0", _HIREDIS),
+        ("rq==3.0.0", "redis==8.1.0", _HIREDIS, _PSYCOPG),
         frozenset({"log", "cancel"}),
         "due times are whole seconds; what a killed worker held is marked as failed",
     ),
@@ -99,7 +100,7 @@ SYSTEMS = (
         "dramatiq_redis",
         False,
         REDIS,
-        ("dramatiq[redis]==2.2.1", "redis==8.1.0", _HIREDIS),
+        ("dramatiq[redis]==2.2.1", "redis==8.1.0", _HIREDIS, _PSYCOPG),
         frozenset({"crash"}),
         "delayed messages wait in the worker's memory",
     ),
@@ -143,7 +144,7 @@ SYSTEMS = (
         "tasktiger_redis",
         False,
         REDIS,
-        ("tasktiger==0.26.3", "redis==4.6.0", _HIREDIS),
+        ("tasktiger==0.26.3", "redis==4.6.0", _HIREDIS, _PSYCOPG),
         frozenset({"cancel", "reschedule", "crash"}),
         "",
     ),
@@ -155,7 +156,7 @@ SYSTEMS = (
         False,
         REDIS,
         # It needs typing_extensions without saying so.
-        ("saq[redis,hiredis]==0.26.4", "redis==7.4.1", _HIREDIS, "typing_extensions==4.16.0"),
+        ("saq[redis,hiredis]==0.26.4", "redis==7.4.1", _HIREDIS, _PSYCOPG, "typing_extensions==4.16.0"),
         frozenset({"cancel", "crash"}),
         "due times are whole seconds",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .measures import Results, figure
+from .measures import Results, Spread, figure, shown
 from .systems import BY_NAME, SYSTEMS
 
 OURS = "delayq"
@@ -39,6 +39,8 @@ class Verdict:
     met: bool | None
     # The peer that was the fastest.
     beside: str = ""
+    # The same in each round.
+    rounds: tuple[float, ...] = ()
 
     @property
     def word(self) -> str:
@@ -48,6 +50,8 @@ class Verdict:
     def measured(self) -> str:
         if self.found is None:
             return "–"
+        if len(self.rounds) > 1:
+            return shown(Spread(self.found, min(self.rounds), max(self.rounds)), " ×" if self.target.against else "")
         return f"{figure(self.found)} ×" if self.target.against else figure(self.found)
 
 
@@ -96,17 +100,22 @@ def _evaluate(results: Results, target: Target) -> Verdict:
     ours = results.median(target.workload, OURS, target.measure)
     if ours is None:
         return Verdict(target, None, None)
-    beside, reference = "", 1.0
+    beside, reference, rounds = "", 1.0, results.each(target.workload, OURS, target.measure)
     if target.against:
         beside, found = _reference(results, target)
         if not found:
             return Verdict(target, None, None)
         reference = found
+        references = results.each(target.workload, beside or target.against, target.measure)
+        # Side by side in the same round.
+        rounds = [a / b for a, b in zip(rounds, references, strict=False)]
     value = ours / reference
-    return Verdict(target, value, value <= target.bound if target.at_most else value >= target.bound, beside)
+    met = value <= target.bound if target.at_most else value >= target.bound
+    return Verdict(target, value, met, beside, tuple(rounds))
 
 
 def _reference(results: Results, target: Target) -> tuple[str, float | None]:
+    """The peer that counts ("" for a floor), and what it measured."""
     if target.against not in GROUPS:
         return "", results.median(target.workload, target.against, target.measure)
     peers = [s for s in SYSTEMS if s.kind == "peer" and s.durable == (target.against == "durable")]

@@ -14,6 +14,7 @@ import redis
 
 from .driver import START, Adapter, Bench, Failed, counting, wait
 from .measures import Measures, at, levels, quantile
+from .peers.line import Mark
 from .systems import System
 
 
@@ -68,6 +69,9 @@ URGENT = 5
 FAST_DRAIN = 10_000
 # After two seconds without a command Redis gives the memory of a client's last one back. Seconds.
 IDLE = 3.5
+WAL = "SELECT pg_current_wal_insert_lsn() - '0/0'"
+# Of messages that are measured as they fall due. Seconds.
+FLOW = 3.0
 # How long a delayed message may take before it counts as missing: no peer looks less often. Seconds.
 GRACE = 35.0
 
@@ -81,7 +85,7 @@ class Workload:
     run: Callable[[Adapter, Size], Measures]
     # Run once, whatever the number of rounds.
     once: bool = False
-    # Peers take part in the first round only: it takes long, and they are far away.
+    # Peers take part in the first round only: it takes long, and no target stands or falls with their spread.
     peers_once: bool = False
     # Which systems, apart from ours, take part.
     who: Callable[[System], bool] = lambda system: True
@@ -138,12 +142,11 @@ def drain(adapter: Adapter, size: Size, processes: int = 1) -> Measures:
     return _drained(adapter, number, size.patience, processes)
 
 
-def _drained(adapter: Adapter, number: int, patience: float, processes: int) -> Measures:
-    """From the first message handled to the last one written down, so that nobody's start counts."""
-    adapter.put(number)
+def _drained(adapter: Adapter, number: int, patience: float, processes: int, *, insert: bool = False) -> Measures:
+    """From the moment when each worker has handled something to the last one written down: nobody's start counts."""
+    adapter.put(number, insert=insert)
     with adapter.worker(processes):
-        if not adapter.wait_for(1, START):
-            raise adapter.failed("the worker handled nothing")
+        begin = adapter.line_up()
         before = adapter.cpu()
         counted_before = adapter.done
         whole = adapter.wait_for(number, patience)
@@ -151,12 +154,12 @@ def _drained(adapter: Adapter, number: int, patience: float, processes: int) -> 
             wait(lambda: adapter.ask("settled"), START)
             end = time.time()
         else:
-            end = max(at for _number, at, _due in adapter.read_marks())
+            end = max(mark.at for mark in adapter.read_marks())
         spent = costs(adapter, before, max(1, adapter.done - counted_before))
-    marks = [at for _number, at, _due in adapter.read_marks() if at <= end]
-    if len(marks) < 2:
-        raise adapter.failed("fewer than two were handled")
-    return {"rate": (len(marks) - 1) / max(end - min(marks), 1e-9), **spent}
+    handled = sum(begin < mark.at <= end for mark in adapter.read_marks())
+    if handled < 2:
+        raise adapter.failed("fewer than two were handled with all workers there")
+    return {"rate": handled / (end - begin), **spent}
 
 
 def drain_2(adapter: Adapter, size: Size) -> Measures:
@@ -164,11 +167,17 @@ def drain_2(adapter: Adapter, size: Size) -> Measures:
 
 
 def insert(adapter: Adapter, size: Size, processes: int = 1) -> Measures:
-    """A handler that inserts a row, in the transaction that records the success."""
+    """A handler that inserts a row: ours in the transaction that records the success, a peer's in one of its own."""
     if adapter.system.name == "orm":
         return _within(adapter, "insert", size.drain)
-    adapter.ask("choose", name="bench.insert")
-    return _drained(adapter, size.drain, size.patience, processes)
+    if adapter.worker_arguments is None:
+        return {}
+    peer = adapter.system.kind == "peer"
+    if peer:
+        adapter.make_room_for_effects()
+    else:
+        adapter.ask("choose", name="bench.insert")
+    return _drained(adapter, size.drain, size.patience, processes, insert=peer)
 
 
 def insert_2(adapter: Adapter, size: Size) -> Measures:
@@ -185,16 +194,18 @@ def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0, *, al
     with adapter.warm_worker():
         stream = adapter.call("late", rate=rate, seconds=size.late, longest=longest)
 
-        def counted() -> list[tuple[int, float, float]]:
+        def counted() -> list[Mark]:
             time.sleep(0.1)
-            return [mark for mark in adapter.read_marks() if mark[0] and stream["begin"] <= mark[2] < stream["end"]]
+            return [
+                mark for mark in adapter.read_marks() if mark.number and stream["begin"] <= mark.due < stream["end"]
+            ]
 
         wait(lambda: len(counted()) >= stream["counted"], GRACE)
         marks = counted()
         if all_of_it:
             adapter.wait_for(int(stream["sent"]) + 1, longest + GRACE)
-    lateness = sorted((at - due) * 1000 for _number, at, due in marks)
-    missing = stream["counted"] - len({number for number, _at, _due in marks})
+    lateness = sorted((mark.at - mark.due) * 1000 for mark in marks)
+    missing = stream["counted"] - len({mark.number for mark in marks})
     measures = {"early": sum(ms < 0 for ms in lateness), "missing": missing, "sent": stream["rate"]}
     if lateness:
         measures |= {"p50": quantile(lateness, 0.5), "p99": quantile(lateness, 0.99), "max": lateness[-1]}
@@ -242,7 +253,7 @@ def memory(adapter: Adapter, size: Size) -> Measures:
 
 def life(adapter: Adapter, size: Size) -> Measures:
     """Bytes of WAL and of disk for a message from its schedule to its end."""
-    wal, disk = "SELECT pg_current_wal_insert_lsn() - '0/0'", "SELECT pg_database_size(current_database())"
+    wal, disk = WAL, "SELECT pg_database_size(current_database())"
     system, bench = adapter.system, adapter.bench
     if adapter.worker_arguments is None:
         return {}
@@ -255,11 +266,24 @@ def life(adapter: Adapter, size: Size) -> Measures:
             wait(lambda: adapter.ask("settled"), START)
     if not done:
         raise adapter.failed(f"{adapter.done} of {size.life} were handled")
-    return {
+    measures = {
         "scheduled": float(scheduled - began) / size.life,
         "wal": float(bench.sql(wal) - began) / size.life,
         "disk": (bench.sql(disk, system) - disk_before) / size.life,
     }
+    return {**measures, "flowing": _flowing(adapter)} if system.kind == "ours" else measures
+
+
+def _flowing(adapter: Adapter) -> float:
+    """Bytes of WAL for each of 1000 messages a second that fall due in no order while a worker is there."""
+    adapter.empty()
+    with adapter.warm_worker():
+        began = adapter.bench.sql(WAL)
+        stream = adapter.call("late", rate=1000, seconds=FLOW, longest=FLOW)
+        if not adapter.wait_for(int(stream["sent"]) + 1, GRACE):
+            raise adapter.failed(f"{adapter.done - 1} of {stream['sent']} were handled")
+        wait(lambda: adapter.ask("settled"), START)
+        return float(adapter.bench.sql(WAL) - began) / int(stream["sent"])
 
 
 def restore(adapter: Adapter, size: Size) -> Measures:
@@ -284,10 +308,10 @@ def burst(adapter: Adapter, size: Size) -> Measures:
                 adapter.ask("urgent", number=number + 1 + turn, due=begins + 1.0 + turn * 0.1)
             whole = adapter.wait_for(number + URGENT, begins + limit - time.time())
             end = time.time()
-    marks = [mark for mark in adapter.read_marks() if mark[1] <= end]
-    lateness = {n: (handled - due) * 1000 for n, handled, due in marks}
+    marks = [mark for mark in adapter.read_marks() if mark.at <= end]
+    lateness = {mark.number: (mark.at - mark.due) * 1000 for mark in marks}
     urgent = [late for n, late in lateness.items() if n > number]
-    seconds = max(handled for _n, handled, _due in marks) - begins if whole else limit
+    seconds = max(mark.at for mark in marks) - begins if whole else limit
     return {
         "rate": (len(lateness) - len(urgent)) / seconds,
         "seconds": seconds,
@@ -415,7 +439,7 @@ def _drain_warm(adapter: Adapter, number: int) -> float:
             raise adapter.failed(f"{adapter.done} of {number} were handled")
         wait(lambda: adapter.ask("settled"), START)
         ended = time.time()
-    first = min(at for mark, at, _due in adapter.read_marks() if mark)
+    first = min(mark.at for mark in adapter.read_marks() if mark.number)
     return 1e6 * (ended - first) / number
 
 
@@ -491,7 +515,8 @@ WORKLOADS = (
         "Drain, handler inserts a row in its transaction, one process",
         RATE,
         insert,
-        who=lambda system: system.name == "orm",
+        who=lambda system: system.kind == "peer" or system.name == "orm",
+        peers_once=True,
     ),
     Workload("insert-2", "The same, two processes", RATE, insert_2, once=True, who=_ours),
     Workload(
@@ -509,7 +534,7 @@ WORKLOADS = (
         "Idle: what a worker process asks for",
         {"redis": "commands/s", "queries": "queries/s"},
         idle,
-        once=True,
+        peers_once=True,
         who=_no_floor,
     ),
     Workload(
@@ -517,15 +542,20 @@ WORKLOADS = (
         "Redis memory for a waiting message",
         {"bytes": "B", "beyond": "B beyond the horizon"},
         memory,
-        once=True,
+        peers_once=True,
         who=lambda system: "redis" in system.uses,
     ),
     Workload(
         "life",
         "The whole life of a message on disk",
-        {"scheduled": "B of WAL to schedule", "wal": "B of WAL in all", "disk": "B of disk"},
+        {
+            "scheduled": "B of WAL to schedule",
+            "wal": "B of WAL in all",
+            "disk": "B of disk",
+            "flowing": "B of WAL in all, 1000 a second falling due one by one",
+        },
         life,
-        once=True,
+        peers_once=True,
         who=lambda system: system.kind == "peer" and "postgres" in system.uses,
     ),
     Workload(
@@ -538,7 +568,6 @@ WORKLOADS = (
             "memory": "MB above a restore of nothing",
         },
         restore,
-        once=True,
         who=_ours,
     ),
     Workload(

@@ -5,7 +5,8 @@ all but ``send`` (or ``asend``) optional.
 
 ``setup()`` once, on an empty database · ``send(payload, due)`` schedule one message, due at an epoch time or (None) now
 · ``send_many(payloads, due)`` · ``inside()`` a transaction of the caller's · ``worker()`` the arguments for Python that
-start one worker process · ``TABLES`` to be emptied between workloads. Every message that is handled calls ``mark``.
+start one worker process · ``TABLES`` to be emptied between workloads. Every message that is handled calls ``mark``,
+for which psycopg is needed only where a handler is to insert a row.
 """
 
 from __future__ import annotations
@@ -17,37 +18,64 @@ import os
 import random
 import struct
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 PAYLOAD_BYTES = 200
 PER_TRANSACTION = 100
-# The number of the message, when it was handled, when it was due (0: at once).
-MARK = struct.Struct("<qdd")
+MARK = struct.Struct("<qddq")
+# What a peer's handler inserts, in a transaction of its own.
+EFFECTS = "CREATE TABLE IF NOT EXISTS bench_effect (number bigint, payload jsonb)"
+INSERT = "INSERT INTO bench_effect VALUES (%s, %s)"
 VERBS = ("send_many", "inside", "worker")
 # Lateness: how far ahead a message is due at least, and how often the sender wakes up. Seconds.
 SHORTEST = 1.0
 TICK = 0.001
 
-_marks: dict[int, int] = {}
+_marks: dict[int, tuple[int, int]] = {}
+_connections: dict[tuple[int, int], Any] = {}
 
 
-def payload(number: int, due: float = 0.0) -> dict[str, Any]:
-    """A message of 200 bytes of JSON."""
-    made = {"n": number, "due": due, "pad": ""}
+class Mark(NamedTuple):
+    """That a message was handled: its number, when, when it was due (0: at once), and by which started worker."""
+
+    number: int
+    at: float
+    due: float
+    worker: int
+
+
+def payload(number: int, due: float = 0.0, *, insert: bool = False) -> dict[str, Any]:
+    """A message of 200 bytes of JSON. ``insert``: its handler inserts a row."""
+    made: dict[str, Any] = {"n": number, "due": due, **({"insert": 1} if insert else {}), "pad": ""}
     made["pad"] = "x" * (PAYLOAD_BYTES - len(json.dumps(made)))
     return made
 
 
 def mark(payload: dict[str, Any]) -> None:
-    """Note that a message was handled, and when."""
+    """Note that a message was handled, and when; and do what it says."""
+    if "insert" in payload:
+        _insert(payload)
     pid = os.getpid()
-    file = _marks.get(pid)
-    if file is None:
-        file = _marks[pid] = os.open(os.environ["BENCH_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.write(file, MARK.pack(payload["n"], time.time(), payload["due"]))
+    if pid not in _marks:
+        file = os.open(os.environ["BENCH_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        # Each worker is started in a session of its own.
+        _marks[pid] = file, os.getsid(0)
+    file, worker = _marks[pid]
+    os.write(file, MARK.pack(payload["n"], time.time(), payload["due"], worker))
+
+
+def _insert(payload: dict[str, Any]) -> None:
+    """By a plain driver, which is quicker than an ORM, and a connection of each thread's own."""
+    import psycopg
+
+    here = os.getpid(), threading.get_ident()
+    if here not in _connections:
+        _connections[here] = psycopg.connect(os.environ["DATABASE_URL"], autocommit=True)
+    _connections[here].execute(INSERT, (payload["n"], json.dumps(payload)), prepare=True)
 
 
 class Line:
@@ -76,10 +104,10 @@ class Line:
         if hasattr(self.adapter, "ready"):
             self.adapter.ready()
 
-    def schedule(self, number: int, delay: float, warm: int = 0) -> float:
+    def schedule(self, number: int, delay: float, warm: int = 0, *, insert: bool = False) -> float:
         """One at a time; seconds. The first ``warm`` are not counted."""
         due = time.time() + delay if delay else None
-        payloads = [payload(n) for n in range(1 - warm, number + 1)]
+        payloads = [payload(n, insert=insert) for n in range(1 - warm, number + 1)]
         if hasattr(self.adapter, "asend"):
             return self.runner.run(self._schedule_async(payloads, due, warm))
         send = self.adapter.send
@@ -110,10 +138,10 @@ class Line:
                     self.adapter.send(one, due)
         return time.perf_counter() - began
 
-    def schedule_bulk(self, number: int, delay: float) -> float:
+    def schedule_bulk(self, number: int, delay: float, *, insert: bool = False) -> float:
         """In bulk; seconds."""
         due = time.time() + delay if delay else None
-        payloads = [payload(n) for n in range(1, number + 1)]
+        payloads = [payload(n, insert=insert) for n in range(1, number + 1)]
         began = time.perf_counter()
         self.adapter.send_many(payloads, due)
         return time.perf_counter() - began
@@ -164,7 +192,7 @@ class _Stream:
     def next(self) -> tuple[dict[str, Any], float]:
         """The payload and the due time of another."""
         self.sent += 1
-        due = round(time.time() + random.uniform(SHORTEST, self.longest), 3)
+        due = time.time() + random.uniform(SHORTEST, self.longest)
         self.counted += self.begin <= due < self.end
         return payload(self.sent, due), due
 

@@ -93,6 +93,16 @@ def test_a_ratio_is_taken_to_the_fastest_peer_of_the_group() -> None:
     assert (floor.found, floor.met) == (0.06, False)
 
 
+def test_a_ratio_has_the_spread_of_the_rounds_side_by_side() -> None:
+    results = Results()
+    for ours, theirs in ((300.0, 100.0), (100.0, 100.0), (400.0, 200.0)):
+        results.add("drain", "delayq", {"rate": ours})
+        results.add("drain", "postgres", {"rate": theirs})
+    (verdict,) = evaluate(results, [Target("drain", "rate", 0.3, "postgres")])
+    assert (verdict.found, verdict.rounds) == (3.0, (3.0, 1.0, 2.0))
+    assert verdict.measured == "3.00 × (1.00–3.00)"
+
+
 @pytest.mark.parametrize(("bound", "met"), [(2.0, True), (1.9, False)])
 def test_a_target_may_be_the_most_that_is_wanted(bound: float, met: bool) -> None:
     results = Results()
