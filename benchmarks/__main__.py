@@ -78,7 +78,7 @@ def _measure(arguments: argparse.Namespace, workloads: Sequence[Workload], size:
             turn = systems[start:] + systems[:start]
             for workload in workloads:
                 if not (workload.once and number):
-                    who = [s for s in turn if s.kind == "ours"] if workload.peers_once and number else turn
+                    who = [s for s in turn if s.kind != "peer"] if workload.peers_once and number else turn
                     _interleaved(bench, workload, who, size, results)
     return report.Run(
         date=f"{datetime.now(UTC):%Y-%m-%d}",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
 
-from testproject.servers import PostgresServer, RedisServer
+from .stand import stand
 
 PAYLOAD = {"order": 1, "text": "x" * 170}
 # Calls before anything is measured: the server keeps a plan after five.
@@ -44,13 +43,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=400, help="in each measurement")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    with RedisServer() as redis, PostgresServer(fsync=True, max_wal_size="8GB", checkpoint_timeout="1h") as postgres:
-        os.environ.update(
-            DJANGO_SETTINGS_MODULE="benchmarks.settings", REDIS_URL=redis.url, DATABASE_URL=postgres.url, DEBUG="0"
-        )
-        from . import ours
-
-        ours.setup()
+    with stand(max_wal_size="8GB", checkpoint_timeout="1h"):
         parts = _parts()
         flushed: dict[str, list[Cost]] = {}
         unflushed: dict[str, list[Cost]] = {}

@@ -23,21 +23,14 @@ import redis as redis_client
 
 from testproject.servers import PostgresServer, RedisServer
 
+from .stand import stand
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="messages in the restore")
     arguments = parser.parse_args()
-    with RedisServer() as redis, PostgresServer(fsync=True) as postgres:
-        os.environ.update(
-            DJANGO_SETTINGS_MODULE="benchmarks.settings", REDIS_URL=redis.url, DATABASE_URL=postgres.url, DEBUG="0"
-        )
-        import django
-
-        django.setup()
-        from django.core.management import call_command
-
-        call_command("migrate", verbosity=0)
+    with stand() as (redis, postgres):
         lateness()
         redis_stopped(redis)
         flush(redis)

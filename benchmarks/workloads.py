@@ -542,7 +542,7 @@ WORKLOADS = (
         "Redis memory for a waiting message",
         {"bytes": "B", "beyond": "B beyond the horizon"},
         memory,
-        peers_once=True,
+        once=True,
         who=lambda system: "redis" in system.uses,
     ),
     Workload(

@@ -1,0 +1,156 @@
+"""Where the time of a message goes while many flow: ``python -m benchmarks.profile [--rate 1000] [--seconds 10]``.
+
+One worker process, and a sender that schedules one at a time, each due 1 to 3 s later. Told are the lateness; the CPU
+time of everybody for each message; PostgreSQL's statements, where it has pg_stat_statements; Redis' scripts by its own
+clock; and in which functions the worker's interpreter was, where py-spy is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis as redis_client
+from psycopg import Connection
+
+from testproject.servers import PostgresServer, RedisServer, ServerFailed
+from testproject.undertaker import PID_FILE
+
+from . import driver
+from .measures import quantile
+from .peers.line import MARK, Line, Mark
+from .stand import stand
+
+EXTENSION = "pg_stat_statements"
+LONGEST = 3.0
+# Functions in the table, and samples of the interpreter in a second.
+FUNCTIONS, SAMPLES = 20, 500
+
+STATEMENTS = """
+SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), 64), calls / %(messages)s::float, mean_exec_time * 1000,
+       total_exec_time * 1000 / %(messages)s, rows::float / calls, wal_bytes::float / %(messages)s
+  FROM pg_stat_statements WHERE total_exec_time > 0 ORDER BY total_exec_time DESC LIMIT 6
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rate", type=float, default=1000, help="messages a second")
+    parser.add_argument("--seconds", type=float, default=10)
+    arguments = parser.parse_args()
+    with (
+        stand(**driver.POSTGRES_SETTINGS, **_extension()) as (redis, postgres),
+        tempfile.TemporaryDirectory(prefix="delayq-profile-") as directory,
+    ):
+        _profile(redis, postgres, Path(directory), arguments.rate, arguments.seconds)
+
+
+def _extension() -> dict[str, str]:
+    """pg_stat_statements, if a server starts with it: not all builds carry it."""
+    try:
+        with PostgresServer(shared_preload_libraries=EXTENSION):
+            return {"shared_preload_libraries": EXTENSION}
+    except ServerFailed:
+        return {}
+
+
+def _profile(redis: RedisServer, postgres: PostgresServer, directory: Path, rate: float, seconds: float) -> None:
+    from . import ours
+
+    marks, client = directory / "marks", redis_client.Redis.from_url(redis.url)
+    os.environ["BENCH_MARKS"] = str(marks)
+    with Connection.connect(postgres.url, autocommit=True) as connection, _worker() as worker:
+        ours.ready()
+        ours.send({"n": 0, "due": 0.0}, None)
+        driver.wait(marks.exists, driver.START)
+        extended = bool(connection.execute("SHOW shared_preload_libraries").fetchone() == (EXTENSION,))
+        if extended:
+            connection.execute("CREATE EXTENSION pg_stat_statements")
+            connection.execute("SELECT pg_stat_statements_reset()")
+        client.config_resetstat()
+        client.config_set("slowlog-log-slower-than", 1000)
+        client.slowlog_reset()
+        before = _cpu(worker, redis, postgres)
+        with _sampled(worker, directory / "samples", seconds + LONGEST) as samples:
+            sent = int(Line(ours).late(rate, seconds, LONGEST)["sent"])
+            driver.wait(lambda: marks.stat().st_size // MARK.size > sent, driver.START)
+        after = _cpu(worker, redis, postgres)
+        late = sorted((m.at - m.due) * 1000 for m in map(Mark._make, MARK.iter_unpack(marks.read_bytes())) if m.number)
+        print(
+            f"{sent} messages at {rate:g}/s, late by {quantile(late, 0.5):.2f} ms (median), {quantile(late, 0.99):.2f}"
+        )
+        _table(["CPU", "µs a message"], [[name, (after[name] - before[name]) * 1e6 / sent] for name in after])
+        if extended:
+            head = ["statement", "a message", "µs each", "µs a message", "rows", "B of WAL a message"]
+            _table(head, connection.execute(STATEMENTS, {"messages": sent}).fetchall())
+        stats = client.info("commandstats")
+        calls = {name.removeprefix("cmdstat_"): found for name, found in stats.items()}
+        rows = [[name, calls[name]["calls"] / sent, calls[name]["usec_per_call"]] for name in calls if name != "info"]
+        _table(["Redis", "a message", "µs each"], sorted(rows, key=lambda row: -row[1] * row[2])[:6])
+        print(f"scripts of more than 1 ms (SLOWLOG): {len(client.slowlog_get(100))}\n")
+        if samples.exists():
+            _functions(samples.read_text().splitlines(), sent, after["worker"] - before["worker"])
+
+
+@contextmanager
+def _worker() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "django", "run_delayq", "--processes", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            driver.end(process)
+
+
+def _cpu(worker: subprocess.Popen[bytes], *servers: RedisServer | PostgresServer) -> dict[str, float]:
+    """Seconds so far."""
+    found = {"sender": time.process_time(), "worker": driver.cpu_seconds(worker.pid)}
+    for server in servers:
+        found[type(server).__name__.removesuffix("Server")] = driver.cpu_seconds(
+            int((server.directory / PID_FILE).read_text())
+        )
+    return found
+
+
+@contextmanager
+def _sampled(worker: subprocess.Popen[bytes], file: Path, seconds: float) -> Iterator[Path]:
+    """Where its interpreter is, some hundred times a second."""
+    program = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
+    if not Path(program).exists():
+        yield file
+        return
+    options = ["--gil", "--subprocesses", "--format", "raw", "--rate", str(SAMPLES), "--duration", str(int(seconds))]
+    command = [program, "record", *options, "--output", str(file), "--pid", str(worker.pid)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        yield file
+
+
+def _functions(lines: Iterable[str], messages: int, cpu: float) -> None:
+    """By the innermost function; the samples are of the worker's whole time."""
+    inner: collections.Counter[str] = collections.Counter()
+    for line in lines:
+        stack, _, count = line.rpartition(" ")
+        inner[stack.split(";")[-1].rpartition(":")[0] + ")"] += int(count)
+    total = sum(inner.values())
+    rows = [[name, 100 * count / total, cpu * 1e6 / messages * count / total] for name, count in inner.most_common()]
+    _table(["the worker's interpreter was in", "%", "µs a message"], rows[:FUNCTIONS])
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    print(f"{head[0]:<66}" + "".join(f"{name:>20}" for name in head[1:]))
+    for name, *figures in rows:
+        print(f"{name!s:<66}" + "".join(f"{figure:>20.2f}" for figure in figures))
+    print()
+
+
+if __name__ == "__main__":
+    main()
