@@ -13,6 +13,8 @@ import redis
 
 # A connection that rested for longer goes through the pool, which looks whether it still stands. Seconds.
 REST = 1.0
+# A pool of fewer connections gets each back at once: others have none otherwise.
+FEW = 10
 
 
 class _Rested(NamedTuple):
@@ -41,7 +43,10 @@ class Calls:
                 connection.disconnect()
                 pool.release(connection)
             raise
-        self._resting.append(_Rested(connection, pool, os.getpid(), time.monotonic()))
+        if pool.max_connections < FEW:
+            pool.release(connection)
+        else:
+            self._resting.append(_Rested(connection, pool, os.getpid(), time.monotonic()))
         return answer
 
     def _connection(self) -> tuple[redis.ConnectionPool, Any]:
@@ -53,7 +58,8 @@ class Calls:
                 break
             if rested.pid != os.getpid():
                 continue
-            if time.monotonic() - rested.since <= REST:
+            # A pool that asks Sentinel disowns connections to who is no longer the master.
+            if time.monotonic() - rested.since <= REST and rested.pool.owns_connection(rested.connection):
                 return rested.pool, rested.connection
             rested.pool.release(rested.connection)
         pool = self._pool()

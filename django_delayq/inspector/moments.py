@@ -14,6 +14,8 @@ from ..durations import seconds
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?")
 _SPAN = re.compile(r"([+-]?)([\d.]+(?:ms|[smhdw])(?:[\d.]+(?:ms|[smhdw]))*)", re.IGNORECASE)
+_MILLISECOND = timedelta(milliseconds=1)
+_TO_THE_MS = re.compile(r"\.\d{3}(?!\d)")
 _INSTANT = timedelta(microseconds=1)
 _TURNED = str.maketrans("<>", "><")
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
@@ -88,7 +90,7 @@ def _range(text: str, now: datetime, *, past: bool) -> Period | None:
 
 
 def _interval(text: str, now: datetime, *, past: bool) -> tuple[datetime, datetime] | None:
-    """A day, or a moment as an empty interval."""
+    """A day or a millisecond, or a moment as an empty interval."""
     try:
         found = _unchecked(text, now, past=past)
     except (ValueError, OverflowError):
@@ -104,7 +106,8 @@ def _unchecked(text: str, now: datetime, *, past: bool) -> tuple[datetime, datet
     if _MOMENT.fullmatch(text.upper()):
         at = datetime.fromisoformat(text.upper())
         at = timezone.make_aware(at) if at.tzinfo is None else at
-        return at, at
+        # As times are shown here, cut to the millisecond: all that is shown so is meant.
+        return at, at + (_MILLISECOND if _TO_THE_MS.search(text) else timedelta(0))
     span = _SPAN.fullmatch(text)
     if span is None:
         return None

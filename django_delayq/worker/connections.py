@@ -16,7 +16,8 @@ from .guard import is_changed, unwrap, watch
 
 # A connection that has rested this long is asked whether it still works before it is used again.
 REST = 30.0
-# And after this long, whether the server has closed it: between two messages of many that costs more than it is worth.
+# And this long after the last look, whether the server has closed it: between any two messages of many that costs more
+# than it is worth.
 PAUSE = 0.05
 
 
@@ -24,7 +25,8 @@ class _Here(threading.local):
     """What there is in this thread. To ask Django for its connections costs more than all else between two messages."""
 
     def __init__(self) -> None:
-        self.opened: list[BaseDatabaseWrapper] = []
+        # And when it was last looked at whether the server has closed them.
+        self.opened: dict[BaseDatabaseWrapper, float] = {}
         self.used: float | None = None
 
 
@@ -33,8 +35,7 @@ _here = _Here()
 
 def _note_opened(*, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     watch(connection)
-    if connection not in _here.opened:
-        _here.opened.append(connection)
+    _here.opened.setdefault(connection, time.monotonic())
 
 
 connection_created.connect(_note_opened, dispatch_uid="django_delayq.worker.connections")
@@ -55,11 +56,14 @@ def freshen() -> None:
         _adopt()
     rested = now - _here.used
     _here.used = now
-    for connection in _here.opened[:]:
+    for connection, looked in list(_here.opened.items()):
         if connection.connection is None:
             continue
         connection.close_at = None
-        if connection.errors_occurred or rested > REST or (rested > PAUSE and _has_news(connection)):
+        look = now - looked > PAUSE
+        if look:
+            _here.opened[connection] = now
+        if connection.errors_occurred or rested > REST or (look and _has_news(connection)):
             connection.errors_occurred = False
             if not connection.is_usable():
                 discard(connection)
@@ -91,7 +95,7 @@ def leave_pools() -> None:
 def scrub() -> None:
     """After a piece of work: whatever it left open in this thread is rolled back and thrown away."""
     _here.used = time.monotonic()
-    for connection in _here.opened[:]:
+    for connection in list(_here.opened):
         unwrap(connection)
         if connection.connection is not None and _is_dirty(connection):
             discard(connection)
@@ -126,8 +130,7 @@ def discard(connection: BaseDatabaseWrapper) -> None:
         with contextlib.suppress(Exception):
             pool.putconn(raw)
     connection.connection = None
-    if connection in _here.opened:
-        _here.opened.remove(connection)
+    _here.opened.pop(connection, None)
     with contextlib.suppress(AttributeError):
         del connections[alias]
 

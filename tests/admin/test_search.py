@@ -208,6 +208,21 @@ def test_a_frozen_search_means_the_same_at_any_time_and_place(text: str) -> None
     assert again.frozen == asked.frozen
 
 
+@pytest.mark.parametrize(
+    ("text", "frozen"),
+    [
+        ("=2026-01-02T03:04:05.123Z", "2026-01-02T03:04:05.123000+00:00..2026-01-02T03:04:05.124000+00:00"),
+        ("<=2026-01-02T03:04:05.123Z", "..2026-01-02T03:04:05.124000+00:00"),
+        (">2026-01-02T03:04:05.123Z", "2026-01-02T03:04:05.124000+00:00.."),
+        ("..2026-01-02T03:04:05.123Z", "..2026-01-02T03:04:05.124000+00:00"),
+        ("2026-01-02T03:04:05.1231Z", "2026-01-02T03:04:05.123100+00:00..2026-01-02T03:04:05.123101+00:00"),
+    ],
+)
+def test_a_time_to_the_millisecond_is_all_that_is_shown_so(text: str, frozen: str) -> None:
+    """Times are shown cut to the millisecond, and are kept to the microsecond."""
+    assert parse(f"due:{text}").frozen == f"due:{frozen}"
+
+
 def test_times_are_those_of_the_readers_time_zone() -> None:
     with timezone.override("Asia/Tokyo"):
         asked = parse("due:2026-01-02")

@@ -107,6 +107,25 @@ def test_a_forked_process_has_connections_of_its_own(server: RedisServer, other:
     os.close(write)
 
 
+def test_a_small_pool_gets_its_connection_back(server: RedisServer, other: redis.Redis) -> None:
+    made = RedisBroker(conf.parse({"REDIS": f"{server.url}?max_connections=1"})[0], "default", timeout=5.0)
+    made.take(QUEUE, 1)
+    made.ring(QUEUE)
+    made.take(QUEUE, 1)
+    made.close()
+
+
+def test_a_connection_that_its_pool_disowns_is_left(
+    broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentinel's does so with those to who is no longer the master."""
+    broker.take(QUEUE, 1)
+    before = connections(other)
+    monkeypatch.setattr(broker.client.connection_pool, "owns_connection", lambda connection: False)
+    broker.take(QUEUE, 1)
+    assert connections(other) == before + 1
+
+
 def test_what_is_closed_leaves_no_connection(server: RedisServer, other: redis.Redis) -> None:
     made = RedisBroker(conf.parse({"REDIS": server.url})[0], "default", timeout=5.0)
     made.take(QUEUE, 1)

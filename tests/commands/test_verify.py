@@ -7,6 +7,7 @@ import pytest
 import redis
 from django.utils import timezone
 
+from django_delayq.clock import SECOND
 from django_delayq.models import Message
 from django_delayq.states import State
 from testproject.servers import RedisServer
@@ -108,7 +109,7 @@ def test_one_that_a_worker_set_aside_for_a_moment_is_not_drift(redis_client: red
     [pk] = schedule(due=-20)
     run("delayq_restore")
     redis_client.zrem(READY, pk)
-    redis_client.zadd(DELAYED, {str(pk): (timezone.now().timestamp() + 20) * 1000})
+    redis_client.zadd(DELAYED, {str(pk): int((timezone.now().timestamp() + 20) * SECOND)})
     assert found(run("delayq_verify", "--json")) == {}
 
 

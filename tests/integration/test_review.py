@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.conf import settings as django_settings
 from django.db import connection, connections, transaction
@@ -223,6 +224,22 @@ def test_a_connection_that_the_server_has_closed_is_noticed_before_a_handler_mee
     postgres_server.stop()
     postgres_server.start()
     upkeep.freshen()
+    assert Message.objects.count() == 0
+
+
+def test_a_thread_without_a_pause_notices_it_as_well(postgres_server: PostgresServer) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    upkeep.freshen()
+    connection.ensure_connection()
+    raw = connection.connection
+    with psycopg.connect(postgres_server.url, autocommit=True) as other:
+        assert other.execute("SELECT pg_terminate_backend(%s, 5000)", [raw.info.backend_pid]).fetchone() == (True,)
+    deadline = time.monotonic() + 10
+    while connection.connection is raw and time.monotonic() < deadline:
+        upkeep.scrub()
+        upkeep.freshen()
+    assert connection.connection is not raw
     assert Message.objects.count() == 0
 
 
@@ -501,7 +518,7 @@ def test_ids_that_no_database_can_hold_are_dropped(broker: RedisBroker) -> None:
 
 def test_an_id_is_never_said_to_be_ready_later_than_now(broker: RedisBroker) -> None:
     k = broker.keys("default")
-    broker.client.zadd(k.ready, {"7": 100 * BAND + 2**44})
+    broker.client.zadd(k.ready, {"7": 101 * BAND - 1})
     (ticket,) = broker.take("default", 10).tickets
     assert ticket.rank == 100
     assert ticket.ready_tenths is not None

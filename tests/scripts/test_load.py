@@ -122,8 +122,8 @@ def test_loaded_sent_twice_is_loaded_sent_once(bench: Bench, lease: int | str) -
     assert bench.meta() == once
 
 
-def test_times_are_kept_to_the_millisecond(bench: Bench) -> None:
-    far = 4_955_747_654_321
+def test_times_are_kept_to_the_tenth(bench: Bench) -> None:
+    far = 34_955_747_654_321
     load(bench, now=far, ahead=1)
     assert bench.meta()["horizon"] == str(far + 1)
     assert bench.meta()["loader_until"] == str(far + LEASE)
