@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import redis
 
-# A connection that rested for longer goes through the pool, which looks whether it still stands. Seconds.
-REST = 1.0
+from .connection import has_ended
+
 # A pool of fewer connections gets each back at once: others have none otherwise.
 FEW = 10
 
@@ -21,7 +20,6 @@ class _Rested(NamedTuple):
     connection: Any
     pool: redis.ConnectionPool
     pid: int
-    since: float
 
 
 class Calls:
@@ -39,14 +37,12 @@ class Calls:
             answer = connection.read_response()
         except BaseException:
             # Whoever refuses may have become a replica, and an answer may still be on its way.
-            with contextlib.suppress(redis.RedisError, OSError):
-                connection.disconnect()
-                pool.release(connection)
+            self._give_up(connection, pool)
             raise
         if pool.max_connections < FEW:
             pool.release(connection)
         else:
-            self._resting.append(_Rested(connection, pool, os.getpid(), time.monotonic()))
+            self._resting.append(_Rested(connection, pool, os.getpid()))
         return answer
 
     def _connection(self) -> tuple[redis.ConnectionPool, Any]:
@@ -59,8 +55,14 @@ class Calls:
             if rested.pid != os.getpid():
                 continue
             # A pool that asks Sentinel disowns connections to who is no longer the master.
-            if time.monotonic() - rested.since <= REST and rested.pool.owns_connection(rested.connection):
+            if rested.pool.owns_connection(rested.connection) and not has_ended(rested.connection):
                 return rested.pool, rested.connection
-            rested.pool.release(rested.connection)
+            self._give_up(*rested[:2])
         pool = self._pool()
         return pool, pool.get_connection()
+
+    @staticmethod
+    def _give_up(connection: Any, pool: redis.ConnectionPool) -> None:
+        with contextlib.suppress(redis.RedisError, OSError):
+            connection.disconnect()
+            pool.release(connection)

@@ -78,6 +78,14 @@ def _patient(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
     )
 
 
+def has_ended(connection: Any) -> bool:
+    """Nothing is being asked on it, so whatever there is to read is the end: servers may close what is idle."""
+    try:
+        return bool(connection.can_read(0))
+    except (redis.RedisError, OSError):
+        return True
+
+
 def describe(settings: Settings) -> str:
     """Where Redis is, without secrets."""
     if settings.REDIS is None:

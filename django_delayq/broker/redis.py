@@ -367,7 +367,7 @@ class _Bell:
         if self.stale or (self._armed and self._armed != lists) or time.monotonic() - self._armed_at > REARM:
             self._hang_up()
             self.stale = False
-        if self._connection is not None and not self._armed and self._has_ended():
+        if self._connection is not None and not self._armed and connection.has_ended(self._connection):
             self._hang_up()
         if self._connection is None:
             if self._client is None:
@@ -386,13 +386,6 @@ class _Bell:
             self._armed = ()
             return True
         return False
-
-    def _has_ended(self) -> bool:
-        """Nothing is being asked, so whatever there is to read is the end: servers may close what is idle."""
-        try:
-            return bool(self._connection.can_read(0))
-        except (redis.RedisError, OSError):
-            return True
 
     def deafen(self) -> None:
         """Take no token any more. Closing the connection is the only way to be sure."""

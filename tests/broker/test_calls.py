@@ -70,16 +70,17 @@ def test_after_an_error_another_connection_is_made(broker: RedisBroker, other: r
 
 
 def test_a_connection_that_the_server_has_closed_meanwhile_is_made_anew(
-    broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, other: redis.Redis
 ) -> None:
+    """A worker that met it would take Redis for away, and look into the database for a while."""
     broker.take(QUEUE, 1)
     other.client_kill_filter(_type="normal", skipme=True)
-    monkeypatch.setattr(calls, "REST", -1.0)
     broker.take(QUEUE, 1)
 
 
-def test_nothing_is_sent_twice(broker: RedisBroker, other: redis.Redis) -> None:
+def test_nothing_is_sent_twice(broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken by a call without an answer is taken; another would take the next as well."""
+    monkeypatch.setattr(calls, "has_ended", lambda connection: False)
     broker.take(QUEUE, 1)
     other.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(BrokerUnavailable):
