@@ -20,7 +20,7 @@ import psycopg
 import redis
 from psycopg import sql
 
-from testproject.servers import PostgresServer, RedisServer
+from testproject.servers import PostgresServer, RedisServer, Server
 from testproject.undertaker import PID_FILE, family
 
 from .peers.line import EFFECTS, MARK, Mark
@@ -189,7 +189,7 @@ class Adapter:
     def put(self, number: int, delay: float = 0.0, *, insert: bool = False) -> None:
         """Schedule so many, the quickest way there is; then the database knows its tables, as after an autovacuum."""
         verb = "schedule_bulk" if "send_many" in self.verbs else "schedule"
-        self.call(verb, number=number, delay=delay, **({"insert": True} if insert else {}))
+        self.call(verb, number=number, delay=delay, insert=insert)
         if self.tables:
             self.bench.sql(f"ANALYZE {', '.join(self.tables)}", self.system)
 
@@ -233,7 +233,7 @@ class Adapter:
         servers = (self.bench.redis_server, self.bench.postgres)
         return (
             sum(map(cpu_seconds, [self.process.pid, *self.workers])),
-            sum(cpu_seconds(int((server.directory / PID_FILE).read_text())) for server in servers),
+            sum(map(server_cpu_seconds, servers)),
         )
 
     @property
@@ -284,6 +284,10 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
     children = [child for child in family(pid) if child != pid]
     return sum(map(int, numbers)) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
+
+
+def server_cpu_seconds(server: Server) -> float:
+    return cpu_seconds(int((server.directory / PID_FILE).read_text()))
 
 
 def wait(done: Callable[[], object], limit: float) -> bool:

@@ -23,9 +23,8 @@ import redis as redis_client
 from psycopg import Connection
 
 from testproject.servers import PostgresServer, RedisServer, ServerFailed
-from testproject.undertaker import PID_FILE
 
-from . import driver
+from . import driver, recovery
 from .measures import quantile
 from .peers.line import MARK, Line, Mark
 from .stand import stand
@@ -68,11 +67,11 @@ def _profile(redis: RedisServer, postgres: PostgresServer, directory: Path, rate
 
     marks, client = directory / "marks", redis_client.Redis.from_url(redis.url)
     os.environ["BENCH_MARKS"] = str(marks)
-    with Connection.connect(postgres.url, autocommit=True) as connection, _worker() as worker:
-        ours.ready()
+    ours.ready()
+    with Connection.connect(postgres.url, autocommit=True) as connection, recovery.worker("--processes", "1") as worker:
         ours.send({"n": 0, "due": 0.0}, None)
         driver.wait(marks.exists, driver.START)
-        extended = bool(connection.execute("SHOW shared_preload_libraries").fetchone() == (EXTENSION,))
+        extended = connection.execute("SHOW shared_preload_libraries").fetchone() == (EXTENSION,)
         if extended:
             connection.execute("CREATE EXTENSION pg_stat_statements")
             connection.execute("SELECT pg_stat_statements_reset()")
@@ -101,24 +100,13 @@ def _profile(redis: RedisServer, postgres: PostgresServer, directory: Path, rate
             _functions(samples.read_text().splitlines(), sent, after["worker"] - before["worker"])
 
 
-@contextmanager
-def _worker() -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "django", "run_delayq", "--processes", "1"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            driver.end(process)
-
-
 def _cpu(worker: subprocess.Popen[bytes], *servers: RedisServer | PostgresServer) -> dict[str, float]:
     """Seconds so far."""
-    found = {"sender": time.process_time(), "worker": driver.cpu_seconds(worker.pid)}
-    for server in servers:
-        found[type(server).__name__.removesuffix("Server")] = driver.cpu_seconds(
-            int((server.directory / PID_FILE).read_text())
-        )
-    return found
+    return {
+        "sender": time.process_time(),
+        "worker": driver.cpu_seconds(worker.pid),
+        **{type(server).__name__.removesuffix("Server"): driver.server_cpu_seconds(server) for server in servers},
+    }
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .measures import Results, Spread, figure, shown
+from .measures import Results, Spread, shown
 from .systems import BY_NAME, SYSTEMS
 
 OURS = "delayq"
@@ -50,9 +50,8 @@ class Verdict:
     def measured(self) -> str:
         if self.found is None:
             return "–"
-        if len(self.rounds) > 1:
-            return shown(Spread(self.found, min(self.rounds), max(self.rounds)), " ×" if self.target.against else "")
-        return f"{figure(self.found)} ×" if self.target.against else figure(self.found)
+        rounds = self.rounds or (self.found,)
+        return shown(Spread(self.found, min(rounds), max(rounds)), " ×" if self.target.against else "")
 
 
 GROUPS = {"durable": "the fastest durable peer", "redis": "the fastest peer on Redis"}

@@ -253,13 +253,13 @@ def memory(adapter: Adapter, size: Size) -> Measures:
 
 def life(adapter: Adapter, size: Size) -> Measures:
     """Bytes of WAL and of disk for a message from its schedule to its end."""
-    wal, disk = WAL, "SELECT pg_database_size(current_database())"
+    disk = "SELECT pg_database_size(current_database())"
     system, bench = adapter.system, adapter.bench
     if adapter.worker_arguments is None:
         return {}
-    began, disk_before = bench.sql(wal), bench.sql(disk, system)
+    began, disk_before = bench.sql(WAL), bench.sql(disk, system)
     adapter.call("schedule", number=size.life, delay=0)
-    scheduled = bench.sql(wal)
+    scheduled = bench.sql(WAL)
     with adapter.worker():
         done = adapter.wait_for(size.life, START + size.patience * 3)
         if system.kind == "ours":
@@ -268,7 +268,7 @@ def life(adapter: Adapter, size: Size) -> Measures:
         raise adapter.failed(f"{adapter.done} of {size.life} were handled")
     measures = {
         "scheduled": float(scheduled - began) / size.life,
-        "wal": float(bench.sql(wal) - began) / size.life,
+        "wal": float(bench.sql(WAL) - began) / size.life,
         "disk": (bench.sql(disk, system) - disk_before) / size.life,
     }
     return {**measures, "flowing": _flowing(adapter)} if system.kind == "ours" else measures

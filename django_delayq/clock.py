@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 SECOND = 10_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TENTH = timedelta(microseconds=100)
 _US = timedelta(microseconds=1)
 
 
@@ -23,7 +22,7 @@ def ceil_tenth(moment: datetime) -> datetime:
 
 def to_tenths(moment: datetime) -> int:
     """Tenths of a millisecond since 1970, rounded up."""
-    return -((_EPOCH - moment) // _TENTH)
+    return us_to_tenths(to_us(moment))
 
 
 def from_tenths(tenths: int) -> datetime:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 
-from .connection import has_ended
+from .connection import Held, has_ended, rested
 
 # A pool of fewer connections gets each back at once: others have none otherwise.
 FEW = 10
-
-
-class _Rested(NamedTuple):
-    connection: Any
-    pool: redis.ConnectionPool
-    pid: int
 
 
 class Calls:
@@ -27,42 +19,28 @@ class Calls:
 
     def __init__(self, pool: Callable[[], redis.ConnectionPool]) -> None:
         self._pool = pool
-        self._resting: deque[_Rested] = deque()
+        self._resting: deque[Held] = deque()
 
     def execute_command(self, *command: Any) -> Any:
         """Send it and wait for the answer. Raises ``RedisError`` and ``OSError``; nothing is sent twice."""
-        pool, connection = self._connection()
+        held = self._rested() or Held(self._pool())
         try:
-            connection.send_command(*command)
-            answer = connection.read_response()
+            held.raw.send_command(*command)
+            answer = held.raw.read_response()
         except BaseException:
             # Whoever refuses may have become a replica, and an answer may still be on its way.
-            self._give_up(connection, pool)
+            held.close()
             raise
-        if pool.max_connections < FEW:
-            pool.release(connection)
+        if held.pool.max_connections < FEW:
+            held.pool.release(held.raw)
         else:
-            self._resting.append(_Rested(connection, pool, os.getpid()))
+            self._resting.append(held)
         return answer
 
-    def _connection(self) -> tuple[redis.ConnectionPool, Any]:
-        while self._resting:
-            try:
-                rested = self._resting.pop()
-            except IndexError:
-                # Another thread was quicker.
-                break
-            if rested.pid != os.getpid():
-                continue
+    def _rested(self) -> Held | None:
+        while (held := rested(self._resting)) is not None:
             # A pool that asks Sentinel disowns connections to who is no longer the master.
-            if rested.pool.owns_connection(rested.connection) and not has_ended(rested.connection):
-                return rested.pool, rested.connection
-            self._give_up(*rested[:2])
-        pool = self._pool()
-        return pool, pool.get_connection()
-
-    @staticmethod
-    def _give_up(connection: Any, pool: redis.ConnectionPool) -> None:
-        with contextlib.suppress(redis.RedisError, OSError):
-            connection.disconnect()
-            pool.release(connection)
+            if held.pool.owns_connection(held.raw) and not has_ended(held.raw):
+                return held
+            held.close()
+        return None

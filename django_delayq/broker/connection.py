@@ -7,7 +7,9 @@ keep a web request waiting, and a worker goes on by the database instead.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import os
+from collections import deque
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -76,6 +78,43 @@ def _patient(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
         force_master_ip=getattr(theirs, "_force_master_ip", None),
         **theirs.connection_kwargs,
     )
+
+
+class Held:
+    """A connection that is kept out of its pool between commands, by one thread at a time."""
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        self.pool = pool
+        self.raw: Any = pool.get_connection()
+        self._pid = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """Not another process', from which this one was forked."""
+        return self._pid == os.getpid()
+
+    def close(self) -> None:
+        with contextlib.suppress(redis.RedisError, OSError):
+            self.raw.disconnect()
+            if self.is_ours:
+                self.pool.release(self.raw)
+
+
+H = TypeVar("H", bound=Held)
+
+
+def rested(resting: deque[H]) -> H | None:
+    """One of those that no thread is using, if there is one that is ours."""
+    while resting:
+        try:
+            held = resting.pop()
+        except IndexError:
+            # Another thread was quicker.
+            break
+        if held.is_ours:
+            return held
+        held.close()
+    return None
 
 
 def has_ended(connection: Any) -> bool:

@@ -9,7 +9,6 @@ more.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import weakref
 from collections import deque
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import redis
 
 from . import scripts
+from .connection import Held, rested
 from .keys import Keys
 
 # With so many answers still to come, one of them is waited for before more is sent.
@@ -39,15 +39,13 @@ class Sent(NamedTuple):
     at: float
 
 
-class Line:
+class Line(Held):
     """One connection, and the puts on it whose answers were not read."""
 
     def __init__(self, pool: redis.ConnectionPool, patience: float) -> None:
+        super().__init__(pool)
         self.unread: deque[Sent] = deque()
         self._patience = patience
-        self._pid = os.getpid()
-        self._pool = pool
-        self._connection: Any = pool.get_connection()
         # Behind a new connection there may be a new server: the first call brings the script along.
         self._is_known = False
         self._looked = time.monotonic()
@@ -57,7 +55,7 @@ class Line:
         read = 0
         if len(self.unread) >= TOGETHER or time.monotonic() - self._looked > LOOK:
             read = self.read(AHEAD)
-        if not self.unread and self._connection.can_read(0):
+        if not self.unread and self.raw.can_read(0):
             raise redis.ConnectionError("closed by the server")
         self._send(keys, now, entries, mode)
         return read
@@ -73,12 +71,12 @@ class Line:
         self._looked = time.monotonic()
         while self.unread:
             sent = self.unread[0]
-            if len(self.unread) <= leave and not self._connection.can_read(0):
+            if len(self.unread) <= leave and not self.raw.can_read(0):
                 if time.monotonic() - sent.at > self._patience:
                     raise redis.TimeoutError(f"no answer within {self._patience:g} s")
                 break
             try:
-                self._connection.read_response(disconnect_on_error=False)
+                self.raw.read_response(disconnect_on_error=False)
             except redis.exceptions.NoScriptError:
                 self._is_known = False
                 # Later puts of the same messages may have come through: this one must not undo them.
@@ -92,20 +90,9 @@ class Line:
         return read
 
     def _send(self, keys: Keys, now: str | int, entries: list[int], mode: str) -> None:
-        self._connection.send_command(*_head(keys, now, mode, not self._is_known), *entries)
+        self.raw.send_command(*_head(keys, now, mode, not self._is_known), *entries)
         self._is_known = True
         self.unread.append(Sent(keys, now, entries, time.monotonic()))
-
-    @property
-    def is_ours(self) -> bool:
-        """Not another process', from which this one was forked."""
-        return self._pid == os.getpid()
-
-    def close(self) -> None:
-        with contextlib.suppress(redis.RedisError, OSError):
-            self._connection.disconnect()
-            if self.is_ours:
-                self._pool.release(self._connection)
 
 
 @lru_cache(maxsize=256)
@@ -134,7 +121,7 @@ class Lines:
 
     def put(self, keys: Keys, now: str | int, entries: list[int]) -> int:
         """Send it; how many answers of earlier ones were good. Raises ``RedisError`` and ``OSError``."""
-        line = self._rested()
+        line = rested(self._resting)
         lost: Iterable[Sent] = ()
         if line is not None:
             try:
@@ -155,23 +142,11 @@ class Lines:
         self._resting.append(line)
         return read
 
-    def _rested(self) -> Line | None:
-        while self._resting:
-            try:
-                line = self._resting.pop()
-            except IndexError:
-                # Another thread was quicker.
-                break
-            if line.is_ours:
-                return line
-            line.close()
-        return None
-
     def settle(self) -> None:
         """Wait for all answers on the lines that no thread is using. Raises what they say."""
         settled = []
         try:
-            while (line := self._rested()) is not None:
+            while (line := rested(self._resting)) is not None:
                 try:
                     line.read(0)
                 except BaseException:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import psycopg
 from django.db import NotSupportedError, connections
 
-from ..clock import ceil_tenth
+from ..clock import SECOND, ceil_tenth
 from ..outcomes import kind
 from ..states import State
 from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket, decoded
@@ -143,10 +143,10 @@ WITH t AS (
      WHERE {FEW}
 ), x AS (
     SELECT m.id, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)] AS lease, t.partition,
-           to_timestamp(t.ready / 10000.0) AS ready_at
+           to_timestamp(t.ready / {SECOND}.0) AS ready_at
       FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
-       AND m.due_at <= coalesce(to_timestamp(t.ready / 10000.0), clock_timestamp())
+       AND m.due_at <= coalesce(to_timestamp(t.ready / {SECOND}.0), clock_timestamp())
        AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
        AND m.topic = ANY(%(topics)s::text[])
        AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+import redis
 from django.utils import timezone
 
 from django_delayq import conf, transitions
@@ -19,6 +20,11 @@ from django_delayq.sql.rows import Claimed, NewMessage, Ticket
 TOPIC = "broker.contract"
 QUEUE = "contract"
 PATIENCE = 10.0
+
+
+def connections_made(client: redis.Redis) -> int:
+    """How many connections the server has ever accepted."""
+    return int(client.info("stats")["total_connections_received"])
 
 
 def new_message(*, due_in: float, priority: int, queue: str, topic: str) -> NewMessage:

@@ -15,6 +15,8 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.exceptions import BrokerUnavailable
 from testproject.servers import RedisServer
 
+from .bench import connections_made
+
 QUEUE = "calls"
 
 
@@ -38,16 +40,12 @@ def other(server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-def connections(other: redis.Redis) -> int:
-    return int(other.info("stats")["total_connections_received"])
-
-
 def test_a_call_uses_the_connection_of_the_one_before(broker: RedisBroker, other: redis.Redis) -> None:
     broker.take(QUEUE, 1)
-    before = connections(other)
+    before = connections_made(other)
     for _ in range(5):
         broker.take(QUEUE, 1)
-    assert connections(other) == before
+    assert connections_made(other) == before
 
 
 def test_a_script_that_the_server_has_forgotten_is_sent_again(broker: RedisBroker, other: redis.Redis) -> None:
@@ -64,9 +62,9 @@ def test_after_an_error_another_connection_is_made(broker: RedisBroker, other: r
     with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
         broker.take(QUEUE, 1)
     other.delete(broker.keys(QUEUE).ready)
-    before = connections(other)
+    before = connections_made(other)
     broker.take(QUEUE, 1)
-    assert connections(other) == before + 1
+    assert connections_made(other) == before + 1
 
 
 def test_a_connection_that_the_server_has_closed_meanwhile_is_made_anew(
@@ -121,10 +119,10 @@ def test_a_connection_that_its_pool_disowns_is_left(
 ) -> None:
     """Sentinel's does so with those to who is no longer the master."""
     broker.take(QUEUE, 1)
-    before = connections(other)
+    before = connections_made(other)
     monkeypatch.setattr(broker.client.connection_pool, "owns_connection", lambda connection: False)
     broker.take(QUEUE, 1)
-    assert connections(other) == before + 1
+    assert connections_made(other) == before + 1
 
 
 def test_what_is_closed_leaves_no_connection(server: RedisServer, other: redis.Redis) -> None:

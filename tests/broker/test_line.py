@@ -24,6 +24,8 @@ from django_delayq.exceptions import BrokerUnavailable
 from testproject.servers import RedisServer
 from tests.proxy import Proxy
 
+from .bench import connections_made
+
 pytestmark = pytest.mark.late_answers
 
 QUEUE = "lines"
@@ -82,6 +84,16 @@ def until_it_raises(broker: RedisBroker) -> None:
     for number in range(10_000, 11_000):
         broker.tell(QUEUE, [entry(number)])
         time.sleep(0.01)
+
+
+def refuse_once(broker: RedisBroker, other: RedisBroker) -> None:
+    """After a put that was good, have the server refuse the next ones until the broker says so; from then on none."""
+    broker.tell(QUEUE, [entry(1)])
+    broker.settle()
+    other.client.set(other.keys(QUEUE).ready, "not a set")
+    with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
+        until_it_raises(broker)
+    other.client.delete(other.keys(QUEUE).ready)
 
 
 def test_answers_are_counted_by_the_puts_after(make: Callable[..., RedisBroker]) -> None:
@@ -220,12 +232,7 @@ def test_a_frozen_server_is_noticed_without_waiting_for_it(
 
 def test_an_error_is_told_by_a_later_put(make: Callable[..., RedisBroker]) -> None:
     broker, other = make(), make()
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
-    other.client.set(other.keys(QUEUE).ready, "not a set")
-    with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
-        until_it_raises(broker)
-    other.client.delete(other.keys(QUEUE).ready)
+    refuse_once(broker, other)
     broker.tell(QUEUE, [entry(2)])
     broker.settle()
     assert {1, 2} <= held(make)
@@ -257,21 +264,12 @@ def test_what_stood_behind_an_error_is_put_all_the_same(
 
 def test_after_an_error_another_connection_is_made(make: Callable[..., RedisBroker]) -> None:
     """Who refuses may have become a replica: by the same name there may be another server now."""
-
-    def connections() -> int:
-        return int(other.client.info("stats")["total_connections_received"])
-
     broker, other = make(), make()
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
-    other.client.set(other.keys(QUEUE).ready, "not a set")
-    with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
-        until_it_raises(broker)
-    other.client.delete(other.keys(QUEUE).ready)
-    before = connections()
+    refuse_once(broker, other)
+    before = connections_made(other.client)
     broker.tell(QUEUE, [entry(2)])
     broker.settle()
-    assert connections() == before + 1
+    assert connections_made(other.client) == before + 1
     assert {1, 2} <= held(make)
 
 
