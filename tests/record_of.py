@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
+from django_delayq.worker.foresight import MOST
 from tests.app.models import Effect
 from tests.workers import PATIENCE, eventually
 
@@ -44,6 +46,12 @@ def log_of(message: Message) -> list[Transition]:
 def path_of(message: Message) -> list[str]:
     """The states that the message went through."""
     return [row.to_state for row in log_of(message)]
+
+
+def is_early(claim: Transition) -> bool:
+    """A claim may come a moment before the message is due; that it begins then is what becoming ready stands for."""
+    assert claim.ready_at is not None
+    return claim.ready_at < claim.due_at or claim.at < claim.due_at - timedelta(seconds=MOST)
 
 
 def effects_per_message() -> Counter[int]:

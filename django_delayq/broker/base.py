@@ -38,6 +38,15 @@ class DueTicket(NamedTuple):
     ready_tenths: int | None
     partition: int | None
     rank: int = 0
+    # Seconds until it falls due; not above 0 for one that is.
+    until: float = 0.0
+
+
+class Early(NamedTuple):
+    """How many may be taken though they fall due only within so many seconds."""
+
+    most: int
+    within: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,8 @@ class Broker(Protocol):
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids. A hint that saves a look-up: the claim refuses them anyway."""
 
-    def take(self, queue: str, limit: int) -> Taken:
-        """Up to ``limit`` ids that are due, best priority first; never one that is early."""
+    def take(self, queue: str, limit: int, early: Early | None = None) -> Taken:
+        """Up to ``limit`` ids that are due, best priority first; where there are fewer, those that are ``early``."""
 
     def exclusively(self) -> AbstractContextManager[object]:
         """Hold what ``take`` returns until it is claimed."""

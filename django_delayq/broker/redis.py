@@ -22,7 +22,7 @@ from ..conf import Settings
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..validation import PRIORITIES
 from . import connection, scripts
-from .base import BATCH, DueTicket, Entry, Put, Taken
+from .base import BATCH, DueTicket, Early, Entry, Put, Taken
 from .calls import Calls
 from .keys import BAND, PARTITION, RANKS, Keys, keys, namespace
 from .line import Lines
@@ -157,7 +157,7 @@ class RedisBroker:
             with answering():
                 scripts.load("remove")(self.client, delayed=k.delayed, ready=k.ready, rest=ids[start : start + BATCH])
 
-    def take(self, queue: str, limit: int) -> Taken:
+    def take(self, queue: str, limit: int, early: Early | None = None) -> Taken:
         k = self.keys(queue)
         with answering():
             answer = scripts.load("take")(
@@ -168,15 +168,19 @@ class RedisBroker:
                 now=self.now,
                 limit=min(limit, BATCH),
                 batch=BATCH,
+                early=0 if early is None else early.most,
+                within=0 if early is None else int(early.within * SECOND),
             )
         moved, left, next_due = answer[:3]
+        now_tenths = float(answer[3])
         tickets = []
-        for i in range(3, len(answer), 2):
+        for i in range(4, len(answer), 2):
             # What cannot be an id was not put by us; the database would refuse the others with it.
             if not _is_id(answer[i]):
                 continue
             rank, ready_tenths = divmod(int(answer[i + 1]), BAND)
-            tickets.append(DueTicket(int(answer[i]), ready_tenths, PARTITION, rank))
+            until = (ready_tenths - now_tenths) / SECOND
+            tickets.append(DueTicket(int(answer[i]), ready_tenths, PARTITION, rank, until))
         return Taken(tickets, left, float(next_due) / SECOND if next_due else None, moved == BATCH)
 
     def exclusively(self) -> AbstractContextManager[object]:

@@ -23,6 +23,7 @@ from . import connections
 from .alone import Alone
 from .budget import Budget
 from .delivery import Delivery
+from .foresight import Foresight
 from .pauses import Pauses
 from .pool import Pool
 from .processlock import ProcessLock
@@ -74,6 +75,7 @@ class Consumer(threading.Thread):
         self.counts = Counts() if counts is None else counts
         self.alone = Alone(pool, worker, budget, solo)
         self.pauses = Pauses(using, queues)
+        self.foresight = Foresight()
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
         # Where one is to run alone, there are likely more: take one at a time.
@@ -143,11 +145,14 @@ class Consumer(threading.Thread):
         for queue in queues:
             room = self.budget.reserve(self._room)
             kept = 0
+            began = time.monotonic()
             try:
                 deliveries, taken = self._take(broker, queue, room)
                 kept = self._submit(deliveries)
             finally:
                 self.budget.settle(room, kept)
+            if deliveries:
+                self.foresight.learn(time.monotonic() - began)
             self._catch_up(broker, queue, taken)
             if queue in self.pauses:
                 continue
@@ -160,7 +165,8 @@ class Consumer(threading.Thread):
             waiting, longest = True, min(longest, self.alone.patience)
         self._waiting = waiting
         # Only now: while what was taken was claimed, the next may have fallen due.
-        wait = min([longest, *(wait for taken in looked if (wait := taken.wait) is not None)])
+        lead = self.foresight.lead if self._spare and broker is not self.source.database else 0.0
+        wait = min([longest, *(max(0.0, wait - lead) for taken in looked if (wait := taken.wait) is not None)])
         if waiting and self.pool.is_worth_filling and self._may_go_on:
             # A thread became free between the take and the line above.
             return min(wait, 0.001)
@@ -183,7 +189,7 @@ class Consumer(threading.Thread):
         handlers = registry.handlers()
         with broker.exclusively():
             failpoints.reach("before_take")
-            taken = broker.take(queue, room)
+            taken = broker.take(queue, room, self.foresight.early(self._spare))
             asked = time.monotonic()
             claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
         if len(claimed) < len(taken.tickets) and isinstance(broker, RedisBroker):
@@ -196,7 +202,8 @@ class Consumer(threading.Thread):
                 self.source.failed(error)
             except DatabaseError as error:
                 logger.warning("%d ids are left to a sweep: %s: %s", len(rest), type(error).__name__, error)
-        return [Delivery(row, handlers[row.topic], self.using, asked) for row in claimed], taken
+        until = {ticket.id: ticket.until for ticket in taken.tickets}
+        return [Delivery(row, handlers[row.topic], self.using, asked, until[row.id]) for row in claimed], taken
 
     def _claim(
         self, broker: Broker, queue: str, tickets: Sequence[DueTicket], handlers: dict[str, registry.Handler]
@@ -255,6 +262,11 @@ class Consumer(threading.Thread):
         if self.alone.waits or self.pool.recorder.behind > BEHIND:
             return 0
         return min(1, self.pool.room) if self._careful else self.pool.room
+
+    @property
+    def _spare(self) -> int:
+        """How many may be claimed a moment early: each has a thread until it begins."""
+        return 0 if self.alone.waits or self._careful or not self._may_go_on else self.pool.spare
 
     @property
     def _may_go_on(self) -> bool:

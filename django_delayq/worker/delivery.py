@@ -37,6 +37,7 @@ class Delivery:
         "claimed_mono",
         "deliveries",
         "due",
+        "due_mono",
         "handler",
         "headers",
         "id",
@@ -53,7 +54,10 @@ class Delivery:
         "using",
     )
 
-    def __init__(self, claimed: Claimed, handler: Handler, using: str, asked: float | None = None) -> None:
+    def __init__(
+        self, claimed: Claimed, handler: Handler, using: str, asked: float | None = None, until: float = 0.0
+    ) -> None:
+        """``asked``: when the claim was (monotonic); ``until``: so many seconds later it falls due."""
         self.id = claimed.id
         self.topic = claimed.topic
         self.queue = claimed.queue
@@ -69,6 +73,7 @@ class Delivery:
         self.using = using
         # The lease runs from some moment after the claim was asked for: the answer may have taken longer than that.
         self.claimed_mono = self.leased_mono = time.monotonic() if asked is None else asked
+        self.due_mono = self.claimed_mono + until
         self.queued_mono = self.started_mono = 0.0
         self.lost = False
         self.requested = False
@@ -140,8 +145,8 @@ class Delivery:
 
     @property
     def lateness(self) -> float:
-        """Seconds from due to claim, both by the record's clock."""
-        return (self.claimed.claimed_at - self.due).total_seconds()
+        """Seconds from due to claim, both by the record's clock; 0 for what was claimed a moment early."""
+        return max(0.0, (self.claimed.claimed_at - self.due).total_seconds())
 
     @property
     def overtime(self) -> float | None:
@@ -154,6 +159,11 @@ class Delivery:
         """Whether it runs on, so many seconds after its timeout."""
         over = self.overtime
         return over is not None and over >= by
+
+    def await_due(self) -> None:
+        """What was claimed a moment early begins no earlier than it is due."""
+        while (early := self.due_mono - time.monotonic()) > 0:
+            time.sleep(early)
 
     def begin(self) -> None:
         """The handler starts, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.

@@ -88,6 +88,11 @@ class Pool:
         return max(0, self.size - len(self._held))
 
     @property
+    def spare(self) -> int:
+        """Threads with nothing to do, but for one (if there are more) that is left for what is due at once."""
+        return max(0, self.threads - len(self._held) - (self.threads > 1))
+
+    @property
     def is_worth_filling(self) -> bool:
         """Half empty, or a thread idle."""
         held = len(self._held)
@@ -147,6 +152,7 @@ class Pool:
         connections.close_all()
 
     def _run(self, delivery: Delivery, actor: str) -> None:
+        delivery.await_due()
         if self._draining or delivery.lost:
             self.recorder.submit(delivery, Release("shutdown" if self._draining else "lease lost"), actor)
             self._returned()

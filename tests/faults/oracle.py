@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from django_delayq.models import Message, Transition
 from django_delayq.states import MOVES, State
 from tests.app.models import Effect
+from tests.record_of import is_early
 
 TRANSACTIONAL = "t.tx"
 # How a delivery ends without a word.
@@ -65,6 +67,7 @@ def judge(
         if message.state != State.CONSUMED:
             verdict.wrong.append(f"{message} is {message.state}")
         verdict.wrong += [f"{message}: {what}" for what in illegal(message, logs[message.pk])]
+    verdict.wrong += early_effects(messages, logs)
     effects = Counter(effects_of(messages)) + Counter(lines_of(lines))
     excuses = {pk: _excuses(log, windows, victim) for pk, log in logs.items()}
     _judge_effects(verdict, messages, effects, excuses, failures)
@@ -85,6 +88,18 @@ def _excuses(log: list[Transition], windows: Windows, victim: str) -> dict[int, 
 def effects_of(messages: Iterable[Message]) -> list[Delivery]:
     rows = Effect.objects.filter(message_id__in=[m.pk for m in messages], delivery__gt=0)
     return list(rows.values_list("message_id", "delivery"))
+
+
+def early_effects(messages: Iterable[Message], logs: Mapping[int, list[Transition]]) -> list[str]:
+    """Which came before their message was due, and so before its handler may begin."""
+    dues = {(pk, row.attempt): row.due_at for pk, log in logs.items() for row in log if row.to_state == State.RUNNING}
+    rows = Effect.objects.filter(message_id__in=[m.pk for m in messages], delivery__gt=0)
+    return [f"an effect before it was due: {effect}" for effect in rows if _is_early(effect, dues)]
+
+
+def _is_early(effect: Effect, dues: Mapping[Delivery, datetime]) -> bool:
+    due = dues.get((effect.message_id, effect.delivery))
+    return due is not None and effect.at < due
 
 
 def lines_of(path: Path) -> list[Delivery]:
@@ -111,7 +126,7 @@ def illegal(message: Message, log: list[Transition]) -> list[str]:
     claims = [row for row in log if row.to_state == State.RUNNING]
     if [row.attempt for row in claims] != list(range(1, message.deliveries + 1)):
         wrong.append(f"claims {[row.attempt for row in claims]} for {message.deliveries} deliveries")
-    wrong += [f"delivery {row.attempt} started early" for row in claims if row.at < row.due_at]
+    wrong += [f"delivery {row.attempt} started early" for row in claims if is_early(row)]
     return wrong
 
 

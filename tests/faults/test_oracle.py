@@ -62,6 +62,7 @@ def test_it_finds_nothing_wrong_with_what_is_right(tmp_path: Path) -> None:
         (lambda lines: Transition.objects.filter(number=2)[0].delete(), "numbers"),
         (lambda lines: Transition.objects.filter(number=3).update(from_state="dead"), "is from dead"),
         (lambda lines: Transition.objects.filter(number=2).update(at="2019-01-01T00:00:00Z"), "started early"),
+        (lambda lines: Effect.objects.update(at="2019-01-01T00:00:00Z"), "before it was due"),
         (lambda lines: Message.objects.filter(topic="t.file").update(state="dead"), "is dead"),
         (lambda lines: Message.objects.filter(topic="t.file").update(deliveries=2), "for 2 deliveries"),
     ],

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from django_delayq import restore, transitions
-from django_delayq.broker.base import Entry
+from django_delayq.broker.base import Early, Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.client import schedule_message
@@ -76,10 +76,11 @@ class Worker:
 
 @dataclass
 class Held:
-    """A delivery in the hands of a worker."""
+    """A delivery in the hands of a worker, which begins it no earlier than its id was to be ready."""
 
     row: Claimed
     worker: Worker
+    ready_tenths: int = 0
     done: bool = False
     # Its lease has run out; it does not know.
     expired: bool = False
@@ -213,9 +214,10 @@ class Machine(RuleBasedStateMachine):
         self.elapsed += seconds
         self.set_time()
 
-    @rule(which=st.integers(0, 1), limit=st.integers(1, 4), lost=st.booleans())
-    def take(self, which: int, limit: int, lost: bool) -> None:
-        taken = self.broker.take(QUEUE, limit).tickets
+    @rule(which=st.integers(0, 1), limit=st.integers(1, 4), lost=st.booleans(), early=st.sampled_from([0, 0, 5]))
+    def take(self, which: int, limit: int, lost: bool, early: int) -> None:
+        """``early``: what falls due within so many seconds too; no worker looks so far, but no step is so short."""
+        taken = self.broker.take(QUEUE, limit, Early(limit, early)).tickets
         if not lost:
             self.workers[which].tickets += [Ticket(t.id, t.ready_tenths, t.partition) for t in taken]
 
@@ -224,13 +226,14 @@ class Machine(RuleBasedStateMachine):
     def claim(self, which: int, lost: bool) -> None:
         worker = self.workers[which]
         tickets, worker.tickets = worker.tickets, []
+        ready = {ticket.id: ticket.ready_tenths or 0 for ticket in tickets}
         claimed = transitions.claim("default", tickets, {TOPIC: 3600.0}, worker.name)
         assert len({row.id for row in claimed}) == len(claimed)
         for row in claimed:
             assert not self.alive(row.id), "claimed while another delivery has the lease"
             assert not self.fates[row.id].consumed, "claimed after its success was accepted"
         if not lost:
-            self.held += [Held(row, worker) for row in claimed]
+            self.held += [Held(row, worker, ready[row.id]) for row in claimed]
 
     def alive(self, pk: int) -> list[Held]:
         """Deliveries of a message that run and have their lease."""
@@ -239,7 +242,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), limit=st.integers(1, 4))
     def work(self, which: int, limit: int) -> None:
         """What consumers do all the time, in one step, so that longer stories come about."""
-        self.take(which, limit, lost=False)
+        self.take(which, limit, lost=False, early=5)
         self.claim(which, lost=False)
 
     @rule(number=st.integers(0, 5))
@@ -279,6 +282,9 @@ class Machine(RuleBasedStateMachine):
     def run(self, number: int, steps: str) -> None:
         waiting = [h for h in self.held if not h.done]
         held = waiting[number % len(waiting)]
+        if held.ready_tenths > int(self.broker.now):
+            # Claimed early: its worker waits for its time.
+            self.advance(5)
         held.done = True
         row, fate = held.row, self.fates[held.row.id]
         if row.deliveries == Message.objects.get(pk=row.id).deliveries:

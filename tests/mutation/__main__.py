@@ -26,6 +26,7 @@ HARNESSES = {
         "tests/scripts",
         "tests/races",
         "tests/commands/test_restore.py",
+        "tests/integration/test_early.py",
         "tests/integration/test_pause.py",
         "tests/integration/test_review.py",
     ],
@@ -162,6 +163,7 @@ MUTANTS = [
         "due times rounded down",
         [("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")],
     ),
+    Mutant("handler that begins with its claim", [("django_delayq/worker/pool.py", "delivery.await_due()", "pass")]),
     Mutant("mover that is a second early", [(f"{LUA}/take.lua", '"%.0f", now + 1)', '"%.0f", now + 10001)')]),
     Mutant(
         "crashes without a limit",

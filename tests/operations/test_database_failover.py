@@ -16,7 +16,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.states import LIVE, State
 from testproject.servers import PostgresServer
 from tests.proxy import Proxy
-from tests.record_of import effects_per_message, once_each, states
+from tests.record_of import effects_per_message, is_early, once_each, states
 from tests.workers import Worker, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -82,9 +82,8 @@ def drained() -> bool:
 
 
 def started_early(messages: Sequence[Message]) -> list[int]:
-    due = {message.pk: message.due_at for message in messages}
-    claims = Transition.objects.filter(message_id__in=due, to_state=State.RUNNING)
-    return [pk for pk, at in claims.values_list("message_id", "at") if at < due[pk]]
+    claims = Transition.objects.filter(message__in=messages, to_state=State.RUNNING)
+    return [claim.message_id for claim in claims if is_early(claim)]
 
 
 def test_what_a_failover_forgets_it_forgets_as_a_whole(

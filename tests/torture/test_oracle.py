@@ -52,12 +52,12 @@ class Scene:
         self.states[pk] = after
         delivery = sum(row["before"] == "scheduled" and row["after"] == "running" for row in self.log[pk])
         row = {"before": before, "after": after, "at": at, "due": due, "delivery": delivery, "actor": "", "reason": ""}
-        self.log[pk].append({**row, "number": len(self.log[pk]) + 1, "error": "", **more})
+        self.log[pk].append({**row, "number": len(self.log[pk]) + 1, "error": "", "ready": None, **more})
 
     def claim(self, pk: int, at: float, pid: int) -> None:
         delivery = self.log[pk][-1]["delivery"] + 1
         due = self.log[pk][-1]["due"]
-        self.move(pk, "scheduled", "running", at, due, delivery=delivery, actor=f"{HOST}/{pid}/abc")
+        self.move(pk, "scheduled", "running", at, due, delivery=delivery, actor=f"{HOST}/{pid}/abc", ready=due)
 
     def end(self, pk: int, after: str, at: float, due: float | None = None, **more: Any) -> None:
         self.move(pk, "running", after, at, self.log[pk][-1]["due"] if due is None else due, **more)
@@ -128,10 +128,10 @@ class Scene:
             for row in log:
                 connection.execute(
                     """
-                    INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, attempt, due_at, actor,
-                        reason, error, traceback)
+                    INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, attempt, due_at,
+                        ready_at, actor, reason, error, traceback)
                     VALUES (%(pk)s, %(number)s, to_timestamp(%(at)s), %(before)s, %(after)s, %(delivery)s,
-                            to_timestamp(%(due)s), %(actor)s, %(reason)s, %(error)s, '')
+                            to_timestamp(%(due)s), to_timestamp(%(ready)s), %(actor)s, %(reason)s, %(error)s, '')
                     """,
                     {"pk": pk, **row},
                 )
@@ -142,9 +142,9 @@ class Scene:
 def good() -> Scene:
     """One message of each fate."""
     scene = Scene()
-    # 1: a row, written once.
+    # 1: a row, written once; claimed a moment before it was due.
     scene.message(1, "torture.row", NOON)
-    scene.claim(1, NOON + 0.01, 11)
+    scene.claim(1, NOON - 0.009, 11)
     scene.ran(1, 1, 11, NOON + 0.02)
     scene.effects.append((1, 1))
     scene.end(1, "consumed", NOON + 0.05)
@@ -300,9 +300,14 @@ def _(scene: Scene) -> None:
     scene.effects.append((77, 1))
 
 
-@spoil("early", "a claim before the due time")
+@spoil("early", "a claim more than a moment before the due time")
 def _(scene: Scene) -> None:
-    scene.log[2][3]["at"] -= 0.5
+    scene.log[2][3]["at"] -= 0.022
+
+
+@spoil("early", "ready before the due time")
+def _(scene: Scene) -> None:
+    scene.log[2][3]["ready"] -= 0.002
 
 
 @spoil("early", "a due time that the record made earlier than was asked for")
@@ -312,7 +317,7 @@ def _(scene: Scene) -> None:
 
 @spoil("early", "a handler that ran before the due time")
 def _(scene: Scene) -> None:
-    scene.lines.append(("start", 1, 1, 11, NOON - 0.1))
+    scene.lines.append(("start", 1, 1, 11, NOON - 0.002))
 
 
 @spoil("duplicate transactional effect", "a row written twice")

@@ -1,8 +1,10 @@
--- Move what is due to ready, earliest first, then pop up to limit of the ready, best rank first.
--- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none waits),
--- then id, ready score, id, ready score, …
+-- Move what is due to ready, earliest first, then pop up to limit of the ready, best rank first. When there are fewer,
+-- take up to early of those that fall due within so many tenths; none of these becomes ready here, where others take it.
+-- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none waits), the
+-- time, then id, ready score, id, ready score, … with a time of ready that is still to come for what was taken early.
 local delayed, ready, wake = KEYS[1], KEYS[2], KEYS[3]
 local now, limit, batch = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local early, within = tonumber(ARGV[4]), tonumber(ARGV[5])
 -- @include clock
 -- @include places
 -- @include ring
@@ -14,14 +16,27 @@ for i = 1, #due, 2 do
   redis.call("ZREM", delayed, due[i])
   redis.call("ZADD", ready, ready_score(now, rank_of(tonumber(due[i + 1]))), due[i])
 end
-local answer = {#due / 2, 0, ""}
+local answer = {#due / 2, 0, "", string.format("%.2f", now + part)}
+local room = limit
 if limit > 0 then
   local popped = redis.call("ZPOPMIN", ready, limit)
+  room = limit - #popped / 2
   for i = 1, #popped, 2 do
     answer[#answer + 1] = popped[i]
     -- The clock may have gone back since: a claim must not find it ready later than now.
     local score = tonumber(popped[i + 1])
     answer[#answer + 1] = string.format("%.0f", score - math.max(0, score % BAND - now))
+  end
+end
+early = math.min(early, room)
+if early > 0 then
+  local upto = "(" .. string.format("%.0f", now + within + 1)
+  local soon = redis.call("ZRANGEBYSCORE", delayed, "-inf", upto, "WITHSCORES", "LIMIT", 0, early)
+  for i = 1, #soon, 2 do
+    local score = tonumber(soon[i + 1])
+    redis.call("ZREM", delayed, soon[i])
+    answer[#answer + 1] = soon[i]
+    answer[#answer + 1] = string.format("%.0f", ready_score(math.floor(score), rank_of(score)))
   end
 end
 answer[2] = redis.call("ZCARD", ready)

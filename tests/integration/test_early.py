@@ -1,0 +1,217 @@
+"""What is claimed a moment before it falls due: it begins on time, and never before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import redis
+
+from django_delayq import cancel_message, registry, reschedule_message, schedule_message, transitions
+from django_delayq.broker.base import Entry
+from django_delayq.broker.keys import keys
+from django_delayq.clock import SECOND, to_tenths
+from django_delayq.models import Message, Transition
+from django_delayq.sql.rows import Ticket
+from django_delayq.states import State
+from django_delayq.transitions import Verdict
+from django_delayq.worker import foresight
+from django_delayq.worker.budget import Budget
+from django_delayq.worker.consumer import Consumer
+from django_delayq.worker.delivery import Delivery
+from django_delayq.worker.foresight import Foresight
+from django_delayq.worker.pool import Pool
+from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.source import Source
+from tests.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = QUEUE = "default"
+# A hundred times and more what it is, so that little depends on how long the test takes. Seconds.
+MOST = 1.8
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    made = Recorder(DB, lambda count: None)
+    made.start()
+    yield made
+    made.stop()
+    made.join(10)
+
+
+@pytest.fixture(autouse=True)
+def in_slow_motion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "MOST", MOST)
+
+
+@pytest.fixture
+def consumer(redis_client: redis.Redis, recorder: Recorder) -> Iterator[Consumer]:
+    """One whose threads have not begun. It looks as far ahead as it may."""
+    source = Source(DB, registry.handlers)
+    yield Consumer(DB, source, Pool(3, recorder, "w", lambda: None), lambda: (QUEUE,), "w", Budget(None), 5.0)
+    source.close()
+
+
+def in_an_hour(consumer: Consumer, number: int = 1) -> list[Message]:
+    """Messages that fall due together, and are known to Redis."""
+    first = schedule_message("t.ok", delay=timedelta(hours=1))
+    messages = [first, *(schedule_message("t.ok", due=first.due_at) for _number in range(1, number))]
+    broker = consumer.source.redis
+    assert broker is not None
+    places = keys("delayq", QUEUE)
+    broker.client.hset(places.meta, "horizon", to_tenths(first.due_at) + 3600 * SECOND)
+    broker.put(QUEUE, [Entry.at(message.pk, message.due_at, message.priority) for message in messages])
+    return messages
+
+
+def so_long_before(consumer: Consumer, message: Message, seconds: float) -> None:
+    assert consumer.source.redis is not None
+    consumer.source.redis.now = to_tenths(message.due_at) - int(seconds * SECOND)
+
+
+def states(messages: list[Message]) -> list[str]:
+    found = dict(Message.objects.values_list("pk", "state"))
+    return [found[message.pk] for message in messages]
+
+
+def test_a_message_is_claimed_a_moment_before_it_falls_due_and_waits(consumer: Consumer) -> None:
+    (message,) = in_an_hour(consumer)
+    so_long_before(consumer, message, 1.5)
+    consumer.turn()
+    (held,) = consumer.pool.held()
+    assert (held.id, states([message])) == (message.pk, [State.RUNNING])
+    assert held.due_mono - held.claimed_mono == pytest.approx(1.5)
+    assert held.lateness == 0
+    row = Transition.objects.get(message_id=message.pk, to_state=State.RUNNING)
+    assert row.at < message.due_at == row.ready_at
+
+
+def test_nothing_is_claimed_more_than_that_before_it_falls_due(consumer: Consumer) -> None:
+    messages = in_an_hour(consumer)
+    so_long_before(consumer, messages[0], MOST + 0.0001)
+    wait = consumer.turn()
+    assert (consumer.pool.held(), states(messages)) == ([], [State.SCHEDULED])
+    # It comes back when it is time for a claim.
+    assert 0.2 < wait <= MOST / 2 + 0.0001
+
+
+def test_no_more_are_claimed_early_than_can_begin_on_time(consumer: Consumer) -> None:
+    messages = in_an_hour(consumer, 5)
+    so_long_before(consumer, messages[0], 1.5)
+    assert consumer.turn() > 0.4
+    # Of three threads one is left for what is due at once.
+    assert sorted(states(messages)) == [State.RUNNING] * 2 + [State.SCHEDULED] * 3
+    # It does not come back before the others are due, or it would come back without end.
+    assert consumer.turn() > 0.4
+
+
+def test_the_only_thread_waits_too(consumer: Consumer) -> None:
+    consumer.pool.threads = 1
+    messages = in_an_hour(consumer, 2)
+    so_long_before(consumer, messages[0], 1.5)
+    consumer.turn()
+    assert sorted(states(messages)) == [State.RUNNING, State.SCHEDULED]
+
+
+def test_who_delivers_by_query_sleeps_until_something_is_due(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transitions, "until_due", lambda *arguments: 0.8)
+    monkeypatch.setattr(consumer.source, "redis", None)
+    assert consumer.turn() > 0.4
+
+
+def test_who_may_take_nothing_takes_nothing_early(consumer: Consumer) -> None:
+    consumer.budget = Budget(0)
+    messages = in_an_hour(consumer)
+    so_long_before(consumer, messages[0], 0.8)
+    assert consumer.turn() > 0.4
+    assert states(messages) == [State.SCHEDULED]
+
+
+def test_a_row_that_is_due_later_than_redis_believes_is_not_claimed_early(consumer: Consumer) -> None:
+    (message,) = in_an_hour(consumer)
+    later = message.due_at + timedelta(seconds=1)
+    Message.objects.filter(pk=message.pk).update(due_at=later)
+    so_long_before(consumer, message, 0.8)
+    consumer.turn()
+    assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
+    broker = consumer.source.redis
+    assert broker is not None
+    score = broker.client.zscore(keys("delayq", QUEUE).delayed, str(message.pk))
+    assert score is not None
+    assert int(score) == to_tenths(later)
+
+
+def test_what_is_claimed_early_runs_already_for_who_cancels_or_reschedules(consumer: Consumer) -> None:
+    (message,) = in_an_hour(consumer)
+    so_long_before(consumer, message, 1.5)
+    consumer.turn()
+    assert reschedule_message(message, delay=60).verdict == Verdict.TOO_LATE
+    assert cancel_message(message).verdict == Verdict.REQUESTED
+
+
+# --- in the threads ---------------------------------------------------------------------------------------------------
+
+
+def claimed(until: float) -> Delivery:
+    """A message that falls due so many seconds after it was claimed."""
+    message = schedule_message("t.ok")
+    handler = registry.handlers()["t.ok"]
+    (row,) = transitions.claim(DB, [Ticket(message.pk)], {"t.ok": handler.lease}, "w")
+    return Delivery(row, handler, DB, until=until)
+
+
+@pytest.fixture
+def pool(recorder: Recorder) -> Iterator[Pool]:
+    made = Pool(1, recorder, "w", lambda: None)
+    made.start()
+    yield made
+    made.stop()
+
+
+def begins(delivery: Delivery) -> Callable[[], bool]:
+    return lambda: Message.objects.get(pk=delivery.id).state == State.CONSUMED
+
+
+def test_a_handler_does_not_begin_before_its_message_is_due(pool: Pool) -> None:
+    delivery = claimed(until=0.25)
+    pool.submit([delivery])
+    eventually(begins(delivery), "the end of the delivery")
+    assert delivery.started_mono >= delivery.claimed_mono + 0.25
+
+
+def test_what_waits_for_its_time_is_given_back_at_a_shutdown(pool: Pool) -> None:
+    delivery = claimed(until=0.5)
+    pool.submit([delivery])
+    # A thread has it.
+    eventually(pool._waiting.empty, "the thread")
+    pool.drain()
+    eventually(lambda: not pool.busy, "the end of its wait")
+    pool.recorder.flush(5)
+    row = Transition.objects.filter(message_id=delivery.id).latest("number")
+    assert (row.to_state, row.reason) == (State.SCHEDULED, "shutdown")
+    assert not delivery.started_mono
+
+
+# --- how long before --------------------------------------------------------------------------------------------------
+
+
+def test_the_lead_is_as_long_as_a_claim_takes_and_what_it_varies_by() -> None:
+    foresight = Foresight()
+    for _turn in range(1000):
+        foresight.learn(0.001)
+    assert foresight.lead == pytest.approx(0.001, abs=0.0001)
+    steady = foresight.lead
+    foresight.learn(0.002)
+    assert foresight.lead > steady + 0.0005
+
+
+def test_the_lead_has_a_limit_however_slow_a_claim_was() -> None:
+    foresight = Foresight()
+    foresight.learn(60.0)
+    assert foresight.lead == MOST / 2
+    assert foresight.early(7) == (7, MOST)
