@@ -42,13 +42,6 @@ class DueTicket(NamedTuple):
     until: float = 0.0
 
 
-class Early(NamedTuple):
-    """How many may be taken though they fall due only within so many seconds."""
-
-    most: int
-    within: float
-
-
 @dataclass(frozen=True, slots=True)
 class Put:
     """What became of the entries of a put."""
@@ -93,8 +86,11 @@ class Broker(Protocol):
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids. A hint that saves a look-up: the claim refuses them anyway."""
 
-    def take(self, queue: str, limit: int, early: Early | None = None) -> Taken:
-        """Up to ``limit`` ids that are due, best priority first; where there are fewer, those that are ``early``."""
+    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
+        """Up to ``limit`` ids that are due, best priority first; then what falls due ``within`` so many seconds.
+
+        A broker that is asked by polling leaves out what is not due yet.
+        """
 
     def exclusively(self) -> AbstractContextManager[object]:
         """Hold what ``take`` returns until it is claimed."""

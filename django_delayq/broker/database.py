@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from .. import transitions
-from .base import DueTicket, Early, Entry, Put, Taken
+from .base import DueTicket, Entry, Put, Taken
 
 
 class DatabaseBroker:
@@ -25,7 +25,7 @@ class DatabaseBroker:
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """The row says that it is not scheduled any more."""
 
-    def take(self, queue: str, limit: int, early: Early | None = None) -> Taken:
+    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
         topics = list(self.topics())
         wait = transitions.until_due(self.using, queue, topics)
         if wait is None or wait > 0:

@@ -22,7 +22,7 @@ from ..conf import Settings
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..validation import PRIORITIES
 from . import connection, scripts
-from .base import BATCH, DueTicket, Early, Entry, Put, Taken
+from .base import BATCH, DueTicket, Entry, Put, Taken
 from .calls import Calls
 from .keys import BAND, PARTITION, RANKS, Keys, keys, namespace
 from .line import Lines
@@ -157,7 +157,7 @@ class RedisBroker:
             with answering():
                 scripts.load("remove")(self.client, delayed=k.delayed, ready=k.ready, rest=ids[start : start + BATCH])
 
-    def take(self, queue: str, limit: int, early: Early | None = None) -> Taken:
+    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
         k = self.keys(queue)
         with answering():
             answer = scripts.load("take")(
@@ -168,8 +168,7 @@ class RedisBroker:
                 now=self.now,
                 limit=min(limit, BATCH),
                 batch=BATCH,
-                early=0 if early is None else early.most,
-                within=0 if early is None else int(early.within * SECOND),
+                within=int(within * SECOND),
             )
         moved, left, next_due = answer[:3]
         now_tenths = float(answer[3])

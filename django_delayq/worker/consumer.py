@@ -165,7 +165,7 @@ class Consumer(threading.Thread):
             waiting, longest = True, min(longest, self.alone.patience)
         self._waiting = waiting
         # Only now: while what was taken was claimed, the next may have fallen due.
-        lead = self.foresight.lead if self._spare and broker is not self.source.database else 0.0
+        lead = self.foresight.lead if self._room > 0 and self.budget.left and isinstance(broker, RedisBroker) else 0.0
         wait = min([longest, *(max(0.0, wait - lead) for taken in looked if (wait := taken.wait) is not None)])
         if waiting and self.pool.is_worth_filling and self._may_go_on:
             # A thread became free between the take and the line above.
@@ -189,7 +189,7 @@ class Consumer(threading.Thread):
         handlers = registry.handlers()
         with broker.exclusively():
             failpoints.reach("before_take")
-            taken = broker.take(queue, room, self.foresight.early(self._spare))
+            taken = broker.take(queue, room, self.foresight.reach)
             asked = time.monotonic()
             claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
         if len(claimed) < len(taken.tickets) and isinstance(broker, RedisBroker):
@@ -262,11 +262,6 @@ class Consumer(threading.Thread):
         if self.alone.waits or self.pool.recorder.behind > BEHIND:
             return 0
         return min(1, self.pool.room) if self._careful else self.pool.room
-
-    @property
-    def _spare(self) -> int:
-        """How many may be claimed a moment early: each has a thread until it begins."""
-        return 0 if self.alone.waits or self._careful or not self._may_go_on else self.pool.spare
 
     @property
     def _may_go_on(self) -> bool:

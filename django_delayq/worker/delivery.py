@@ -160,11 +160,6 @@ class Delivery:
         over = self.overtime
         return over is not None and over >= by
 
-    def await_due(self) -> None:
-        """What was claimed a moment early begins no earlier than it is due."""
-        while (early := self.due_mono - time.monotonic()) > 0:
-            time.sleep(early)
-
     def begin(self) -> None:
         """The handler starts, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
 

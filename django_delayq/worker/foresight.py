@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..broker.base import Early
-
 # Nobody's message is claimed earlier than this before its due time. Seconds.
 MOST = 0.01
 # Shares of the newest in the mean and in the mean deviation, and how many deviations are allowed for: RFC 6298, which
@@ -29,6 +27,7 @@ class Foresight:
         """So many seconds before the next due time it is worth asking."""
         return min(MOST / 2, self._mean + DEVIATIONS * self._deviation)
 
-    def early(self, most: int) -> Early:
-        """What to take then: twice as far, or there would be a claim for each message."""
-        return Early(most, 2 * self.lead)
+    @property
+    def reach(self) -> float:
+        """What falls due within so many seconds is taken then: no further, and there would be a claim for each."""
+        return 2 * self.lead

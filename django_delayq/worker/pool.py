@@ -8,13 +8,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 
 from .. import actors, signals
 from ..models import Message
 from ..outcomes import Release, Retry, storable
 from . import connections
+from .alarm import Alarm
 from .delivery import Delivery
 from .executor import execute
 from .recorder import Recorder, log
@@ -29,7 +30,7 @@ FAILED = timedelta(seconds=10)
 
 
 class Pool:
-    """A fixed number of threads, and what they hold: deliveries that run, and a few that wait for a thread."""
+    """A fixed number of threads, and what they hold: deliveries that run, and a few that wait for one or to be due."""
 
     def __init__(
         self,
@@ -53,9 +54,13 @@ class Pool:
         # Mean run time of a handler, in seconds; so slow, until shown otherwise, that nothing is held ahead.
         self._slow = max(1.0, 2 * threads * AHEAD)
         self._mean = self._slow
+        self._alarm = Alarm(self._waiting.put)
         self._members = [
-            threading.Thread(target=self._work, args=(number,), name=f"delayq-handler-{number}", daemon=True)
-            for number in range(threads)
+            self._alarm,
+            *(
+                threading.Thread(target=self._work, args=(number,), name=f"delayq-handler-{number}", daemon=True)
+                for number in range(threads)
+            ),
         ]
 
     def start(self) -> None:
@@ -70,7 +75,10 @@ class Pool:
         for delivery in deliveries:
             delivery.queued_mono = time.monotonic()
             self._held[delivery.id, delivery.deliveries] = delivery
-            self._waiting.put(delivery)
+            if delivery.due_mono > delivery.queued_mono:
+                self._alarm.set(delivery)
+            else:
+                self._waiting.put(delivery)
 
     def held(self) -> list[Delivery]:
         """What runs or waits here. Safe from any thread."""
@@ -86,11 +94,6 @@ class Pool:
     def room(self) -> int:
         """How many more may be claimed."""
         return max(0, self.size - len(self._held))
-
-    @property
-    def spare(self) -> int:
-        """Threads with nothing to do, but for one (if there are more) that is left for what is due at once."""
-        return max(0, self.threads - len(self._held) - (self.threads > 1))
 
     @property
     def is_worth_filling(self) -> bool:
@@ -116,11 +119,17 @@ class Pool:
             self._give_back(Release("waited too long for a thread"))
 
     def _give_back(self, outcome: Release) -> None:
+        for delivery in self._unbegun():
+            self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
+            self._returned()
+            del self._held[delivery.id, delivery.deliveries]
+
+    def _unbegun(self) -> Iterator[Delivery]:
+        # Early ones first: what rings meanwhile is then among the others.
+        yield from self._alarm.clear()
         with contextlib.suppress(queue.Empty):
             while (delivery := self._waiting.get_nowait()) is not None:
-                self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
-                self._returned()
-                del self._held[delivery.id, delivery.deliveries]
+                yield delivery
 
     def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
         """Until nothing is held; False when that took too long."""
@@ -132,7 +141,8 @@ class Pool:
         return True
 
     def stop(self) -> None:
-        for _member in self._members:
+        self._alarm.stop()
+        for _number in range(self.threads):
             self._waiting.put(None)
 
     def _work(self, number: int) -> None:
@@ -152,7 +162,6 @@ class Pool:
         connections.close_all()
 
     def _run(self, delivery: Delivery, actor: str) -> None:
-        delivery.await_due()
         if self._draining or delivery.lost:
             self.recorder.submit(delivery, Release("shutdown" if self._draining else "lease lost"), actor)
             self._returned()

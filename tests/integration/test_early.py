@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
@@ -98,29 +99,20 @@ def test_nothing_is_claimed_more_than_that_before_it_falls_due(consumer: Consume
     assert 0.2 < wait <= MOST / 2 + 0.0001
 
 
-def test_no_more_are_claimed_early_than_can_begin_on_time(consumer: Consumer) -> None:
-    messages = in_an_hour(consumer, 5)
-    so_long_before(consumer, messages[0], 1.5)
-    assert consumer.turn() > 0.4
-    # Of three threads one is left for what is due at once.
-    assert sorted(states(messages)) == [State.RUNNING] * 2 + [State.SCHEDULED] * 3
-    # It does not come back before the others are due, or it would come back without end.
-    assert consumer.turn() > 0.4
-
-
-def test_the_only_thread_waits_too(consumer: Consumer) -> None:
-    consumer.pool.threads = 1
-    messages = in_an_hour(consumer, 2)
-    so_long_before(consumer, messages[0], 1.5)
-    consumer.turn()
-    assert sorted(states(messages)) == [State.RUNNING, State.SCHEDULED]
-
-
 def test_who_delivers_by_query_sleeps_until_something_is_due(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transitions, "until_due", lambda *arguments: 0.8)
     monkeypatch.setattr(consumer.source, "redis", None)
+    assert consumer.turn() > 0.4
+
+
+def test_no_more_are_claimed_early_than_there_is_room_for(consumer: Consumer) -> None:
+    messages = in_an_hour(consumer, 5)
+    so_long_before(consumer, messages[0], 0.8)
+    assert consumer.turn() > 0.4
+    assert sorted(states(messages)) == [State.RUNNING] * 3 + [State.SCHEDULED] * 2
+    # It does not come back before the others are due, or it would come back without end.
     assert consumer.turn() > 0.4
 
 
@@ -157,9 +149,9 @@ def test_what_is_claimed_early_runs_already_for_who_cancels_or_reschedules(consu
 # --- in the threads ---------------------------------------------------------------------------------------------------
 
 
-def claimed(until: float) -> Delivery:
+def claimed(until: float, **options: Any) -> Delivery:
     """A message that falls due so many seconds after it was claimed."""
-    message = schedule_message("t.ok")
+    message = schedule_message("t.ok", **options)
     handler = registry.handlers()["t.ok"]
     (row,) = transitions.claim(DB, [Ticket(message.pk)], {"t.ok": handler.lease}, "w")
     return Delivery(row, handler, DB, until=until)
@@ -184,13 +176,27 @@ def test_a_handler_does_not_begin_before_its_message_is_due(pool: Pool) -> None:
     assert delivery.started_mono >= delivery.claimed_mono + 0.25
 
 
+def test_what_waits_for_its_time_keeps_nobody_else_waiting(pool: Pool) -> None:
+    early, due = claimed(until=60), claimed(until=0)
+    pool.submit([early, due])
+    eventually(begins(due), "the end of the delivery")
+    assert not early.started_mono
+    assert pool.busy
+
+
+def test_of_what_falls_due_together_the_best_begins_first(pool: Pool) -> None:
+    low, high = claimed(until=0.3), claimed(until=0.3, priority=9)
+    high.due_mono = low.due_mono
+    pool.submit([low, high])
+    eventually(begins(low), "the end of both")
+    assert high.due_mono <= high.started_mono < low.started_mono
+
+
 def test_what_waits_for_its_time_is_given_back_at_a_shutdown(pool: Pool) -> None:
-    delivery = claimed(until=0.5)
+    delivery = claimed(until=60)
     pool.submit([delivery])
-    # A thread has it.
-    eventually(pool._waiting.empty, "the thread")
     pool.drain()
-    eventually(lambda: not pool.busy, "the end of its wait")
+    assert not pool.busy
     pool.recorder.flush(5)
     row = Transition.objects.filter(message_id=delivery.id).latest("number")
     assert (row.to_state, row.reason) == (State.SCHEDULED, "shutdown")
@@ -214,4 +220,4 @@ def test_the_lead_has_a_limit_however_slow_a_claim_was() -> None:
     foresight = Foresight()
     foresight.learn(60.0)
     assert foresight.lead == MOST / 2
-    assert foresight.early(7) == (7, MOST)
+    assert foresight.reach == MOST

@@ -16,7 +16,7 @@ from django.conf import settings as django_settings
 from django.db import connection, connections, transaction
 
 from django_delayq import cancel_message, conf, registry, schedule_message, schedule_messages, signals, transitions
-from django_delayq.broker.base import DueTicket, Early, Entry, Taken
+from django_delayq.broker.base import DueTicket, Entry, Taken
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker, _readable
 from django_delayq.clock import SECOND
@@ -325,7 +325,7 @@ def test_what_was_claimed_runs_although_redis_goes_away_while_the_rest_is_put_ba
     consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0)
     now_tenths = int((time.time() + 0.01) * SECOND)
 
-    def take(queue: str, limit: int, _early: Early) -> Taken:
+    def take(queue: str, limit: int, _within: float) -> Taken:
         tickets = [DueTicket(pk, now_tenths, 0) for pk in (ready.pk, early.pk)]
         return Taken(tickets)
 
@@ -350,7 +350,7 @@ def test_what_falls_due_while_others_are_claimed_is_not_slept_through(
 
     def look(ago: float) -> float:
         answer = Taken(next_due=1.5, at=time.monotonic() - ago)
-        monkeypatch.setattr(source.redis, "take", lambda queue, limit, early: answer)
+        monkeypatch.setattr(source.redis, "take", lambda queue, limit, within: answer)
         return consumer.turn()
 
     assert look(ago=1.0) <= 0.5

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from django_delayq import restore, transitions
-from django_delayq.broker.base import Early, Entry
+from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.client import schedule_message
@@ -217,7 +217,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), limit=st.integers(1, 4), lost=st.booleans(), early=st.sampled_from([0, 0, 5]))
     def take(self, which: int, limit: int, lost: bool, early: int) -> None:
         """``early``: what falls due within so many seconds too; no worker looks so far, but no step is so short."""
-        taken = self.broker.take(QUEUE, limit, Early(limit, early)).tickets
+        taken = self.broker.take(QUEUE, limit, early).tickets
         if not lost:
             self.workers[which].tickets += [Ticket(t.id, t.ready_tenths, t.partition) for t in taken]
 

@@ -79,10 +79,10 @@ class Bench:
         return self.call("put", now=now, mode=mode, rest=[number for entry in entries for number in entry])
 
     def take(
-        self, limit: int, *, now: int = NOW, batch: int = 1000, early: int = 0, within: int = 0
+        self, limit: int, *, now: int = NOW, batch: int = 1000, within: int = 0
     ) -> tuple[int, int, float | None, list[int]]:
         """How many moved, how many are left, in how many tenths the next is due, and the ids taken."""
-        answer = self.call("take", now=now, limit=limit, batch=batch, early=early, within=within)
+        answer = self.call("take", now=now, limit=limit, batch=batch, within=within)
         moved, left, next_due, _now, *taken = answer
         return moved, left, float(next_due) if next_due else None, [int(number) for number in taken[::2]]
 

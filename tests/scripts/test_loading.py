@@ -28,7 +28,7 @@ def test_the_first_lines_of_a_script_are_its_signature() -> None:
     assert put.rest
     take = scripts.load("take")
     assert take.keys == ("delayed", "ready", "wake")
-    assert take.arguments == ("now", "limit", "batch", "early", "within")
+    assert take.arguments == ("now", "limit", "batch", "within")
     assert not take.rest
 
 

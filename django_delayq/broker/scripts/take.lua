@@ -1,10 +1,9 @@
 -- Move what is due to ready, earliest first, then pop up to limit of the ready, best rank first. When there are fewer,
--- take up to early of those that fall due within so many tenths; none of these becomes ready here, where others take it.
+-- take those that fall due within so many tenths; none of these becomes ready here, where others would take it.
 -- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none waits), the
 -- time, then id, ready score, id, ready score, … with a time of ready that is still to come for what was taken early.
 local delayed, ready, wake = KEYS[1], KEYS[2], KEYS[3]
-local now, limit, batch = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local early, within = tonumber(ARGV[4]), tonumber(ARGV[5])
+local now, limit, batch, within = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 -- @include clock
 -- @include places
 -- @include ring
@@ -28,10 +27,9 @@ if limit > 0 then
     answer[#answer + 1] = string.format("%.0f", score - math.max(0, score % BAND - now))
   end
 end
-early = math.min(early, room)
-if early > 0 then
+if room > 0 and within > 0 then
   local upto = "(" .. string.format("%.0f", now + within + 1)
-  local soon = redis.call("ZRANGEBYSCORE", delayed, "-inf", upto, "WITHSCORES", "LIMIT", 0, early)
+  local soon = redis.call("ZRANGEBYSCORE", delayed, "-inf", upto, "WITHSCORES", "LIMIT", 0, room)
   for i = 1, #soon, 2 do
     local score = tonumber(soon[i + 1])
     redis.call("ZREM", delayed, soon[i])
