@@ -49,6 +49,8 @@ SLOW = 50.0
 BLUR = 0.05
 # A process that lived on for so long after an effect, with nothing in its way, has recorded it. Seconds.
 RECORDED = 2.0
+# A message that kills its process.
+POISON = "poison"
 # From so many deliveries with nothing near on, their 99th percentile says something.
 MANY = 1000
 
@@ -293,6 +295,8 @@ class Oracle:
         self.lease = float(evidence.run["lease"])
         self.faults = sorted(evidence.faults, key=lambda fault: fault.begin)
         self.deaths = self._deaths()
+        # What may make others late: what the nemesis did, and what poison did.
+        self.disturbances = sorted([*self.faults, *self._poisonings()], key=lambda fault: fault.begin)
 
     def judge(self) -> Report:
         self.report.counts["scheduled"] = len(self.evidence.scheduled)
@@ -487,13 +491,19 @@ class Oracle:
             if fault.kind in ("kill-child", "kill-worker"):
                 for pid in fault.pids:
                     deaths[pid].append((fault.begin, fault.end))
-        for lines in self.evidence.lines.values():
-            for line in lines:
-                if line.what == "die":
-                    deaths[line.pid].append((line.at, line.at))
+        for poisoning in self._poisonings():
+            for pid in poisoning.pids:
+                deaths[pid].append((poisoning.begin, poisoning.end))
         for times in deaths.values():
             times.sort()
         return deaths
+
+    def _poisonings(self) -> Iterator[Fault]:
+        """Deaths of processes by what they delivered."""
+        for lines in self.evidence.lines.values():
+            for line in lines:
+                if line.what == "die":
+                    yield Fault(POISON, line.at, line.at, frozenset({line.pid}))
 
     def cancelled_means_cancelled(self) -> None:
         for answer in self.evidence.answers:
@@ -553,7 +563,7 @@ class Oracle:
         elif pk in self.evidence.orphaned:
             allowed, kind = marks["push"], "lost push"
         deadline, near = ready + allowed, None
-        for fault in self.faults:
+        for fault in self.disturbances:
             # One that came when it was late already is no excuse.
             if fault.begin > min(deadline, claim.at):
                 break
@@ -563,7 +573,8 @@ class Oracle:
                     ready = max(ready, fault.end)
         if near is not None and kind == "quiet":
             kind = f"after {near.kind}"
-        self.report.lateness[kind].append(claim.at - ready)
+        # A claim may be early, and its handler waits.
+        self.report.lateness[kind].append(max(0.0, claim.at - ready))
         if claim.at > deadline:
             over = f"{claim.at - deadline:.2f} s more than the {deadline - ready:.2f} s allowed"
             self.report.found("late", f"{pk}: {over} ({kind}), delivery {claim.delivery}")
@@ -583,7 +594,7 @@ class Oracle:
             return float(marks["redis"])
         if fault.kind in DATABASE_FAULTS:
             return float(marks["database"])
-        if fault.kind == "kill-child":
+        if fault.kind in ("kill-child", POISON):
             return float(marks["child"])
         if fault.kind == "kill-producer":
             return float(marks["push"])

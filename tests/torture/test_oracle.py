@@ -486,13 +486,25 @@ def _(scene: Scene) -> None:
         row["at"] += 1
 
 
-@spoil("late", "one of a hundred was late, and nothing was near")
-def _(scene: Scene) -> None:
+def with_poison_near(scene: Scene, at: float | None) -> None:
+    """A thousand messages, one of a hundred of them late."""
     for pk in range(1000, 2000):
         scene.message(pk, "torture.row", NOON + 1000)
         scene.claim(pk, NOON + 1000 + 0.3 * (pk % 50 == 0), 11)
         scene.effects.append((pk, 1))
         scene.end(pk, "consumed", NOON + 1001)
+    if at is not None:
+        scene.lines.append(("die", 8, 4, 19, at))
+
+
+@spoil("late", "one of a hundred was late, and nothing was near")
+def _(scene: Scene) -> None:
+    with_poison_near(scene, None)
+
+
+@spoil("late", "one of a hundred was late, and poison was near no more")
+def _(scene: Scene) -> None:
+    with_poison_near(scene, NOON + 997)
 
 
 @spoil("late", "it came long after the death of its process")
@@ -595,6 +607,17 @@ def test_a_good_run_is_good_and_its_duplicates_are_named(
     said = capsys.readouterr().out
     assert said.rstrip().endswith("GOOD")
     assert {"W1: effect twice 1", "W2: effect twice 3"} <= {" ".join(line.split()) for line in said.splitlines()}
+
+
+def test_what_was_late_beside_poison_is_told_apart(
+    tmp_path: Path, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene = good()
+    with_poison_near(scene, NOON + 999)
+    scene.write(tmp_path, dsn)
+
+    assert oracle.main([str(tmp_path), "--dsn", dsn]) == 0
+    assert "after poison" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("kind", "spoil"), [pytest.param(k, s, id=f"{k}: {name}") for k, name, s in SPOILS])
