@@ -78,8 +78,8 @@ def schedule_message(
     delays, not a function) and ``max_attempts`` override the handler's. ``headers``: a small dict that travels along.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
-    is taken, with "replace" and "debounce" when its message has begun: it is running, or a delivery of it ended
-    without a word and may still succeed.
+    is taken, with "replace" and "debounce" when its message has begun: it is running (from 10 ms before its due time
+    at the earliest), or a delivery of it ended without a word and may still succeed.
 
     ::
 
@@ -314,10 +314,10 @@ def cancel_message(
     """Cancel a message, given by id, by ``topic`` and ``key``, or as a queryset of messages.
 
     The answer's ``verdict`` is the truth at the commit: CANCELLED (no delivery is running or ended without a word,
-    and none will start), REQUESTED (it is running: the handler can see the request, no retry follows),
-    OUTCOME_UNKNOWN (no new start, but a delivery that died may have had its effect), TOO_LATE (``answer.state`` says
-    why), NOT_FOUND. An answer is true when something was done. A queryset is worked off in batches, each in a
-    transaction of its own, and answered by a count per verdict.
+    and none will start), REQUESTED (it is running, or begins within 10 ms: a handler that goes on for more than a
+    second can see the request, no retry follows), OUTCOME_UNKNOWN (no new start, but a delivery that died may have had
+    its effect), TOO_LATE (``answer.state`` says why), NOT_FOUND. An answer is true when something was done. A queryset
+    is worked off in batches, each in a transaction of its own, and answered by a count per verdict.
     """
     return _steer(target, topic, key, using, lambda db, ids: transitions.cancel(db, ids, reason=reason))
 

@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
     # No delivery is running or ended unreported, and none will start.
     CANCELLED = "cancelled"
-    # It is running: the handler can see the request, and no retry follows.
+    # It is running, or claimed and begins within 10 ms: the handler can see the request, and no retry follows.
     REQUESTED = "requested"
     # No new delivery will start, but one that died without a word may have had its effect.
     OUTCOME_UNKNOWN = "outcome unknown"

@@ -49,9 +49,10 @@ def path_of(message: Message) -> list[str]:
 
 
 def is_early(claim: Transition) -> bool:
-    """A claim may come a moment before the message is due; that it begins then is what becoming ready stands for."""
+    """A claim by way of Redis may come a moment before the message is due; becoming ready says when it begins."""
     assert claim.ready_at is not None
-    return claim.ready_at < claim.due_at or claim.at < claim.due_at - timedelta(seconds=MOST)
+    ahead = timedelta(0) if claim.partition is None else timedelta(seconds=MOST)
+    return claim.ready_at < claim.due_at or claim.at < claim.due_at - ahead
 
 
 def effects_per_message() -> Counter[int]:

@@ -145,11 +145,18 @@ class RedisBroker:
             self.client.zadd(k.delayed, {str(ticket.id): at + ticket.rank / RANKS for ticket in tickets})
 
     def give_back(self, queue: str, tickets: Sequence[DueTicket]) -> None:
-        """Make ids that were taken ready again, each where it was."""
-        places = {str(ticket.id): ticket.rank * BAND + ticket.ready_tenths for ticket in tickets if ticket.ready_tenths}
-        if places:
-            with answering():
-                self.client.zadd(self.keys(queue).ready, places)
+        """Put ids that were taken back, each where it was."""
+        k = self.keys(queue)
+        ready, delayed = {}, {}
+        for ticket in tickets:
+            if ticket.until > 0 and ticket.ready_tenths:
+                delayed[str(ticket.id)] = ticket.ready_tenths + ticket.rank / RANKS
+            elif ticket.ready_tenths:
+                ready[str(ticket.id)] = ticket.rank * BAND + ticket.ready_tenths
+        for key, places in ((k.ready, ready), (k.delayed, delayed)):
+            if places:
+                with answering():
+                    self.client.zadd(key, places)
 
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         k = self.keys(queue)

@@ -170,7 +170,7 @@ def estimate(using: str) -> int | None:
 
 
 def lateness(using: str) -> Lateness:
-    """How late the first delivery of each of the last finished messages began."""
+    """How late the last finished messages were claimed, each for the first time; 0 for a moment early."""
     last = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
     ids = list(last.values_list("pk", flat=True)[:LATENESS_OF])
     claims = Transition.objects.using(using).filter(message_id__in=ids, from_state=State.SCHEDULED)

@@ -367,7 +367,8 @@ class Portable:
                 "attempts": message.attempts + failure.counts,
             }
             if to == State.SCHEDULED and failure.delay is not None:
-                values["due_at"] = ceil_tenth(now + failure.delay)
+                # A message that was claimed a moment early and given back is due no earlier for that.
+                values["due_at"] = max(message.due_at, ceil_tenth(now + failure.delay))
             return Change(to, values, reason, failure.error, failure.traceback, failure.actor)
 
         where = Q(pk__in=list(by_id), state=State.RUNNING)

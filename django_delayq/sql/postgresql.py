@@ -192,6 +192,9 @@ SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, NULL, 
 RETURNING message_id
 """  # noqa: S608
 
+# What was claimed a moment early and is given back falls due no earlier than it did.
+AFTER = "clock_timestamp() + x.delay * interval '1 second'"
+
 FAIL = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[], %(dead)s::bool[],
@@ -212,7 +215,7 @@ WITH o AS (
            error = CASE WHEN x.kind <> '' THEN x.kind ELSE m.error END,
            finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
            due_at = CASE WHEN x.after = 'scheduled' AND x.delay IS NOT NULL
-                         THEN {CEIL_TENTH.format("clock_timestamp() + x.delay * interval '1 second'")}
+                         THEN greatest(m.due_at, {CEIL_TENTH.format(AFTER)})
                          ELSE m.due_at END
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, m.reported, x.after, x.delivery,

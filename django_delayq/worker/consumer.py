@@ -1,4 +1,4 @@
-"""Takes what is due, claims it in the record, and hands it to the threads."""
+"""Takes what is due or will be in a moment, claims it in the record, and hands it to the threads."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Consumer(threading.Thread):
             waiting, longest = True, min(longest, self.alone.patience)
         self._waiting = waiting
         # Only now: while what was taken was claimed, the next may have fallen due.
-        lead = self.foresight.lead if self._room > 0 and self.budget.left and isinstance(broker, RedisBroker) else 0.0
+        lead = self._lead(broker)
         wait = min([longest, *(max(0.0, wait - lead) for taken in looked if (wait := taken.wait) is not None)])
         if waiting and self.pool.is_worth_filling and self._may_go_on:
             # A thread became free between the take and the line above.
@@ -189,7 +189,7 @@ class Consumer(threading.Thread):
         handlers = registry.handlers()
         with broker.exclusively():
             failpoints.reach("before_take")
-            taken = broker.take(queue, room, self.foresight.reach)
+            taken = broker.take(queue, room, 0.0 if self._unknown else self.foresight.reach)
             asked = time.monotonic()
             claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
         if len(claimed) < len(taken.tickets) and isinstance(broker, RedisBroker):
@@ -255,6 +255,14 @@ class Consumer(threading.Thread):
         if topic not in self._unknown:
             self._unknown.add(topic)
             logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
+
+    def _lead(self, broker: Broker) -> float:
+        """How long before the next due time to come back. Where nothing would be taken then, that would be a hot loop.
+
+        With topics that it does not know it would only be the first to take what others can handle.
+        """
+        can_take = self._room > 0 and self.budget.left and isinstance(broker, RedisBroker)
+        return self.foresight.lead if can_take and not self._unknown else 0.0
 
     @property
     def _room(self) -> int:

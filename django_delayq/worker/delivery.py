@@ -145,7 +145,9 @@ class Delivery:
 
     @property
     def lateness(self) -> float:
-        """Seconds from due to claim, both by the record's clock; 0 for what was claimed a moment early."""
+        """Seconds from due to claim, both by the record's clock; from due to begun for what was claimed early."""
+        if self.due_mono > self.claimed_mono:
+            return max(0.0, (self.started_mono or time.monotonic()) - self.due_mono)
         return max(0.0, (self.claimed.claimed_at - self.due).total_seconds())
 
     @property

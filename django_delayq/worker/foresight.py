@@ -13,19 +13,22 @@ class Foresight:
     """Learns how long it takes from asking what is due until it is claimed and handed over."""
 
     def __init__(self) -> None:
-        # Until more is known: the first claim connects, and has its statement planned.
-        self._mean = MOST
+        # None: who has claimed nothing yet leaves what is not due to others.
+        self._mean: float | None = None
         self._deviation = 0.0
 
     def learn(self, seconds: float) -> None:
         """It has taken so long."""
+        if self._mean is None:
+            self._mean, self._deviation = seconds, seconds / 2
+            return
         self._deviation += (abs(seconds - self._mean) - self._deviation) * DEVIATION
         self._mean += (seconds - self._mean) * MEAN
 
     @property
     def lead(self) -> float:
-        """So many seconds before the next due time it is worth asking."""
-        return min(MOST / 2, self._mean + DEVIATIONS * self._deviation)
+        """So many seconds before the next due time it is worth asking. Of several workers the slowest asks first."""
+        return 0.0 if self._mean is None else min(MOST / 2, self._mean + DEVIATIONS * self._deviation)
 
     @property
     def reach(self) -> float:

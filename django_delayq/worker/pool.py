@@ -108,7 +108,9 @@ class Pool:
     def drain(self) -> None:
         """From now on give back what has not begun, at once: the threads may be busy for long."""
         self._draining = True
-        self._give_back(Release("shutdown"))
+        # Those that are not due first: what becomes due meanwhile is then among the others.
+        self._give_back(self._alarm.clear(), Release("shutdown"))
+        self._give_back(self._queued(), Release("shutdown"))
 
     def give_back_waiting(self, longest: float) -> None:
         """When something has waited for a thread for longer than this (seconds): all that waits."""
@@ -116,17 +118,16 @@ class Pool:
         if any(not d.started_mono and now - d.queued_mono > longest for d in self._held.copy().values()):
             # Handlers have become slow, which is known otherwise when the first of them ends.
             self._mean = max(self._mean, self._slow)
-            self._give_back(Release("waited too long for a thread"))
+            self._give_back(self._queued(), Release("waited too long for a thread"))
 
-    def _give_back(self, outcome: Release) -> None:
-        for delivery in self._unbegun():
+    def _give_back(self, deliveries: Iterable[Delivery], outcome: Release) -> None:
+        for delivery in deliveries:
             self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
             self._returned()
             del self._held[delivery.id, delivery.deliveries]
 
-    def _unbegun(self) -> Iterator[Delivery]:
-        # Early ones first: what rings meanwhile is then among the others.
-        yield from self._alarm.clear()
+    def _queued(self) -> Iterator[Delivery]:
+        """What waits for a thread, and does so no more."""
         with contextlib.suppress(queue.Empty):
             while (delivery := self._waiting.get_nowait()) is not None:
                 yield delivery

@@ -211,9 +211,11 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
         evidence.effects[pk].append(delivery)
     for pk, *facts in connection.execute("SELECT id, topic, state, deliveries FROM delayq_message"):
         evidence.messages[pk] = Message(*facts)
+    # By query nothing is claimed before it is due, and nothing becomes ready.
     log = f"""
-        SELECT message_id, number, {epoch("at")}, from_state, to_state, attempt, {epoch("due_at")}, {epoch("ready_at")},
-               actor, reason, error <> '' FROM delayq_transition ORDER BY message_id, number
+        SELECT message_id, number, {epoch("at")}, from_state, to_state, attempt, {epoch("due_at")},
+               CASE WHEN partition IS NOT NULL THEN {epoch("ready_at")} END, actor, reason, error <> ''
+          FROM delayq_transition ORDER BY message_id, number
     """
     for pk, *facts in connection.execute(log):
         evidence.log[pk].append(Row(*facts))

@@ -129,9 +129,10 @@ class Scene:
                 connection.execute(
                     """
                     INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, attempt, due_at,
-                        ready_at, actor, reason, error, traceback)
+                        ready_at, partition, actor, reason, error, traceback)
                     VALUES (%(pk)s, %(number)s, to_timestamp(%(at)s), %(before)s, %(after)s, %(delivery)s,
-                            to_timestamp(%(due)s), to_timestamp(%(ready)s), %(actor)s, %(reason)s, %(error)s, '')
+                            to_timestamp(%(due)s), to_timestamp(%(ready)s), CASE WHEN %(ready)s::float8 > 0 THEN 0 END,
+                            %(actor)s, %(reason)s, %(error)s, '')
                     """,
                     {"pk": pk, **row},
                 )
@@ -303,6 +304,11 @@ def _(scene: Scene) -> None:
 @spoil("early", "a claim more than a moment before the due time")
 def _(scene: Scene) -> None:
     scene.log[2][3]["at"] -= 0.022
+
+
+@spoil("early", "a claim by query before the due time")
+def _(scene: Scene) -> None:
+    scene.log[1][1].update(at=NOON - 0.005, ready=None)
 
 
 @spoil("early", "ready before the due time")
