@@ -534,7 +534,7 @@ WORKLOADS = (
         "Idle: what a worker process asks for",
         {"redis": "commands/s", "queries": "queries/s"},
         idle,
-        peers_once=True,
+        once=True,
         who=_no_floor,
     ),
     Workload(
