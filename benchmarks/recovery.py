@@ -80,13 +80,13 @@ def are(ids: list[int], state: str) -> bool:
 
 
 def starts(ids: list[int]) -> dict[int, list[float]]:
-    """Lateness in seconds of each delivery, by message."""
+    """Lateness in seconds of each delivery, by message; 0 for one that was claimed a moment before it was due."""
     from django_delayq.models import Transition
 
     found: dict[int, list[float]] = {}
     rows = Transition.objects.filter(message_id__in=ids, to_state="running").values_list("message_id", "at", "due_at")
     for pk, at, due in rows:
-        found.setdefault(pk, []).append((at - due).total_seconds())
+        found.setdefault(pk, []).append(max(0.0, (at - due).total_seconds()))
     return found
 
 
