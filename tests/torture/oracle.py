@@ -331,7 +331,8 @@ class Oracle:
             elif message.state == "consumed" and self._kind(pk) == "poison":
                 self.report.found("unexpected", f"{pk} was consumed, and kills every process that runs it")
             elif message.state == "dead" and not self._may_be_dead(pk):
-                self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}")
+                deaths = "; ".join(self._strange_deaths(pk))
+                self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}; strange: {deaths}")
 
     def _may_be_dead(self, pk: int) -> bool:
         """Died as often as is allowed, without a word: poison, or one whose every death was the nemesis's doing."""
@@ -342,7 +343,13 @@ class Oracle:
         if self._kind(pk) == "poison":
             return True
         self.report.counts["innocent, but killed too often"] += 1
-        return all(self._why(pk, row.delivery, row.at) for row in unreported)
+        return not any(self._strange_deaths(pk))
+
+    def _strange_deaths(self, pk: int) -> Iterator[str]:
+        """Deliveries that ended without a word, and nothing was done to their process that says why."""
+        for row in self.evidence.log[pk]:
+            if row.is_death and self._why(pk, row.delivery, row.at) is None:
+                yield f"delivery {row.delivery}, {row.reason} at {row.at:.3f}"
 
     def _kind(self, pk: int) -> str:
         scheduled = self.evidence.scheduled.get(pk)
