@@ -149,9 +149,11 @@ class RedisBroker:
         k = self.keys(queue)
         ready, delayed = {}, {}
         for ticket in tickets:
-            if ticket.until > 0 and ticket.ready_tenths:
+            if not ticket.ready_tenths:
+                continue
+            if ticket.until > 0:
                 delayed[str(ticket.id)] = ticket.ready_tenths + ticket.rank / RANKS
-            elif ticket.ready_tenths:
+            else:
                 ready[str(ticket.id)] = ticket.rank * BAND + ticket.ready_tenths
         for key, places in ((k.ready, ready), (k.delayed, delayed)):
             if places:

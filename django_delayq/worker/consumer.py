@@ -189,7 +189,7 @@ class Consumer(threading.Thread):
         handlers = registry.handlers()
         with broker.exclusively():
             failpoints.reach("before_take")
-            taken = broker.take(queue, room, 0.0 if self._unknown else self.foresight.reach)
+            taken = broker.take(queue, room, self.foresight.reach)
             asked = time.monotonic()
             claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
         if len(claimed) < len(taken.tickets) and isinstance(broker, RedisBroker):
@@ -254,15 +254,13 @@ class Consumer(threading.Thread):
     def _warn_unknown(self, topic: str) -> None:
         if topic not in self._unknown:
             self._unknown.add(topic)
+            self.foresight.leaves_to_others = True
             logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
 
     def _lead(self, broker: Broker) -> float:
-        """How long before the next due time to come back. Where nothing would be taken then, that would be a hot loop.
-
-        With topics that it does not know it would only be the first to take what others can handle.
-        """
+        """How long before the next due time to come back. Where nothing would be taken then, it would be a hot loop."""
         can_take = self._room > 0 and self.budget.left and isinstance(broker, RedisBroker)
-        return self.foresight.lead if can_take and not self._unknown else 0.0
+        return self.foresight.lead if can_take else 0.0
 
     @property
     def _room(self) -> int:

@@ -16,6 +16,8 @@ class Foresight:
         # None: who has claimed nothing yet leaves what is not due to others.
         self._mean: float | None = None
         self._deviation = 0.0
+        # Does not know all that it may take: it would only be the first to take what others can handle.
+        self.leaves_to_others = False
 
     def learn(self, seconds: float) -> None:
         """It has taken so long."""
@@ -28,7 +30,9 @@ class Foresight:
     @property
     def lead(self) -> float:
         """So many seconds before the next due time it is worth asking. Of several workers the slowest asks first."""
-        return 0.0 if self._mean is None else min(MOST / 2, self._mean + DEVIATIONS * self._deviation)
+        if self._mean is None or self.leaves_to_others:
+            return 0.0
+        return min(MOST / 2, self._mean + DEVIATIONS * self._deviation)
 
     @property
     def reach(self) -> float:

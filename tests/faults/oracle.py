@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
+
+from django.db.models import QuerySet
 
 from django_delayq.models import Message, Transition
 from django_delayq.states import MOVES, State
@@ -86,20 +87,21 @@ def _excuses(log: list[Transition], windows: Windows, victim: str) -> dict[int, 
 
 
 def effects_of(messages: Iterable[Message]) -> list[Delivery]:
-    rows = Effect.objects.filter(message_id__in=[m.pk for m in messages], delivery__gt=0)
-    return list(rows.values_list("message_id", "delivery"))
+    return list(_effects(messages).values_list("message_id", "delivery"))
+
+
+def _effects(messages: Iterable[Message]) -> QuerySet[Effect]:
+    return Effect.objects.filter(message_id__in=[m.pk for m in messages], delivery__gt=0)
 
 
 def early_effects(messages: Iterable[Message], logs: Mapping[int, list[Transition]]) -> list[str]:
     """Which came before their message was due, and so before its handler may begin."""
     dues = {(pk, row.attempt): row.due_at for pk, log in logs.items() for row in log if row.to_state == State.RUNNING}
-    rows = Effect.objects.filter(message_id__in=[m.pk for m in messages], delivery__gt=0)
-    return [f"an effect before it was due: {effect}" for effect in rows if _is_early(effect, dues)]
-
-
-def _is_early(effect: Effect, dues: Mapping[Delivery, datetime]) -> bool:
-    due = dues.get((effect.message_id, effect.delivery))
-    return due is not None and effect.at < due
+    return [
+        f"an effect before it was due: {effect}"
+        for effect in _effects(messages)
+        if effect.at < dues.get((effect.message_id, effect.delivery), effect.at)
+    ]
 
 
 def lines_of(path: Path) -> list[Delivery]:

@@ -36,15 +36,6 @@ DB = QUEUE = "default"
 MOST = 10.0
 
 
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    made = Recorder(DB, lambda count: None)
-    made.start()
-    yield made
-    made.stop()
-    made.join(10)
-
-
 @pytest.fixture(autouse=True)
 def in_slow_motion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foresight, "MOST", MOST)
@@ -83,15 +74,21 @@ def place(consumer: Consumer, message: Message) -> float | None:
     return consumer.source.redis.client.zscore(keys("delayq", QUEUE).delayed, str(message.pk))
 
 
+def claimed_early(consumer: Consumer) -> Message:
+    """A message that falls due in eight seconds."""
+    (message,) = in_an_hour(consumer)
+    so_long_before(consumer, message, 8)
+    consumer.turn()
+    return message
+
+
 def states(messages: list[Message]) -> list[str]:
     found = dict(Message.objects.values_list("pk", "state"))
     return [found[message.pk] for message in messages]
 
 
 def test_a_message_is_claimed_a_moment_before_it_falls_due_and_waits(consumer: Consumer) -> None:
-    (message,) = in_an_hour(consumer)
-    so_long_before(consumer, message, 8)
-    consumer.turn()
+    message = claimed_early(consumer)
     (held,) = consumer.pool.held()
     assert (held.id, states([message])) == (message.pk, [State.RUNNING])
     assert held.due_mono - held.claimed_mono == pytest.approx(8)
@@ -148,9 +145,7 @@ def test_what_was_taken_early_in_a_paused_queue_is_put_back_where_it_was(consume
 
 def test_what_is_claimed_early_and_given_back_falls_due_no_earlier(consumer: Consumer) -> None:
     """It is to run alone, and another process runs one alone: it makes way for a moment."""
-    (message,) = in_an_hour(consumer)
-    so_long_before(consumer, message, 8)
-    consumer.turn()
+    message = claimed_early(consumer)
     (held,) = consumer.pool.held()
     consumer.pool.recorder.submit(held, Release("makes way", timedelta(milliseconds=1)), "worker:w")
     consumer.pool.recorder.flush(5)
@@ -194,9 +189,7 @@ def test_a_row_that_is_due_later_than_redis_believes_is_not_claimed_early(consum
 
 
 def test_what_is_claimed_early_runs_already_for_who_cancels_or_reschedules(consumer: Consumer) -> None:
-    (message,) = in_an_hour(consumer)
-    so_long_before(consumer, message, 8)
-    consumer.turn()
+    message = claimed_early(consumer)
     assert reschedule_message(message, delay=60).verdict == Verdict.TOO_LATE
     assert cancel_message(message).verdict == Verdict.REQUESTED
 

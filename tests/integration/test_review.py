@@ -70,15 +70,6 @@ def state(delivery: Delivery) -> str:
     return Message.objects.get(pk=delivery.id).state
 
 
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    made = Recorder(DB, lambda count: None)
-    made.start()
-    yield made
-    made.stop()
-    made.join(10)
-
-
 # --- rows that somebody else has locked -------------------------------------------------------------------------------
 
 

@@ -296,9 +296,10 @@ class Oracle:
         self.report = Report()
         self.lease = float(evidence.run["lease"])
         self.faults = sorted(evidence.faults, key=lambda fault: fault.begin)
+        self.poisonings = list(self._poisonings())
         self.deaths = self._deaths()
         # What may make others late: what the nemesis did, and what poison did.
-        self.disturbances = sorted([*self.faults, *self._poisonings()], key=lambda fault: fault.begin)
+        self.disturbances = sorted([*self.faults, *self.poisonings], key=lambda fault: fault.begin)
 
     def judge(self) -> Report:
         self.report.counts["scheduled"] = len(self.evidence.scheduled)
@@ -496,13 +497,10 @@ class Oracle:
     def _deaths(self) -> dict[int, list[tuple[float, float]]]:
         """From when to when each process was killed, in order."""
         deaths: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        for fault in self.faults:
-            if fault.kind in ("kill-child", "kill-worker"):
+        for fault in [*self.faults, *self.poisonings]:
+            if fault.kind in ("kill-child", "kill-worker", POISON):
                 for pid in fault.pids:
                     deaths[pid].append((fault.begin, fault.end))
-        for poisoning in self._poisonings():
-            for pid in poisoning.pids:
-                deaths[pid].append((poisoning.begin, poisoning.end))
         for times in deaths.values():
             times.sort()
         return deaths

@@ -492,25 +492,25 @@ def _(scene: Scene) -> None:
         row["at"] += 1
 
 
-def with_poison_near(scene: Scene, at: float | None) -> None:
-    """A thousand messages, one of a hundred of them late."""
+def with_late_ones(scene: Scene, *, poison: float | None = None) -> None:
+    """A thousand messages due a thousand seconds after noon, two of a hundred late; and poison, so long after."""
     for pk in range(1000, 2000):
         scene.message(pk, "torture.row", NOON + 1000)
         scene.claim(pk, NOON + 1000 + 0.3 * (pk % 50 == 0), 11)
         scene.effects.append((pk, 1))
         scene.end(pk, "consumed", NOON + 1001)
-    if at is not None:
-        scene.lines.append(("die", 8, 4, 19, at))
+    if poison is not None:
+        scene.lines.append(("die", 8, 4, 19, NOON + poison))
 
 
 @spoil("late", "one of a hundred was late, and nothing was near")
 def _(scene: Scene) -> None:
-    with_poison_near(scene, None)
+    with_late_ones(scene)
 
 
 @spoil("late", "one of a hundred was late, and poison was near no more")
 def _(scene: Scene) -> None:
-    with_poison_near(scene, NOON + 997)
+    with_late_ones(scene, poison=997)
 
 
 @spoil("late", "it came long after the death of its process")
@@ -619,7 +619,7 @@ def test_what_was_late_beside_poison_is_told_apart(
     tmp_path: Path, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene = good()
-    with_poison_near(scene, NOON + 999)
+    with_late_ones(scene, poison=999)
     scene.write(tmp_path, dsn)
 
     assert oracle.main([str(tmp_path), "--dsn", dsn]) == 0
