@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS
@@ -162,18 +162,18 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
             return
         self.printed = self._now()
         moves = Transition.objects.filter(message_id__gt=self.before).select_related("message").order_by("at", "number")
-        claims = {(move.message_id, move.attempt): move for move in moves if is_claim(move)}
+        deliveries = self._deliveries(moves)
         for move in moves:
             place = (move.message_id, move.number)
             if place not in self.seen and move.from_state is not None and move.to_state != State.RUNNING:
-                self._print_move(move, claims.get((move.message_id, move.attempt)))
+                self._print_move(move, deliveries.get((move.message_id, move.attempt)))
             self.seen.add(place)
 
-    def _print_move(self, move: Transition, claim: Transition | None) -> None:
+    def _print_move(self, move: Transition, delivery: Delivery | None) -> None:
         message, due, delivered, late = move.message, move.due_at, "", ""
-        if move.from_state == State.RUNNING and claim is not None:
-            due = claim.due_at
-            delivered, late = self._seconds(claim.at), f"{lateness(claim) * 1000:.1f} ms"
+        if move.from_state == State.RUNNING and delivery is not None:
+            due = delivery.due
+            delivered, late = self._seconds(delivery.at), f"{delivery.lateness * 1000:.1f} ms"
         self._line(
             f"#{move.message_id}",
             message.topic,
@@ -215,13 +215,13 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
         messages = self._messages()
         states = Counter(messages.values_list("state", flat=True))
         moves = Transition.objects.filter(message_id__gt=self.before).order_by("at")
-        claims = [move for move in moves if is_claim(move)]
+        deliveries = self._deliveries(moves).values()
         lost = messages.count() - states[State.CONSUMED] - states[State.CANCELLED]
         twice = self._deeds().values("message_id").annotate(times=Count("id")).filter(times__gt=1).count()
         retried = messages.filter(attempts__gt=0).count()
         shelf = Stock.objects.get(article="lamp").available
         sold = self._sold() - self.sold_before
-        late = [lateness(claim) for claim in claims]
+        late = [delivery.lateness for delivery in deliveries]
         print(
             f"\n{messages.count()} messages: {states[State.CONSUMED]} delivered, {retried} of them after retries; "
             f"{states[State.CANCELLED]} cancelled."
@@ -231,8 +231,8 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
         _print(f"Lateness of {len(late)} deliveries: {spread(late)}", "1")
         if self.wiped is not None:
             until = self.wiped if self.loaded is None else self.loaded
-            hit = [lateness(c) for c in claims if self.wiped <= self._offset(c.due_at) <= until]
-            rest = [lateness(c) for c in claims if not self.wiped <= self._offset(c.due_at) <= until]
+            hit = [d.lateness for d in deliveries if self.wiped <= self._offset(d.due) <= until]
+            rest = [d.lateness for d in deliveries if not self.wiped <= self._offset(d.due) <= until]
             print(f"  {len(hit):3} that fell due while Redis was empty: {spread(hit)}")
             print(f"  {len(rest):3} others: {spread(rest)}")
         return not lost and not twice and shelf + sold == PIECES and max(late, default=0.0) <= TOLERANCE
@@ -251,6 +251,7 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
                 f"{self._seconds(move.at):>10}  {move.from_state or '':<9} → {move.to_state:<9}  "
                 f"{move.attempt or '':>8}  {self._seconds(move.due_at):>9}  {what}"
             )
+        print("A message becomes running up to 10 ms before it is due; its handler waits for the due time itself.")
 
     # --- the record ---------------------------------------------------------------------------------------------------
 
@@ -259,6 +260,19 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
 
     def _deeds(self) -> Any:
         return Deed.objects.filter(message_id__gt=self.before)
+
+    def _deliveries(self, moves: Iterable[Transition]) -> dict[tuple[int, int], Delivery]:
+        """By message and number: when it was due, and when its handler did what it does, or at least was to begin."""
+        deeds = {(deed.message_id, deed.delivery): deed.at for deed in self._deeds()}
+        return {
+            (move.message_id, move.attempt): Delivery(
+                move.due_at,
+                # Claimed by way of Redis a moment early, it begins when it is due.
+                deeds.get((move.message_id, move.attempt)) or max(move.at, move.ready_at or move.at),
+            )
+            for move in moves
+            if move.from_state == State.SCHEDULED and move.to_state == State.RUNNING
+        }
 
     def _live(self) -> bool:
         return bool(self._messages().exclude(state__in=FINAL).exists())
@@ -275,6 +289,18 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
 
     def _seconds(self, moment: datetime) -> str:
         return f"{self._offset(moment):.3f} s"
+
+
+class Delivery(NamedTuple):
+    """One delivery of a message, by the record."""
+
+    due: datetime
+    at: datetime
+
+    @property
+    def lateness(self) -> float:
+        """From due to delivered. Seconds."""
+        return (self.at - self.due).total_seconds()
 
 
 class Redis:
@@ -303,16 +329,6 @@ class Redis:
         """Whether it has been filled up to its horizon."""
         loaded, horizon = self.client.hmget(self.keys.meta, "loaded", "horizon")
         return loaded is not None and horizon is not None and int(loaded) >= int(horizon)
-
-
-def is_claim(move: Transition) -> bool:
-    """Whether a delivery began with it."""
-    return move.from_state == State.SCHEDULED and move.to_state == State.RUNNING
-
-
-def lateness(claim: Transition) -> float:
-    """From due to delivered, both by the record. Seconds."""
-    return (claim.at - claim.due_at).total_seconds()
 
 
 def about(message: Message) -> str:
