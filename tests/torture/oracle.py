@@ -349,7 +349,8 @@ class Oracle:
     def _strange_deaths(self, pk: int) -> Iterator[str]:
         """Deliveries that ended without a word, and nothing was done to their process that says why."""
         for row in self.evidence.log[pk]:
-            if row.is_death and self._why(pk, row.delivery, row.at) is None:
+            explained = self._why(pk, row.delivery, row.at) or self._was_unheard(pk, row.delivery)
+            if row.is_death and not explained:
                 yield f"delivery {row.delivery}, {row.reason} at {row.at:.3f}"
 
     def _kind(self, pk: int) -> str:
@@ -457,7 +458,7 @@ class Oracle:
         W1: the process died between the effect and its record. W2: the lease ran out though the process lived: it
         stood still, or the database was away for so long that the lease could not be extended in time.
         """
-        claim = next((row for row in self.evidence.log[pk] if row.is_claim and row.delivery == delivery), None)
+        claim = self._claim(pk, delivery)
         if claim is None or claim.pid is None:
             return None
         died = self._died(claim.pid, claim.at)
@@ -470,6 +471,16 @@ class Oracle:
             if away and until - claim.at > self.lease - BLUR:
                 return "W2"
         return None
+
+    def _was_unheard(self, pk: int, delivery: int) -> bool:
+        """Whether the claim was committed while the database was cut off, and nobody who heard of it began."""
+        claim = self._claim(pk, delivery)
+        if claim is None or any(line.delivery == delivery for line in self.evidence.lines.get(pk, ())):
+            return False
+        return any(fault.kind in DATABASE_FAULTS for fault in self._between(claim.at - BLUR, claim.at + BLUR))
+
+    def _claim(self, pk: int, delivery: int) -> Row | None:
+        return next((row for row in self.evidence.log[pk] if row.is_claim and row.delivery == delivery), None)
 
     def _is_recorded(self, pk: int, delivery: int, pid: int, died: float) -> bool:
         """Whether this delivery had its effect so long before its process died that the record knows of it."""

@@ -209,11 +209,15 @@ def good() -> Scene:
     scene.ran(10, 2, 11, NOON + 96.02, "end")
     scene.end(10, "consumed", NOON + 96.1)
     scene.ran(10, 1, 17, NOON + 98.01, "end")
-    # 11: innocent, and killed too often; in between it is given back, to be run alone.
+    # 11: innocent, and killed too often; in between it is given back, to be run alone, and one claim is not heard of.
     scene.message(11, "torture.line", NOON + 110)
     for delivery, pid in ((1, 31), (2, 32), (3, 33), (4, 34)):
         at = NOON + 110 + delivery / 2
         scene.claim(11, at, pid)
+        if delivery == 1:
+            scene.fault("database-cut", at + 0.01, at + 0.02)
+            scene.end(11, "scheduled", at + 0.2, reason="lease ran out")
+            continue
         if delivery == 3:
             scene.end(11, "scheduled", at + 0.1, reason="is to run alone")
             continue
@@ -283,6 +287,17 @@ def _(scene: Scene) -> None:
 def _(scene: Scene) -> None:
     scene.kinds[8] = "plain"
     scene.lines = [line for line in scene.lines if line[0] != "die"]
+
+
+@spoil("lost", "a message was given up for a claim whose handler began, with nothing in its way")
+def _(scene: Scene) -> None:
+    scene.ran(11, 1, 31, NOON + 110.52)
+
+
+@spoil("lost", "a message was given up for a claim that was lost, and nothing loses one")
+def _(scene: Scene) -> None:
+    cut = next(entry["fault"] for entry in scene.nemesis if entry.get("kind") == "database-cut")
+    scene.nemesis = [entry for entry in scene.nemesis if entry["fault"] != cut]
 
 
 @spoil("lost", "a commit that was acknowledged is gone")
