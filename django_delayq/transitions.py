@@ -14,11 +14,11 @@ from enum import StrEnum
 from functools import cache
 
 from django.db import IntegrityError, connections, transaction
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 from . import actors, failpoints
 from .clock import ceil_tenth
-from .models import Message
+from .models import Message, Transition
 from .sql import Statements, statements
 from .sql.portable import Change, move, moved
 from .sql.rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket
@@ -242,6 +242,19 @@ def release_worker(using: str, worker: str, *, max_crashes: int, actor: str, shu
     where = Q(state=State.RUNNING, worker__startswith=worker)
     reason = "worker was shut down" if shutdown else "worker process died"
     return _unreported(using, where, max_crashes, None, actor, reason, forgive=shutdown)
+
+
+def release_unheard(
+    using: str, ids: Iterable[int], worker: str, *, since: datetime | None, max_crashes: int, actor: str
+) -> list[Moved]:
+    """Give back those of ``ids`` that ``worker`` claimed after ``since`` (None: ever) and does not know of."""
+    claims = Transition.objects.filter(
+        message=OuterRef("pk"), attempt=OuterRef("deliveries"), from_state=State.SCHEDULED, to_state=State.RUNNING
+    )
+    if since is not None:
+        claims = claims.filter(at__gt=since)
+    where = Q(Exists(claims), pk__in=list(ids), state=State.RUNNING, worker=worker)
+    return _unreported(using, where, max_crashes, None, actor, "the answer to its claim was lost", forgive=True)
 
 
 def _unreported(

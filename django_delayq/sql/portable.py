@@ -291,8 +291,12 @@ class Portable:
         self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
     ) -> list[Claimed]:
         by_id = {ticket.id: ticket for ticket in tickets}
+        # As in the log.
+        claimed_at: datetime
 
         def change(message: Message, now: datetime) -> Change | None:
+            nonlocal claimed_at
+            claimed_at = now
             ticket = by_id[message.pk]
             ready_at = None if ticket.ready_tenths is None else from_tenths(ticket.ready_tenths)
             if message.due_at > (ready_at or now) or (message.expires_at and message.expires_at <= now):
@@ -315,7 +319,6 @@ class Portable:
         where &= ~Q(queue__in=self._paused().values("name"))
         if queue is not None:
             where &= Q(queue=queue)
-        now = self.now()
         return [
             Claimed(
                 m.pk,
@@ -333,7 +336,7 @@ class Portable:
                 m.deliveries,
                 m.reported,
                 m.forgiven,
-                now,
+                claimed_at,
             )
             for m, change_ in move(self.using, where, change, actor=worker, wait=False)
             if change_ is not None

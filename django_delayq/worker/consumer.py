@@ -27,9 +27,11 @@ from .foresight import Foresight
 from .pauses import Pauses
 from .pool import Pool
 from .processlock import ProcessLock
+from .reaper import tell
 from .rollup import Counts
 from .service import backoff
 from .source import Source
+from .unheard import Unheard
 
 logger = logging.getLogger("django_delayq")
 
@@ -75,6 +77,7 @@ class Consumer(threading.Thread):
         self.counts = Counts() if counts is None else counts
         self.alone = Alone(pool, worker, budget, solo)
         self.pauses = Pauses(using, queues)
+        self.unheard = Unheard(using, worker)
         self.foresight = Foresight()
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
@@ -133,6 +136,7 @@ class Consumer(threading.Thread):
         return wait
 
     def _turn(self, broker: Broker) -> float:
+        self._give_back_unheard()
         self._look_at_pauses(broker)
         queues = self.pauses.served
         longest = min(LOOK * len(queues), MOST_LOOK) if broker is not self.source.database else self.poll
@@ -172,6 +176,12 @@ class Consumer(threading.Thread):
             return min(wait, 0.001)
         return min(wait, self.pauses.wait) if queues else self.pauses.wait
 
+    def _give_back_unheard(self) -> None:
+        moved = self.unheard.give_back()
+        if moved:
+            self.counts.moved(moved)
+            tell(self.using, moved)
+
     def _catch_up(self, broker: Broker, queue: str, taken: Taken) -> None:
         """Make ready what fell due together, while the threads are at work."""
         for _ in range(CATCH_UP):
@@ -187,11 +197,17 @@ class Consumer(threading.Thread):
 
     def _take(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
         handlers = registry.handlers()
-        with broker.exclusively():
-            failpoints.reach("before_take")
-            taken = broker.take(queue, room, self.foresight.reach)
-            asked = time.monotonic()
-            claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
+        taken = Taken()
+        try:
+            with broker.exclusively():
+                failpoints.reach("before_take")
+                taken = broker.take(queue, room, self.foresight.reach)
+                asked = time.monotonic()
+                claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
+        except DatabaseError:
+            self.unheard.missed(ticket.id for ticket in taken.tickets)
+            raise
+        self.unheard.answered(claimed)
         if len(claimed) < len(taken.tickets) and isinstance(broker, RedisBroker):
             mine = {row.id for row in claimed}
             rest = [ticket for ticket in taken.tickets if ticket.id not in mine]

@@ -209,7 +209,7 @@ def test_replies_of_the_database_torn_or_kept_back_again_and_again(
     setattr(to_database, habit, 12)
     wave(tmp_path / "lines")
     eventually(lambda: to_database.hits >= 5 or drained(), "it happens")
-    # What is claimed in a reply that nobody hears waits for its lease.
+    # What is claimed in a reply that nobody hears is given back, or waits for its lease.
     to_database.clear()
     assert verdict_on_late_ones(tmp_path / "lines").wrong == []
     assert to_database.hits >= 3

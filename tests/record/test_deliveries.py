@@ -62,6 +62,7 @@ def test_a_claim_returns_the_message_as_it_was_scheduled() -> None:
     assert (now.state, now.worker, now.deliveries) == (State.RUNNING, "a", 1)
     assert now.leased_until is not None
     assert timedelta(seconds=50) < now.leased_until - timezone.now() <= timedelta(seconds=60)
+    assert row.claimed_at == now.transitions.get(to_state=State.RUNNING).at
 
 
 @pytest.mark.parametrize("where", sorted(FINAL | {State.RUNNING}))
