@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -121,6 +122,8 @@ class Consumer(threading.Thread):
                     rest(wait)
         finally:
             self.alone.give_back(Release("shutdown"))
+            with contextlib.suppress(DatabaseError):
+                self._give_back_unheard()
             connections.close_all()
 
     def turn(self) -> float:

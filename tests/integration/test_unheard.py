@@ -159,6 +159,24 @@ def test_it_is_remembered_for_as_long_as_the_database_is_away(
     assert message.deliveries == 2
 
 
+def test_a_worker_that_ends_then_gives_it_back_too(consumer: Consumer, cut: Cut) -> None:
+    message = unheard(consumer, cut)
+    consumer.stop()
+    consumer.run()
+    assert log_of(message)[-1].reason == LOST
+
+
+def test_a_worker_that_ends_without_a_database_leaves_it_to_its_lease(
+    consumer: Consumer, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = unheard(consumer, cut)
+    monkeypatch.setattr(transitions, "release_unheard", refuse)
+    consumer.stop()
+    consumer.run()
+    message.refresh_from_db()
+    assert message.state == State.RUNNING
+
+
 def test_one_that_is_to_be_cancelled_is(consumer: Consumer, cut: Cut) -> None:
     message = unheard(consumer, cut)
     assert cancel_message(message).verdict == Verdict.REQUESTED
