@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -29,6 +30,10 @@ from .selection import Overdue, Position, Report, Selection, Stage, Tally
 
 # How long others leave the loading of a queue to us after our last sign of life. Seconds.
 LEASE = 10.0
+# How often they are told how far it is. The answer comes after the batch that is being put. Seconds.
+TELL = 0.5
+# So many batches are read while one is being put: neither waits for the other.
+AHEAD = 4
 # Rows of one change to the record.
 CHANGES = 500
 _MICROSECOND = timedelta(microseconds=1)
@@ -38,19 +43,19 @@ Progress = Callable[[int], None]
 _Place = tuple[datetime | None, int]
 
 
-def _one_ahead(
+def _read_ahead(
     batches: Iterator[tuple[list[Entry], _Place]], put: Callable[[list[Entry]], Put]
 ) -> Iterator[tuple[list[Entry], _Place, Put]]:
-    """Put each batch while the next one is being read."""
+    """Put each batch while the next ones are being read."""
     with ThreadPoolExecutor(1, thread_name_prefix="delayq-restore") as pool:
-        last: tuple[list[Entry], _Place, Future[Put]] | None = None
+        waiting: deque[tuple[list[Entry], _Place, Future[Put]]] = deque()
         for entries, place in batches:
-            done = None if last is None else (last[0], last[1], last[2].result())
-            last = entries, place, pool.submit(put, entries)
-            if done is not None:
-                yield done
-        if last is not None:
-            yield last[0], last[1], last[2].result()
+            while waiting and (len(waiting) == AHEAD or waiting[0][2].done()):
+                first = waiting.popleft()
+                yield first[0], first[1], first[2].result()
+            waiting.append((entries, place, pool.submit(put, entries)))
+        for entries, place, done in waiting:
+            yield entries, place, done.result()
 
 
 class Restore:
@@ -280,15 +285,17 @@ class Restore:
         if self.dry_run:
             done = self._dry(queue, batches)
         else:
-            done = _one_ahead(batches, lambda entries: self._put(queue, entries))
+            done = _read_ahead(batches, lambda entries: self._put(queue, entries))
+        told = time.monotonic()
         for entries, place, put in done:
             tally.put += put.put
             tally.present += put.present
             failpoints.reach("mid_restore")
-            # We are not the loader any more when we took too long; then another is, and begins by itself.
-            loading = loading and self.broker.loaded(
-                queue, worker=worker, upto_tenths=to_tenths(entries[-1].due_at), lease=LEASE
-            )
+            if loading and time.monotonic() - told >= TELL:
+                # We are not the loader any more when we took too long; then another is, and begins by itself.
+                upto = to_tenths(entries[-1].due_at)
+                loading = self.broker.loaded(queue, worker=worker, upto_tenths=upto, lease=LEASE)
+                told = time.monotonic()
             yield len(entries), place
         if loading:
             self.broker.loaded(queue, worker=worker, upto_tenths=horizon, lease=None)

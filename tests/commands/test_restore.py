@@ -13,10 +13,13 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from django_delayq import cancel_message, conf, reschedule_message, restore, signals, transitions
+from django_delayq.broker.base import Entry, Put
+from django_delayq.broker.redis import RedisBroker
 from django_delayq.broker.survey import Survey
 from django_delayq.management import _common as common
 from django_delayq.models import Identity, Message, identity
 from django_delayq.restore import InvalidPosition, Overdue, Position, Restore, Selection
+from django_delayq.restore import run as engine
 from django_delayq.sql.portable import move
 from django_delayq.states import State
 from testproject.servers import RedisServer
@@ -337,14 +340,14 @@ def test_resumed_at_a_position_it_ends_as_an_uninterrupted_one(policy: str, batc
 def test_a_signal_stops_it_after_the_batch_and_it_says_where_to_go_on(
     number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = schedule(30)
+    ids = schedule(50)
     with monkeypatch.context() as patch:
         patch.setattr(common.Bar, "__call__", lambda bar, done: os.kill(os.getpid(), number))
         ran = run("delayq_restore", "--json", "--batch-size", "5")
 
     assert ran.code == code
     assert not ran.json["complete"]
-    assert len(held()) < 30
+    assert len(held()) < 50
 
     ran = run("delayq_restore", "--json", "--batch-size", "5", "--resume", ran.json["position"])
     assert (ran.code, ran.json["complete"], ran.json["position"]) == (0, True, None)
@@ -354,7 +357,7 @@ def test_a_signal_stops_it_after_the_batch_and_it_says_where_to_go_on(
 def test_redis_lost_on_the_way_is_an_error_that_says_where_to_go_on(
     monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis
 ) -> None:
-    schedule(30)
+    schedule(50)
     with monkeypatch.context() as patch:
         patch.setattr(common.Bar, "__call__", lambda bar, done: redis_client.flushall())
         ran = run("delayq_restore", "--json", "--batch-size", "5")
@@ -509,3 +512,35 @@ def test_the_settings_horizon_says_how_far(settings: Any) -> None:
     ran = run("delayq_restore", "--json")
     assert held().keys() == set(near)
     assert ran.json["total"]["beyond"] == 1
+
+
+def test_it_reads_a_few_batches_ahead_of_the_one_that_is_put_and_keeps_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule(9)
+    reading, putting = restore.page, RedisBroker.put
+    batches: list[list[int]] = []
+    put: list[list[int]] = []
+    full, too_full = threading.Event(), threading.Event()
+
+    def page(*given: Any, **named: Any) -> list[Entry]:
+        entries = reading(*given, **named)
+        batches.append([entry.id for entry in entries])
+        if len(batches) > engine.AHEAD:
+            full.set()
+        if len(batches) > engine.AHEAD + 1 and not put:
+            too_full.set()
+        return entries
+
+    def slowly(broker: RedisBroker, queue: str, entries: list[Entry], **named: Any) -> Put:
+        # The first is put when so many others have been read.
+        assert full.wait(30)
+        assert put or not too_full.wait(0.2)
+        put.append([entry.id for entry in entries])
+        return putting(broker, queue, entries, **named)
+
+    monkeypatch.setattr(engine, "page", page)
+    monkeypatch.setattr(RedisBroker, "put", slowly)
+    found = run("delayq_restore", "--batch-size", "1", "--json").json["total"]
+    assert found["put"] == 9
+    assert put == batches[:9]
