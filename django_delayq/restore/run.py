@@ -49,13 +49,18 @@ def _read_ahead(
     """Put each batch while the next ones are being read."""
     with ThreadPoolExecutor(1, thread_name_prefix="delayq-restore") as pool:
         waiting: deque[tuple[list[Entry], _Place, Future[Put]]] = deque()
-        for entries, place in batches:
-            while waiting and (len(waiting) == AHEAD or waiting[0][2].done()):
-                first = waiting.popleft()
-                yield first[0], first[1], first[2].result()
-            waiting.append((entries, place, pool.submit(put, entries)))
-        for entries, place, done in waiting:
-            yield entries, place, done.result()
+        try:
+            for entries, place in batches:
+                while waiting and (len(waiting) == AHEAD or waiting[0][2].done()):
+                    first = waiting.popleft()
+                    yield first[0], first[1], first[2].result()
+                waiting.append((entries, place, pool.submit(put, entries)))
+            for entries, place, done in waiting:
+                yield entries, place, done.result()
+        finally:
+            # Where Redis does not answer, each of them would take its time to find out.
+            for _entries, _place, done in waiting:
+                done.cancel()
 
 
 class Restore:

@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from django_delayq import cancel_message, conf, reschedule_message, restore, sig
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.broker.survey import Survey
+from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.management import _common as common
 from django_delayq.models import Identity, Message, identity
 from django_delayq.restore import InvalidPosition, Overdue, Position, Restore, Selection
@@ -512,6 +514,37 @@ def test_the_settings_horizon_says_how_far(settings: Any) -> None:
     ran = run("delayq_restore", "--json")
     assert held().keys() == set(near)
     assert ran.json["total"]["beyond"] == 1
+
+
+def test_when_redis_goes_away_what_was_read_ahead_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule(9)
+    read, ending = threading.Semaphore(0), threading.Event()
+    tried: list[list[Entry]] = []
+    reading, shutdown = restore.page, ThreadPoolExecutor.shutdown
+
+    def page(*given: Any, **named: Any) -> list[Entry]:
+        read.release()
+        return reading(*given, **named)
+
+    def shut(pool: ThreadPoolExecutor, *given: Any, **named: Any) -> None:
+        ending.set()
+        shutdown(pool, *given, **named)
+
+    def put(broker: RedisBroker, queue: str, entries: list[Entry], **named: Any) -> Put:
+        tried.append(entries)
+        if len(tried) == 1:
+            assert all(read.acquire(timeout=30) for _ in range(engine.AHEAD + 1))
+        else:
+            # It may have begun before anybody knows that the first failed.
+            assert ending.wait(30)
+        raise BrokerUnavailable("no answer")
+
+    monkeypatch.setattr(engine, "page", page)
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut)
+    monkeypatch.setattr(RedisBroker, "put", put)
+    ran = run("delayq_restore", "--batch-size", "1", "--json")
+    assert (ran.code, ran.json["complete"]) == (69, False)
+    assert len(tried) <= 2
 
 
 def test_it_reads_a_few_batches_ahead_of_the_one_that_is_put_and_keeps_their_order(
