@@ -53,7 +53,7 @@ HORIZON, MUCH_LATER = 21_600.0, 14_400.0
 # Filling ten million rows. Seconds.
 FILLING = 3_600.0
 # At each level of growth everything is measured so often; what a schedule costs, which is soon done, the square of it.
-REPEAT = 3
+REPEAT, TURNS = 3, 5
 # Messages fall due so long after they began to be scheduled, and the tables to be analysed. Seconds.
 PREPARED = 8.0
 GROWN = {"schedule": "µs", "drain": "µs", "p50": "ms", "p99": "ms"}
@@ -404,7 +404,7 @@ def beside(adapter: Adapter) -> Iterator[Adapter]:
 def _level(adapter: Adapter, none: Adapter, size: Size) -> dict[tuple[str, str], float]:
     """The least cost of a few times, and the median lateness; then the same with none."""
     turns: dict[Adapter, list[Measures]] = {adapter: [], none: []}
-    for turn in range(REPEAT):
+    for turn in range(TURNS):
         pair = (adapter, none) if turn % 2 else (none, adapter)
         for one in pair * REPEAT:
             turns[one].append({"schedule": 1e6 / schedule(one, size, MUCH_LATER)["rate"]})
