@@ -52,8 +52,9 @@ LATER, BEYOND = 300.0, 86_400.0
 HORIZON, MUCH_LATER = 21_600.0, 14_400.0
 # Filling ten million rows. Seconds.
 FILLING = 3_600.0
-# At each level of growth everything is measured so often; what a schedule costs, which is soon done, the square of it.
-REPEAT, TURNS = 3, 5
+# At each level of growth everything is measured in so many turns; what a schedule costs, which is soon done, so often
+# in each.
+TURNS, REPEAT = 5, 3
 # Messages fall due so long after they began to be scheduled, and the tables to be analysed. Seconds.
 PREPARED = 8.0
 GROWN = {"schedule": "µs", "drain": "µs", "p50": "ms", "p99": "ms"}

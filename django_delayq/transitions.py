@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
+from typing import Literal
 
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Exists, OuterRef, Q
@@ -234,40 +235,52 @@ def is_settled(using: str) -> bool:
 def reap(using: str, *, max_crashes: int, limit: int = BATCH, actor: str) -> list[Moved]:
     """End the deliveries whose lease ran out: back to *scheduled*, or *dead* after too many deaths without a word."""
     where = Q(state=State.RUNNING, leased_until__lt=now(using))
-    return _unreported(using, where, max_crashes, limit, actor, "lease ran out", forgive=False)
+    return _unreported(using, where, max_crashes, limit, actor, "lease ran out")
 
 
 def release_worker(using: str, worker: str, *, max_crashes: int, actor: str, shutdown: bool) -> list[Moved]:
     """Give back what a worker process held that is certainly dead. An ordered ``shutdown`` is held against nobody."""
     where = Q(state=State.RUNNING, worker__startswith=worker)
     reason = "worker was shut down" if shutdown else "worker process died"
-    return _unreported(using, where, max_crashes, None, actor, reason, forgive=shutdown)
+    return _unreported(using, where, max_crashes, None, actor, reason, counted="forgiven" if shutdown else None)
 
 
 def release_unheard(
     using: str, ids: Iterable[int], worker: str, *, since: datetime | None, max_crashes: int, actor: str
 ) -> list[Moved]:
-    """Give back those of ``ids`` that ``worker`` claimed after ``since`` (None: ever) and does not know of."""
+    """Give back those of ``ids`` that ``worker`` claimed after ``since`` (None: ever) and does not know of.
+
+    Nobody ran them, which is as good as a report.
+    """
     claims = Transition.objects.filter(
         message=OuterRef("pk"), attempt=OuterRef("deliveries"), from_state=State.SCHEDULED, to_state=State.RUNNING
     )
     if since is not None:
         claims = claims.filter(at__gt=since)
     where = Q(Exists(claims), pk__in=list(ids), state=State.RUNNING, worker=worker)
-    return _unreported(using, where, max_crashes, None, actor, "the answer to its claim was lost", forgive=True)
+    return _unreported(using, where, max_crashes, None, actor, "the answer to its claim was lost", counted="reported")
 
 
 def _unreported(
-    using: str, where: Q, max_crashes: int, limit: int | None, actor: str, reason: str, *, forgive: bool
+    using: str,
+    where: Q,
+    max_crashes: int,
+    limit: int | None,
+    actor: str,
+    reason: str,
+    *,
+    counted: Literal["reported", "forgiven"] | None = None,
 ) -> list[Moved]:
+    """``counted``: among which deliveries this one is from now on; None: among those that ended without a word."""
+
     def change(message: Message, at: datetime) -> Change | None:
-        crashes = message.deliveries - message.reported - message.forgiven - forgive
-        forgiven = {"forgiven": message.forgiven + forgive}
+        crashes = message.deliveries - message.reported - message.forgiven - (counted is not None)
+        values: dict[str, int] = {} if counted is None else {counted: getattr(message, counted) + 1}
         if crashes >= max_crashes:
-            return Change(State.DEAD, forgiven, reason=f"{reason}; {crashes} deliveries ended without a word")
+            return Change(State.DEAD, values, reason=f"{reason}; {crashes} deliveries ended without a word")
         if message.cancel_requested:
-            return Change(State.CANCELLED, forgiven, reason=f"cancel requested; {reason}")
-        return Change(State.SCHEDULED, forgiven, reason=reason)
+            return Change(State.CANCELLED, values, reason=f"cancel requested; {reason}")
+        return Change(State.SCHEDULED, values, reason=reason)
 
     rows = move(using, where, change, actor=actor, limit=limit, wait=False)
     return [moved(m, State.RUNNING, done.reason) for m, done in rows if done is not None]

@@ -45,7 +45,7 @@ _Place = tuple[datetime | None, int]
 
 def _read_ahead(
     batches: Iterator[tuple[list[Entry], _Place]], put: Callable[[list[Entry]], Put]
-) -> Iterator[tuple[list[Entry], _Place, Put]]:
+) -> Generator[tuple[list[Entry], _Place, Put]]:
     """Put each batch while the next ones are being read."""
     with ThreadPoolExecutor(1, thread_name_prefix="delayq-restore") as pool:
         waiting: deque[tuple[list[Entry], _Place, Future[Put]]] = deque()
@@ -292,22 +292,23 @@ class Restore:
         else:
             done = _read_ahead(batches, lambda entries: self._put(queue, entries))
         told = time.monotonic()
-        for entries, place, put in done:
-            tally.put += put.put
-            tally.present += put.present
-            failpoints.reach("mid_restore")
-            if loading and time.monotonic() - told >= TELL:
-                # We are not the loader any more when we took too long; then another is, and begins by itself.
-                upto = to_tenths(entries[-1].due_at)
-                loading = self.broker.loaded(queue, worker=worker, upto_tenths=upto, lease=LEASE)
-                told = time.monotonic()
-            yield len(entries), place
+        with closing(done):
+            for entries, place, put in done:
+                tally.put += put.put
+                tally.present += put.present
+                failpoints.reach("mid_restore")
+                if loading and time.monotonic() - told >= TELL:
+                    # We are not the loader any more when we took too long; then another is, and begins by itself.
+                    upto = to_tenths(entries[-1].due_at)
+                    loading = self.broker.loaded(queue, worker=worker, upto_tenths=upto, lease=LEASE)
+                    told = time.monotonic()
+                yield len(entries), place
         if loading:
             self.broker.loaded(queue, worker=worker, upto_tenths=horizon, lease=None)
 
     def _dry(
         self, queue: str, batches: Iterator[tuple[list[Entry], _Place]]
-    ) -> Iterator[tuple[list[Entry], _Place, Put]]:
+    ) -> Generator[tuple[list[Entry], _Place, Put]]:
         for entries, place in batches:
             yield entries, place, self._would_put(queue, entries)
 

@@ -121,10 +121,14 @@ class Consumer(threading.Thread):
                 if wait > 0:
                     rest(wait)
         finally:
-            self.alone.give_back(Release("shutdown"))
-            with contextlib.suppress(DatabaseError):
-                self._give_back_unheard()
+            self.give_back()
             connections.close_all()
+
+    def give_back(self) -> None:
+        """At the end: what waits to run alone, and what may have been claimed without anybody knowing."""
+        self.alone.give_back(Release("shutdown"))
+        with contextlib.suppress(DatabaseError):
+            self._give_back_unheard()
 
     def turn(self) -> float:
         """Take from each queue in turn as long as there is room; how long to wait until the next turn."""
@@ -207,7 +211,8 @@ class Consumer(threading.Thread):
                 taken = broker.take(queue, room, self.foresight.reach)
                 asked = time.monotonic()
                 claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
-        except DatabaseError:
+        except (DatabaseError, BrokerUnavailable):
+            # Who cannot reach the database may not reach Redis either, when the ids are parked.
             self.unheard.missed(ticket.id for ticket in taken.tickets)
             raise
         self.unheard.answered(claimed)

@@ -8,7 +8,6 @@ import threading
 from django.db import Error as DatabaseError
 
 from .. import conf, registry
-from ..outcomes import Release
 from . import connections
 from .budget import Budget
 from .consumer import Consumer
@@ -68,7 +67,7 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
             if delivered == before and not consumer.alone.waits:
                 break
     finally:
-        consumer.alone.give_back(Release("shutdown"))
+        consumer.give_back()
         pool.drain()
         pool.wait_idle(0 if failed else options.graceful_timeout)
         for delivery in failed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from .. import conf, transitions
 from ..sql.rows import Claimed, Moved
@@ -24,8 +24,8 @@ class Unheard:
 
     def answered(self, claimed: Sequence[Claimed]) -> None:
         if claimed:
-            newest = max(row.claimed_at for row in claimed)
-            # A clock may be set back.
+            # In the database's time zone an hour may come twice, and its clock may be set back.
+            newest = max(row.claimed_at.astimezone(UTC) for row in claimed)
             self._newest = newest if self._newest is None else max(newest, self._newest)
 
     def missed(self, ids: Iterable[int]) -> None:

@@ -547,6 +547,23 @@ def test_when_redis_goes_away_what_was_read_ahead_is_not_tried(monkeypatch: pyte
     assert len(tried) <= 2
 
 
+def test_when_redis_does_not_say_that_it_was_told_nothing_is_put_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule(9)
+    job = Restore("default", broker(), batch_size=1)
+    job.preview()
+
+    def loaded(*_given: Any, **_named: Any) -> bool:
+        raise BrokerUnavailable("no answer")
+
+    monkeypatch.setattr(engine, "TELL", 0.0)
+    monkeypatch.setattr(RedisBroker, "loaded", loaded)
+    # As long as the error is kept, so is the frame in which it was raised.
+    with pytest.raises(BrokerUnavailable) as failed:
+        job.run()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("delayq-restore")]
+    assert failed.type is BrokerUnavailable
+
+
 def test_it_reads_a_few_batches_ahead_of_the_one_that_is_put_and_keeps_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
