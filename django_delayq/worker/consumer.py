@@ -132,14 +132,14 @@ class Consumer(threading.Thread):
 
     def turn(self) -> float:
         """Take from each queue in turn as long as there is room; how long to wait until the next turn."""
-        broker = self.source.current()
+        broker, began = self.source.current(), time.monotonic()
         try:
             wait = self._turn(broker)
         except BrokerUnavailable as error:
             self.source.failed(error)
             return 0.0
         if broker is not self.source.database:
-            self.source.answered()
+            self.source.answered(began)
         return wait
 
     def _turn(self, broker: Broker) -> float:

@@ -83,6 +83,7 @@ class Loader(Service):
         self._identity: str | None = None
 
     def tick(self) -> float:
+        began = time.monotonic()
         try:
             self._look_around()
         except ForeignBroker as error:
@@ -95,7 +96,7 @@ class Loader(Service):
                 self._make_room()
             return 1.0
         self.source.accept()
-        self.source.answered()
+        self.source.answered(began)
         return 1.0
 
     def _make_room(self) -> None:

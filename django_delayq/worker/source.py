@@ -55,14 +55,17 @@ class Source:
             # Who waits for its word looks into the database instead.
             self.wake()
 
-    def answered(self) -> None:
-        """Redis answered."""
-        if self._away_since is None or self._refused:
+    def answered(self, asked: float) -> None:
+        """Redis answered all that it was asked since then (monotonic)."""
+        away_since = self._away_since
+        # A failure since then, in another thread or on the way, is the newer word.
+        if away_since is None or away_since > asked or self._refused:
             return
         with self._lock:
-            was_away, self._away_since = self._away_since is not None, None
-        if was_away:
-            logger.warning("Redis is back")
+            if self._away_since != away_since:
+                return
+            self._away_since = None
+        logger.warning("Redis is back")
 
     def refuse(self, error: BrokerUnavailable) -> None:
         """This Redis is not ours: leave it alone until the loader finds otherwise."""
@@ -77,7 +80,7 @@ class Source:
         """The loader found Redis to be ours."""
         if self._refused:
             self._refused = False
-            self.answered()
+            self.answered(time.monotonic())
 
     def wake(self) -> None:
         """End the wait of the consumer or mover."""

@@ -625,3 +625,19 @@ def test_a_reason_may_be_any_text() -> None:
     reason = message.transitions.get(to_state=State.CANCELLED).reason
     assert reason.startswith("\ufffd?")
     assert len(reason) < 5_000
+
+
+def test_redis_is_not_back_by_what_was_asked_before_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """Some commands succeed in a Redis that is full; and one thread may have asked before another one failed."""
+    source = Source(DB, registry.handlers)
+    source.has_loader = True
+    asked = time.monotonic()
+    source.failed(BrokerUnavailable("used memory"))
+    source.answered(asked)
+    source.failed(BrokerUnavailable("used memory"))
+    assert source.current() is source.database
+    source.answered(time.monotonic())
+    assert source.current() is source.redis
+    told = [record.getMessage() for record in caplog.records if "Redis is" in record.getMessage()]
+    assert [text.split(";")[0] for text in told] == ["Redis is away", "Redis is back"]
+    source.close()
