@@ -349,8 +349,9 @@ class Oracle:
     def _strange_deaths(self, pk: int) -> Iterator[str]:
         """Deliveries that ended without a word, and nothing was done to their process that says why."""
         for row in self.evidence.log[pk]:
-            explained = self._why(pk, row.delivery, row.at) or self._was_unheard(pk, row.delivery)
-            if row.is_death and not explained:
+            if not row.is_death:
+                continue
+            if not (self._why(pk, row.delivery, row.at) or self._was_unheard(pk, row.delivery)):
                 yield f"delivery {row.delivery}, {row.reason} at {row.at:.3f}"
 
     def _kind(self, pk: int) -> str:
