@@ -145,7 +145,8 @@ def pages() -> Iterator[Page]:
     yield Page("message", reverse("admin:django_delayq_message_change", args=[known]), MESSAGE)
     yield from _dashboards()
     for name in ("deadletter", "queue", "worker", "health", "operation", "auditevent"):
-        yield Page(name, reverse(f"admin:django_delayq_{name}_changelist"))
+        app = "django_delayq" if name in ("queue", "worker") else "delayq_console"
+        yield Page(name, reverse(f"admin:{app}_{name}_changelist"))
     steer = reverse("admin:django_delayq_message_steer", args=["requeue"])
     yield Page("confirm: requeue all the dead", steer, post={"search": "state:dead"})
 
@@ -153,7 +154,7 @@ def pages() -> Iterator[Page]:
 def _dashboards() -> Iterator[Page]:
     from django.urls import reverse
 
-    url = reverse("admin:django_delayq_dashboard_changelist")
+    url = reverse("admin:delayq_console_dashboard_changelist")
     for window in ("hour", "day", "week"):
         yield Page(f"dashboard, {window}", f"{url}?window={window}&past={window}", DASHBOARD)
     yield Page("dashboard, a moment later", url, DASHBOARD, cold=False)
@@ -163,7 +164,7 @@ def measure(page: Page) -> Measured:
     """Ask for a page once to warm up, then a few times."""
     from django.db import connection
 
-    from django_delayq.admin import panels
+    from django_delayq.console.admin import panels
 
     client, found = _client(), Measured(page.name, page.target)
     for turn in range(REPEAT + 1):
@@ -272,7 +273,7 @@ _ERROR = """(ARRAY['TimeoutError', 'ConnectionError: refused', 'ValueError: inva
 
 _MESSAGES = f"""
 INSERT INTO delayq_message (topic, queue, key, priority, payload, headers, due_at, created_at, state, finished_at,
-    attempts, deliveries, reported, forgiven, moves, leased_until, worker, cancel_requested, error)
+    attempts, deliveries, reported, excused, moves, leased_until, worker, cancel_requested, error)
 SELECT {_TOPIC}, {_QUEUE}, CASE WHEN n % 5 = 0 OR state = 'dead' THEN 'order-' || n END, 0,
        jsonb_build_object('order', jsonb_build_object('id', n, 'total', n % 1000), 'customer', md5(n::text)),
        '{{{{}}}}', due, due - interval '1 day', state,
@@ -328,7 +329,7 @@ _HOURS = _ROLLUP.format(seconds=3600, first=49, last=720)
 
 def steer() -> None:
     """Operations, and the trace of what people did."""
-    from django_delayq.models import AuditEvent, Operation
+    from django_delayq.console.models import AuditEvent, Operation
 
     common = {"verb": "requeue", "reason": "the server is back"}
     Operation.objects.bulk_create(

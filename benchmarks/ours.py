@@ -26,7 +26,7 @@ PAYLOAD = "jsonb_build_object('n', n, 'due', 0, 'pad', repeat('x', 168))"
 # times of each half in no order.
 WAITING = f"""
 INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts, deliveries,
-    reported, forgiven, moves, worker, cancel_requested)
+    reported, excused, moves, worker, cancel_requested)
 SELECT 'bench.mark', 'default', 0, 'scheduled', {PAYLOAD}, '{{}}',
        now() + (n %% 2) * interval '1 d' + interval '3 h' + floor(7200000 * random()) * interval '1 ms',
        now(), 0, 0, 0, 0, 1, '', false
@@ -36,7 +36,7 @@ SELECT 'bench.mark', 'default', 0, 'scheduled', {PAYLOAD}, '{{}}',
 # All due within ``%(within)s`` ms, from the epoch time ``%(due)s`` (ms) on.
 BURST = """
 INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts, deliveries,
-    reported, forgiven, moves, worker, cancel_requested)
+    reported, excused, moves, worker, cancel_requested)
 SELECT 'bench.mark', 'default', 0, 'scheduled',
        jsonb_build_object('n', n, 'due', ms / 1000.0, 'pad', repeat('x', 160)), '{}',
        'epoch'::timestamptz + ms * interval '1 ms', now(), 0, 0, 0, 0, 1, '', false
@@ -47,7 +47,7 @@ SELECT 'bench.mark', 'default', 0, 'scheduled',
 HISTORY = f"""
 WITH m AS (
     INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, finished_at,
-        attempts, deliveries, reported, forgiven, moves, worker, cancel_requested)
+        attempts, deliveries, reported, excused, moves, worker, cancel_requested)
     SELECT 'bench.mark', 'default', 0, 'consumed', {PAYLOAD}, '{{}}', at, at, at, 0, 1, 1, 0, 3, '', false
       FROM generate_series(1, %(rows)s::int) n,
            LATERAL (SELECT now() - (20 - 19.0 * n / %(rows)s) * interval '1 d') d(at)

@@ -100,7 +100,7 @@ def lateness() -> None:
 
 
 def redis_stopped(redis: RedisServer) -> None:
-    from django_delayq import announce, schedule_message
+    from django_delayq import publisher, schedule_message
 
     with worker():
         schedule_message("bench.noop")
@@ -117,7 +117,7 @@ def redis_stopped(redis: RedisServer) -> None:
         say("  … delivered from the database: latest", f"{late[-1] * 1000:.0f} ms")
         redis.start()
         # Until this process asks Redis again.
-        time.sleep(announce.REST)
+        time.sleep(publisher.REST)
 
 
 def flush(redis: RedisServer) -> None:
@@ -230,7 +230,7 @@ def restore(redis_url: str, rows: int) -> Restored:
         cursor.execute(
             """
             INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts,
-                deliveries, reported, forgiven, moves, worker, cancel_requested)
+                deliveries, reported, excused, moves, worker, cancel_requested)
             SELECT 'bench.noop', 'default', 0, 'scheduled',
                    jsonb_build_object('n', n, 'pad', repeat('x', 180)), '{}',
                    now() + interval '300 s' + floor(100000 * random()) * interval '1 ms',

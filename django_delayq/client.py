@@ -18,7 +18,7 @@ from django.db import router, transaction
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
 
-from . import actors, announce, registry, retry, signals, transitions, validation
+from . import actors, publisher, registry, retry, signals, transitions, validation
 from .broker.base import Entry
 from .durations import Duration
 from .exceptions import InvalidMessage, KeyConflict
@@ -222,7 +222,7 @@ def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
         due_only = new.on_conflict == OnConflict.DEBOUNCE
         answer = transitions.replace(using, holder.pk, new, due_only=due_only, actor=actor)
         if answer:
-            announce_moved(using, [answer])
+            publish_moves(using, [answer])
             holder = Message.objects.using(using).get(pk=holder.pk)
             holder.existed = True
             return holder
@@ -241,7 +241,7 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
         messages.append(_message(using, new, inserted))
         entries.setdefault(new.queue, []).append(Entry.at(inserted.id, inserted.due_at, new.priority))
     for queue, group in entries.items():
-        announce.put_on_commit(using, queue, group)
+        publisher.put_on_commit(using, queue, group)
     if signals.message_scheduled.receivers:
         for message in messages:
             _emit_on_commit(
@@ -444,13 +444,13 @@ def _steer(
     finished: bool = False,
 ) -> Answer | Counter[Verdict]:
     if isinstance(target, QuerySet):
-        return _steer_many(target, using, verb)
+        return _act_on_queryset(target, using, verb)
     using = using or (target._state.db if isinstance(target, Message) else None) or router.db_for_write(Message)
     number = _find(using, topic, key, finished) if target is None else _id(target)
     if number is None:
         return Answer(None, Verdict.NOT_FOUND)
     answers = verb(using, [number])
-    announce_moved(using, answers)
+    publish_moves(using, answers)
     return answers[0]
 
 
@@ -473,13 +473,13 @@ def _find(using: str, topic: str, key: str | None, finished: bool) -> int | None
     return rows.order_by("-pk").values_list("pk", flat=True).first()
 
 
-def _steer_many(queryset: QuerySet[Message], using: str | None, verb: Verb) -> Counter[Verdict]:
+def _act_on_queryset(queryset: QuerySet[Message], using: str | None, verb: Verb) -> Counter[Verdict]:
     # Only an alias that was named: a router may have sent the reading to a replica.
     using = using or getattr(queryset, "_db", None) or router.db_for_write(Message)
     counts: Counter[Verdict] = Counter()
     for ids in _batches(queryset.using(using)):
         answers = verb(using, ids)
-        announce_moved(using, answers)
+        publish_moves(using, answers)
         counts.update(answer.verdict for answer in answers)
     return counts
 
@@ -498,7 +498,7 @@ def _batches(queryset: QuerySet[Message]) -> Iterator[list[int]]:
         last = ids[-1]
 
 
-def announce_moved(using: str, answers: Sequence[Answer]) -> None:
+def publish_moves(using: str, answers: Sequence[Answer]) -> None:
     """On commit, tell Redis and the receivers of signals what became of messages."""
     gone: dict[str, list[int]] = {}
     for answer in answers:
@@ -506,12 +506,12 @@ def announce_moved(using: str, answers: Sequence[Answer]) -> None:
         if moved is None:
             continue
         if moved.after == State.SCHEDULED:
-            announce.put_on_commit(using, moved.queue, [Entry.at(moved.id, moved.due_at, moved.priority)])
+            publisher.put_on_commit(using, moved.queue, [Entry.at(moved.id, moved.due_at, moved.priority)])
         elif moved.after == State.CANCELLED:
             gone.setdefault(moved.queue, []).append(moved.id)
             _emit_on_commit(using, signals.message_cancelled, id_=moved.id, topic=moved.topic, queue=moved.queue)
     for queue, ids in gone.items():
-        announce.remove_on_commit(using, queue, ids)
+        publisher.remove_on_commit(using, queue, ids)
 
 
 # --- the same for async code ------------------------------------------------------------------------------------------

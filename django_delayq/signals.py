@@ -15,17 +15,21 @@ signal                      arguments
 ``message_cancelled``       message_id, topic, queue, using
 ``message_expired``         message_id, topic, queue, using
 ``messages_restored``       queue, found, put, actor, using
+``operator_action``         action, target, message_id, reason, outcomes (text → count), actor, using
 ==========================  ==================================================================
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.dispatch import Signal
 
 from .states import State
+
+if TYPE_CHECKING:
+    from .sql.rows import Moved
 
 logger = logging.getLogger("django_delayq")
 
@@ -37,6 +41,7 @@ message_dead = Signal()
 message_cancelled = Signal()
 message_expired = Signal()
 messages_restored = Signal()
+operator_action = Signal()
 
 
 def emit(signal: Signal, sender: Any, **facts: Any) -> None:
@@ -49,8 +54,8 @@ def emit(signal: Signal, sender: Any, **facts: Any) -> None:
             logger.error("A signal receiver failed: %r", receiver, exc_info=answer)
 
 
-class Named(Protocol):
-    """What every message can say of itself, moved or delivered."""
+class MessageFacts(Protocol):
+    """The facts that every view of a message has, whether it was moved or delivered."""
 
     @property
     def id(self) -> int: ...
@@ -60,19 +65,8 @@ class Named(Protocol):
     def queue(self) -> str: ...
 
 
-class Moved(Named, Protocol):
-    """A message after a move."""
-
-    @property
-    def after(self) -> State: ...
-    @property
-    def deliveries(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-
-
-def facts(message: Named, using: str) -> dict[str, Any]:
-    """What every signal of one message has."""
+def message_arguments(message: MessageFacts, using: str) -> dict[str, Any]:
+    """Return the arguments that every signal about one message has."""
     return {"message_id": message.id, "topic": message.topic, "queue": message.queue, "using": using}
 
 
@@ -80,8 +74,8 @@ def emit_end(sender: Any, moved: Moved, using: str, *, error: str = "") -> None:
     """Tell that a message is dead, cancelled or expired; nothing of one that is none of these."""
     if moved.after == State.DEAD:
         told = {"delivery": moved.deliveries, "error": error or moved.reason}
-        emit(message_dead, sender, **told, **facts(moved, using))
+        emit(message_dead, sender, **told, **message_arguments(moved, using))
     elif moved.after == State.CANCELLED:
-        emit(message_cancelled, sender, **facts(moved, using))
+        emit(message_cancelled, sender, **message_arguments(moved, using))
     elif moved.after == State.EXPIRED:
-        emit(message_expired, sender, **facts(moved, using))
+        emit(message_expired, sender, **message_arguments(moved, using))

@@ -242,10 +242,10 @@ def release_worker(using: str, worker: str, *, max_crashes: int, actor: str, shu
     """Give back what a worker process held that is certainly dead. An ordered ``shutdown`` is held against nobody."""
     where = Q(state=State.RUNNING, worker__startswith=worker)
     reason = "worker was shut down" if shutdown else "worker process died"
-    return _unreported(using, where, max_crashes, None, actor, reason, counted="forgiven" if shutdown else None)
+    return _unreported(using, where, max_crashes, None, actor, reason, counted="excused" if shutdown else None)
 
 
-def release_unheard(
+def release_orphaned(
     using: str, ids: Iterable[int], worker: str, *, since: datetime | None, max_crashes: int, actor: str
 ) -> list[Moved]:
     """Give back those of ``ids`` that ``worker`` claimed after ``since`` (None: ever) and does not know of.
@@ -269,12 +269,12 @@ def _unreported(
     actor: str,
     reason: str,
     *,
-    counted: Literal["reported", "forgiven"] | None = None,
+    counted: Literal["reported", "excused"] | None = None,
 ) -> list[Moved]:
     """``counted``: among which deliveries this one is from now on; None: among those that ended without a word."""
 
     def change(message: Message, at: datetime) -> Change | None:
-        crashes = message.deliveries - message.reported - message.forgiven - (counted is not None)
+        crashes = message.deliveries - message.reported - message.excused - (counted is not None)
         values: dict[str, int] = {} if counted is None else {counted: getattr(message, counted) + 1}
         if crashes >= max_crashes:
             return Change(State.DEAD, values, reason=f"{reason}; {crashes} deliveries ended without a word")
@@ -379,8 +379,8 @@ def requeue(
         values = {
             **_moved_due(message, ceil_tenth(at + delay + spread * place[message.pk] / max(1, len(ids)))),
             "attempts": 0,
-            # The deaths without a word are forgiven too, or the next one would be the last.
-            "forgiven": message.deliveries - message.reported,
+            # The deaths without a word are excused too, or the next one would be the last.
+            "excused": message.deliveries - message.reported,
             "cancel_requested": False,
         }
         return Change(State.SCHEDULED, values, reason=reason)

@@ -44,6 +44,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django_delayq",
+    "django_delayq.console",
     "testproject.shop",
 ]
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
-from django_delayq.worker.foresight import MOST
+from django_delayq.worker.claim_ahead import MOST
 from tests.app.models import Effect
 from tests.workers import PATIENCE, eventually
 

@@ -98,7 +98,7 @@ class Broker(Protocol):
     def wait(self, queues: Sequence[str], timeout: float) -> bool:
         """Sleep until ``timeout`` seconds have passed, something may be due earlier (True), or ``wake`` is called."""
 
-    def deafen(self) -> None:
+    def stop_listening(self) -> None:
         """Until the next ``wait``, leave wake-ups to others."""
 
     def wake(self) -> None:

@@ -80,7 +80,7 @@ def _patient(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
     )
 
 
-class Held:
+class PinnedConnection:
     """A connection that is kept out of its pool between commands, by one thread at a time."""
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
@@ -100,20 +100,20 @@ class Held:
                 self.pool.release(self.raw)
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=PinnedConnection)
 
 
 def rested(resting: deque[H]) -> H | None:
     """One of those that no thread is using, if there is one that is ours."""
     while resting:
         try:
-            held = resting.pop()
+            pinned = resting.pop()
         except IndexError:
             # Another thread was quicker.
             break
-        if held.is_ours:
-            return held
-        held.close()
+        if pinned.is_ours:
+            return pinned
+        pinned.close()
     return None
 
 

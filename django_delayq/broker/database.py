@@ -53,7 +53,7 @@ class DatabaseBroker:
         self._woken.clear()
         return False
 
-    def deafen(self) -> None:
+    def stop_listening(self) -> None:
         """Nobody is woken in another process."""
 
     def wake(self) -> None:

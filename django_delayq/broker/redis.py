@@ -23,9 +23,9 @@ from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..validation import PRIORITIES
 from . import connection, scripts
 from .base import BATCH, DueTicket, Entry, Put, Taken
-from .calls import Calls
 from .keys import BAND, PARTITION, RANKS, Keys, keys, namespace
-from .line import Lines
+from .pipelined import PipelinedConnections
+from .scripted import ScriptConnections
 
 logger = logging.getLogger("django_delayq")
 
@@ -67,7 +67,7 @@ class RedisBroker:
         self.timeout = timeout
         self.now = now
         self._client: redis.Redis | None = None
-        self._bell: _Bell | None = None
+        self._listener: _Listener | None = None
         self._lock = threading.Lock()
 
     @property
@@ -79,12 +79,12 @@ class RedisBroker:
         return self._client
 
     @cached_property
-    def lines(self) -> Lines:
-        return Lines(lambda: self.client.connection_pool, self.timeout)
+    def lines(self) -> PipelinedConnections:
+        return PipelinedConnections(lambda: self.client.connection_pool, self.timeout)
 
     @cached_property
-    def calls(self) -> Calls:
-        return Calls(lambda: self.client.connection_pool)
+    def calls(self) -> ScriptConnections:
+        return ScriptConnections(lambda: self.client.connection_pool)
 
     def keys(self, queue: str) -> Keys:
         return keys(self.namespace, queue)
@@ -196,31 +196,31 @@ class RedisBroker:
         return nullcontext()
 
     def wait(self, queues: Sequence[str], timeout: float) -> bool:
-        if self._bell is None:
-            self._bell = _Bell(lambda: connection.connect(self.settings, timeout=self.timeout))
+        if self._listener is None:
+            self._listener = _Listener(lambda: connection.connect(self.settings, timeout=self.timeout))
         with answering():
-            return self._bell.wait([self.keys(queue).wake for queue in queues], timeout)
+            return self._listener.wait([self.keys(queue).wake for queue in queues], timeout)
 
     def wake(self) -> None:
-        if self._bell is not None:
-            self._bell.wake()
+        if self._listener is not None:
+            self._listener.wake()
 
-    def deafen(self) -> None:
-        if self._bell is not None:
-            self._bell.deafen()
+    def stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.stop_listening()
 
     def distrust(self) -> None:
         """Redis did not answer: the connection that waits may be as dead, and would never say so."""
-        if self._bell is not None:
-            self._bell.stale = True
+        if self._listener is not None:
+            self._listener.stale = True
 
     def ring(self, queue: str) -> None:
         with answering():
             scripts.load("ring")(self.client, wake=self.keys(queue).wake)
 
     def close(self) -> None:
-        if self._bell is not None:
-            self._bell.close()
+        if self._listener is not None:
+            self._listener.close()
         if "lines" in self.__dict__:
             self.lines.close()
         if self._client is not None:
@@ -342,7 +342,7 @@ def _readable(files: list[Any], timeout: float) -> list[Any]:
             return [key.fileobj for key, _events in selector.select(timeout)]
 
 
-class _Bell:
+class _Listener:
     """Waits for a token in one of several lists, exactly as long as asked.
 
     BLPOP's own timeout is looked at only ``hz`` times a second (10 by default). So it is sent without one, and the
@@ -399,7 +399,7 @@ class _Bell:
             return True
         return False
 
-    def deafen(self) -> None:
+    def stop_listening(self) -> None:
         """Take no token any more. Closing the connection is the only way to be sure."""
         if self._armed:
             self._hang_up()

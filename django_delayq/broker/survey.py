@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class QueueSize:
     """How many ids a queue holds."""
 
     delayed: int
@@ -77,14 +77,14 @@ class Survey:
         horizon, loaded, run_id, replid, identity = ((value or b"").decode() for value in values)
         return Meta(int(horizon) if horizon else None, int(loaded) if loaded else None, run_id, replid, identity)
 
-    def held(self, queue: str) -> Held:
+    def held(self, queue: str) -> QueueSize:
         k = self.broker.keys(queue)
         with answering():
             pipe = self.broker.client.pipeline(transaction=False)
             pipe.zcard(k.delayed)
             pipe.zcard(k.ready)
             delayed, ready = pipe.execute()
-        return Held(delayed, ready)
+        return QueueSize(delayed, ready)
 
     def places(self, queue: str, ids: Sequence[int]) -> list[Place]:
         """Where each of these ids is, in their order."""

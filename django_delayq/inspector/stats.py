@@ -17,11 +17,9 @@ from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
 from ..models import Message, Transition, Worker
 from ..states import FINAL, State
-from . import presence, pulse, throughput, upcoming
+from . import snapshot, workers
 from .numbers import NONE, Capped, total
-from .presence import Presence
-from .throughput import Series
-from .upcoming import Upcoming
+from .workers import Presence
 
 __all__ = ["Capped", "Lateness", "QueueStats", "RedisStats", "Stats", "collect"]
 
@@ -77,9 +75,6 @@ class Stats:
     lateness: Lateness
     workers: int
     presence: Presence
-    # By the names of windows: "hour" and "day".
-    past: dict[str, Series]
-    upcoming: Upcoming
     redis: RedisStats = field(default_factory=lambda: RedisStats(""))
 
     @property
@@ -100,24 +95,22 @@ def collect(using: str, broker: RedisBroker | None, cap: int = LIVE_CAP) -> Stat
 
     Scheduled and running messages are counted up to ``cap`` in each queue.
     """
-    felt = pulse.feel(using, cap)
-    now = felt.at
+    found_now = snapshot.take_snapshot(using, cap)
+    now = found_now.at
     queues = {
         name: QueueStats(queue.scheduled, queue.overdue, queue.oldest_overdue, queue.next_due)
-        for name, queue in felt.queues.items()
+        for name, queue in found_now.queues.items()
     }
-    states = {State.SCHEDULED: felt.scheduled, State.RUNNING: felt.running, **finished(using)}
-    there = presence.look(using, now)
+    states = {State.SCHEDULED: found_now.scheduled, State.RUNNING: found_now.running, **finished(using)}
+    there = workers.look(using, now)
     found = Stats(
         now,
         states,
         estimate(using),
         queues,
         lateness(using),
-        len(there.of(presence.Health.ALIVE)),
+        len(there.of(workers.Health.ALIVE)),
         there,
-        throughput.series(using, now, ("hour", "day")),
-        upcoming.look(using, "hour", list(queues), now),
     )
     found.redis = ask_redis(broker)
     if broker is not None and found.redis.reachable:

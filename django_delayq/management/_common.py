@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
@@ -21,7 +21,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import InterfaceError, OperationalError, ProgrammingError, connections, router
 from django.utils.dateparse import parse_datetime
 
-from .. import actors, conf, durations, validation
+from .. import actors, conf, durations, signals, validation
 from ..broker.connection import WORKER_TIMEOUT
 from ..broker.redis import RedisBroker
 from ..exceptions import BrokerUnavailable, ForeignBroker, InvalidMessage
@@ -83,6 +83,29 @@ class DelayqCommand(BaseCommand, ABC):
     def say_json(self, **facts: Any) -> None:
         """Write one JSON object."""
         self.stdout.write(json.dumps({"schema": SCHEMA, **facts}, default=str))
+
+    def record_action(
+        self,
+        using: str,
+        action: str,
+        target: str,
+        *,
+        message_id: int | None = None,
+        reason: str = "",
+        outcomes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Send the signal ``operator_action``: what this command did to what (both in words), and the outcomes."""
+        signals.emit(
+            signals.operator_action,
+            Message,
+            action=action,
+            target=target,
+            message_id=message_id,
+            reason=reason,
+            outcomes=dict(outcomes or {}),
+            actor=actors.current(),
+            using=using,
+        )
 
     def confirm(self, what: str, *, yes: bool) -> None:
         """Ask before something that cannot be taken back. Without a terminal it is refused, not asked."""

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from .pages import Dashboard, DeadLetter, Health
+from .queues import Queue
 from .record import Identity, Message, Transition, identity
-from .steering import AuditEvent, Operation, Queue
-from .workers import Rollup, Worker
+from .workers import Worker
 
-__all__ = [
-    "AuditEvent",
-    "Dashboard",
-    "DeadLetter",
-    "Health",
-    "Identity",
-    "Message",
-    "Operation",
-    "Queue",
-    "Rollup",
-    "Transition",
-    "Worker",
-    "identity",
-]
+__all__ = ["Identity", "Message", "Queue", "Transition", "Worker", "identity"]

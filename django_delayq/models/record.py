@@ -51,8 +51,8 @@ class Message(models.Model):
     deliveries = models.IntegerField(_("deliveries"), default=0)
     # Deliveries that ended with a word. deliveries - reported = deaths without one (and the one now running).
     reported = models.IntegerField(_("reported deliveries"), default=0)
-    # Deaths without a word that a requeue has forgiven: they no longer count towards MAX_CRASHES.
-    forgiven = models.IntegerField(_("forgiven deliveries"), default=0)
+    # Deaths without a word that a requeue has excused: they no longer count towards MAX_CRASHES.
+    excused = models.IntegerField(_("excused deliveries"), default=0)
     # Moves made, so the number of the last row of the log.
     moves = models.IntegerField(_("moves"), default=1)
     leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
@@ -129,8 +129,8 @@ class Message(models.Model):
                 condition=Q(
                     attempts__gte=0,
                     attempts__lte=F("reported"),
-                    forgiven__gte=0,
-                    reported__lte=F("deliveries") - F("forgiven"),
+                    excused__gte=0,
+                    reported__lte=F("deliveries") - F("excused"),
                     moves__gte=1,
                 ),
             ),
@@ -151,7 +151,7 @@ class Message(models.Model):
     @property
     def crashes(self) -> int:
         """Deliveries that ended without a word: the worker was killed, or its lease ran out."""
-        return self.deliveries - self.reported - self.forgiven - (self.state == _State.RUNNING)
+        return self.deliveries - self.reported - self.excused - (self.state == _State.RUNNING)
 
 
 class Transition(models.Model):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .engine import Restore
 from .horizon import begin, is_current, master, refuse_foreign
 from .reading import any_scheduled, page, pages, queues, still_scheduled
-from .run import Restore
 from .selection import InvalidPosition, Overdue, Position, Report, Selection, Stage, Tally
 
 __all__ = [

@@ -158,3 +158,9 @@ class Report:
         for tally in self.queues.values():
             total.add(tally)
         return total
+
+    def expected(self, overdue: Overdue) -> int:
+        """Return how many messages a restore handles, as its preview found them: it handles some of them twice."""
+        total = self.total()
+        twice = total.overdue if overdue in (Overdue.DEAD, Overdue.SPREAD) else 0
+        return total.found - total.beyond + twice

@@ -335,7 +335,7 @@ class Portable:
                 m.attempts,
                 m.deliveries,
                 m.reported,
-                m.forgiven,
+                m.excused,
                 claimed_at,
             )
             for m, change_ in move(self.using, where, change, actor=worker, wait=False)
@@ -347,7 +347,7 @@ class Portable:
 
         def change(message: Message, now: datetime) -> Change:
             success = by_id[message.pk]
-            reported = min(message.reported + 1, message.deliveries - message.forgiven)
+            reported = min(message.reported + 1, message.deliveries - message.excused)
             return Change(State.CONSUMED, {"reported": reported}, actor=success.actor, attempt=success.delivery)
 
         where = Q(pk__in=list(by_id), state__in=LIVE)

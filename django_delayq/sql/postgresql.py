@@ -29,7 +29,7 @@ INSERT = f"""
 WITH m AS (
     INSERT INTO delayq_message
         (topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry, max_attempts,
-         attempts, deliveries, reported, forgiven, moves, worker, cancel_requested)
+         attempts, deliveries, reported, excused, moves, worker, cancel_requested)
     SELECT %(topic)s, %(queue)s, %(key)s, %(priority)s, 'scheduled', %(payload)s::jsonb, %(headers)s::jsonb,
            due, due + %(expires)s::interval, clock_timestamp(), %(retry)s::jsonb, %(max_attempts)s,
            0, 0, 0, 0, 1, '', false
@@ -72,7 +72,7 @@ SELECT clock_timestamp(), array_agg(nextval(sequence))
 
 COPY_MESSAGES = """
 COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts, created_at,
-    state, attempts, deliveries, reported, forgiven, moves, worker, cancel_requested) FROM STDIN
+    state, attempts, deliveries, reported, excused, moves, worker, cancel_requested) FROM STDIN
 """
 
 # As COPY has it.
@@ -166,7 +166,7 @@ WITH t AS (
       FROM u
 )
 SELECT id, topic, queue, key, priority, payload::text, headers::text, due_at, expires_at, retry::text, max_attempts,
-       attempts, deliveries, reported, forgiven, claimed_at
+       attempts, deliveries, reported, excused, claimed_at
   FROM u
 """  # noqa: S608
 
@@ -183,7 +183,7 @@ WITH o AS (
 ), u AS (
     UPDATE delayq_message m
        SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
-           reported = least(m.reported + 1, m.deliveries - m.forgiven), moves = m.moves + 1
+           reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor
 )

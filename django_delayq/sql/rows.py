@@ -65,7 +65,7 @@ class Claimed(NamedTuple):
     attempts: int
     deliveries: int
     reported: int
-    forgiven: int
+    excused: int
     claimed_at: datetime
 
 

@@ -48,7 +48,7 @@ def _adopt() -> None:
             _note_opened(connection=connection)
 
 
-def freshen() -> None:
+def before_task() -> None:
     """Before a piece of work: no connection of this thread is stale, and none is closed for its age alone."""
     now = time.monotonic()
     if _here.used is None:
@@ -92,7 +92,7 @@ def leave_pools() -> None:
         connections.settings[alias].get("OPTIONS", {}).pop("pool", None)
 
 
-def scrub() -> None:
+def after_task() -> None:
     """After a piece of work: whatever it left open in this thread is rolled back and thrown away."""
     _here.used = time.monotonic()
     for connection in list(_here.opened):

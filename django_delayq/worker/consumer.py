@@ -11,28 +11,28 @@ from collections.abc import Callable, Sequence
 from django.db import Error as DatabaseError
 
 from .. import failpoints, registry, transitions
-from ..announce import by_queue
 from ..broker.base import Broker, DueTicket, Entry, Taken
 from ..broker.redis import RedisBroker
 from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
+from ..extensions import WorkerExtensions
 from ..models import Message
 from ..outcomes import Release
+from ..publisher import by_queue
 from ..sql.rows import Claimed, Ticket
 from ..states import State
 from . import connections
-from .alone import Alone
+from .broker_switch import Source
 from .budget import Budget
+from .claim_ahead import ClaimAhead
 from .delivery import Delivery
-from .foresight import Foresight
-from .pauses import Pauses
+from .known_pauses import KnownPauses
+from .orphaned_claims import OrphanedClaims
 from .pool import Pool
 from .processlock import ProcessLock
+from .quarantine import Quarantine
 from .reaper import tell
-from .rollup import Counts
 from .service import backoff
-from .source import Source
-from .unheard import Unheard
 
 logger = logging.getLogger("django_delayq")
 
@@ -63,8 +63,8 @@ class Consumer(threading.Thread):
         worker: str,
         budget: Budget,
         poll: float,
-        counts: Counts | None = None,
-        solo: ProcessLock | None = None,
+        extensions: WorkerExtensions,
+        quarantine_lock: ProcessLock | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
@@ -75,11 +75,11 @@ class Consumer(threading.Thread):
         self.worker = worker
         self.budget = budget
         self.poll = poll
-        self.counts = Counts() if counts is None else counts
-        self.alone = Alone(pool, worker, budget, solo)
-        self.pauses = Pauses(using, queues)
-        self.unheard = Unheard(using, worker)
-        self.foresight = Foresight()
+        self.extensions = extensions
+        self.quarantine = Quarantine(pool, worker, budget, quarantine_lock)
+        self.pauses = KnownPauses(using, queues)
+        self.orphaned_claims = OrphanedClaims(using, worker)
+        self.claim_ahead = ClaimAhead()
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
         # Where one is to run alone, there are likely more: take one at a time.
@@ -103,7 +103,7 @@ class Consumer(threading.Thread):
         try:
             while not self._stopping.is_set():
                 self.beat = time.monotonic()
-                connections.freshen()
+                connections.before_task()
                 try:
                     wait, rest = self.turn(), self._wait
                     self._errors = 0
@@ -117,7 +117,7 @@ class Consumer(threading.Thread):
                     logger.exception("The consumer failed; it goes on")
                     wait, rest = backoff(self._errors, 5.0), self._pause
                 finally:
-                    connections.scrub()
+                    connections.after_task()
                 if wait > 0:
                     rest(wait)
         finally:
@@ -126,9 +126,9 @@ class Consumer(threading.Thread):
 
     def give_back(self) -> None:
         """At the end: what waits to run alone, and what may have been claimed without anybody knowing."""
-        self.alone.give_back(Release("shutdown"))
+        self.quarantine.give_back(Release("shutdown"))
         with contextlib.suppress(DatabaseError):
-            self._give_back_unheard()
+            self._release_orphaned()
 
     def turn(self) -> float:
         """Take from each queue in turn as long as there is room; how long to wait until the next turn."""
@@ -143,11 +143,11 @@ class Consumer(threading.Thread):
         return wait
 
     def _turn(self, broker: Broker) -> float:
-        self._give_back_unheard()
+        self._release_orphaned()
         self._look_at_pauses(broker)
         queues = self.pauses.served
         longest = min(LOOK * len(queues), MOST_LOOK) if broker is not self.source.database else self.poll
-        self.alone.run(lambda: self._leave_wake_ups(broker), self._go_on_waiting)
+        self.quarantine.run(lambda: self._leave_wake_ups(broker), self._go_on_waiting)
         if self._stopping.is_set():
             # One may run alone still: nothing begins beside it.
             return 0.0
@@ -163,7 +163,7 @@ class Consumer(threading.Thread):
             finally:
                 self.budget.settle(room, kept)
             if deliveries:
-                self.foresight.learn(time.monotonic() - began)
+                self.claim_ahead.learn(time.monotonic() - began)
             self._catch_up(broker, queue, taken)
             if queue in self.pauses:
                 continue
@@ -172,8 +172,8 @@ class Consumer(threading.Thread):
                 return 0.0
             waiting = waiting or taken.left > 0
             looked.append(taken)
-        if self.alone.waits:
-            waiting, longest = True, min(longest, self.alone.patience)
+        if self.quarantine.waits:
+            waiting, longest = True, min(longest, self.quarantine.patience)
         self._waiting = waiting
         # Only now: while what was taken was claimed, the next may have fallen due.
         lead = self._lead(broker)
@@ -183,10 +183,10 @@ class Consumer(threading.Thread):
             return min(wait, 0.001)
         return min(wait, self.pauses.wait) if queues else self.pauses.wait
 
-    def _give_back_unheard(self) -> None:
-        moved = self.unheard.give_back()
+    def _release_orphaned(self) -> None:
+        moved = self.orphaned_claims.give_back()
         if moved:
-            self.counts.moved(moved)
+            self.extensions.ended(moved)
             tell(self.using, moved)
 
     def _catch_up(self, broker: Broker, queue: str, taken: Taken) -> None:
@@ -208,14 +208,14 @@ class Consumer(threading.Thread):
         try:
             with broker.exclusively():
                 failpoints.reach("before_take")
-                taken = broker.take(queue, room, self.foresight.reach)
+                taken = broker.take(queue, room, self.claim_ahead.reach)
                 asked = time.monotonic()
                 claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
         except (DatabaseError, BrokerUnavailable):
             # Who cannot reach the database may not reach Redis either, when the ids are parked.
-            self.unheard.missed(ticket.id for ticket in taken.tickets)
+            self.orphaned_claims.missed(ticket.id for ticket in taken.tickets)
             raise
-        self.unheard.answered(claimed)
+        self.orphaned_claims.answered(claimed)
         if len(claimed) < len(taken.tickets) and isinstance(broker, RedisBroker):
             mine = {row.id for row in claimed}
             rest = [ticket for ticket in taken.tickets if ticket.id not in mine]
@@ -238,7 +238,7 @@ class Consumer(threading.Thread):
             asked = [Ticket(*ticket[:3]) for ticket in tickets]
             claimed = transitions.claim(self.using, asked, leases, self.worker, queue=queue)
             failpoints.reach("after_claim")
-            self.counts.claimed(claimed)
+            self.extensions.claimed(claimed)
             return claimed
         except DatabaseError:
             # Taken but not claimed: look at them again in a moment, or each try would cost Redis more of its ids.
@@ -278,30 +278,30 @@ class Consumer(threading.Thread):
     def _warn_unknown(self, topic: str) -> None:
         if topic not in self._unknown:
             self._unknown.add(topic)
-            self.foresight.leaves_to_others = True
+            self.claim_ahead.leaves_to_others = True
             logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
 
     def _lead(self, broker: Broker) -> float:
         """How long before the next due time to come back. Where nothing would be taken then, it would be a hot loop."""
         can_take = self._room > 0 and self.budget.left and isinstance(broker, RedisBroker)
-        return self.foresight.lead if can_take else 0.0
+        return self.claim_ahead.lead if can_take else 0.0
 
     @property
     def _room(self) -> int:
         """How many may be claimed now."""
-        if self.alone.waits or self.pool.recorder.behind > BEHIND:
+        if self.quarantine.waits or self.pool.recorder.behind > BEHIND:
             return 0
         return min(1, self.pool.room) if self._careful else self.pool.room
 
     @property
     def _may_go_on(self) -> bool:
-        return not self.pool.busy if self.alone.waits else self._room > 0 and self.budget.left
+        return not self.pool.busy if self.quarantine.waits else self._room > 0 and self.budget.left
 
     def _submit(self, deliveries: Sequence[Delivery]) -> int:
         """Hand them to the threads, and let one wait that is to run alone; how many were not given back."""
-        suspects = [d for d in deliveries if self.alone.concerns(d)]
-        self.pool.submit([d for d in deliveries if not self.alone.concerns(d)])
-        kept = self.alone.keep(suspects)
+        suspects = [d for d in deliveries if self.quarantine.concerns(d)]
+        self.pool.submit([d for d in deliveries if not self.quarantine.concerns(d)])
+        kept = self.quarantine.keep(suspects)
         if deliveries:
             self._careful = kept
         return len(deliveries) - len(suspects) + kept
@@ -320,7 +320,7 @@ class Consumer(threading.Thread):
 
     def _leave_wake_ups(self, broker: Broker) -> None:
         """To others, for a while; and one that may have come here in this moment too."""
-        broker.deafen()
+        broker.stop_listening()
         for queue in self.pauses.served:
             broker.ring(queue)
 

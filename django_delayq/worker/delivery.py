@@ -141,7 +141,7 @@ class Delivery:
     @property
     def crashes(self) -> int:
         """Earlier deliveries that ended without a word."""
-        return self.claimed.deliveries - 1 - self.claimed.reported - self.claimed.forgiven
+        return self.claimed.deliveries - 1 - self.claimed.reported - self.claimed.excused
 
     @property
     def lateness(self) -> float:

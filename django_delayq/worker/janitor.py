@@ -6,11 +6,10 @@ import logging
 from datetime import timedelta
 
 from .. import conf, transitions
+from ..extensions import Service
 from ..models import Worker
 from ..purge import BATCH, purge
 from ..states import FINAL, State
-from .rollup import Folder
-from .service import Service
 
 logger = logging.getLogger("django_delayq")
 
@@ -21,8 +20,6 @@ class Janitor(Service):
     name = "janitor"
     interval = 60.0
     batches = 20
-    # Of minutes of statistics that become one.
-    hours = 24
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -40,5 +37,4 @@ class Janitor(Service):
             full = full or deleted >= self.batches * BATCH
         gone = transitions.now(self.using) - timedelta(days=1)
         Worker.objects.using(self.using).filter(seen_at__lt=gone).delete()
-        full = Folder(self.using).fold(self.hours) or full
         return 0.5 if full else self.interval

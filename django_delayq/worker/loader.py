@@ -13,11 +13,9 @@ from ..broker.base import BATCH, Put
 from ..broker.redis import RedisBroker, Server
 from ..clock import SECOND, to_tenths
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
-from ..models import Message, Operation, identity
-from ..operations import Journal
-from ..operations.restore import outcomes_of
-from .service import Service
-from .source import Source
+from ..extensions import RestoreObservers, RestoreStart, Service
+from ..models import Message, identity
+from .broker_switch import Source
 
 logger = logging.getLogger("django_delayq")
 
@@ -29,34 +27,40 @@ IDENTIFY = 5.0
 ROOM = 100
 
 
-class _Story:
-    """Shows a load from the beginning among the operations, once something is found to load."""
+class _Observed:
+    """Tells the observers of restores about a load from the beginning, once something is found to load."""
 
     def __init__(self, using: str, worker: str, queue: str, *, told: bool) -> None:
-        self.using = using
-        self.worker = worker
-        self.queue = queue
-        self.told = told
-        self._journal: Journal | None = None
+        self._start = RestoreStart(
+            using,
+            f"loader:{worker}",
+            restore.Selection(queues=(queue,)),
+            restore.Overdue.RUN,
+            0.0,
+            no_expired=False,
+            described=queue,
+            total=None,
+        )
+        self._actor = f"worker:{worker}"
+        self._told = told
+        self._observers: RestoreObservers | None = None
         self._tally = restore.Tally()
 
-    def tell(self, put: Put, found: int) -> None:
-        if not self.told:
+    def progress(self, put: Put, found: int) -> None:
+        if not self._told:
             return
         self._tally.add(restore.Tally(put=put.put, present=put.present))
-        if self._journal is None:
-            with actors.acting_as(f"worker:{self.worker}"):
-                selection = restore.Selection(queues=(self.queue,))
-                self._journal = Journal(self.using, f"loader:{self.worker}", selection, described=self.queue)
-        self._journal.note(found, outcomes_of(self._tally), None)
+        if self._observers is None:
+            with actors.acting_as(self._actor):
+                self._observers = RestoreObservers(self._start)
+        self._observers.progress(found, self._tally, None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._journal is not None:
-            state = Operation.State.DONE if error is None else Operation.State.FAILED
-            self._journal.end(state, outcomes_of(self._tally), None, "" if error is None else str(error))
+        if self._observers is not None:
+            self._observers.ended(self._tally, None, "" if error is None else str(error))
 
 
 class Loader(Service):
@@ -68,6 +72,7 @@ class Loader(Service):
     """
 
     name = "loader"
+    thread = "loader"
 
     def __init__(self, using: str, source: Source, queues: Callable[[], tuple[str, ...]], worker: str) -> None:
         assert source.redis is not None
@@ -168,12 +173,12 @@ class Loader(Service):
         failpoints.reach("after_horizon")
         began = time.monotonic()
         found, total = 0, Put()
-        with _Story(self.using, self.worker, queue, told=start is None) as story:
+        with _Observed(self.using, self.worker, queue, told=start is None) as observed:
             for page in restore.pages(self.using, queue, start_tenths=start, end_tenths=horizon):
                 put = self.broker.put(queue, page, fill=True)
                 total += put
                 found += len(page)
-                story.tell(put, len(page))
+                observed.progress(put, len(page))
                 failpoints.reach("mid_load")
                 if not self.broker.loaded(
                     queue, worker=self.worker, upto_tenths=to_tenths(page[-1].due_at), lease=LEASE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..exceptions import BrokerUnavailable
-from .service import Service
-from .source import Source
+from ..extensions import Service
+from .broker_switch import Source
 
 # A message scheduled meanwhile may be due earlier than what was seen: look again. Seconds.
 LOOK = 0.5
@@ -16,6 +16,7 @@ class Mover(Service):
     """Sleeps until the next message falls due. A consumer moves on its way too: this is for processes without one."""
 
     name = "mover"
+    thread = "timing"
 
     def __init__(self, source: Source, queues: Callable[[], tuple[str, ...]]) -> None:
         assert source.redis is not None

@@ -15,8 +15,8 @@ from .. import actors, signals
 from ..models import Message
 from ..outcomes import Release, Retry, storable
 from . import connections
-from .alarm import Alarm
 from .delivery import Delivery
+from .due_timer import DueTimer
 from .executor import execute
 from .recorder import Recorder, log
 
@@ -54,9 +54,9 @@ class Pool:
         # Mean run time of a handler, in seconds; so slow, until shown otherwise, that nothing is held ahead.
         self._slow = max(1.0, 2 * threads * AHEAD)
         self._mean = self._slow
-        self._alarm = Alarm(self._waiting.put)
+        self._due_timer = DueTimer(self._waiting.put)
         self._members = [
-            self._alarm,
+            self._due_timer,
             *(
                 threading.Thread(target=self._work, args=(number,), name=f"delayq-handler-{number}", daemon=True)
                 for number in range(threads)
@@ -76,7 +76,7 @@ class Pool:
             delivery.queued_mono = time.monotonic()
             self._held[delivery.id, delivery.deliveries] = delivery
             if delivery.due_mono > delivery.queued_mono:
-                self._alarm.set(delivery)
+                self._due_timer.set(delivery)
             else:
                 self._waiting.put(delivery)
 
@@ -109,7 +109,7 @@ class Pool:
         """From now on give back what has not begun, at once: the threads may be busy for long."""
         self._draining = True
         # Those that are not due first: what becomes due meanwhile is then among the others.
-        self._give_back(self._alarm.clear(), Release("shutdown"))
+        self._give_back(self._due_timer.clear(), Release("shutdown"))
         self._give_back(self._queued(), Release("shutdown"))
 
     def give_back_waiting(self, longest: float) -> None:
@@ -142,7 +142,7 @@ class Pool:
         return True
 
     def stop(self) -> None:
-        self._alarm.stop()
+        self._due_timer.stop()
         for _number in range(self.threads):
             self._waiting.put(None)
 
@@ -167,14 +167,16 @@ class Pool:
             self.recorder.submit(delivery, Release("shutdown" if self._draining else "lease lost"), actor)
             self._returned()
             return
-        connections.freshen()
+        connections.before_task()
         if logger.isEnabledFor(logging.DEBUG):
             log(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)
         if signals.message_delivered.receivers:
             told = {"delivery": delivery.deliveries, "lateness": delivery.lateness}
-            signals.emit(signals.message_delivered, Message, **told, **signals.facts(delivery, delivery.using))
+            signals.emit(
+                signals.message_delivered, Message, **told, **signals.message_arguments(delivery, delivery.using)
+            )
         # What a handler activates (a time zone, a language) ends with it.
         outcome = contextvars.copy_context().run(execute, delivery, actor)
         self._mean += (time.monotonic() - delivery.started_mono - self._mean) * 0.1
-        connections.scrub()
+        connections.after_task()
         self.recorder.submit(delivery, outcome, actor)

@@ -5,37 +5,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import select
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
-from .. import actors, conf, registry
+from .. import registry
+from ..extensions import Service
 from . import connections
+from .assembly import assemble
 from .budget import Budget
-from .consumer import Consumer
 from .delivery import Delivery
 from .executor import timed_out
+from .heartbeat import Heartbeat
 from .janitor import Janitor
-from .keeper import HARD, Keeper, Watch
+from .lease_renewer import HARD, LeaseRenewer, Watch
 from .loader import Loader
 from .mover import Mover
-from .operator import Operator
-from .pool import Pool
-from .presence import Presence
+from .options import Options, all_roles
 from .processlock import ProcessLock
-from .queues import Queues
-from .reaper import Reaper
-from .recorder import Recorder
-from .rollup import Counts, RollupWriter
-from .service import Runner, Service
-from .source import Source
+from .service import in_threads
 from .sweeper import Sweeper
 
 logger = logging.getLogger("django_delayq")
-
-ROLES = ("loader", "sweeper", "mover", "consumer", "recorder", "reaper", "janitor", "operator")
 
 # What a process says with its exit code.
 DONE = 0
@@ -45,38 +36,14 @@ EXHAUSTED = 72  # --max-messages is reached
 BROKEN = 73  # one of its threads has died; start another process in its place
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What run_delayq was asked for."""
-
-    using: str
-    queues: tuple[str, ...] = ()
-    processes: int = 1
-    threads: int = 8
-    roles: frozenset[str] = frozenset(ROLES)
-    max_messages: int | None = None
-    max_runtime: float | None = None
-    graceful_timeout: float = 30.0
-    name: str = ""
-    heartbeat_file: str | None = None
-
-
-def worker_name(options: Options) -> str:
-    """Unique for this run of this process: a host that reuses a pid must not inherit its claims."""
-    base = options.name or actors.host()
-    return f"{base}/{os.getpid()}/{secrets.token_hex(3)}"
-
-
 class WorkerProcess:
     """Everything that runs in one process."""
 
     def __init__(
-        self, options: Options, budget: Budget, solo: ProcessLock | None = None, *, hard: float = HARD
+        self, options: Options, budget: Budget, quarantine_lock: ProcessLock | None = None, *, hard: float = HARD
     ) -> None:
         self.options = options
-        self.name = worker_name(options)
         self.code = DONE
-        self._budget = budget
         # Not an Event: a signal handler that sets one may wait for ever for the lock that its own thread holds.
         self._stopping = False
         self._wake_read, self._wake_write = os.pipe()
@@ -84,44 +51,35 @@ class WorkerProcess:
         # What does not let go; more may join it while the process ends.
         self._stuck: set[tuple[int, int]] = set()
         self._started = time.monotonic()
-        settings = conf.get()
-        using, roles = options.using, options.roles
-        self.source = Source(using, registry.handlers)
-        self.queues = Queues(using, options.queues, self.source.wake)
-        self.counts = Counts()
-        self.rollup = RollupWriter(using, self.counts)
-        self.recorder = Recorder(using, lambda count: None, self.counts)
-        self.pool = Pool(options.threads, self.recorder, self.name, self._freed, budget.give_back)
-        self.consumer: Consumer | None = None
-        if "consumer" in roles:
-            self.consumer = Consumer(
-                using, self.source, self.pool, self.queues, self.name, budget, settings.POLL_INTERVAL, self.counts, solo
-            )
-        self.presence = Presence(using, self.name, self.queues, options.threads)
-        upkeep: list[Service] = [self.queues, self.presence, self.rollup]
+        self.parts = parts = assemble(options, budget=budget, quarantine_lock=quarantine_lock)
+        self.name = parts.name
+        self.pool = parts.pool
+        self.recorder = parts.recorder
+        self.consumer = parts.consumer if options.has("consumer") else None
+        self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads)
+        self.runners = in_threads(self._services(hard))
+
+    def _services(self, hard: float) -> Iterator[Service]:
+        parts, using = self.parts, self.options.using
+        roles = frozenset(role for role in all_roles() if self.options.has(role))
+        yield from (parts.queues, self.heartbeat)
         if "reaper" in roles:
-            upkeep.append(Reaper(using, f"worker:{self.name}", self.counts))
+            yield parts.reaper
         if "janitor" in roles:
-            upkeep.append(Janitor(using))
-        self.runners = [Runner("upkeep", upkeep)]
-        self.operator: Operator | None = None
-        if "operator" in roles:
-            self.operator = Operator(using, self.name)
-            self.runners.append(Runner("operator", [self.operator]))
+            yield Janitor(using)
+        yield from parts.extensions.services(roles)
         if self.consumer is not None:
-            self.runners.append(Runner("watch", [Watch(self.pool, self._on_stuck, hard)]))
-            self.runners.append(Runner("keeper", [Keeper(using, self.pool)]))
-        if self.source.redis is not None:
-            timing: list[Service] = []
-            if "loader" in roles:
-                self.source.has_loader = True
-                self.runners.append(Runner("loader", [Loader(using, self.source, self.queues, self.name)]))
-            if "sweeper" in roles:
-                timing.append(Sweeper(using, self.source, self.queues, registry.handlers))
-            if "mover" in roles and self.consumer is None:
-                timing.append(Mover(self.source, self.queues))
-            if timing:
-                self.runners.append(Runner("timing", timing))
+            yield Watch(parts.pool, self._on_stuck, hard)
+            yield LeaseRenewer(using, parts.pool)
+        if parts.source.redis is None:
+            return
+        if "loader" in roles:
+            parts.source.has_loader = True
+            yield Loader(using, parts.source, parts.queues, parts.name)
+        if "sweeper" in roles:
+            yield Sweeper(using, parts.source, parts.queues, registry.handlers)
+        if "mover" in roles and self.consumer is None:
+            yield Mover(parts.source, parts.queues)
 
     def stop(self) -> None:
         """Begin to end; safe in a signal handler."""
@@ -149,13 +107,9 @@ class WorkerProcess:
         self._shut_down()
         return self.code
 
-    def _freed(self) -> None:
-        if self.consumer is not None:
-            self.consumer.freed()
-
     def _is_over(self) -> bool:
         # What is claimed has been counted: it is delivered too. Asked twice, for what is held may just be given back.
-        if self._budget.empty and not self.pool.held() and self._budget.empty:
+        if self.parts.budget.empty and not self.pool.held() and self.parts.budget.empty:
             self.code = EXHAUSTED
             return True
         limit = self.options.max_runtime
@@ -211,10 +165,10 @@ class WorkerProcess:
         for runner in self.runners:
             runner.join(timeout=2)
         self.recorder.join(timeout=2)
-        for last in (self.rollup.tick, self.presence.leave, *([self.operator.leave] if self.operator else [])):
-            try:
-                last()
-            except Exception as error:  # noqa: BLE001
-                logger.debug("Could not sign off: %s", error)
-        self.source.close()
+        try:
+            self.heartbeat.leave()
+        except Exception as error:  # noqa: BLE001
+            logger.debug("Could not delete the worker's row: %s", error)
+        self.parts.extensions.stop()
+        self.parts.source.close()
         connections.close_all()

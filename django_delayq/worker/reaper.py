@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from .. import announce, conf, failpoints, signals, transitions
+from .. import conf, failpoints, publisher, signals, transitions
 from ..broker.base import Entry
+from ..extensions import Service, WorkerExtensions
 from ..models import Message
 from ..sql.rows import Moved
 from ..states import State
-from .rollup import Counts
-from .service import Service
 
 logger = logging.getLogger("django_delayq")
 
@@ -22,10 +21,10 @@ class Reaper(Service):
     name = "reaper"
     interval = 5.0
 
-    def __init__(self, using: str, actor: str, counts: Counts | None = None) -> None:
+    def __init__(self, using: str, actor: str, extensions: WorkerExtensions) -> None:
         self.using = using
         self.actor = actor
-        self.counts = Counts() if counts is None else counts
+        self.extensions = extensions
 
     def tick(self) -> float:
         # One query while there is nothing to do.
@@ -36,14 +35,14 @@ class Reaper(Service):
             failpoints.reach("after_reap")
         if expiring:
             moved += transitions.expire(self.using, actor=self.actor)
-        self.counts.moved(moved)
+        self.extensions.ended(moved)
         tell(self.using, moved)
         return 0.0 if len(moved) >= transitions.BATCH else self.interval
 
 
 def tell(using: str, moved: Sequence[Moved]) -> None:
     """Announce, log and signal what was taken back."""
-    announce.put(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moved if m.after == State.SCHEDULED])
+    publisher.put(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moved if m.after == State.SCHEDULED])
     for m in moved:
         level = logging.ERROR if m.after == State.DEAD else logging.WARNING
         logger.log(

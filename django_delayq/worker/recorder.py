@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from django.db import DataError, IntegrityError
 from django.db import Error as DatabaseError
 
-from .. import announce, failpoints, signals, transitions
+from .. import failpoints, publisher, signals, transitions
 from ..broker.base import Entry
+from ..extensions import WorkerExtensions
 from ..models import Message
 from ..outcomes import Ack, DeadLetter, Outcome, Recorded, Release, Retry
 from ..sql.rows import Failure, Moved, Success
 from ..states import State
 from . import connections
 from .delivery import Delivery
-from .rollup import Counts, What
 from .service import backoff
 
 logger = logging.getLogger("django_delayq")
@@ -50,10 +50,10 @@ class Recorder(threading.Thread):
     ``done`` is called with the number of deliveries that are off the worker's hands.
     """
 
-    def __init__(self, using: str, done: Callable[[int], None], counts: Counts | None = None) -> None:
+    def __init__(self, using: str, done: Callable[[int], None], extensions: WorkerExtensions) -> None:
         super().__init__(name="delayq-recorder", daemon=True)
         self.using = using
-        self.counts = Counts() if counts is None else counts
+        self.extensions = extensions
         self._done = done
         self._pending: deque[Ended] = deque()
         self._locked: list[Ended] = []
@@ -135,7 +135,7 @@ class Recorder(threading.Thread):
     def _record(self, batch: Sequence[Ended], write: Callable[[Sequence[Ended], bool], None]) -> None:
         failures = 0
         while batch:
-            connections.freshen()
+            connections.before_task()
             try:
                 failpoints.reach("before_record")
                 write(batch, failures > 0)
@@ -157,7 +157,7 @@ class Recorder(threading.Thread):
                     logger.info("Outcomes are being recorded again")
                 return
             finally:
-                connections.scrub()
+                connections.after_task()
 
     def _bisect(self, batch: Sequence[Ended], write: Callable[[Sequence[Ended], bool], None]) -> None:
         """One outcome that the database refuses must not hold up the others."""
@@ -191,7 +191,7 @@ class Recorder(threading.Thread):
                 told.append(ended)
             else:
                 logger.warning("Outcome refused, somebody else ended this message: %s", ended.delivery)
-        self.counts.ended(What.CONSUMED, [(ended.delivery.queue, ended.delivery.topic) for ended in told])
+        self.extensions.consumed([ended.delivery for ended in told])
         if logger.isEnabledFor(logging.INFO) or signals.message_succeeded.receivers:
             for ended in told:
                 _tell_success(self.using, ended)
@@ -200,13 +200,13 @@ class Recorder(threading.Thread):
         failures = [_failure(ended) for ended in batch]
         moved = {m.id: m for m in transitions.fail(self.using, failures, wait=False)}
         live = self._live([failure.id for failure in failures if failure.id not in moved])
-        announce.put(
+        publisher.put(
             self.using,
             [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moved.values() if m.after == State.SCHEDULED],
         )
-        self.counts.moved(moved.values())
+        self.extensions.ended(list(moved.values()))
         retried = [m for f in failures if f.counts and (m := moved.get(f.id)) and m.after == State.SCHEDULED]
-        self.counts.ended(What.RETRIED, [(m.queue, m.topic) for m in retried])
+        self.extensions.retried(retried)
         for ended, failure in zip(batch, failures, strict=True):
             if live.get(failure.id) == (State.RUNNING, failure.delivery):
                 self._locked.append(ended)
@@ -248,7 +248,7 @@ def _tell_success(using: str, ended: Ended) -> None:
             runtime_ms=runtime * 1000,
         )
     if signals.message_succeeded.receivers:
-        facts = signals.facts(delivery, using)
+        facts = signals.message_arguments(delivery, using)
         signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **facts)
 
 
@@ -270,7 +270,7 @@ def _tell_failure(using: str, ended: Ended, failure: Failure, moved: Moved | Non
             delivery=delivery.deliveries,
             due_at=moved.due_at,
             error=failure.error,
-            **signals.facts(delivery, using),
+            **signals.message_arguments(delivery, using),
         )
     else:
         log(logging.INFO, "released", delivery, reason=failure.reason or failure.error.split(":")[0][:80])

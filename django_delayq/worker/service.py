@@ -1,4 +1,4 @@
-"""What every role has in common: the loop, the wait, the patience with errors, the stop."""
+"""Runs services in threads: the loop, the wait, the backoff after errors, the stop."""
 
 from __future__ import annotations
 
@@ -6,29 +6,15 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from django.db import Error as DatabaseError
 
 from ..exceptions import BrokerUnavailable
+from ..extensions import Service
 from . import connections
 
 logger = logging.getLogger("django_delayq")
-
-
-class Service:
-    """A role: something to do now and then.
-
-    ``tick`` does one bounded piece of it and returns in how many seconds to come back (0: at once). It may raise; the
-    runner waits, longer each time, and calls again.
-    """
-
-    name = "service"
-    # The longest wait after errors, in seconds.
-    patience = 5.0
-
-    def tick(self) -> float:
-        raise NotImplementedError
 
 
 class Runner(threading.Thread):
@@ -57,13 +43,13 @@ class Runner(threading.Thread):
             connections.close_all()
 
     def _tick(self, service: Service) -> float:
-        connections.freshen()
+        connections.before_task()
         try:
             wait = service.tick()
         except Exception as error:  # noqa: BLE001
             return self._failed(service, error)
         finally:
-            connections.scrub()
+            connections.after_task()
         if self._errors.pop(service.name, 0):
             logger.info("The %s works again", service.name)
         return wait
@@ -79,7 +65,15 @@ class Runner(threading.Thread):
                 error,
                 exc_info=None if expected else error,
             )
-        return backoff(count, service.patience)
+        return backoff(count, service.longest_backoff)
+
+
+def in_threads(services: Iterable[Service]) -> list[Runner]:
+    """Return a runner for each thread that the services name, in their order."""
+    by_thread: dict[str, list[Service]] = {}
+    for service in services:
+        by_thread.setdefault(service.thread, []).append(service)
+    return [Runner(thread, theirs) for thread, theirs in by_thread.items()]
 
 
 def backoff(failures: int, most: float) -> float:

@@ -18,14 +18,15 @@ from pathlib import Path
 from django.db import Error as DatabaseError
 from django.db import connections as django_connections
 
-from .. import actors, announce, conf, registry, transitions
+from .. import actors, conf, publisher, registry, transitions
+from ..extensions import WorkerExtensions
 from ..models import Worker
 from . import connections
 from .budget import Budget
-from .process import BROKEN, STUCK, Options, WorkerProcess
+from .options import Options
+from .process import BROKEN, STUCK, WorkerProcess
 from .processlock import ProcessLock
 from .reaper import tell
-from .rollup import Counts, RollupWriter
 from .service import backoff
 
 logger = logging.getLogger("django_delayq")
@@ -94,7 +95,7 @@ class Supervisor:
         self.options = options
         self.budget = Budget(options.max_messages, options.processes)
         # The right to run a message alone.
-        self.solo = ProcessLock()
+        self.quarantine_lock = ProcessLock()
         self.children: dict[int, Child] = {}
         self._signals = 0
         self._pid = os.getpid()
@@ -153,7 +154,7 @@ class Supervisor:
         # Nothing that is open may be shared with the child.
         connections.close_all()
         django_connections.close_all()
-        announce.announcer.cache_clear()
+        publisher.get.cache_clear()
         sys.stdout.flush()
         sys.stderr.flush()
         beat = _Beat()
@@ -178,7 +179,7 @@ class Supervisor:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._alive_write)
-            process = WorkerProcess(self.options, self.budget, self.solo)
+            process = WorkerProcess(self.options, self.budget, self.quarantine_lock)
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
             os.write(name_write, process.name.encode())
             os.close(name_write)
@@ -247,9 +248,9 @@ class Supervisor:
                 )
                 tell(self.options.using, moved)
                 Worker.objects.using(self.options.using).filter(name=name).delete()
-                counts = Counts()
-                counts.moved(moved)
-                RollupWriter(self.options.using, counts).tick()
+                extensions = WorkerExtensions(self.options.using, name)
+                extensions.ended(moved)
+                extensions.stop()
             except DatabaseError as error:
                 logger.warning("Claims of %s wait for the database: %s", name, error)
                 connections.close_all()

@@ -13,8 +13,8 @@ from django.utils import timezone
 from .. import conf, restore
 from ..broker.base import Entry, Put
 from ..exceptions import BrokerUnavailable
-from .service import Service
-from .source import Source
+from ..extensions import Service
+from .broker_switch import Source
 
 logger = logging.getLogger("django_delayq")
 
@@ -46,6 +46,7 @@ class Sweeper(Service):
     """
 
     name = "sweeper"
+    thread = "timing"
 
     def __init__(
         self,

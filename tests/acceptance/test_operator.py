@@ -10,9 +10,11 @@ from datetime import timedelta
 import pytest
 from django.db import connection, transaction
 
-from django_delayq import operations, schedule_message, schedule_messages, transitions
-from django_delayq.models import Message, Operation, Transition
-from django_delayq.operations import BATCH
+from django_delayq import schedule_message, schedule_messages, transitions
+from django_delayq.console import operations
+from django_delayq.console.models import Operation
+from django_delayq.console.operations import BATCH
+from django_delayq.models import Message, Transition
 from django_delayq.states import State
 from tests.workers import Worker, eventually
 

@@ -7,8 +7,9 @@ from typing import Any
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq.models import Message, Operation
-from django_delayq.worker.operator import Operator
+from django_delayq.console.models import Operation
+from django_delayq.console.operations.operator import Operator
+from django_delayq.models import Message
 
 from . import samples
 

@@ -6,8 +6,9 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_delayq.admin import audit, panels, preview
-from django_delayq.inspector import dead, listing
+from django_delayq.console.admin import audit_pages, panels, preview
+from django_delayq.console.search import listing
+from django_delayq.console.statistics import failures
 
 STEER = ("cancel_message", "reschedule_message", "run_message", "requeue_message")
 
@@ -55,5 +56,5 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "PATIENCE", 60_000)
     monkeypatch.setattr(listing, "PATIENCE_FOR_COUNTS", 60_000)
     monkeypatch.setattr(preview, "PATIENCE_FOR_THE_REST", 60_000)
-    for module in (audit, dead, panels, preview):
+    for module in (audit_pages, failures, panels, preview):
         monkeypatch.setattr(module, "PATIENCE", 60_000)

@@ -19,6 +19,13 @@ TOPIC = "t.admin"
 WORKER = "host/1-worker"
 DB = DEFAULT_DB_ALIAS
 LIST = "admin:django_delayq_message_changelist"
+CONSOLE = ("dashboard", "deadletter", "health", "operation", "auditevent")
+
+
+def admin_url(name: str, *args: object) -> str:
+    """The address of a page of the admin, by the name of its model and view: "message_change"."""
+    app = "delayq_console" if name.partition("_")[0] in CONSOLE else "django_delayq"
+    return reverse(f"admin:{app}_{name}", args=args)
 
 
 def scheduled(payload: Any = None, **options: Any) -> Message:

@@ -15,15 +15,17 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import actors, audit
-from django_delayq.models import AuditEvent, Message, Operation
+from django_delayq import actors
+from django_delayq.console import audit
+from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.models import Message
 
 from . import samples
 from .asking import VERBS, confirm, select, started, steer, worked_off
 
 pytestmark = pytest.mark.django_db
 
-LIST = "admin:django_delayq_auditevent_changelist"
+LIST = "admin:delayq_console_auditevent_changelist"
 
 
 def event(verb: str = "cancel", target: str = "something", actor: str = "user:anna", **facts: Any) -> AuditEvent:
@@ -80,7 +82,7 @@ def test_an_operation_is_one_event_that_leads_to_it(chief: Client) -> None:
     assert written.target == f"live, topic is “{samples.TOPIC}”"
     response = chief.get(reverse(LIST))
     assert "1 cancelled" in samples.text(response)
-    assert reverse("admin:django_delayq_operation_change", args=[operation.pk]) in response.content.decode()
+    assert reverse("admin:delayq_console_operation_change", args=[operation.pk]) in response.content.decode()
 
 
 def test_a_question_alone_is_no_event(chief: Client) -> None:
@@ -163,7 +165,7 @@ def test_a_message_and_a_target_are_found(chief: Client) -> None:
 
 
 def test_many_events_have_several_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.admin.audit.PER_PAGE", 2)
+    monkeypatch.setattr("django_delayq.console.admin.audit_pages.PER_PAGE", 2)
     made = [event().pk for _number in range(3)]
     event("purge")
     first = chief.get(reverse(LIST), {"verb": "cancel"})

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_delayq.admin import charts
-from django_delayq.admin.charts import Column
+from django_delayq.console.admin import charts
+from django_delayq.console.admin.charts import Column
 
 HOSTILE = '<script>alert("x")&\'</script>'
 NS = "{http://www.w3.org/2000/svg}"

@@ -16,12 +16,14 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import announce, pause_queue, schedule_message, transitions
-from django_delayq.admin import facts, panels
+from django_delayq import pause_queue, publisher, schedule_message, transitions
 from django_delayq.broker.survey import Health, Survey
-from django_delayq.inspector import presence, pulse, throughput, upcoming
+from django_delayq.console.admin import page_data, panels
+from django_delayq.console.models import Rollup
+from django_delayq.console.statistics import throughput, upcoming
+from django_delayq.inspector import snapshot, workers
 from django_delayq.inspector.numbers import Capped, total
-from django_delayq.models import Message, Rollup, Worker
+from django_delayq.models import Message, Worker
 from testproject.servers import RedisServer
 
 from . import samples
@@ -29,7 +31,7 @@ from .conftest import logged_in, person
 
 pytestmark = pytest.mark.django_db
 
-URL = "/admin/django_delayq/dashboard/"
+URL = "/admin/delayq_console/dashboard/"
 WORKERS = "/admin/django_delayq/worker/"
 HOSTILE = '<script>"&'
 
@@ -131,7 +133,7 @@ def test_what_is_due_but_not_overdue_is_ready(viewer: Client, settings: Any) -> 
 
 def test_nobody_counts_further_than_the_cap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(4)
-    found = pulse.feel(samples.DB, cap=3)
+    found = snapshot.take_snapshot(samples.DB, cap=3)
     assert found.queues["default"].overdue == Capped(3, more=True)
     assert str(found.overdue) == "3+"
 
@@ -339,26 +341,26 @@ def test_a_redis_that_may_drop_things(viewer: Client, monkeypatch: pytest.Monkey
 def test_migrations_that_are_not_applied(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(seconds=250)
     worker()
-    monkeypatch.setattr(facts, "pending", lambda using: ["0002_more"])
+    monkeypatch.setattr(page_data, "pending", lambda using: ["0002_more"])
     page = viewer.get(URL)
     assert [level for level, _text in problems(page)] == ["error", "warning"]
     assert "1 migration is not applied" in problems(page)[0][1]
     assert "pending: 0002_more" in samples.text(page)
     monkeypatch.undo()
-    assert facts.pending(samples.DB) == []
+    assert page_data.pending(samples.DB) == []
 
 
 # --- what does not answer ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def announcer_awake() -> Iterator[None]:
-    announce.announcer.cache_clear()
+def publisher_awake() -> Iterator[None]:
+    publisher.get.cache_clear()
     yield
-    announce.announcer.cache_clear()
+    publisher.get.cache_clear()
 
 
-@pytest.mark.usefixtures("announcer_awake")
+@pytest.mark.usefixtures("publisher_awake")
 def test_without_redis_the_pages_are_there_and_say_so(viewer: Client, redis_server: RedisServer) -> None:
     samples.scheduled()
     redis_server.kill()
@@ -391,8 +393,8 @@ def broken(*args: Any, **kwargs: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("module", "name", "regions"),
-    [(pulse, "feel", ("tiles", "queues")), (upcoming, "look", ("upcoming",)), (throughput, "series", ("past",)),
-     (presence, "look", ("state",))],
+    [(snapshot, "take_snapshot", ("tiles", "queues")), (upcoming, "look", ("upcoming",)),
+     (throughput, "series", ("past",)), (workers, "look", ("state",))],
 )  # fmt: skip
 @pytest.mark.parametrize("fault", [slow, broken])
 def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
@@ -419,7 +421,7 @@ def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
 
 def test_workers_that_cannot_be_read_are_not_none(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     worker()
-    monkeypatch.setattr(presence, "look", broken)
+    monkeypatch.setattr(workers, "look", broken)
     text = samples.text(viewer.get(WORKERS))
     assert "How many workers there are is not known." in text
     assert "No worker has shown itself" not in text
@@ -455,7 +457,7 @@ def test_a_worker_shows_what_it_runs_some_of_it(viewer: Client, monkeypatch: pyt
     assert row.running[0][1] == samples.change_url(messages[0])
     assert "and 2 more" in samples.text(page)
     panels.forget()
-    monkeypatch.setattr(presence, "MOST_RUNNING", 3)
+    monkeypatch.setattr(workers, "MOST_RUNNING", 3)
     assert "3 were looked at" in samples.text(viewer.get(WORKERS))
 
 
@@ -495,8 +497,8 @@ def test_nothing_is_counted_without_a_limit(viewer: Client, monkeypatch: pytest.
 
 def test_it_asks_few_questions_and_none_twice_at_once(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(3)
-    monkeypatch.setattr(facts, "FRESH", 600)
-    monkeypatch.setattr(facts, "ROLLUPS", 600)
+    monkeypatch.setattr(page_data, "FRESH", 600)
+    monkeypatch.setattr(page_data, "ROLLUPS", 600)
     viewer.get(URL)
     first = statements(viewer, URL)
     asking = [sql for sql in first if not re.match(r"SAVEPOINT|RELEASE|.*statement_timeout", sql)]
@@ -539,7 +541,7 @@ def test_numbers_add_up_to_the_least_exact() -> None:
 
 
 def test_the_dashboard_is_on_its_own_site(viewer: Client) -> None:
-    assert reverse("admin:django_delayq_dashboard_changelist") == URL
+    assert reverse("admin:delayq_console_dashboard_changelist") == URL
     assert 'aria-current="page">Dashboard' in viewer.get(URL).content.decode()
 
 

@@ -14,10 +14,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq.inspector import dead
-from django_delayq.inspector.patience import TooSlow
-from django_delayq.inspector.search import exact_error, parse
-from django_delayq.models import AuditEvent, Message
+from django_delayq.console.models import AuditEvent
+from django_delayq.console.search.language import exact_error, parse
+from django_delayq.console.statements.timeout import TooSlow
+from django_delayq.console.statistics import failures
+from django_delayq.models import Message
 from django_delayq.states import State
 
 from . import samples
@@ -25,7 +26,7 @@ from .asking import answer, worked_off
 
 pytestmark = pytest.mark.django_db
 
-PAGE = "admin:django_delayq_deadletter_changelist"
+PAGE = "admin:delayq_console_deadletter_changelist"
 HOSTILE = 'Broken "quotes": <script>, back\\slash, 100% * and so on…'
 
 
@@ -42,7 +43,7 @@ def groups(client: Client, table: str) -> dict[tuple[str, str | None], Any]:
     return {(shown.group.topic, shown.group.error): shown.group for shown in response.context[table]}
 
 
-def press(client: Client, verb: str, group: dead.Group, **data: Any) -> Any:
+def press(client: Client, verb: str, group: failures.Group, **data: Any) -> Any:
     """A button of the page, as it is there."""
     page = client.get(reverse(PAGE)).content.decode()
     assert samples.steer_url(verb) in page
@@ -135,8 +136,8 @@ def test_the_way_back_leads_here(chief: Client) -> None:
 
 
 def test_only_the_newest_are_looked_at_and_the_page_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead, "CAP", 2)
-    monkeypatch.setattr("django_delayq.admin.deadletters.CAP", 2)
+    monkeypatch.setattr(failures, "CAP", 2)
+    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.CAP", 2)
     died("t.old", ago=timedelta(days=1))
     died("t.a")
     died("t.b")
@@ -149,7 +150,7 @@ def test_a_database_that_takes_too_long_is_told(viewer: Client, monkeypatch: pyt
     def slow(rows: Any) -> Any:
         raise TooSlow
 
-    monkeypatch.setattr("django_delayq.admin.deadletters.dead", slow)
+    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.dead", slow)
     assert "The database took too long to answer." in samples.text(viewer.get(reverse(PAGE)))
 
 
@@ -168,7 +169,7 @@ def test_no_page_reads_more_than_a_capped_part_of_the_table(chief: Client) -> No
         asked = chief.post(samples.steer_url("requeue"), {"search": "state:dead"})
         answer(chief, "requeue", asked)
         chief.post(samples.steer_url("cancel"), {"ids": samples.ids(*messages)})
-        chief.get(reverse("admin:django_delayq_operation_changelist"))
+        chief.get(reverse("admin:delayq_console_operation_changelist"))
     selects = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
     assert Counter(uncapped(sql) for sql in selects)[True] == 0
     assert sum("delayq_message" in sql for sql in selects) > 5

@@ -12,8 +12,8 @@ import pytest
 from django.apps import apps
 from django.utils import timezone
 
-from django_delayq.admin import search, verbs
-from django_delayq.inspector.search import parse
+from django_delayq.console.admin import action_table, search_box
+from django_delayq.console.search.language import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/admin.rst").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_every_permission_is_described() -> None:
     assert {name for name in codenames if f"``{name}``" not in TEXT} == set()
 
 
-@pytest.mark.parametrize("example", [example for example, _meaning in search.HELP])
+@pytest.mark.parametrize("example", [example for example, _meaning in search_box.HELP])
 def test_every_kind_of_term_is_described(example: str) -> None:
     assert f"``{example}``" in TEXT
     assert not parse(example, now=timezone.now()).problems
@@ -47,7 +47,7 @@ def test_every_example_of_a_search_can_be_read() -> None:
 
 
 def test_every_verb_is_described() -> None:
-    for verb in verbs.VERBS.values():
+    for verb in action_table.VERBS.values():
         assert re.search(rf"^{verb.label}  ", TEXT, re.MULTILINE)
 
 

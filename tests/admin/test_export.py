@@ -12,10 +12,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq.admin import export
-from django_delayq.inspector import listing
-from django_delayq.inspector.patience import TooSlow
-from django_delayq.models import AuditEvent
+from django_delayq.console.admin import export
+from django_delayq.console.models import AuditEvent
+from django_delayq.console.search import listing
+from django_delayq.console.statements.timeout import TooSlow
 
 from . import samples
 from .conftest import logged_in, person

@@ -11,15 +11,15 @@ from django.contrib.auth.models import User
 from django.contrib.staticfiles import finders
 from django.test import Client
 
-from django_delayq.admin import panels
+from django_delayq.console.admin import panels
 
 from . import samples
 from .conftest import logged_in, person
 
 pytestmark = pytest.mark.django_db
 
-ROOT = "/admin/django_delayq/"
-OURS = ("dashboard", "worker")
+ROOT = "/admin/delayq_console/"
+OURS = ("/admin/delayq_console/dashboard/", "/admin/django_delayq/worker/")
 
 
 def asset(name: str) -> str:
@@ -46,11 +46,11 @@ def boss(db: None) -> Client:
 
 def test_each_page_leads_to_all_others_and_says_which_it_is(boss: Client) -> None:
     for page in OURS:
-        html = boss.get(f"{ROOT}{page}/").content.decode()
+        html = boss.get(page).content.decode()
         assert list(links(html)) == [
             "Dashboard", "Messages", "Dead letters", "Queues", "Workers", "Health", "Operations", "Audit events",
         ]  # fmt: skip
-        assert re.findall(r'<a href="([^"]*)" aria-current="page"', navigation(html)) == [f"{ROOT}{page}/"]
+        assert re.findall(r'<a href="([^"]*)" aria-current="page"', navigation(html)) == [page]
         for url in links(html).values():
             assert boss.get(url).status_code == 200
 
@@ -62,13 +62,13 @@ def test_nobody_is_led_to_what_he_may_not_see() -> None:
 
 def test_the_environment_and_the_lock_are_on_every_page(boss: Client, settings: Any) -> None:
     for page in OURS:
-        assert "dq-environment" not in boss.get(f"{ROOT}{page}/").content.decode()
+        assert "dq-environment" not in boss.get(page).content.decode()
     settings.DELAYQ = {**settings.DELAYQ, "ENVIRONMENT": "<production>", "ADMIN_READ_ONLY": True}
     panels.forget()
     for page in OURS:
-        html = boss.get(f"{ROOT}{page}/").content.decode()
+        html = boss.get(page).content.decode()
         assert "&lt;production&gt;" in html
-        assert "read only" in samples.text(boss.get(f"{ROOT}{page}/"))
+        assert "read only" in samples.text(boss.get(page))
 
 
 def test_without_a_script_there_is_a_plain_link(boss: Client) -> None:
@@ -80,7 +80,7 @@ def test_without_a_script_there_is_a_plain_link(boss: Client) -> None:
 
 def test_regions_have_names_of_their_own_and_hold_no_form(boss: Client) -> None:
     for page in OURS:
-        html = boss.get(f"{ROOT}{page}/").content.decode()
+        html = boss.get(page).content.decode()
         names = re.findall(r'data-dq-region="([^"]*)"', html)
         assert names
         assert len(names) == len(set(names))

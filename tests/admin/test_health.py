@@ -15,10 +15,12 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import announce, conf, operations, restore
-from django_delayq.admin import panels
+from django_delayq import conf, publisher, restore
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.models import Message, Operation
+from django_delayq.console import operations
+from django_delayq.console.admin import panels
+from django_delayq.console.models import Operation
+from django_delayq.models import Message
 from testproject.servers import RedisServer
 
 from .conftest import logged_in, person
@@ -26,17 +28,17 @@ from .samples import DB, record, running, said, scheduled, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PAGE = "admin:django_delayq_health_changelist"
+PAGE = "admin:delayq_console_health_changelist"
 
 
 def url(name: str = "changelist") -> str:
-    return reverse(f"admin:django_delayq_health_{name}")
+    return reverse(f"admin:delayq_console_health_{name}")
 
 
 @pytest.fixture(autouse=True)
 def _anew(settings: Any) -> None:
     panels.forget()
-    announce.announcer.cache_clear()
+    publisher.get.cache_clear()
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
 
 

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from django.urls import reverse
 from django.utils import timezone, translation
 from django.utils.translation.template import templatize
 
 import django_delayq
-from django_delayq import announce, operations
-from django_delayq.admin.frame import PAGES
-from django_delayq.models import Message, Operation, Worker
+from django_delayq import publisher
+from django_delayq.console import operations
+from django_delayq.console.admin.page import PAGES
+from django_delayq.console.models import Operation
+from django_delayq.models import Message, Worker
 from django_delayq.pausing import pause_queue
 from django_delayq.states import State
 
@@ -198,12 +199,12 @@ CHINESE = {"accept-language": "zh-hans,zh;q=0.9,en;q=0.5"}
 
 @pytest.fixture
 def boss(db: None) -> Client:
-    announce.announcer.cache_clear()
+    publisher.get.cache_clear()
     return logged_in(User.objects.create_superuser("boss"))
 
 
 def page(model: str, name: str = "changelist", *args: object) -> str:
-    return reverse(f"admin:django_delayq_{model}_{name}", args=args)
+    return samples.admin_url(f"{model}_{name}", *args)
 
 
 def main(response: Any) -> str:

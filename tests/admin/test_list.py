@@ -17,9 +17,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_delayq import schedule_message
-from django_delayq.admin import MessageAdmin, paginator
-from django_delayq.inspector import listing, search
-from django_delayq.inspector.patience import TooSlow, patience
+from django_delayq.console.admin import MessageAdmin, paginator
+from django_delayq.console.search import language, listing
+from django_delayq.console.statements.timeout import TooSlow, statement_timeout
 from django_delayq.models import Message, Worker
 from django_delayq.states import State
 from django_delayq.transitions import now
@@ -245,7 +245,9 @@ def test_what_has_no_index_is_ended_by_the_database_and_told(viewer: Client, mon
     slow = RawSQL("pg_sleep(10) IS NOT NULL", (), output_field=BooleanField())
     monkeypatch.setattr(listing, "PATIENCE", 30)
     monkeypatch.setattr(listing, "PATIENCE_FOR_COUNTS", 30)
-    monkeypatch.setitem(search._QUALIFIERS, "topic", lambda name, value, at: search.Term(Q(slow), "slow", "topic:a"))
+    monkeypatch.setitem(
+        language._QUALIFIERS, "topic", lambda name, value, at: language.Term(Q(slow), "slow", "topic:a")
+    )
     response = viewer.get(reverse(samples.LIST), {"q": "topic:a"})
     assert "This filter is not indexed and took too long" in samples.text(response)
     assert [tab.count for tab in response.context["cl"].tabs() if not tab.here] == [""] * 8
@@ -280,7 +282,7 @@ def test_of_what_has_no_index_the_nearest_are_shown(viewer: Client, monkeypatch:
 
 
 def test_another_failure_of_the_database_is_not_taken_for_slowness(db: None) -> None:
-    with pytest.raises(OperationalError), patience(samples.DB, 1000):
+    with pytest.raises(OperationalError), statement_timeout(samples.DB, 1000):
         raise OperationalError("the connection is gone")
 
 
@@ -439,7 +441,7 @@ def test_hostile_keys_errors_and_searches_are_text_and_never_markup(viewer: Clie
 def test_the_list_has_the_links_to_the_other_pages(viewer: Client) -> None:
     html = viewer.get(reverse(samples.LIST)).content.decode()
     assert 'class="dq-nav"' in html
-    assert reverse("admin:django_delayq_dashboard_changelist") in html
+    assert reverse("admin:delayq_console_dashboard_changelist") in html
 
 
 def test_who_may_not_view_messages_sees_no_list(client: Client) -> None:

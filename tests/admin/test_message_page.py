@@ -15,13 +15,14 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import announce, cancel_message, pausing, restore, transitions
+from django_delayq import cancel_message, pausing, publisher, restore, transitions
 from django_delayq.actors import acting_as
-from django_delayq.admin import payload, story
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import to_tenths
-from django_delayq.models import AuditEvent, Message, Worker
+from django_delayq.console.admin import explanation, payload
+from django_delayq.console.models import AuditEvent
+from django_delayq.models import Message, Worker
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 
@@ -129,7 +130,7 @@ def test_nothing_is_put_back_without_the_permission_by_a_get_or_while_all_is_rea
 
 def fill(queue: str) -> RedisBroker:
     """Give a queue its horizon, as the first worker does."""
-    door = announce.announcer(samples.DB)
+    door = publisher.get(samples.DB)
     assert door is not None
     restore.begin(samples.DB, door.broker, queue, lease=0.001, worker="w")
     return door.broker
@@ -143,7 +144,7 @@ def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: A
     first = samples.scheduled(delay="5m")
     message = samples.scheduled(delay="5m")
     fill("default").put("default", [Entry.at(message.pk, message.due_at, 0)])
-    due = story.moment(message.due_at)
+    due = explanation.moment(message.due_at)
     assert compared(viewer, message)["state"] == ("scheduled", f"delayed until {due}")
     assert compared(viewer, message)["due"] == (due, due)
     assert compared(viewer, message)["expected in Redis"] == ("delayed, or ready", "agrees")
@@ -286,7 +287,7 @@ def test_each_delivery_has_a_row_with_its_outcome(viewer: Client) -> None:
 
 
 def test_of_a_long_log_the_latest_steps_are_shown(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.admin.timeline.LONGEST", 2)
+    monkeypatch.setattr("django_delayq.console.admin.timeline.LONGEST", 2)
     response = page_of(viewer, samples.consumed())
     assert [step.after for step in response.context["timeline"]] == ["running", "consumed", "purged"]
     assert "1 earlier step is not shown." in samples.text(response)

@@ -15,27 +15,29 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import operations, schedule_messages, transitions
+from django_delayq import schedule_messages, transitions
+from django_delayq.console import operations
+from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.operations import Scope, Step, Work, bulk, lifecycle, work
+from django_delayq.console.operations.operator import TRIES, Operator
+from django_delayq.console.search.language import parse
 from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.inspector.search import parse
-from django_delayq.models import AuditEvent, Message, Operation, Transition, Worker
-from django_delayq.operations import Scope, Step, Work, steer, steps, work
+from django_delayq.models import Message, Transition, Worker
 from django_delayq.states import State
-from django_delayq.worker.operator import TRIES, Operator
 
 from . import samples
 from .asking import started, worked_off
 
 pytestmark = pytest.mark.django_db
 
-LIST = "admin:django_delayq_operation_changelist"
+LIST = "admin:delayq_console_operation_changelist"
 BATCH = 4
 
 
 @pytest.fixture(autouse=True)
 def _small_batches_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "LEASE", 3600.0)
-    for module in (work, steer):
+    monkeypatch.setattr(lifecycle, "LEASE", 3600.0)
+    for module in (work, bulk):
         monkeypatch.setattr(module, "BATCH", BATCH)
 
 
@@ -137,7 +139,7 @@ def test_what_comes_later_is_left_alone_and_times_stand_still() -> None:
 
 
 def test_ids_far_apart_are_no_detour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steer, "WINDOW", 10)
+    monkeypatch.setattr(bulk, "WINDOW", 10)
     near, far = scheduled(2)
     Transition.objects.filter(message_id=far).update(message_id=10**12)
     Message.objects.filter(pk=far).update(id=10**12)
@@ -160,7 +162,7 @@ def test_messages_are_spread_over_all_batches() -> None:
 
 
 def test_spread_without_a_number_goes_by_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steer, "COUNT_CAP", 3)
+    monkeypatch.setattr(bulk, "COUNT_CAP", 3)
     ids = scheduled(10)
     due = transitions.now(samples.DB) + timedelta(days=1)
     operation = start("reschedule", "is:live", due=due.isoformat(), spread=100)
@@ -229,7 +231,7 @@ def test_an_operation_whose_worker_was_killed_ends_as_if_it_had_not_been() -> No
 def test_a_batch_whose_lease_was_lost_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduled(3)
     operation = start("cancel", "is:live")
-    act = steer.Cancel.act
+    act = bulk.Cancel.act
 
     def slowly(self: Any, using: str, *args: Any) -> Any:
         counts = act(self, using, *args)
@@ -237,7 +239,7 @@ def test_a_batch_whose_lease_was_lost_is_undone(monkeypatch: pytest.MonkeyPatch)
         assert operations.take(using, "w2") is not None
         return counts
 
-    monkeypatch.setattr(steer.Cancel, "act", slowly)
+    monkeypatch.setattr(bulk.Cancel, "act", slowly)
     assert not step(operation, "w1")
     assert states() == {"scheduled": 3}
     monkeypatch.undo()
@@ -304,7 +306,7 @@ def test_a_stop_that_the_worker_did_not_live_to_see(chief: Client) -> None:
         operations.stop(operation)
     operations.give_back(samples.DB, "w1")
     assert [fresh(operation).state for operation in (left, killed)] == ["stopped", "running"]
-    stop = reverse("admin:django_delayq_operation_stop", args=[killed.pk])
+    stop = reverse("admin:delayq_console_operation_stop", args=[killed.pk])
     assert stop not in page(chief, killed).content.decode()
     lease_runs_out(killed)
     assert stop in page(chief, killed).content.decode()
@@ -398,7 +400,7 @@ def test_an_error_now_and_then_is_forgotten(failing: type[Failing], monkeypatch:
 
 
 def page(client: Client, operation: Operation) -> Any:
-    return client.get(reverse("admin:django_delayq_operation_change", args=[operation.pk]))
+    return client.get(reverse("admin:delayq_console_operation_change", args=[operation.pk]))
 
 
 def alive() -> None:
@@ -456,7 +458,7 @@ def test_stop_and_resume_on_the_page(chief: Client) -> None:
     scheduled(10)
     operation = started(chief, "cancel", "is:live")
     stop, resume = (
-        reverse(f"admin:django_delayq_operation_{name}", args=[operation.pk]) for name in ("stop", "resume")
+        reverse(f"admin:delayq_console_operation_{name}", args=[operation.pk]) for name in ("stop", "resume")
     )
     operator = Operator(samples.DB, "w1")
     operator.tick()
@@ -483,7 +485,7 @@ def test_a_failure_is_told_and_hostile_text_is_text(chief: Client, failing: type
 
 
 def test_many_operations_have_several_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.admin.operations.PER_PAGE", 2)
+    monkeypatch.setattr("django_delayq.console.admin.operation_pages.PER_PAGE", 2)
     made = [start("cancel", ids=[]) for _number in range(3)]
     first = chief.get(reverse(LIST))
     assert [shown.operation.pk for shown in first.context["operations"]] == [made[2].pk, made[1].pk]

@@ -10,8 +10,9 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq import operations
-from django_delayq.models import AuditEvent, Message, Operation, Queue
+from django_delayq.console import operations
+from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.models import Message, Queue
 from django_delayq.states import State
 
 from . import samples
@@ -52,7 +53,7 @@ def stopped() -> Operation:
 
 
 def operation_url(name: str, operation: Operation) -> str:
-    return reverse(f"admin:django_delayq_operation_{name}", args=[operation.pk])
+    return reverse(f"admin:delayq_console_operation_{name}", args=[operation.pk])
 
 
 # --- verbs ------------------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def test_everything_that_a_search_finds_needs_a_permission_of_its_own(
 def test_only_who_may_act_on_all_is_offered_all(
     operator: Client, chief: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.admin.messages.MessageAdmin.list_per_page", 1)
+    monkeypatch.setattr("django_delayq.console.admin.message_list.MessageAdmin.list_per_page", 1)
     samples.scheduled()
     samples.scheduled()
     offered = 'class="question'
@@ -140,7 +141,7 @@ def test_only_who_may_act_on_all_is_offered_all(
 
 
 def test_many_messages_by_their_ids_need_that_permission_too(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.admin.steering.AT_ONCE", 1)
+    monkeypatch.setattr("django_delayq.console.admin.actions.AT_ONCE", 1)
     messages = [samples.scheduled(), samples.scheduled()]
     assert steer(operator, "cancel", *messages).status_code == 403
     assert select(operator, "cancel", *messages).status_code == 403
@@ -216,10 +217,10 @@ def test_looking_never_changes_anything(chief: Client, verb: str) -> None:
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 PAGES: dict[str, tuple[str, Callable[[], str]]] = {
-    "operations": ("view_operation", lambda: reverse("admin:django_delayq_operation_changelist")),
+    "operations": ("view_operation", lambda: reverse("admin:delayq_console_operation_changelist")),
     "operation": ("view_operation", lambda: operation_url("change", queued())),
-    "audit": ("view_auditevent", lambda: reverse("admin:django_delayq_auditevent_changelist")),
-    "dead letters": ("view_message", lambda: reverse("admin:django_delayq_deadletter_changelist")),
+    "audit": ("view_auditevent", lambda: reverse("admin:delayq_console_auditevent_changelist")),
+    "dead letters": ("view_message", lambda: reverse("admin:delayq_console_deadletter_changelist")),
 }
 
 
@@ -289,7 +290,7 @@ def test_dead_letters_are_offered_to_who_may_requeue_or_purge_many(
     viewer: Client, operator: Client, chief: Client, settings: Any
 ) -> None:
     samples.dead()
-    url = reverse("admin:django_delayq_deadletter_changelist")
+    url = reverse("admin:delayq_console_deadletter_changelist")
 
     def offered(client: Client) -> list[str]:
         page = client.get(url).content.decode()
@@ -312,6 +313,6 @@ def test_what_is_masked_cannot_be_searched_for_by_acting_on_it(chief: Client) ->
 def test_no_page_has_a_form_that_shows_what_is_masked(viewer: Client, page: str) -> None:
     pk = samples.scheduled({"password": "geheim"}).pk
     Queue.objects.create(name=str(pk))
-    response = viewer.get(reverse(f"admin:django_delayq_{page}_change", args=[pk]))
+    response = viewer.get(samples.admin_url(f"{page}_change", pk))
     assert response.status_code == 404
     assert "geheim" not in response.content.decode()

@@ -12,9 +12,10 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import announce, pause_queue, pausing
-from django_delayq.admin import panels
-from django_delayq.models import AuditEvent, Worker
+from django_delayq import pause_queue, pausing, publisher
+from django_delayq.console.admin import panels
+from django_delayq.console.models import AuditEvent
+from django_delayq.models import Worker
 from testproject.servers import RedisServer
 
 from .conftest import logged_in, person
@@ -41,7 +42,7 @@ def row(response: Any, queue: str = "mail") -> str:
 @pytest.fixture(autouse=True)
 def _anew() -> None:
     panels.forget()
-    announce.announcer.cache_clear()
+    publisher.get.cache_clear()
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import announce, operations, transitions
-from django_delayq.admin import panels, restoring
-from django_delayq.models import AuditEvent, Message, Operation, Worker
+from django_delayq import publisher, transitions
+from django_delayq.console import operations
+from django_delayq.console.admin import panels, restore_page
+from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.models import Message, Worker
 from django_delayq.restore import Restore
 from django_delayq.states import State
 from tests.commands.conftest import due_tenths, held, run
@@ -25,14 +27,14 @@ from .samples import DB, record, said, scheduled, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-URL = "admin:django_delayq_health_restore"
+URL = "admin:delayq_console_health_restore"
 YES = {"overdue": "run", "typed": "restore"}
 
 
 @pytest.fixture(autouse=True)
 def _anew() -> None:
     panels.forget()
-    announce.announcer.cache_clear()
+    publisher.get.cache_clear()
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_a_restore_is_done_by_a_worker(restorer: Client, redis_client: redis.Red
     answer = restorer.post(reverse(URL), {**YES, "reason": "it was flushed"}, follow=True)
     operation = Operation.objects.get()
     assert said(answer) == [f"Restore #{operation.pk} is queued: a worker begins within seconds."]
-    assert answer.redirect_chain[-1][0] == reverse("admin:django_delayq_operation_change", args=[operation.pk])
+    assert answer.redirect_chain[-1][0] == reverse("admin:delayq_console_operation_change", args=[operation.pk])
     assert (operation.verb, operation.described, operation.started_by) == ("restore", "all queues", "user:rosa")
     assert not held()
     done = work_off()
@@ -178,7 +180,7 @@ def test_one_by_the_command_is_seen_by_the_admin(restorer: Client, redis_client:
     redis_client.flushall()
     assert run("delayq_restore").code == 0
     operation = Operation.objects.get()
-    page = text(restorer.get(reverse("admin:django_delayq_operation_change", args=[operation.pk])))
+    page = text(restorer.get(reverse("admin:delayq_console_operation_change", args=[operation.pk])))
     assert "command:delayq_restore" in page
     assert "1 put into Redis" in page
 
@@ -191,7 +193,7 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
 
-    monkeypatch.setattr(restoring, "PATIENCE", 20)
+    monkeypatch.setattr(restore_page, "PATIENCE", 20)
     monkeypatch.setattr(Restore, "preview", sleep)
     page = restorer.get(reverse(URL))
     assert "could not be counted" in text(page)

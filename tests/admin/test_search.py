@@ -9,8 +9,8 @@ import pytest
 from django.utils import timezone
 
 from django_delayq import schedule_message
-from django_delayq.inspector import search
-from django_delayq.inspector.search import Search
+from django_delayq.console.search import language
+from django_delayq.console.search.language import Search
 from django_delayq.models import Message
 from django_delayq.states import FINAL, LIVE, State
 
@@ -20,11 +20,11 @@ NOW = datetime(2026, 6, 15, 12, 0, tzinfo=UTC)
 
 
 def parse(text: str) -> Search:
-    return search.parse(text, now=NOW)
+    return language.parse(text, now=NOW)
 
 
 def found(text: str, now: datetime | None = None) -> set[int]:
-    asked = search.parse(text, now=now or timezone.now())
+    asked = language.parse(text, now=now or timezone.now())
     assert asked.problems == ()
     return set(asked.rows(samples.DB).values_list("pk", flat=True))
 
@@ -201,7 +201,7 @@ def test_a_search_knows_which_states_can_match_and_their_order(text: str, states
 def test_a_frozen_search_means_the_same_at_any_time_and_place(text: str) -> None:
     asked = parse(text)
     with timezone.override("Asia/Tokyo"):
-        again = search.parse(asked.frozen, now=NOW + timedelta(days=99))
+        again = language.parse(asked.frozen, now=NOW + timedelta(days=99))
     assert again.problems == ()
     assert again.states == asked.states
     assert again.condition() == asked.condition()
@@ -240,7 +240,7 @@ def test_a_day_on_which_the_clocks_change_is_a_whole_day() -> None:
 def test_a_link_finds_exactly_the_value_it_was_made_of(db: None, value: str) -> None:
     message = samples.scheduled(key=value)
     samples.scheduled(key=value + "x")
-    assert found(search.term("key", value)) == {message.pk}
+    assert found(language.term("key", value)) == {message.pk}
 
 
 def test_it_names_the_names_it_looks_under() -> None:

@@ -13,9 +13,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import schedule_messages, transitions
-from django_delayq.admin import preview, steering
+from django_delayq.console.admin import actions, preview
+from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.inspector.stats import Capped
-from django_delayq.models import AuditEvent, Message, Operation, Transition
+from django_delayq.models import Message, Transition
 from django_delayq.states import State
 
 from . import samples
@@ -77,8 +78,8 @@ def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> N
 
 def test_what_is_counted_is_capped(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "CAP", 3)
-    monkeypatch.setattr(steering, "CAP", 3)
-    monkeypatch.setattr(steering, "AT_ONCE", 2)
+    monkeypatch.setattr(actions, "CAP", 3)
+    monkeypatch.setattr(actions, "AT_ONCE", 2)
     for _number in range(5):
         samples.scheduled()
     asked = steer_search(chief, "cancel", "is:live")
@@ -151,7 +152,7 @@ def test_more_than_one_message_needs_a_reason(operator: Client) -> None:
 
 
 def test_many_messages_need_the_number(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "AT_ONCE", 2)
+    monkeypatch.setattr(actions, "AT_ONCE", 2)
     messages = [samples.scheduled() for _number in range(3)]
     for typed in ("", "2", "cancel"):
         response = confirm(chief, "cancel", *messages, typed=typed)
@@ -177,11 +178,11 @@ def test_a_purge_from_the_page_of_a_message_leads_to_the_list(chief: Client) -> 
 
 
 def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "AT_ONCE", 2)
+    monkeypatch.setattr(actions, "AT_ONCE", 2)
     messages = [samples.scheduled() for _number in range(3)]
     response = confirm(chief, "cancel", *messages, reason="too many")
     operation = Operation.objects.get()
-    assert response.redirect_chain[0][0] == reverse("admin:django_delayq_operation_change", args=[operation.pk])
+    assert response.redirect_chain[0][0] == reverse("admin:delayq_console_operation_change", args=[operation.pk])
     facts = (operation.verb, operation.state, operation.started_by, operation.reason, operation.described)
     assert facts == ("cancel", "queued", "user:cora", "too many", "3 selected messages")
     assert samples.fresh(messages[0]).state == State.SCHEDULED
@@ -194,7 +195,7 @@ def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.
 def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     message = samples.scheduled()
     asked = steer(operator, "cancel", message)
-    monkeypatch.setattr(steering, "VALID", -1)
+    monkeypatch.setattr(actions, "VALID", -1)
     again = answer(operator, "cancel", asked)
     assert "This question was asked some time ago." in samples.text(again)
     assert samples.fresh(message).state == State.SCHEDULED
@@ -340,7 +341,7 @@ def test_run_now_makes_it_due(operator: Client) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="needs locks of rows")
 def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "PATIENCE", 50)
+    monkeypatch.setattr(actions, "PATIENCE", 50)
     message = samples.scheduled()
     asked = steer(operator, "cancel", message)
     held = connection.copy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import path
 
-from django_delayq.admin import register
+from django_delayq.console.admin import register
 
 backstage = admin.AdminSite(name="backstage")
 register(backstage)

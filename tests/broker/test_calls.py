@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from django_delayq import conf
-from django_delayq.broker import calls, connection
-from django_delayq.broker.calls import Calls
+from django_delayq.broker import connection, scripted
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.broker.scripted import ScriptConnections
 from django_delayq.exceptions import BrokerUnavailable
 from testproject.servers import RedisServer
 
@@ -78,7 +78,7 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_made_anew(
 
 def test_nothing_is_sent_twice(broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken by a call without an answer is taken; another would take the next as well."""
-    monkeypatch.setattr(calls, "has_ended", lambda connection: False)
+    monkeypatch.setattr(scripted, "has_ended", lambda connection: False)
     broker.take(QUEUE, 1)
     other.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(BrokerUnavailable):
@@ -88,7 +88,7 @@ def test_nothing_is_sent_twice(broker: RedisBroker, other: redis.Redis, monkeypa
 
 def test_a_forked_process_has_connections_of_its_own(server: RedisServer, other: redis.Redis) -> None:
     client = connection.connect(conf.parse({"REDIS": server.url})[0], timeout=5.0)
-    ours = Calls(lambda: client.connection_pool)
+    ours = ScriptConnections(lambda: client.connection_pool)
     mine = ours.execute_command("CLIENT", "ID")
     read, write = os.pipe()
     child = os.fork()

@@ -15,9 +15,9 @@ import redis
 from django.utils import timezone
 
 from django_delayq import conf
-from django_delayq.broker import line
+from django_delayq.broker import pipelined
 from django_delayq.broker.base import Entry
-from django_delayq.broker.line import AHEAD, TOGETHER
+from django_delayq.broker.pipelined import AHEAD, TOGETHER
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable
@@ -63,7 +63,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets after how many seconds each put looks for answers: here every one does, unless a test says otherwise."""
 
     def after(seconds: float) -> None:
-        monkeypatch.setattr(line, "LOOK", seconds)
+        monkeypatch.setattr(pipelined, "LOOK", seconds)
 
     after(-1.0)
     return after

@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
-from django_delayq.admin import panels, preview, restoring
-from django_delayq.inspector import listing
+from django_delayq.console.admin import panels, preview, restore_page
+from django_delayq.console.search import listing
 from tests.acceptance.conftest import Start, configure, start
 
 from .chromium import PATIENCE, launched
@@ -55,7 +55,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
         (listing, "PATIENCE_FOR_COUNTS"),
         (panels, "PATIENCE"),
         (preview, "PATIENCE"),
-        (restoring, "PATIENCE"),
+        (restore_page, "PATIENCE"),
     ):
         monkeypatch.setattr(module, name, 60_000)
     panels.forget()

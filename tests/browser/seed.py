@@ -8,8 +8,10 @@ from typing import Any
 
 from django.utils import timezone
 
-from django_delayq import actors, audit, operations, pause_queue, schedule_message, schedule_messages, transitions
-from django_delayq.models import Message, Operation, Rollup, Worker
+from django_delayq import actors, pause_queue, schedule_message, schedule_messages, transitions
+from django_delayq.console import audit, operations
+from django_delayq.console.models import Operation, Rollup
+from django_delayq.models import Message, Worker
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from tests.admin import samples

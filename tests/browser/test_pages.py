@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.urls import reverse
 
-from django_delayq.admin import MessageAdmin
-from django_delayq.models import Message, Operation
+from django_delayq.console.admin import MessageAdmin
+from django_delayq.console.models import Operation
+from django_delayq.models import Message
 from django_delayq.states import State
+from tests.admin.samples import admin_url
 
 from .chromium import MISSING, inaccessible, settle
 from .conftest import DESKTOP, Open
@@ -35,7 +36,7 @@ SCREENSHOTS = os.environ.get("DELAYQ_SCREENSHOTS", "")
 
 
 def url(name: str, *args: object) -> str:
-    return reverse(f"admin:django_delayq_{name}", args=args)
+    return admin_url(name, *args)
 
 
 @pytest.fixture

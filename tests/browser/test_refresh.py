@@ -35,7 +35,7 @@ class Live:
         # Stopped from the beginning: it goes on only when we say so.
         page.clock.install(time=NOON)
         page.clock.pause_at(NOON)
-        page.goto(reverse("admin:django_delayq_dashboard_changelist"))
+        page.goto(reverse("admin:delayq_console_dashboard_changelist"))
         self.number = page.locator(".dq-tile").filter(has_text="Scheduled").locator(".dq-tile-number")
         expect(self.number).to_have_text("0")
         page.evaluate("window.loadedOnce = true")

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import pause_queue, schedule_message, schedule_messages
-from django_delayq.models import AuditEvent, Message, Operation, Queue, Transition
+from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.models import Message, Queue, Transition
 from django_delayq.states import State
 from testproject.servers import RedisServer
 from tests.admin import samples
+from tests.admin.samples import admin_url
 from tests.record_of import states, wait_until
 
 from .chromium import MISSING, expect
@@ -31,7 +32,7 @@ pytestmark = [
 
 
 def url(name: str, *args: object) -> str:
-    return reverse(f"admin:django_delayq_{name}", args=args)
+    return admin_url(name, *args)
 
 
 def search(page: Any, text: str) -> None:

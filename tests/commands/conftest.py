@@ -13,7 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from django_delayq import announce, conf, schedule_messages, transitions
+from django_delayq import conf, publisher, schedule_messages, transitions
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.broker.survey import Survey
 from django_delayq.clock import to_tenths
@@ -90,8 +90,8 @@ def broker() -> RedisBroker:
 
 
 @pytest.fixture(autouse=True)
-def _announcer_is_awake() -> Iterator[None]:
-    """An announcer rests after a failure, which a test that stops Redis causes."""
-    announce.announcer.cache_clear()
+def _publisher_is_awake() -> Iterator[None]:
+    """A publisher rests after a failure, which a test that stops Redis causes."""
+    publisher.get.cache_clear()
     yield
-    announce.announcer.cache_clear()
+    publisher.get.cache_clear()

@@ -8,7 +8,8 @@ import pytest
 from django.utils import timezone
 
 from django_delayq import pausing
-from django_delayq.models import AuditEvent, Queue
+from django_delayq.console.models import AuditEvent
+from django_delayq.models import Queue
 
 from .conftest import run, schedule
 

@@ -18,9 +18,10 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from django_delayq import cancel_message, transitions
+from django_delayq.console.models import Rollup
 from django_delayq.inspector import stats
 from django_delayq.management._watch import Screen
-from django_delayq.models import Message, Rollup, Transition, Worker
+from django_delayq.models import Message, Transition, Worker
 from django_delayq.sql.rows import Success
 from django_delayq.states import State
 from testproject.servers import RedisServer

@@ -121,7 +121,7 @@ def test_one_that_was_merely_on_its_way_is_not_drift(monkeypatch: pytest.MonkeyP
         paused.append(seconds)
         run("delayq_restore")
 
-    monkeypatch.setattr("django_delayq.inspector.drift.time.sleep", arrive)
+    monkeypatch.setattr("django_delayq.inspector.consistency.time.sleep", arrive)
     assert found(run("delayq_verify", "--json")) == {}
     assert paused == [0.1]
 

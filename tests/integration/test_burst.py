@@ -12,11 +12,12 @@ from django_delayq import registry
 from django_delayq.broker.base import BATCH
 from django_delayq.broker.keys import RANKS, keys
 from django_delayq.clock import SECOND
+from django_delayq.extensions import WorkerExtensions
+from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.budget import Budget
 from django_delayq.worker.consumer import CATCH_UP, Consumer
 from django_delayq.worker.pool import Pool
 from django_delayq.worker.recorder import Recorder
-from django_delayq.worker.source import Source
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,8 +28,8 @@ DB = QUEUE = "default"
 def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
     """One whose threads do not run, so that it has room for four and no more."""
     source = Source(DB, registry.handlers)
-    pool = Pool(4, Recorder(DB, lambda count: None), "w", lambda: None)
-    yield Consumer(DB, source, pool, lambda: (QUEUE,), "w", Budget(None), 1.0)
+    pool = Pool(4, Recorder(DB, lambda count: None, WorkerExtensions(DB, "w")), "w", lambda: None)
+    yield Consumer(DB, source, pool, lambda: (QUEUE,), "w", Budget(None), 1.0, WorkerExtensions(DB, "w"))
     source.close()
 
 

@@ -14,19 +14,20 @@ from django_delayq import cancel_message, pause_queue, registry, reschedule_mess
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import keys
 from django_delayq.clock import SECOND, to_tenths
+from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Transition
 from django_delayq.outcomes import Release
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.transitions import Verdict
-from django_delayq.worker import foresight
+from django_delayq.worker import claim_ahead
+from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.budget import Budget
+from django_delayq.worker.claim_ahead import ClaimAhead
 from django_delayq.worker.consumer import Consumer
 from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.foresight import Foresight
 from django_delayq.worker.pool import Pool
 from django_delayq.worker.recorder import Recorder
-from django_delayq.worker.source import Source
 from tests.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,15 +39,24 @@ MOST = 10.0
 
 @pytest.fixture(autouse=True)
 def in_slow_motion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foresight, "MOST", MOST)
+    monkeypatch.setattr(claim_ahead, "MOST", MOST)
 
 
 @pytest.fixture
 def consumer(redis_client: redis.Redis, recorder: Recorder) -> Iterator[Consumer]:
     """One whose threads have not begun. It looks as far ahead as it may."""
     source = Source(DB, registry.handlers)
-    made = Consumer(DB, source, Pool(3, recorder, "w", lambda: None), lambda: (QUEUE,), "w", Budget(None), 5.0)
-    made.foresight.learn(MOST)
+    made = Consumer(
+        DB,
+        source,
+        Pool(3, recorder, "w", lambda: None),
+        lambda: (QUEUE,),
+        "w",
+        Budget(None),
+        5.0,
+        WorkerExtensions(DB, "w"),
+    )
+    made.claim_ahead.learn(MOST)
     yield made
     source.close()
 
@@ -114,7 +124,7 @@ def test_it_comes_back_when_it_is_time_for_a_claim(consumer: Consumer, monkeypat
 
 
 def test_who_has_claimed_nothing_yet_leaves_what_is_early_to_others(consumer: Consumer) -> None:
-    consumer.foresight = Foresight()
+    consumer.claim_ahead = ClaimAhead()
     messages = in_an_hour(consumer)
     so_long_before(consumer, messages[0], 0.001)
     consumer.turn()
@@ -243,7 +253,7 @@ def test_of_what_falls_due_together_the_best_begins_first(pool: Pool) -> None:
 def test_what_is_due_earlier_than_all_others_is_not_slept_through(pool: Pool) -> None:
     late, early = claimed(until=600), claimed(until=0.2)
     pool.submit([late])
-    waiters: Any = pool._alarm._changed.__dict__["_waiters"]
+    waiters: Any = pool._due_timer._changed.__dict__["_waiters"]
     eventually(lambda: bool(waiters), "the alarm sleeps")
     pool.submit([early])
     eventually(begins(early), "the end of the delivery")
@@ -261,7 +271,7 @@ def test_what_becomes_due_in_the_moment_of_a_shutdown_is_given_back_too(
         pool._waiting.put(delivery)
         return []
 
-    monkeypatch.setattr(pool._alarm, "clear", ring_first)
+    monkeypatch.setattr(pool._due_timer, "clear", ring_first)
     pool.drain()
     assert not pool.busy
 
@@ -281,15 +291,15 @@ def test_what_waits_for_its_time_is_given_back_at_a_shutdown(pool: Pool) -> None
 
 
 def test_the_lead_is_as_long_as_a_claim_takes_and_what_it_varies_by() -> None:
-    foresight = Foresight()
-    foresight.learn(1.0)
-    assert foresight.lead == pytest.approx(3.0)
+    claim_ahead = ClaimAhead()
+    claim_ahead.learn(1.0)
+    assert claim_ahead.lead == pytest.approx(3.0)
     for _turn in range(1000):
-        foresight.learn(0.001)
-    assert foresight.lead == pytest.approx(0.001, abs=0.0001)
-    steady = foresight.lead
-    foresight.learn(0.002)
-    assert foresight.lead > steady + 0.0005
+        claim_ahead.learn(0.001)
+    assert claim_ahead.lead == pytest.approx(0.001, abs=0.0001)
+    steady = claim_ahead.lead
+    claim_ahead.learn(0.002)
+    assert claim_ahead.lead > steady + 0.0005
 
 
 def test_late_is_what_begins_after_its_time_even_if_it_was_claimed_before() -> None:
@@ -300,7 +310,7 @@ def test_late_is_what_begins_after_its_time_even_if_it_was_claimed_before() -> N
 
 
 def test_the_lead_has_a_limit_however_slow_a_claim_was() -> None:
-    foresight = Foresight()
-    foresight.learn(60.0)
-    assert foresight.lead == MOST / 2
-    assert foresight.reach == MOST
+    claim_ahead = ClaimAhead()
+    claim_ahead.learn(60.0)
+    assert claim_ahead.lead == MOST / 2
+    assert claim_ahead.reach == MOST

@@ -28,15 +28,16 @@ from django_delayq import (
     schedule_messages,
     transitions,
 )
+from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
-from django_delayq.worker import pauses
+from django_delayq.worker import known_pauses
+from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.budget import Budget
 from django_delayq.worker.consumer import Consumer
 from django_delayq.worker.pool import Pool
 from django_delayq.worker.recorder import Recorder
-from django_delayq.worker.source import Source
 from tests.acceptance.conftest import Gate, Start, configure, gate, start, timed_by
 from tests.record_of import effects_per_message, once_each, states, wait_until
 from tests.transactions import unfinished
@@ -306,12 +307,12 @@ def test_a_worker_that_is_killed_during_a_pause_costs_nothing(start: Start) -> N
 def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
     """On Redis, with two queues; a test makes its turns."""
     source = Source(DB, registry.handlers)
-    recorder = Recorder(DB, lambda count: None)
+    recorder = Recorder(DB, lambda count: None, WorkerExtensions(DB, "w"))
     pool = Pool(4, recorder, "w", lambda: None)
     assert source.redis is not None
     for queue in (QUEUE, "other"):
         source.redis.load(queue, ahead=600, worker="t", lease=10, identity="t", server=source.redis.server(), lost=True)
-    yield Consumer(DB, source, pool, lambda: (QUEUE, "other"), "w", Budget(None), 1.0)
+    yield Consumer(DB, source, pool, lambda: (QUEUE, "other"), "w", Budget(None), 1.0, WorkerExtensions(DB, "w"))
     source.close()
 
 
@@ -324,7 +325,7 @@ def calls(client: redis.Redis, *names: str) -> int:
 def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     consumer: Consumer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pauses, "LOOK", 30.0)
+    monkeypatch.setattr(known_pauses, "LOOK", 30.0)
     pause_queue(QUEUE)
     due(20)
     keys = consumer.source.redis.keys(QUEUE) if consumer.source.redis else None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_delayq import registry, schedule_message, transitions
+from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
 from django_delayq.outcomes import Ack
 from django_delayq.sql.rows import Success, Ticket
@@ -48,7 +49,7 @@ class Bench:
         ids = [schedule_message("t.ok").pk for _ in range(6)]
         rows = transitions.claim("default", [Ticket(pk) for pk in ids], {"t.ok": handler.lease}, "w")
         self.held = [Delivery(row, handler, "default") for row in rows]
-        self.recorder = Recorder("default", lambda count: None)
+        self.recorder = Recorder("default", lambda count: None, WorkerExtensions("default", "w"))
         self.recorder.start()
 
     def monotonic(self) -> float:

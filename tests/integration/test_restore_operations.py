@@ -12,19 +12,22 @@ import redis
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from django_delayq import conf, operations, restore, transitions
+from django_delayq import conf, restore, transitions
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.broker.survey import Survey
+from django_delayq.console import operations
+from django_delayq.console.models import Operation
+from django_delayq.console.operations import comparison
+from django_delayq.console.operations import restores as restoring
+from django_delayq.console.operations.restores import Journal
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.management import _common as common
-from django_delayq.models import Message, Operation
-from django_delayq.operations import Journal, drift
-from django_delayq.operations import restore as restoring
+from django_delayq.models import Message
 from django_delayq.restore import Overdue, Restore, Selection
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
+from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.loader import Loader
-from django_delayq.worker.source import Source
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
 from tests.commands.conftest import broker, due_tenths, held, run, schedule
@@ -231,14 +234,15 @@ def every_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], objec
     """Do something after each batch of a restore; each is written down at once."""
 
     def do(what: Callable[[], object]) -> None:
-        original = Journal.note
+        original = Journal.progress
 
-        def note(self: Journal, *facts: Any) -> None:
+        def progress(self: Journal, *facts: Any) -> bool:
             self._written = float("-inf")
-            original(self, *facts)
+            answer = original(self, *facts)
             what()
+            return answer
 
-        monkeypatch.setattr(Journal, "note", note)
+        monkeypatch.setattr(Journal, "progress", progress)
 
     return do
 
@@ -471,7 +475,7 @@ def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, sett
     done = work_off(check())
 
     assert (done.state, done.error) == (Operation.State.DONE, "")
-    found = drift.found_by(done)
+    found = comparison.found_by(done)
     assert (found["default"].missing, found["default"].extra, found["default"].stuck) == (1, 1, 0)
     assert (found["other"].missing, found["other"].stuck, found["other"].agrees) == (0, 1, False)
     assert done.outcomes == {"missing": 1, "extra": 1}
@@ -481,7 +485,7 @@ def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, sett
 
 def test_a_check_without_drift_agrees(redis_client: redis.Redis) -> None:
     done = work_off(check())
-    assert all(found.agrees for found in drift.found_by(done).values())
+    assert all(found.agrees for found in comparison.found_by(done).values())
     assert done.outcomes == {}
     assert RedisBroker(conf.get(), DB, timeout=2).client.ping()
     assert Survey(broker()).held("default").total == 0

@@ -21,23 +21,25 @@ from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker, _readable
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable, KeyConflict
+from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
 from django_delayq.outcomes import Ack, Release, Retry
 from django_delayq.sql.rows import Success, Ticket
 from django_delayq.states import State
 from django_delayq.worker import connections as upkeep
-from django_delayq.worker.alone import PATIENCE
+from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.budget import Budget
 from django_delayq.worker.consumer import MOST_LOOK, Consumer
 from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.keeper import WAITED, Keeper, Watch
+from django_delayq.worker.lease_renewer import WAITED, LeaseRenewer, Watch
 from django_delayq.worker.once import drain
+from django_delayq.worker.options import Options
 from django_delayq.worker.pool import Pool
-from django_delayq.worker.process import BROKEN, Options, WorkerProcess
-from django_delayq.worker.queues import Queues
+from django_delayq.worker.process import BROKEN, WorkerProcess
+from django_delayq.worker.quarantine import PATIENCE
+from django_delayq.worker.queue_finder import QueueFinder
 from django_delayq.worker.reaper import Reaper
 from django_delayq.worker.recorder import Recorder
-from django_delayq.worker.source import Source
 from testproject.servers import PostgresServer, RedisServer
 from tests.transactions import unfinished
 from tests.workers import eventually
@@ -77,7 +79,7 @@ def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(r
     needs_row_locks()
     one, other = held("t.ok", "t.ok")
     pool = Pool(1, recorder, "w", lambda: None)
-    keeper = Keeper(DB, pool)
+    keeper = LeaseRenewer(DB, pool)
     for delivery in (one, other):
         delivery.leased_mono -= 40
         pool._held[delivery.id, delivery.deliveries] = delivery
@@ -99,7 +101,7 @@ def test_a_lease_that_is_lost_is_still_noticed(recorder: Recorder) -> None:
     pool._held[one.id, one.deliveries] = one
     one.leased_mono -= 40
     transitions.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
-    Keeper(DB, pool).tick()
+    LeaseRenewer(DB, pool).tick()
     assert one.lost
 
 
@@ -208,28 +210,28 @@ def test_two_callers_with_the_same_keys_in_opposite_order_do_not_wait_in_a_circl
 def test_a_connection_that_the_server_has_closed_is_noticed_before_a_handler_meets_it(
     postgres_server: PostgresServer,
 ) -> None:
-    upkeep.freshen()
+    upkeep.before_task()
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
-    upkeep.scrub()
+    upkeep.after_task()
     postgres_server.stop()
     postgres_server.start()
-    upkeep.freshen()
+    upkeep.before_task()
     assert Message.objects.count() == 0
 
 
 def test_a_thread_without_a_pause_notices_it_as_well(postgres_server: PostgresServer) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs PostgreSQL")
-    upkeep.freshen()
+    upkeep.before_task()
     connection.ensure_connection()
     raw = connection.connection
     with psycopg.connect(postgres_server.url, autocommit=True) as other:
         assert other.execute("SELECT pg_terminate_backend(%s, 5000)", [raw.info.backend_pid]).fetchone() == (True,)
     deadline = time.monotonic() + 10
     while connection.connection is raw and time.monotonic() < deadline:
-        upkeep.scrub()
-        upkeep.freshen()
+        upkeep.after_task()
+        upkeep.before_task()
     assert connection.connection is not raw
     assert Message.objects.count() == 0
 
@@ -313,7 +315,7 @@ def test_what_was_claimed_runs_although_redis_goes_away_while_the_rest_is_put_ba
     source = Source(DB, registry.handlers)
     assert source.redis is not None
     pool = Pool(1, recorder, "w", lambda: None)
-    consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0)
+    consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0, WorkerExtensions(DB, "w"))
     now_tenths = int((time.time() + 0.01) * SECOND)
 
     def take(queue: str, limit: int, _within: float) -> Taken:
@@ -337,7 +339,7 @@ def test_what_falls_due_while_others_are_claimed_is_not_slept_through(
     source = Source(DB, registry.handlers)
     assert source.redis is not None
     pool = Pool(1, recorder, "w", lambda: None)
-    consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0)
+    consumer = Consumer(DB, source, pool, lambda: ("default",), "w", Budget(None), 1.0, WorkerExtensions(DB, "w"))
 
     def look(ago: float) -> float:
         answer = Taken(next_due=1.5, at=time.monotonic() - ago)
@@ -353,7 +355,16 @@ def test_what_falls_due_while_others_are_claimed_is_not_slept_through(
 def consumer(recorder: Recorder) -> Iterator[Consumer]:
     """One that delivers by query, and with nobody to run what it claims."""
     source = Source(DB, registry.handlers, redis=False)
-    yield Consumer(DB, source, Pool(1, recorder, "w", lambda: None), lambda: ("default",), "w", Budget(None), 1.0)
+    yield Consumer(
+        DB,
+        source,
+        Pool(1, recorder, "w", lambda: None),
+        lambda: ("default",),
+        "w",
+        Budget(None),
+        1.0,
+        WorkerExtensions(DB, "w"),
+    )
     source.close()
 
 
@@ -375,9 +386,9 @@ def test_one_that_is_to_run_alone_waits_longer_each_time(consumer: Consumer, rec
     for _time in range(3):
         consumer.turn()
         assert consumer.pool.aside is not None
-        patience.append(consumer.alone.patience)
+        patience.append(consumer.quarantine.patience)
         assert consumer.turn() <= patience[-1]
-        consumer.alone._until = 0.0
+        consumer.quarantine._until = 0.0
         consumer.turn()
         assert recorder.flush(5)
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
@@ -438,13 +449,13 @@ def test_what_waits_behind_a_handler_that_turned_out_slow_is_given_back(recorder
 
 def test_a_queue_that_runs_empty_is_still_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     message = schedule_message("t.ok", queue="found")
-    queues = Queues(DB)
+    queues = QueueFinder(DB)
     queues.tick()
     assert "found" in queues()
     cancel_message(message)
     queues.tick()
     assert "found" in queues()
-    monkeypatch.setattr("django_delayq.worker.queues.REMEMBERED", 0.0)
+    monkeypatch.setattr("django_delayq.worker.queue_finder.REMEMBERED", 0.0)
     queues.tick()
     assert "found" not in queues()
 
@@ -453,10 +464,10 @@ def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(monke
     (one,) = held("t.ok")
     Message.objects.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
     monkeypatch.setattr(transitions, "is_settled", lambda using: False)
-    Reaper(DB, "test").tick()
+    Reaper(DB, "test", WorkerExtensions(DB, "w")).tick()
     assert state(one) == State.RUNNING
     monkeypatch.setattr(transitions, "is_settled", lambda using: True)
-    Reaper(DB, "test").tick()
+    Reaper(DB, "test", WorkerExtensions(DB, "w")).tick()
     assert state(one) == State.SCHEDULED
 
 
@@ -518,19 +529,19 @@ def test_an_id_is_never_said_to_be_ready_later_than_now(broker: RedisBroker) -> 
 
 def test_the_wait_for_a_token_begins_anew_after_redis_did_not_answer(broker: RedisBroker) -> None:
     assert not broker.wait(["default"], 0.05)
-    assert broker._bell is not None
-    first = broker._bell._connection._sock
+    assert broker._listener is not None
+    first = broker._listener._connection._sock
     source = Source(DB, registry.handlers)
     source.redis = broker
     source.failed(BrokerUnavailable())
     # Woken, to look into the database.
-    assert _readable([broker._bell._read], 0)
+    assert _readable([broker._listener._read], 0)
     assert not broker.wait(["default"], 5)
     ringing = threading.Timer(0.1, lambda: broker.ring("default"))
     ringing.start()
     assert broker.wait(["default"], 5)
     ringing.join()
-    assert broker._bell._connection._sock is not first
+    assert broker._listener._connection._sock is not first
 
 
 @pytest.mark.parametrize("how", ["after a token", "deafened"])
@@ -548,7 +559,7 @@ def test_a_process_that_is_busy_takes_no_token_from_an_idle_one(
         assert broker.wait(["default"], 5)
     else:
         assert not broker.wait(["default"], 0.01)
-        broker.deafen()
+        broker.stop_listening()
         eventually(lambda: waiting() == 0, "nobody waits")
     heard: list[bool] = []
     listener = threading.Thread(target=lambda: heard.append(idle.wait(["default"], 30)))
@@ -564,12 +575,12 @@ def test_a_process_that_is_busy_takes_no_token_from_an_idle_one(
 def test_a_connection_that_the_server_closed_while_nobody_waited_is_no_end_of_redis(broker: RedisBroker) -> None:
     broker.ring("default")
     assert broker.wait(["default"], 5)
-    assert broker._bell is not None
-    first = broker._bell._connection._sock
+    assert broker._listener is not None
+    first = broker._listener._connection._sock
     broker.client.client_kill_filter(skipme=True, _type="normal")
     broker.ring("default")
     assert broker.wait(["default"], 5)
-    assert broker._bell._connection._sock is not first
+    assert broker._listener._connection._sock is not first
 
 
 def test_a_server_that_accepts_and_says_nothing_ends_the_wait_for_a_token() -> None:

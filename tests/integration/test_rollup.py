@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from django.db import DatabaseError, OperationalError
@@ -11,17 +11,27 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from django_delayq import schedule_message, transitions
-from django_delayq.models import Message, Rollup
+from django_delayq.console.models import Rollup
+from django_delayq.console.statistics import rollups
+from django_delayq.console.statistics.rollups import (
+    BATCH,
+    COLUMNS,
+    HOUR,
+    MINUTE,
+    CountedOutcome,
+    Counts,
+    Folder,
+    RollupWriter,
+)
+from django_delayq.extensions import WorkerExtensions
+from django_delayq.models import Message
 from django_delayq.outcomes import Ack, DeadLetter, Release, Retry
 from django_delayq.sql.rows import Claimed, Moved
 from django_delayq.states import State
-from django_delayq.worker import rollup
 from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.janitor import Janitor
 from django_delayq.worker.once import drain
-from django_delayq.worker.process import Options
+from django_delayq.worker.options import Options
 from django_delayq.worker.recorder import Recorder
-from django_delayq.worker.rollup import BATCH, COLUMNS, HOUR, MINUTE, Counts, Folder, RollupWriter, What
 from tests.record import steps
 from tests.workers import Worker, eventually
 
@@ -29,6 +39,14 @@ DB = "default"
 AT = datetime(2026, 3, 1, 12, 34, 56, tzinfo=UTC)
 
 pytestmark = pytest.mark.django_db
+
+
+class Counted(NamedTuple):
+    """A message to count."""
+
+    queue: str
+    topic: str
+    id: int = 1
 
 
 def claimed(late_ms: float, *, deliveries: int = 1, topic: str = "t.a", queue: str = "default") -> Claimed:
@@ -66,7 +84,7 @@ def store(at: datetime, topic: str = "t.a", seconds: int = MINUTE, **counts: int
 def test_lateness_falls_into_the_smallest_class_that_holds_it(late_ms: float, column: str) -> None:
     counts = Counts()
     counts.claimed([claimed(late_ms)])
-    rollup.write(DB, counts.take())
+    rollups.write(DB, counts.take())
     assert totals() == {column: 1}
     assert Rollup.objects.get().at == AT.replace(second=0)
 
@@ -81,14 +99,14 @@ def test_what_ended_without_its_handlers_word_is_counted_too() -> None:
     counts = Counts()
     moved = [Moved(1, "t.a", "default", 0, State.RUNNING, state, AT, 1, 0) for state in State if state != State.RUNNING]
     counts.moved(moved)
-    rollup.write(DB, counts.take())
+    rollups.write(DB, counts.take())
     assert totals() == {"dead": 1, "expired": 1}
 
 
 @pytest.mark.django_db(transaction=True)
 def test_the_recorder_counts_each_outcome_once() -> None:
-    counts = Counts()
-    recorder = Recorder(DB, lambda count: None, counts)
+    extensions = WorkerExtensions(DB, "w")
+    recorder = Recorder(DB, lambda count: None, extensions)
     for outcome in (Ack(), Retry(timedelta(0), "no"), Retry(timedelta(0), "", counts=False), DeadLetter("no")):
         recorder.submit(_delivery(), outcome, "worker:a")
     recorder.submit(_delivery(), Release("shutdown"), "worker:a")
@@ -96,7 +114,7 @@ def test_the_recorder_counts_each_outcome_once() -> None:
     recorder.start()
     recorder.stop()
     recorder.join(20)
-    rollup.write(DB, counts.take())
+    extensions.stop()
     assert totals() == {"consumed": 1, "retried": 1, "dead": 1}
 
 
@@ -130,41 +148,41 @@ def test_a_run_leaves_its_counts_in_the_record() -> None:
 def test_writing_adds_to_what_is_there() -> None:
     for number in (1, 2):
         counts = Counts()
-        counts.ended(What.CONSUMED, [("default", "t.a")] * number)
-        counts.ended(What.CONSUMED, [("other", "t.a")])
-        rollup.write(DB, counts.take())
+        counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a")] * number)
+        counts.ended(CountedOutcome.CONSUMED, [Counted("other", "t.a")])
+        rollups.write(DB, counts.take())
     assert totals(queue="default") == {"consumed": 3}
     assert totals(queue="other") == {"consumed": 2}
 
 
 def test_many_topics_are_written_in_several_statements() -> None:
     counts = Counts()
-    counts.ended(What.DEAD, [("default", f"t.{number}") for number in range(BATCH + 7)])
-    rollup.write(DB, counts.take())
+    counts.ended(CountedOutcome.DEAD, [Counted("default", f"t.{number}") for number in range(BATCH + 7)])
+    rollups.write(DB, counts.take())
     assert totals() == {"dead": BATCH + 7}
 
 
 def test_an_idle_process_issues_no_statement(django_assert_num_queries: Any) -> None:
     writer = RollupWriter(DB, Counts())
     with django_assert_num_queries(0):
-        assert writer.tick() == rollup.INTERVAL
+        assert writer.tick() == rollups.INTERVAL
 
 
 def test_what_the_database_refuses_is_kept_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counts()
     writer = RollupWriter(DB, counts)
-    counts.ended(What.CONSUMED, [("default", "t.a")])
-    real = rollup.write
+    counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a")])
+    real = rollups.write
 
     def refuse(using: str, rows: Any) -> None:
         # It goes on being counted meanwhile.
-        counts.ended(What.CONSUMED, [("default", "t.a"), ("default", "t.b")])
+        counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a"), Counted("default", "t.b")])
         raise OperationalError("away")
 
-    monkeypatch.setattr(rollup, "write", refuse)
+    monkeypatch.setattr(rollups, "write", refuse)
     with pytest.raises(DatabaseError):
         writer.tick()
-    monkeypatch.setattr(rollup, "write", real)
+    monkeypatch.setattr(rollups, "write", real)
     writer.tick()
     assert totals(topic="t.a") == {"consumed": 2}
     assert totals(topic="t.b") == {"consumed": 1}
@@ -172,9 +190,9 @@ def test_what_the_database_refuses_is_kept_and_tried_again(monkeypatch: pytest.M
 
 
 def test_counts_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollup, "MOST", 2)
+    monkeypatch.setattr(rollups, "MOST", 2)
     counts = Counts()
-    counts.ended(What.CONSUMED, [("default", f"t.{number}") for number in (1, 2, 3, 1)])
+    counts.ended(CountedOutcome.CONSUMED, [Counted("default", f"t.{number}") for number in (1, 2, 3, 1)])
     assert sorted(key.topic for key in counts.take()) == ["t.1", "t.2"]
 
 
@@ -224,11 +242,11 @@ def test_an_hour_waits_until_all_of_it_is_old(monkeypatch: pytest.MonkeyPatch) -
     assert totals(seconds=HOUR) == {"consumed": 1}
 
 
-def test_the_janitor_folds_and_forgets() -> None:
+def test_the_folder_folds_and_forgets() -> None:
     store(hours_ago(60), consumed=1)
     store(hours_ago(91 * 24), seconds=HOUR, consumed=7)
     store(hours_ago(89 * 24), seconds=HOUR, consumed=2)
-    Janitor(DB).tick()
+    Folder(DB).tick()
     assert totals(seconds=HOUR) == {"consumed": 3}
     assert not Rollup.objects.filter(seconds=MINUTE).exists()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_delayq import registry
-from django_delayq.worker.process import Options
+from django_delayq.worker.options import Options
 from django_delayq.worker.supervisor import HUNG, Child, Supervisor, _Beat
 
 LEASE = max(handler.lease for handler in registry.handlers().values())

@@ -14,16 +14,17 @@ from pytest_django import DjangoAssertNumQueries
 from django_delayq import cancel_message, registry, schedule_message, transitions
 from django_delayq.broker.base import Entry
 from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
 from django_delayq.sql.rows import Claimed
 from django_delayq.states import State
 from django_delayq.transitions import Verdict
+from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.budget import Budget
 from django_delayq.worker.consumer import Consumer
 from django_delayq.worker.delivery import Delivery
 from django_delayq.worker.pool import Pool
 from django_delayq.worker.recorder import Recorder
-from django_delayq.worker.source import Source
 from tests.record_of import log_of
 from tests.workers import eventually
 
@@ -41,7 +42,16 @@ def consumer(request: pytest.FixtureRequest, redis_client: redis.Redis, recorder
     source = Source(DB, registry.handlers, redis=request.param == "redis")
     if (there := source.redis) is not None:
         there.load(QUEUE, ahead=600, worker="t", lease=10, identity="t", server=there.server(), lost=True)
-    yield Consumer(DB, source, Pool(3, recorder, "w", lambda: None), lambda: (QUEUE,), "w", Budget(None), 5.0)
+    yield Consumer(
+        DB,
+        source,
+        Pool(3, recorder, "w", lambda: None),
+        lambda: (QUEUE,),
+        "w",
+        Budget(None),
+        5.0,
+        WorkerExtensions(DB, "w"),
+    )
     source.close()
 
 
@@ -88,7 +98,7 @@ def tell(consumer: Consumer, message: Message) -> None:
         consumer.source.redis.put(QUEUE, [Entry.at(message.pk, message.due_at, message.priority)])
 
 
-def unheard(consumer: Consumer, cut: Cut) -> Message:
+def orphaned_claims(consumer: Consumer, cut: Cut) -> Message:
     """A message that is claimed, and its worker does not know it."""
     message = due_message(consumer)
     cut()
@@ -103,35 +113,37 @@ def unheard(consumer: Consumer, cut: Cut) -> Message:
 def test_it_is_given_back_and_delivered_as_soon_as_the_database_answers(
     consumer: Consumer, cut: Cut, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    message = unheard(consumer, cut)
+    message = orphaned_claims(consumer, cut)
     delivery = held_again(consumer, message)
     # No death is held against it.
     assert (delivery.id, delivery.deliveries, delivery.crashes) == (message.pk, 2, 0)
     story = [(row.to_state, row.reason, row.attempt) for row in log_of(message)]
     assert story[1:] == [(State.RUNNING, "", 1), (State.SCHEDULED, LOST, 1), (State.RUNNING, "", 2)]
     with django_assert_num_queries(0):
-        consumer.unheard.give_back()
+        consumer.orphaned_claims.give_back()
 
 
 def test_what_it_does_know_of_it_keeps(consumer: Consumer, cut: Cut) -> None:
     held = due_message(consumer)
     consumer.turn()
     # Redis may name it a second time, and this be among the claims whose answer is lost.
-    consumer.unheard.missed([held.pk])
+    consumer.orphaned_claims.missed([held.pk])
     consumer.turn()
     held.refresh_from_db()
     assert (held.state, held.deliveries) == (State.RUNNING, 1)
-    lost = unheard(consumer, cut)
-    consumer.unheard.missed([held.pk])
+    lost = orphaned_claims(consumer, cut)
+    consumer.orphaned_claims.missed([held.pk])
     held_again(consumer, lost)
     assert {(delivery.id, delivery.deliveries) for delivery in consumer.pool.held()} == {(held.pk, 1), (lost.pk, 2)}
 
 
 def test_what_others_hold_is_theirs(consumer: Consumer) -> None:
     message = due_message(consumer)
-    other = Consumer(DB, consumer.source, consumer.pool, lambda: (QUEUE,), "w2", Budget(None), 5.0)
+    other = Consumer(
+        DB, consumer.source, consumer.pool, lambda: (QUEUE,), "w2", Budget(None), 5.0, WorkerExtensions(DB, "w")
+    )
     other.turn()
-    consumer.unheard.missed([message.pk])
+    consumer.orphaned_claims.missed([message.pk])
     consumer.turn()
     message.refresh_from_db()
     assert (message.state, message.worker) == (State.RUNNING, "w2")
@@ -149,10 +161,10 @@ def test_a_claim_that_was_not_committed_leaves_no_trace(consumer: Consumer, monk
 def test_it_is_remembered_for_as_long_as_the_database_is_away(
     consumer: Consumer, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = unheard(consumer, cut)
+    message = orphaned_claims(consumer, cut)
     for _turn in range(2):
         with monkeypatch.context() as broken, pytest.raises(OperationalError):
-            broken.setattr(transitions, "release_unheard", refuse)
+            broken.setattr(transitions, "release_orphaned", refuse)
             consumer.turn()
     assert held_again(consumer, message).deliveries == 2
 
@@ -174,7 +186,7 @@ def test_so_it_is_when_redis_is_away_too(consumer: Consumer, cut: Cut) -> None:
 
 
 def test_a_worker_that_ends_then_gives_it_back_too(consumer: Consumer, cut: Cut) -> None:
-    message = unheard(consumer, cut)
+    message = orphaned_claims(consumer, cut)
     consumer.stop()
     consumer.run()
     assert log_of(message)[-1].reason == LOST
@@ -185,8 +197,8 @@ def test_a_worker_that_ends_then_gives_it_back_too(consumer: Consumer, cut: Cut)
 def test_a_worker_that_ends_without_a_database_leaves_it_to_its_lease(
     consumer: Consumer, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = unheard(consumer, cut)
-    monkeypatch.setattr(transitions, "release_unheard", refuse)
+    message = orphaned_claims(consumer, cut)
+    monkeypatch.setattr(transitions, "release_orphaned", refuse)
     consumer.stop()
     consumer.run()
     message.refresh_from_db()
@@ -194,7 +206,7 @@ def test_a_worker_that_ends_without_a_database_leaves_it_to_its_lease(
 
 
 def test_one_that_is_to_be_cancelled_is(consumer: Consumer, cut: Cut) -> None:
-    message = unheard(consumer, cut)
+    message = orphaned_claims(consumer, cut)
     assert cancel_message(message).verdict == Verdict.REQUESTED
     consumer.turn()
     message.refresh_from_db()

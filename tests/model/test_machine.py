@@ -39,8 +39,8 @@ from django_delayq.registry import handlers
 from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
 from django_delayq.states import FINAL, State, is_legal
 from django_delayq.transitions import Verdict
+from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.loader import Loader
-from django_delayq.worker.source import Source
 from django_delayq.worker.sweeper import Sweeper
 from tests.app.models import Effect
 

@@ -88,7 +88,7 @@ MUTANTS = [
         "restore that clears first",
         [
             (
-                "django_delayq/restore/run.py",
+                "django_delayq/restore/engine.py",
                 "        horizon, loading = self._horizons[queue], False\n",
                 "        horizon, loading = self._horizons[queue], False\n"
                 "        k = self.broker.keys(queue)\n"
@@ -153,7 +153,7 @@ MUTANTS = [
     ),
     Mutant(
         "put before the commit",
-        [("django_delayq/announce.py", "    if not connection.in_atomic_block:\n", "    if True:\n")],
+        [("django_delayq/publisher.py", "    if not connection.in_atomic_block:\n", "    if True:\n")],
     ),
     Mutant(
         "shutdown that costs an attempt",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq import announce
+from django_delayq import publisher
 from testproject.servers import RedisServer
 from tests.integration.test_sentinel import trio
 from tests.workers import Worker
@@ -40,7 +40,7 @@ def configure(settings: Any) -> Configure:
 
     def change(**values: Any) -> None:
         settings.DELAYQ = {**settings.DELAYQ, **values}
-        announce.announcer.cache_clear()
+        publisher.get.cache_clear()
 
     change(**HASTY)
     return change

@@ -103,13 +103,13 @@ def test_what_a_failover_forgets_it_forgets_as_a_whole(
         others = wave("t.file", payload=str(lines), over=4.0)
         eventually(lambda: standby.ask("SELECT count(*) FROM delayq_message") == 2 * NUMBER, "the standby has them")
         assert between.forget() >= 1
-        unheard = states()[State.CONSUMED] + NUMBER // 2
-        eventually(lambda: states()[State.CONSUMED] >= unheard, "some are consumed, of which it hears nothing")
+        orphaned_claims = states()[State.CONSUMED] + NUMBER // 2
+        eventually(lambda: states()[State.CONSUMED] >= orphaned_claims, "some are consumed, of which it hears nothing")
         # Committed, put into Redis, and soon forgotten; their ids may be given out again.
         ghosts = wave("t.tx", over=1.0, start=2.0)
         postgres_server.kill()
         assert standby.ask("SELECT pg_promote()")
-        assert standby.ask("SELECT count(*) FROM delayq_message WHERE state = 'consumed'") < unheard
+        assert standby.ask("SELECT count(*) FROM delayq_message WHERE state = 'consumed'") < orphaned_claims
         network.turn_to(standby.port)
         stack.enter_context(speaking_to(standby))
         assert not Message.objects.filter(pk__in=[ghost.pk for ghost in ghosts]).exists()

@@ -15,8 +15,8 @@ from django.test import Client
 from django.urls import path
 
 from django_delayq import (
-    announce,
     cancel_message,
+    publisher,
     requeue_message,
     reschedule_message,
     schedule_message,
@@ -47,7 +47,7 @@ class Undo(Exception):
 @pytest.fixture(autouse=True)
 def _horizon(redis_client: redis.Redis) -> None:
     """Redis as a loader leaves it: what is due within ten minutes goes there."""
-    announce.announcer.cache_clear()
+    publisher.get.cache_clear()
     redis_broker(queues=["default", "slow"]).close()
 
 
@@ -259,7 +259,7 @@ def away(own_server: RedisServer, settings: Settings) -> Iterator[RedisServer]:
     settings.ROOT_URLCONF = __name__
     yield own_server
     own_server.thaw()
-    there = announce.announcer("default")
+    there = publisher.get("default")
     if there is not None:
         there.broker.close()
 

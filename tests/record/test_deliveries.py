@@ -232,7 +232,7 @@ def test_a_late_success_after_a_requeue_is_counted_within_bounds() -> None:
     requeue_message(row.id)
     assert succeed(row.id, 1)
     now = message(row.id)
-    assert now.reported + now.forgiven <= now.deliveries
+    assert now.reported + now.excused <= now.deliveries
 
 
 # --- failure is fenced ------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Undo(Exception):
 
 FIELDS = [
     *["topic", "queue", "key", "priority", "payload", "headers", "due_at", "expires_at", "created_at", "retry"],
-    *["max_attempts", "state", "attempts", "deliveries", "reported", "forgiven", "moves", "worker", "finished_at"],
+    *["max_attempts", "state", "attempts", "deliveries", "reported", "excused", "moves", "worker", "finished_at"],
 ]
 
 

@@ -291,7 +291,7 @@ def test_many_that_become_each_something_else_keep_their_own_counts() -> None:
         transitions.cancel("default", [id_])
     assert requeue_message(Message.objects.filter(pk__in=ids)) == {Verdict.REQUEUED: 12}
     rows = [message(id_) for id_ in ids]
-    assert [(row.deliveries, row.forgiven, row.crashes) for row in rows] == [(n, n, 0) for n in range(12)]
+    assert [(row.deliveries, row.excused, row.crashes) for row in rows] == [(n, n, 0) for n in range(12)]
     assert all(row.transitions.count() == row.moves for row in rows)
 
 

@@ -117,7 +117,7 @@ class Scene:
             connection.execute(
                 """
                 INSERT INTO delayq_message (id, topic, queue, priority, state, payload, headers, due_at, created_at,
-                    finished_at, leased_until, attempts, deliveries, reported, forgiven, moves, worker,
+                    finished_at, leased_until, attempts, deliveries, reported, excused, moves, worker,
                     cancel_requested)
                 VALUES (%s, %s, 'default', 0, %s, '{}', '{}', now(), now(), CASE WHEN %s THEN now() END,
                         CASE WHEN %s THEN now() END, 0, %s, 0, 0, 1, '', false)

@@ -68,7 +68,7 @@ def public_functions(module: ModuleType) -> list[str]:
     ]
 
 
-API = "actors announce client clock conf durations outcomes registry restore retry signals states transitions"
+API = "actors publisher client clock conf durations outcomes registry restore retry signals states transitions"
 
 
 @pytest.mark.parametrize("name", [*API.split(), "validation"])

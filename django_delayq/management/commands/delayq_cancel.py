@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import QuerySet
 
-from django_delayq import audit, client
+from django_delayq import client
 from django_delayq.management import _common as common
 from django_delayq.models import Message
 from django_delayq.states import LIVE, State
@@ -96,7 +96,7 @@ class Command(common.DelayqCommand):
         return counts, interruption.returncode if interruption.asked() else None
 
     def _record(self, using: str, ids: list[int], counts: Counter[Verdict], options: dict[str, Any]) -> None:
-        audit.record(
+        self.record_action(
             using,
             "cancel",
             _target(ids, options),

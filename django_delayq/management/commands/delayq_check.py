@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.inspector import health
-from django_delayq.inspector.health import Finding, Level, Limits
+from django_delayq.inspector import diagnostics
+from django_delayq.inspector.diagnostics import Finding, Level, Limits
 from django_delayq.management import _common as common
 
 NAGIOS = {Level.OK: "OK", Level.WARN: "WARNING", Level.CRITICAL: "CRITICAL"}
@@ -45,7 +45,7 @@ class Command(common.DelayqCommand):
         limits = Limits(options["min_workers"], options["max_overdue_age"], options["max_dead"])
         broker = common.redis_broker(using)
         try:
-            findings = list(health.check(using, broker, limits))
+            findings = list(diagnostics.check(using, broker, limits))
         finally:
             if broker is not None:
                 broker.close()
@@ -64,7 +64,7 @@ class Command(common.DelayqCommand):
         if options["nagios"]:
             if level != Level.OK:
                 sys.exit(int(level))
-        elif (why := health.worst(findings)) is not None:
+        elif (why := diagnostics.worst(findings)) is not None:
             bad = sum(finding.level == Level.CRITICAL for finding in findings)
             raise CommandError(f"{bad} of {len(findings)} checks failed.", returncode=int(why))
 

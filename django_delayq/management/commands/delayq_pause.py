@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq import audit, pausing
+from django_delayq import pausing
 from django_delayq.exceptions import InvalidMessage
 from django_delayq.management import _common as common
 
@@ -35,7 +35,7 @@ class Command(common.DelayqCommand):
                 queue = pausing.pause_queue(name, using=using, **facts)
             except InvalidMessage as error:
                 raise CommandError(str(error), returncode=common.USAGE) from error
-            audit.record(using, "pause", name, reason=options["reason"])
+            self.record_action(using, "pause", name, reason=options["reason"])
             paused.append(queue)
         if options["json"]:
             queues = {queue.name: common.iso(queue.resumes_at) for queue in paused}

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq import audit, durations, purge
+from django_delayq import durations, purge
 from django_delayq.management import _common as common
 from django_delayq.states import FINAL, State
 
@@ -53,7 +53,7 @@ class Command(common.DelayqCommand):
                     break
         bar.close()
         target = f"{', '.join(states)}, finished more than {durations.brief(older_than)} ago"
-        audit.record(using, "purge", target, outcomes={"purged": deleted})
+        self.record_action(using, "purge", target, outcomes={"purged": deleted})
         self._say(using, deleted, options)
         if interruption.asked():
             raise CommandError(

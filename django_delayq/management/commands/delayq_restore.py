@@ -12,10 +12,8 @@ from django.db import InterfaceError, OperationalError
 from django_delayq import actors, restore, transitions
 from django_delayq.durations import brief
 from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.extensions import RestoreObservers, RestoreStart
 from django_delayq.management import _common as common
-from django_delayq.models import Operation
-from django_delayq.operations import Journal
-from django_delayq.operations.restore import outcomes_of, to_do
 from django_delayq.restore import Overdue, Report, Restore, Selection, Tally
 
 
@@ -89,31 +87,30 @@ class Command(common.DelayqCommand):
         if job.overdue in (Overdue.DEAD, Overdue.SPREAD) and found.overdue and not job.dry_run:
             what = "given up" if job.overdue == Overdue.DEAD else "given new due times"
             self.confirm(f"{found.overdue:,} overdue messages will be {what} in the record.", yes=options["yes"])
-        total = to_do(job.report, job.overdue)
+        total = job.report.expected(job.overdue)
         bar = common.Bar(self.stderr, total, options["verbosity"])
-        journal = None if job.dry_run else _journal(using, job, total)
+        observers = None if job.dry_run else RestoreObservers(_start(using, job, total))
+        stop_requested = False
 
         def progress(done: int) -> None:
+            nonlocal stop_requested
             bar(done)
-            if journal is not None:
-                journal.note(done, outcomes_of(job.report.total()), job.report.position)
+            if observers is not None:
+                stop_requested = observers.progress(done, job.report.total(), job.report.position)
 
-        def should_stop() -> bool:
-            return interruption.asked() or (journal is not None and journal.stop_requested)
-
-        state, why = Operation.State.FAILED, "the command was ended"
+        why = "the command was ended"
         with common.Interruptible() as interruption:
             try:
-                job.run(should_stop=should_stop, progress=progress)
-                state, why = (Operation.State.STOPPED if job.report.position else Operation.State.DONE), ""
+                job.run(should_stop=lambda: interruption.asked() or stop_requested, progress=progress)
+                why = ""
             except (BrokerUnavailable, OperationalError, InterfaceError) as error:
                 why = f"{type(error).__name__}: {error}"
                 bar.close()
                 self._say_summary(using, job, options)
                 raise
             finally:
-                if journal is not None:
-                    journal.end(state, outcomes_of(job.report.total()), job.report.position, why)
+                if observers is not None:
+                    observers.ended(job.report.total(), job.report.position, why)
         bar.close()
         self._say_summary(using, job, options)
         if job.report.position is not None and not interruption.asked():
@@ -179,19 +176,19 @@ def _selection(options: dict[str, Any]) -> Selection:
     )
 
 
-def _journal(using: str, job: Restore, total: int) -> Journal:
-    """The operation that this restore shows itself as."""
+def _start(using: str, job: Restore, total: int) -> RestoreStart:
+    """Describe this restore to those that follow it."""
     chosen = job.selection
     what = [*chosen.queues, *(f"topic {topic}" for topic in chosen.topics)]
     what += [f"{len(chosen.ids)} ids"] if chosen.ids else []
     what += [f"due from {common.iso(chosen.due_after)}"] if chosen.due_after else []
     what += [f"due before {common.iso(chosen.due_before)}"] if chosen.due_before else []
-    return Journal(
+    return RestoreStart(
         using,
         f"command:{actors.host()}",
         chosen,
-        overdue=job.overdue,
-        spread=job.spread.total_seconds(),
+        job.overdue,
+        job.spread.total_seconds(),
         no_expired=job.no_expired,
         described=", ".join(what) or "all queues",
         total=total,

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_delayq import audit, pausing
+from django_delayq import pausing
 from django_delayq.management import _common as common
 
 
@@ -24,7 +24,7 @@ class Command(common.DelayqCommand):
         for name in sorted(set(options["queues"])):
             resumed[name] = pausing.resume_queue(name, using=using)
             if resumed[name]:
-                audit.record(using, "resume", name, reason=options["reason"])
+                self.record_action(using, "resume", name, reason=options["reason"])
         if options["json"]:
             self.say_json(database=using, resumed=resumed)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,20 +9,16 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.utils import timezone
 
+from django_delayq import extensions
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.durations import brief
-from django_delayq.inspector import presence, pulse, stats
-from django_delayq.inspector.numbers import Capped, total
-from django_delayq.inspector.stats import QueueStats, RedisStats, Stats
-from django_delayq.inspector.throughput import Tally
+from django_delayq.extensions import StatisticsSection
+from django_delayq.inspector import snapshot, stats, workers
+from django_delayq.inspector.numbers import Capped
+from django_delayq.inspector.stats import Lateness, QueueStats, RedisStats, Stats
 from django_delayq.management import _common as common
 from django_delayq.management._watch import Screen
 
-# Full minutes that throughput is told for.
-SPANS = (1, 15, 60)
-# Bars of the coming hour, and their length at most.
-BARS = 12
-WIDTH = 40
 WORKERS = 8
 
 
@@ -51,10 +46,11 @@ class Command(common.DelayqCommand):
         try:
             if options["watch"] is None:
                 found = stats.collect(using, broker)
+                sections = extensions.statistics(using, found.at)
                 if options["json"]:
-                    self.say_json(**_plain(using, found))
+                    self.say_json(**_plain(using, found, sections))
                 else:
-                    self.say("\n".join(_lines(found)))
+                    self.say("\n".join(_lines(found, sections)))
             else:
                 self._watch(using, broker, options["watch"], as_json=options["json"])
         finally:
@@ -66,7 +62,8 @@ class Command(common.DelayqCommand):
         with common.Interruptible() as interruption, screen.open():
             while True:
                 if as_json:
-                    self.say_json(**_plain(using, stats.collect(using, broker, pulse.CAP)))
+                    found = stats.collect(using, broker, snapshot.CAP)
+                    self.say_json(**_plain(using, found, extensions.statistics(using, found.at)))
                     self.stdout.flush()
                 else:
                     screen.show(self._block(using, broker, seconds))
@@ -76,20 +73,21 @@ class Command(common.DelayqCommand):
     def _block(self, using: str, broker: RedisBroker | None, seconds: float) -> list[str]:
         try:
             with common.outside_world():
-                found = stats.collect(using, broker, pulse.CAP)
+                found = stats.collect(using, broker, snapshot.CAP)
+                sections = extensions.statistics(using, found.at)
         except CommandError as error:
             # It may answer again: those who watch want to see that.
             connections[using].close()
             return [f"{timezone.localtime():%H:%M:%S}  {error}"]
         head = f"{timezone.localtime(found.at):%Y-%m-%d %H:%M:%S}  database {using}, every {brief(seconds)}; q ends it"
-        return [head, "", *_lines(found)]
+        return [head, "", *_lines(found, sections)]
 
 
 def _interval(text: str) -> float:
     return max(0.1, common.span(text))
 
 
-def _lines(found: Stats) -> Iterator[str]:
+def _lines(found: Stats, sections: list[StatisticsSection]) -> Iterator[str]:
     estimate = "" if found.estimate is None else f" (≈ {found.estimate:,} rows)"
     yield f"Messages{estimate}"
     for state, number in found.states.items():
@@ -98,8 +96,9 @@ def _lines(found: Stats) -> Iterator[str]:
     age = "" if oldest is None else f", the oldest for {brief((found.at - oldest).total_seconds())}"
     yield f"Overdue      {found.overdue}{age}"
     yield f"Next due     {'none' if due is None else 'in ' + brief((due - found.at).total_seconds())}"
-    yield from _coming(found)
-    yield from _past(found)
+    yield f"Lateness     {_lateness(found.lateness)}"
+    for section in sections:
+        yield from section.lines()
     yield f"Workers      {found.workers} alive"
     yield from _workers(found)
     yield f"Redis        {_redis_line(found.redis)}"
@@ -107,51 +106,17 @@ def _lines(found: Stats) -> Iterator[str]:
         yield f"  {name}: {_queue_line(found, queue)}"
 
 
-def _coming(found: Stats) -> Iterator[str]:
-    """Five minutes a line."""
-    bars = found.upcoming.bars
-    size = len(bars) // BARS
-    groups = [bars[start : start + size] for start in range(0, len(bars), size)]
-    numbers = [total(bar.number for bar in group) for group in groups]
-    highest = max(number.count for number in numbers)
-    if not highest:
-        yield "Coming hour  nothing falls due"
-        return
-    yield f"Coming hour  {total(numbers)}"
-    for group, number in zip(groups, numbers, strict=True):
-        if group[0].start is not None:
-            bar = "█" * math.ceil(number.count / highest * WIDTH)
-            yield f"  {timezone.localtime(group[0].start):%H:%M}  {bar:<{WIDTH}} {number}"
-
-
-def _past(found: Stats) -> Iterator[str]:
-    hour = found.past["hour"]
-    parts = [f"{brief(minutes * 60)}: {hour.last(minutes).consumed:,}" for minutes in SPANS]
-    day = found.past["day"].sum
-    yield f"Consumed     {', '.join(parts)}, 24 h: {day.consumed:,}"
-    ended = hour.last(60)
-    yield f"In 60 m      {ended.retried:,} retried, {ended.dead:,} dead, {ended.expired:,} expired"
-    late = found.lateness
-    if late.p50 is not None and late.p95 is not None:
-        yield f"Lateness     p50 {brief(late.p50)}, p95 {brief(late.p95)} (last {late.of:,})"
-    else:
-        yield "Lateness     nothing was delivered yet"
-    if ended.started:
-        yield f"  in 60 m    p50 {_bound(ended, 50)}, p95 {_bound(ended, 95)} (of {ended.started:,})"
-
-
-def _bound(tally: Tally, percent: int) -> str:
-    bound = tally.lateness(percent)
-    if bound is None:
-        return "–"
-    return "over 10 m" if math.isinf(bound) else f"≤ {brief(bound)}"
+def _lateness(late: Lateness) -> str:
+    if late.p50 is None or late.p95 is None:
+        return "nothing was delivered yet"
+    return f"p50 {brief(late.p50)}, p95 {brief(late.p95)} (last {late.of:,})"
 
 
 def _workers(found: Stats) -> Iterator[str]:
     there = found.presence
     for worker in there.workers[:WORKERS]:
         seen = brief(max(0.0, (there.at - worker.seen_at).total_seconds()))
-        state = presence.health(worker, there.at).value
+        state = workers.health(worker, there.at).value
         yield f"  {state:<6} {worker.name}  {', '.join(map(str, worker.queues))}  seen {seen} ago"
     if len(there.workers) > WORKERS:
         yield f"  and {len(there.workers) - WORKERS} more"
@@ -180,24 +145,8 @@ def _number(number: Capped) -> dict[str, Any]:
     return {"count": number.count, "exact": not number.more and not number.about}
 
 
-def _ended(tally: Tally) -> dict[str, Any]:
-    late = {f"p{percent}": _finite(tally.lateness(percent)) for percent in (50, 95)}
-    return {
-        "consumed": tally.consumed,
-        "retried": tally.retried,
-        "dead": tally.dead,
-        "expired": tally.expired,
-        # Upper bounds in seconds; null: none were delivered, or they were later than the last bound.
-        "lateness": {"of": tally.started, **late},
-    }
-
-
-def _finite(seconds: float | None) -> float | None:
-    return None if seconds is None or math.isinf(seconds) else seconds
-
-
-def _plain(using: str, found: Stats) -> dict[str, Any]:
-    health, hour = found.redis.health, found.past["hour"]
+def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[str, Any]:
+    health = found.redis.health
     return {
         "database": using,
         "at": common.iso(found.at),
@@ -207,22 +156,14 @@ def _plain(using: str, found: Stats) -> dict[str, Any]:
         "oldest_overdue": common.iso(found.oldest_overdue),
         "next_due": common.iso(found.next_due),
         "lateness": {"of": found.lateness.of, "p50": found.lateness.p50, "p95": found.lateness.p95},
-        # Of full minutes, as the workers counted them.
-        "throughput": {
-            **{f"{minutes}m": _ended(hour.last(minutes)) for minutes in SPANS},
-            "24h": _ended(found.past["day"].sum),
-        },
-        "upcoming": [
-            {"start": common.iso(bar.start), "end": common.iso(bar.end), **_number(bar.number)}
-            for bar in found.upcoming.bars
-        ],
+        **{name: fact for section in sections for name, fact in section.facts().items()},
         "workers": found.workers,
         "worker_list": [
             {
                 "name": worker.name,
                 "host": worker.host,
                 "pid": worker.pid,
-                "state": presence.health(worker, found.presence.at).value,
+                "state": workers.health(worker, found.presence.at).value,
                 "queues": worker.queues,
                 "threads": worker.threads,
                 "started_at": common.iso(worker.started_at),

@@ -24,7 +24,8 @@ from django_delayq.models import Message
 from django_delayq.worker.budget import Budget
 from django_delayq.worker.connections import leave_pools
 from django_delayq.worker.once import drain
-from django_delayq.worker.process import ROLES, Options, WorkerProcess
+from django_delayq.worker.options import Options, all_roles
+from django_delayq.worker.process import WorkerProcess
 from django_delayq.worker.supervisor import Supervisor
 
 logger = logging.getLogger("django_delayq")
@@ -40,9 +41,7 @@ class Command(BaseCommand):
         parser.add_argument("--queues", type=_queues, default=(), help="only these, in strict order of priority: a,b")
         parser.add_argument("--processes", type=_positive, help="worker processes (default: the cores, at most 4)")
         parser.add_argument("--threads", type=_positive, default=8, help="handlers at once in each process")
-        parser.add_argument(
-            "--roles", type=_roles, default=frozenset(ROLES), help=f"only these roles: {','.join(ROLES)}"
-        )
+        parser.add_argument("--roles", type=_roles, help=f"only these roles: {','.join(all_roles())}")
         parser.add_argument("--once", action="store_true", help="deliver what is due now, and exit")
         parser.add_argument("--max-messages", type=_positive, help="exit after so many deliveries in all")
         parser.add_argument("--max-runtime", type=_duration, help="exit after this time, e.g. 1h")
@@ -199,7 +198,9 @@ def _queues(text: str) -> tuple[str, ...]:
 
 def _roles(text: str) -> frozenset[str]:
     names = frozenset(name.strip().removesuffix("s") for name in text.split(","))
-    unknown = names - set(ROLES)
+    unknown = names - set(all_roles())
     if unknown:
-        raise argparse.ArgumentTypeError(f"no such role: {', '.join(sorted(unknown))}; there are {', '.join(ROLES)}")
+        raise argparse.ArgumentTypeError(
+            f"no such role: {', '.join(sorted(unknown))}; there are {', '.join(all_roles())}"
+        )
     return names

@@ -1,0 +1,135 @@
+"""The rows of the list of messages, read along an index or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.admin.exceptions import DisallowedModelAdminLookup
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.db.models import F, QuerySet
+from django.http import HttpRequest
+
+from ... import transitions
+from ...inspector.stats import Capped
+from ...models import Message
+from ..search import listing
+from ..search.listing import Counts, Listing
+from ..search.payloads import StoredSize, small
+from ..statements.timeout import TooSlow
+from . import search_box
+from .paginator import CAP, CappedCount, KnownPaginator
+
+# Of larger payloads the list shows nothing. In bytes, as they are stored.
+SMALL = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class TabLink:
+    """A tab to be shown; ``count`` is empty when nobody knows."""
+
+    label: str
+    query: str
+    count: str
+    here: bool
+    # Overdue messages are the one thing to be alarmed about.
+    alert: bool
+
+
+class MessageList(ChangeList):
+    """One page of a search. What is asked for is in ``asked``; ``too_slow`` when no index has it."""
+
+    asked: search_box.Asked
+    counts: Counts | None
+    too_slow: bool
+    # Django's own, by names it does not declare.
+    filter_specs: list[Any]
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Message]:
+        """All that the search finds, for actions; the page itself comes by ``get_results``."""
+        unknown = set(self.get_filters_params()) - {search_box.TAB_VAR}
+        if unknown:
+            # Any other lookup would read the whole table; one into the payload would tell what is masked.
+            raise DisallowedModelAdminLookup(f"Filtering by {', '.join(sorted(unknown))} not allowed")
+        self.asked = search_box.of(request, self.params, self.root_queryset.db)
+        self.filter_specs = []
+        self.has_filters = False
+        self.has_active_filters = bool(self.asked.box.text)
+        self.clear_all_filters_qs = "?"
+        found: QuerySet[Message] = self.root_queryset.filter(self.asked.whole.condition())
+        return found.order_by(*self.asked.whole.order)
+
+    def get_results(self, request: HttpRequest) -> None:
+        if not 1 <= self.page_num <= max(1, CAP // self.list_per_page):
+            raise IncorrectLookupParameters
+        rows: QuerySet[Message] = self.root_queryset
+        found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
+        self.too_slow = False
+        ids = self._ids(found, offset)
+        if not ids and self.page_num > 1:
+            raise IncorrectLookupParameters
+        self.counts = listing.counts(rows, self.asked.box, transitions.now(rows.db))
+        self.result_list = _rows(rows, ids[: self.list_per_page])
+        self.result_count = self._count(found, offset, len(ids))
+        self.paginator = KnownPaginator(self.result_count, self.list_per_page)
+        self.multi_page = self.result_count > self.list_per_page
+        self.show_full_result_count = self.can_show_all = False
+        self.full_result_count = None
+        self.show_admin_actions = bool(ids)
+
+    def _ids(self, found: Listing, offset: int) -> list[int]:
+        most = self.list_per_page + 1
+        try:
+            return found.ids(most, offset)
+        except TooSlow:
+            self.too_slow = True
+        try:
+            return found.nearest(most, offset)
+        except TooSlow:
+            return []
+
+    def _count(self, found: Listing, offset: int, page: int) -> int:
+        """How many there are in all, given how many of the page, and one more, were found."""
+        if page <= self.list_per_page and not self.too_slow:
+            return offset + page
+        if self.too_slow:
+            return CappedCount(offset + page)
+        counted = self.tab_count(self.asked.tab)
+        if counted is None or (counted.more and counted.count < listing.CAP):
+            try:
+                counted = found.count()
+            except TooSlow:
+                counted = Capped(counted.count if counted else 0, more=True)
+        if counted.more or counted.count < offset + page:
+            return CappedCount(max(counted.count, offset + page))
+        return counted.count
+
+    def tab_count(self, tab: search_box.Tab) -> Capped | None:
+        """How many of what the box asks for are in a tab; None: nobody knows."""
+        if self.counts is None:
+            return None
+        states = tab.states & self.asked.box.states
+        if tab.name == "overdue":
+            return self.counts.overdue if states else Capped(0)
+        return self.counts.of(states)
+
+    def tabs(self) -> Iterator[TabLink]:
+        for tab in search_box.TABS:
+            count, here = self.tab_count(tab), tab is self.asked.tab
+            if here and not self.too_slow:
+                shown = (
+                    f"{self.result_count}" if isinstance(self.result_count, CappedCount) else f"{self.result_count:,}"
+                )
+            else:
+                shown = "" if count is None or (count.more and not count.count) else str(count)
+            query = self.get_query_string({search_box.TAB_VAR: tab.name}, [PAGE_VAR])
+            yield TabLink(str(tab.label), query, shown, here, tab.name == "overdue" and bool(count and count.count))
+
+
+def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:
+    """The messages of a page in its order, without their wide columns but with a payload that is small."""
+    narrow = rows.filter(pk__in=ids).defer("payload", "headers", "retry")
+    found = narrow.annotate(small_payload=small(SMALL), payload_size=StoredSize(F("payload"))).in_bulk()
+    return [found[pk] for pk in ids if pk in found]

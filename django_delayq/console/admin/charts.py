@@ -1,0 +1,292 @@
+"""Charts as inline SVG, drawn on the server: no script, no style, and the numbers behind each in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext as _
+
+from ...durations import brief
+
+# In the units of the drawing. Text has a size in them: a chart for half of a page is narrower.
+WIDE, NARROW, HEIGHT = 720, 440, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 24
+_FLOOR = HEIGHT - _BOTTOM
+# Ticks under the axis at most: one each so many units.
+_TICK = 55
+_NOTHING = SafeString("")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One moment of a chart: a number for each series, or None where there is none.
+
+    ``text`` is what the numbers come to, in words. ``tick`` stands under the axis. ``url`` is where its bar leads to,
+    ``alert`` sets it apart from the others, ``filling`` says that it is not complete yet.
+    """
+
+    label: str
+    values: Sequence[float | None]
+    text: str = ""
+    tick: str = ""
+    url: str = ""
+    alert: bool = False
+    filling: bool = False
+
+
+def bars(
+    name: str,
+    title: str,
+    description: str,
+    series: Sequence[str],
+    columns: Sequence[Column],
+    *,
+    width: int = WIDE,
+    fills: Sequence[str] = ("0", "1", "2", "3", "4", "5"),
+) -> SafeString:
+    """Stacked bars. ``name`` is unique on its page: ASCII letters and dashes. ``fills`` are classes of colours."""
+    top = nice(max((sum(value or 0 for value in column.values) for column in columns), default=0))
+    step = (width - _LEFT - _RIGHT) / max(1, len(columns))
+    drawn = [
+        _hatch(name),
+        _grid([(_y(share), number(top * share)) for share in (0, 0.5, 1)], width),
+        _ticks(columns, step, width),
+        *(_bar(name, column, _LEFT + place * step, step, top, fills) for place, column in enumerate(columns)),
+    ]
+    linked = any(column.url for column in columns)
+    svg = _svg(name, title, description, drawn, width, linked=linked)
+    legend = _legend(series, lambda place: _square(fills[place]))
+    return _figure(svg, legend, _table(title, series, columns, number), width)
+
+
+def lines(
+    name: str, title: str, description: str, series: Sequence[str], columns: Sequence[Column], *, width: int = WIDE
+) -> SafeString:
+    """Lines of lengths of time in seconds, on a logarithmic scale from 1 ms to 10 minutes and more."""
+    step = (width - _LEFT - _RIGHT) / max(1, len(columns))
+    drawn = [
+        _grid([(_log_y(seconds), brief(seconds)) for seconds in _DECADES], width),
+        _ticks(columns, step, width),
+        *(_line(place, columns, step) for place in range(len(series))),
+        *(_marker(column, _LEFT + place * step, step) for place, column in enumerate(columns)),
+    ]
+    svg = _svg(name, title, description, drawn, width, linked=False)
+    return _figure(svg, _legend(series, _stroke), _table(title, series, columns, span), width)
+
+
+def nice(highest: float) -> int:
+    """A round number that is not below."""
+    if highest <= 4:
+        return max(2, 2 * math.ceil(highest / 2))
+    scale = 10.0 ** math.floor(math.log10(highest))
+    step = next(step for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * scale >= highest)
+    return math.ceil(step * scale)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{round(value):,}"
+
+
+def span(value: float | None) -> str:
+    """A length of time that is the bound of a class."""
+    if value is None:
+        return "–"
+    return f"> {brief(_DECADES[-1])}" if math.isinf(value) else f"≤ {brief(value)}"
+
+
+# --- the drawing ------------------------------------------------------------------------------------------------------
+
+_DECADES = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
+
+
+def _y(share: float) -> float:
+    return _FLOOR - share * (_FLOOR - _TOP)
+
+
+def _log_y(seconds: float) -> float:
+    low, high = math.log10(_DECADES[0]), math.log10(_DECADES[-1])
+    return _y((math.log10(min(max(seconds, _DECADES[0]), _DECADES[-1])) - low) / (high - low))
+
+
+def _svg(
+    name: str, title: str, description: str, parts: Iterable[SafeString], width: int, *, linked: bool
+) -> SafeString:
+    # Within an image nothing can be reached: one with links is a group.
+    return format_html(
+        '<svg viewBox="0 0 {} {}" role="{}" aria-labelledby="{name}-title {name}-text" focusable="false">'
+        '<title id="{name}-title">{}</title><desc id="{name}-text">{}</desc>{}</svg>',
+        width,
+        HEIGHT,
+        "group" if linked else "img",
+        title,
+        description,
+        _joined(parts),
+        name=name,
+    )
+
+
+def _grid(levels: Iterable[tuple[float, str]], width: int) -> SafeString:
+    return _joined(
+        format_html(
+            '<line class="dq-grid" x1="{}" x2="{}" y1="{y}" y2="{y}"/><text x="{}" y="{}" text-anchor="end">{}</text>',
+            _LEFT,
+            width - _RIGHT,
+            _LEFT - 6,
+            _short(y + 4),
+            text,
+            y=_short(y),
+        )
+        for y, text in levels
+    )
+
+
+def _ticks(columns: Sequence[Column], step: float, width: int) -> SafeString:
+    # A text in the last places would be cut off.
+    fitting = columns[: max(1, int(len(columns) - _TICK / 2 / step))]
+    named = [(place, column.tick) for place, column in enumerate(fitting) if column.tick]
+    every = max(1, math.ceil(len(named) * _TICK / width))
+    return format_html(
+        '<line class="dq-axis" x1="{}" x2="{}" y1="{y}" y2="{y}"/>{}',
+        _LEFT,
+        width - _RIGHT,
+        _joined(
+            format_html(
+                '<text x="{}" y="{}" text-anchor="middle">{}</text>',
+                _short(_LEFT + (place + 0.5) * step),
+                HEIGHT - 8,
+                tick,
+            )
+            for place, tick in named[::every]
+        ),
+        y=_FLOOR,
+    )
+
+
+def _hatch(name: str) -> SafeString:
+    return format_html(
+        '<defs><pattern id="{}-hatch" width="5" height="5" patternUnits="userSpaceOnUse"'
+        ' patternTransform="rotate(45)"><line class="dq-hatch-line" y2="5" stroke-width="4"/></pattern></defs>',
+        name,
+    )
+
+
+def _bar(name: str, column: Column, left: float, width: float, top: float, fills: Sequence[str]) -> SafeString:
+    gap = min(1.0, width / 6)
+    parts = [
+        format_html('<rect class="dq-hit" x="{}" y="{}" width="{}" height="{}"/>', *_box(left, _TOP, width, _FLOOR))
+    ]
+    seen = 0.0
+    for place, value in enumerate(column.values):
+        if not value:
+            continue
+        low, seen = seen, seen + value
+        box = _box(left + gap, _y(seen / top), width - 2 * gap, _y(low / top))
+        kind = "bad" if column.alert else fills[place]
+        parts.append(format_html('<rect class="dq-fill-{}" x="{}" y="{}" width="{}" height="{}"/>', kind, *box))
+    if column.filling and seen:
+        box = _box(left + gap, _y(seen / top), width - 2 * gap, _FLOOR)
+        parts.append(format_html('<rect fill="url(#{}-hatch)" x="{}" y="{}" width="{}" height="{}"/>', name, *box))
+    inside = format_html("<title>{}: {}</title>{}", column.label, _said(column), _joined(parts))
+    if not column.url or not seen:
+        return format_html("<g>{}</g>", inside)
+    return format_html('<a href="{}" aria-label="{}: {}">{}</a>', column.url, column.label, _said(column), inside)
+
+
+def _said(column: Column) -> str:
+    return _unfinished(column.text) if column.filling else column.text
+
+
+def _unfinished(text: str) -> str:
+    return _("%(text)s (not over yet)") % {"text": text}
+
+
+def _box(left: float, top: float, width: float, bottom: float) -> tuple[str, str, str, str]:
+    return _short(left), _short(top), _short(width), _short(max(0.0, bottom - top))
+
+
+def _line(series: int, columns: Sequence[Column], width: float) -> SafeString:
+    drawn, pen = [], "M"
+    for place, column in enumerate(columns):
+        value = column.values[series]
+        if value is None:
+            pen = "M"
+            continue
+        x, y = _short(_LEFT + (place + 0.5) * width), _short(_log_y(value))
+        # A move alone draws nothing: a point without neighbours gets a dash of its own.
+        drawn.append(f"{pen}{x} {y}" + ("h1" if pen == "M" else ""))
+        pen = "L"
+    return format_html('<path class="dq-line dq-line-{}" d="{}"/>', series, "".join(drawn)) if drawn else _NOTHING
+
+
+def _marker(column: Column, left: float, width: float) -> SafeString:
+    box = _box(left, _TOP, width, _FLOOR)
+    inside = format_html('<rect class="dq-hit" x="{}" y="{}" width="{}" height="{}"/>', *box)
+    return format_html("<g><title>{}: {}</title>{}</g>", column.label, _said(column), inside)
+
+
+# --- what stands around it --------------------------------------------------------------------------------------------
+
+
+def _figure(svg: SafeString, legend: SafeString, table: SafeString, width: int) -> SafeString:
+    return format_html(
+        '<figure class="dq-chart{}"><div class="dq-chart-scroll">{}</div>{}'
+        "<details><summary>{}</summary>{}</details></figure>",
+        " dq-wide" if width == WIDE else "",
+        svg,
+        legend,
+        _("Show the numbers"),
+        table,
+    )
+
+
+def _legend(series: Sequence[str], draw: Callable[[int], SafeString]) -> SafeString:
+    if len(series) < 2:
+        return _NOTHING
+    items = format_html_join(
+        "", '<li><svg viewBox="0 0 14 14" aria-hidden="true" focusable="false">{}</svg> {}</li>',
+        ((draw(place), label) for place, label in enumerate(series)),
+    )  # fmt: skip
+    return format_html('<ul class="dq-legend">{}</ul>', items)
+
+
+def _square(fill: str) -> SafeString:
+    return format_html('<rect class="dq-fill-{}" width="14" height="14"/>', fill)
+
+
+def _stroke(place: int) -> SafeString:
+    return format_html('<path class="dq-line dq-line-{}" d="M0 7h14"/>', place)
+
+
+def _table(
+    title: str, series: Sequence[str], columns: Sequence[Column], show: Callable[[float | None], str]
+) -> SafeString:
+    heads = format_html_join("", '<th scope="col" class="dq-number">{}</th>', ((label,) for label in series))
+    rows = _joined(
+        format_html(
+            '<tr><th scope="row">{}</th>{}</tr>',
+            _unfinished(column.label) if column.filling else column.label,
+            format_html_join("", '<td class="dq-number">{}</td>', ((show(value),) for value in column.values)),
+        )
+        for column in columns
+        if any(column.values)
+    )
+    return format_html(
+        '<table class="dq-table"><caption class="dq-hidden">{}</caption>'
+        '<thead><tr><th scope="col">{}</th>{}</tr></thead><tbody>{}</tbody></table>',
+        title,
+        _("Time"),
+        heads,
+        rows,
+    )
+
+
+def _joined(parts: Iterable[SafeString]) -> SafeString:
+    return mark_safe("".join(parts))  # noqa: S308  each part is safe
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,167 @@
+"""What a search finds as a file, CSV or lines of JSON: in batches, redacted, and never without a trace."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import (
+    HttpRequest,
+    HttpResponseBadRequest,
+    HttpResponseBase,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+    StreamingHttpResponse,
+)
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ... import actors
+from ...models import Message
+from .. import audit
+from ..search.listing import Listing
+from ..statements.timeout import TooSlow
+from . import payload, search_box
+
+if TYPE_CHECKING:
+    _Base = admin.ModelAdmin[Message]
+else:
+    _Base = object
+
+CAP = 100_000
+_BATCH = 500
+# How long the database may look for the messages. Milliseconds.
+_PATIENCE = 30_000
+
+_FIELDS = (
+    "id",
+    "topic",
+    "queue",
+    "key",
+    "state",
+    "priority",
+    "due_at",
+    "created_at",
+    "expires_at",
+    "finished_at",
+    "attempts",
+    "max_attempts",
+    "deliveries",
+    "worker",
+    "error",
+    "payload",
+    "headers",
+)
+# With one of these in front a spreadsheet takes a cell for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+class Exporting(_Base):
+    """Mix in before ``ModelAdmin``: the view that exports."""
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request) and request.user.has_perm("django_delayq.export_message")
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}_export"
+        return [path("export/", self.admin_site.admin_view(self.export_view), name=name), *super().get_urls()]
+
+    def export_view(self, request: HttpRequest) -> HttpResponseBase:
+        """POST the tab and the text of a search, and ``format``."""
+        if not self.has_export_permission(request):
+            raise PermissionDenied
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        form = _FORMATS.get(request.POST.get("format", ""))
+        if form is None:
+            return HttpResponseBadRequest("format")
+        rows = self.get_queryset(request)
+        asked = search_box.of(request, request.POST, rows.db)
+        if asked.box.problems:
+            return self._refused(request, asked, " ".join(asked.box.problems))
+        try:
+            ids = Listing(rows, asked.whole).ids(CAP + 1, milliseconds=_PATIENCE)
+        except TooSlow:
+            return self._refused(request, asked, _("The search took too long: nothing was exported. Narrow it."))
+        masked = not request.user.has_perm("django_delayq.reveal_message")
+        target = _("%(messages)s, as %(format)s") if masked else _("%(messages)s, as %(format)s, unmasked")
+        with actors.acting_as(f"user:{request.user.get_username()}"):
+            audit.record(
+                rows.db,
+                "export",
+                target % {"messages": asked.whole.described, "format": request.POST["format"]},
+                outcomes={"exported": min(len(ids), CAP)},
+                user=request.user,
+            )
+        lines, content_type = form
+        response = StreamingHttpResponse(lines(_read(rows, ids, masked=masked), len(ids) > CAP), content_type)
+        at = timezone.localtime().strftime("%Y%m%d-%H%M%S")
+        response["Content-Disposition"] = f'attachment; filename="messages-{at}.{request.POST["format"]}"'
+        return response
+
+    def _refused(self, request: HttpRequest, asked: search_box.Asked, text: str) -> HttpResponseBase:
+        self.message_user(request, text, messages.ERROR)
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return HttpResponseRedirect(f"{reverse(name, current_app=self.admin_site.name)}?{asked.query}")
+
+
+def _read(rows: QuerySet[Message], ids: Sequence[int], *, masked: bool) -> Iterator[dict[str, Any]]:
+    """The messages in the order of the list; one that was purged meanwhile is left out."""
+    for start in range(0, min(len(ids), CAP), _BATCH):
+        batch = ids[start : min(start + _BATCH, CAP)]
+        found = {row["id"]: row for row in rows.filter(pk__in=batch).values(*_FIELDS)}
+        for pk in batch:
+            if pk in found:
+                row = found[pk]
+                if masked:
+                    row.update(payload=payload.redacted(row["payload"]), headers=payload.redacted(row["headers"]))
+                yield row
+
+
+def _text(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _truncated() -> str:
+    return _("Only the first %(cap)s messages: there are more.") % {"cap": f"{CAP:,}"}
+
+
+def _jsonl(rows: Iterator[dict[str, Any]], truncated: bool) -> Iterator[str]:
+    for row in rows:
+        yield json.dumps({name: _text(value) for name, value in row.items()}, ensure_ascii=False) + "\n"
+    if truncated:
+        yield json.dumps({"truncated": _truncated()}, ensure_ascii=False) + "\n"
+
+
+def _csv(rows: Iterator[dict[str, Any]], truncated: bool) -> Iterator[str]:
+    yield _line(_FIELDS)
+    for row in rows:
+        row.update(payload=payload.compact(row["payload"], masked=False))
+        row.update(headers=payload.compact(row["headers"], masked=False))
+        yield _line([_safe(_text(row[name])) for name in _FIELDS])
+    if truncated:
+        yield _line([_truncated()])
+
+
+def _line(cells: Sequence[Any]) -> str:
+    line = StringIO()
+    csv.writer(line).writerow(cells)
+    return line.getvalue()
+
+
+def _safe(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+_FORMATS: dict[str, tuple[Callable[[Iterator[dict[str, Any]], bool], Iterator[str]], str]] = {
+    "csv": (_csv, "text/csv; charset=utf-8"),
+    "jsonl": (_jsonl, "application/x-ndjson; charset=utf-8"),
+}

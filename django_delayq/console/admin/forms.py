@@ -1,0 +1,160 @@
+"""What the confirmation page asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ... import validation
+from ...durations import seconds
+from ...exceptions import InvalidMessage
+
+
+class DelayField(forms.CharField):
+    """A span of time such as "15m"; None when it is empty. With ``signed`` it may go back: "-15m"."""
+
+    def __init__(self, *, signed: bool = False, **kwargs: Any) -> None:
+        self.signed = signed
+        widget = forms.TextInput(attrs={"size": "12"})
+        super().__init__(required=False, max_length=40, widget=widget, **kwargs)
+
+    def clean(self, value: Any) -> timedelta | None:
+        text = str(super().clean(value) or "").strip()
+        if not text:
+            return None
+        back = self.signed and text.startswith("-")
+        plain = text.lstrip("+-").strip() if self.signed else text
+        try:
+            seconds(plain)
+        except ValueError as error:
+            said = gettext("“%(text)s” is not a duration. Write for example 90s, 15m, 1h30m or 7d.")
+            raise forms.ValidationError(said % {"text": text}) from error
+        try:
+            span = validation.delay(plain)
+        except InvalidMessage as error:
+            raise forms.ValidationError(gettext("This is more than 100 years.")) from error
+        return -span if back else span
+
+
+def checked_due(due: datetime) -> datetime:
+    """A due time that a message may have. Raises ``ValidationError``."""
+    try:
+        return validation.due(due)
+    except InvalidMessage as error:
+        is_past = due < timezone.now()
+        said = gettext("This is in the past.") if is_past else gettext("This is more than 100 years ahead.")
+        raise forms.ValidationError(said) from error
+
+
+class ReasonForm(forms.Form):
+    """Why. More than one message needs a reason, and many the number itself."""
+
+    reason = forms.CharField(
+        label=_("Reason"),
+        max_length=500,
+        required=False,
+        help_text=_("Goes into the log of each message, and into the audit."),
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    )
+    typed = forms.CharField(
+        label=_("Type it to confirm"),
+        max_length=40,
+        widget=forms.TextInput(attrs={"size": "12", "autocomplete": "off"}),
+    )
+
+    def __init__(self, data: Any = None, *, many: bool, number: int = 0, typed: str = "", **kwargs: Any) -> None:
+        """``many``: more than one message, about ``number``. ``typed``: what to type to confirm, if anything."""
+        super().__init__(data, **kwargs)
+        self.many = many
+        self.number = number
+        self.expected = typed
+        self.fields["reason"].required = many
+        if typed:
+            self.fields["typed"].label = gettext("Type %(text)s to confirm") % {"text": typed}
+        else:
+            del self.fields["typed"]
+
+    def clean_typed(self) -> str:
+        typed: str = self.cleaned_data["typed"]
+        if _plain(typed) != _plain(self.expected):
+            raise forms.ValidationError(gettext("This is not %(text)s.") % {"text": self.expected})
+        return typed
+
+    def arguments(self) -> dict[str, Any]:
+        """What the work of the verb reads; times are absolute."""
+        return {}
+
+
+def _plain(text: str) -> str:
+    """Without separators and signs that people may or may not type."""
+    return re.sub(r"[\W_]", "", text).casefold()
+
+
+class SpreadForm(ReasonForm):
+    """Many messages are better not due in the same second."""
+
+    spread = DelayField(
+        label=_("Spread over"), help_text=_("For example 10m: they fall due one by one in that time. Empty: at once.")
+    )
+    field_order: Iterable[str] | None = ("spread", "reason", "typed")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not self.many:
+            del self.fields["spread"]
+        elif self.number > 1000:
+            self.fields["spread"].initial = f"{self.number // 1000}m"
+
+    def arguments(self) -> dict[str, Any]:
+        spread = self.cleaned_data.get("spread")
+        return {"spread": spread.total_seconds()} if spread else {}
+
+
+class RescheduleForm(SpreadForm):
+    """A new due time, a delay from now, or so much later or earlier than it is."""
+
+    due = forms.DateTimeField(
+        label=_("New due time"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
+    )
+    delay = DelayField(label=_("Or a delay from now"), help_text=_("For example 90s, 15m, 1h30m or 7d."))
+    shift = DelayField(
+        label=_("Or later by"),
+        help_text=_("From the due time that each has, for example 2h, or -30m for earlier; never before now."),
+        signed=True,
+    )
+    field_order = ("due", "delay", "shift", "spread", "reason", "typed")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["due"].help_text = _("In the time zone %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
+        if self.many:
+            self.fields["spread"].initial = None
+
+    def clean_due(self) -> Any:
+        due = self.cleaned_data["due"]
+        if due is None:
+            return None
+        # The last minute still means "now".
+        return max(checked_due(due), timezone.now())
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if not self.errors and sum(cleaned.get(name) is not None for name in ("due", "delay", "shift")) != 1:
+            raise forms.ValidationError(_("Give a new due time, a delay, or how much later: one of the three."))
+        return cleaned
+
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        if self.cleaned_data["shift"] is not None:
+            return {**given, "shift": self.cleaned_data["shift"].total_seconds()}
+        due = self.cleaned_data["due"] or timezone.now() + self.cleaned_data["delay"]
+        return {**given, "due": due.isoformat()}

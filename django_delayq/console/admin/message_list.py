@@ -1,0 +1,99 @@
+"""The list of messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.views.main import ChangeList
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ...models import Message
+from ...states import State
+from . import explanation, page, payload, search_box
+from .actions import ActionPages
+from .changelist import MessageList
+from .export import Exporting
+from .message_page import MessagePage
+from .readonly import ReadOnly
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Message]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+# Translated by the admin.
+_SELECT = "Select this object for an action - {}"
+
+
+class MessageAdmin(ReadOnly, ActionPages, Exporting, MessagePage, _ModelAdmin):
+    """Everything can be read; what changes a message goes through ``Steering``."""
+
+    list_display = ("ident", "badge", "topic", "queue", "key", "due", "tries", "failure", "preview")
+    # Only for the box to be there: the search is read by search.of.
+    search_fields = ("=id",)
+    change_list_template = "admin/django_delayq/message/change_list.html"
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return MessageList
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        around = {
+            **page.navigation(self, request),
+            "title": _("Messages"),
+            "help": search_box.HELP,
+            "may_export": self.has_export_permission(request),
+        }
+        return super().changelist_view(request, {**around, **(extra_context or {})})
+
+    def action_checkbox(self, obj: Message) -> SafeString:
+        """The same as the admin's own, without a template for each row: that is a fifth of the time of the page."""
+        return format_html(
+            '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">',
+            ACTION_CHECKBOX_NAME,
+            obj.pk,
+            format_html(gettext(_SELECT), obj),
+        )
+
+    @admin.display(description=_("id"))
+    def ident(self, message: Message) -> str:
+        return f"#{message.pk}"
+
+    @admin.display(description=_("state"))
+    def badge(self, message: Message) -> str:
+        return format_html('<span class="dq-badge dq-state-{}">{}</span>', message.state, State(message.state).label)
+
+    @admin.display(description=_("due"))
+    def due(self, message: Message) -> str:
+        return format_html(
+            '<time class="nowrap" datetime="{}" title="{}">{}</time> <span class="dq-muted nowrap">{}</span>',
+            message.due_at.isoformat(),
+            explanation.universal(message.due_at),
+            explanation.moment(message.due_at, "seconds"),
+            explanation.when(message, timezone.now()),
+        )
+
+    @admin.display(description=_("attempts"))
+    def tries(self, message: Message) -> str:
+        return f"{message.attempts}" if message.max_attempts is None else f"{message.attempts}/{message.max_attempts}"
+
+    @admin.display(description=_("last error"), empty_value="")
+    def failure(self, message: Message) -> str | None:
+        if not message.error:
+            return None
+        shown = message.error if len(message.error) <= payload.PREVIEW else f"{message.error[: payload.PREVIEW - 1]}…"
+        return format_html('<span class="dq-error-kind" title="{}">{}</span>', message.error, shown)
+
+    @admin.display(description=_("payload"), empty_value="")
+    def preview(self, message: Message) -> str | None:
+        content = getattr(message, "small_payload", None)
+        if content is not None:
+            return format_html("<code>{}</code>", payload.preview(content))
+        size = getattr(message, "payload_size", None)
+        return gettext("large") if size and size > 100 else None

@@ -1,0 +1,288 @@
+"""The page of one message."""
+
+from __future__ import annotations
+
+import pprint
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import SEARCH_VAR
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ... import actors, conf, publisher, restore, transitions
+from ...exceptions import BrokerUnavailable
+from ...inspector.consistency import Kind
+from ...models import Message
+from ...states import LIVE, State
+from .. import audit
+from ..search import language as searches
+from ..whereabouts import Whereabouts, look
+from . import explanation, page, payload, timeline
+from .search_box import TAB_VAR
+
+if TYPE_CHECKING:
+    _Base = admin.ModelAdmin[Message]
+else:
+    _Base = object
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One fact as the record has it, and as Redis has it."""
+
+    fact: str
+    record: str
+    redis: str
+
+
+class MessagePage(_Base):
+    """Mix in before ``ModelAdmin``: the page, its "reveal" and its "put it back"."""
+
+    def has_reveal_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request) and request.user.has_perm("django_delayq.reveal_message")
+
+    def has_restore_permission(self, request: HttpRequest) -> bool:
+        allowed = self.has_view_permission(request) and request.user.has_perm("django_delayq.restore_message")
+        return allowed and not conf.get().ADMIN_READ_ONLY
+
+    def get_urls(self) -> list[URLPattern]:
+        name, view = f"{self.opts.app_label}_{self.opts.model_name}", self.admin_site.admin_view
+        return [
+            path("<int:pk>/reveal/", view(self.reveal_view), name=f"{name}_reveal"),
+            path("<int:pk>/restore/", view(self.restore_view), name=f"{name}_restore"),
+            *super().get_urls(),
+        ]
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        message = self.get_object(request, unquote(object_id))
+        if message is None:
+            gone: HttpResponse = self._get_obj_does_not_exist_redirect(  # type: ignore[attr-defined]
+                request, self.opts, object_id
+            )
+            return gone
+        return self._page(request, message, masked=True, extra=extra_context)
+
+    def reveal_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """POST: the same page, once, without masks. It is written down."""
+        if not self.has_reveal_permission(request):
+            raise PermissionDenied
+        if request.method != "POST":
+            return HttpResponseRedirect(self._change_url(pk))
+        message = self._message(request, pk)
+        self._audit(request, message, "reveal", {"revealed": 1})
+        # As every page of the admin, it is never cached.
+        return self._page(request, message, masked=False)
+
+    def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """POST: put a scheduled message back into Redis."""
+        if not self.has_restore_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            message = self._message(request, pk)
+            self.message_user(request, *self._put_back(request, message))
+        return HttpResponseRedirect(self._change_url(pk))
+
+    def _put_back(self, request: HttpRequest, message: Message) -> tuple[str, int]:
+        using = message._state.db or "default"
+        door = publisher.get(using)
+        if door is None:
+            return _("No Redis is configured."), messages.WARNING
+        selection = restore.Selection(queues=(message.queue,), ids=(message.pk,))
+        try:
+            run = restore.Restore(using, door.broker, selection)
+            run.preview()
+            done = run.run().total()
+        except BrokerUnavailable as error:
+            text = _("Redis did not take it: %(error)s The record has it: it runs all the same, only later.")
+            return text % {"error": error}, messages.ERROR
+        outcomes = {"put": done.put, "present": done.present, "beyond": done.beyond}
+        self._audit(request, message, "restore", {word: count for word, count in outcomes.items() if count})
+        if done.put:
+            return _("It is in Redis again."), messages.SUCCESS
+        if done.present:
+            return _("Redis had it already."), messages.SUCCESS
+        if done.found:
+            return _("It is due later than Redis is filled: a worker puts it there in time."), messages.INFO
+        return _("It is not scheduled any more: nothing was done."), messages.WARNING
+
+    def _audit(self, request: HttpRequest, message: Message, verb: str, outcomes: dict[str, int]) -> None:
+        with actors.acting_as(f"user:{request.user.get_username()}"):
+            audit.record(
+                message._state.db or "default",
+                verb,
+                str(message),
+                message_id=message.pk,
+                outcomes=outcomes,
+                user=request.user,
+            )
+
+    def _message(self, request: HttpRequest, pk: int) -> Message:
+        message = self.get_object(request, str(pk))
+        if message is None:
+            raise Http404
+        return message
+
+    def _page(
+        self, request: HttpRequest, message: Message, *, masked: bool, extra: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        now = transitions.now(message._state.db or "default")
+        moves = timeline.log(message)
+        where = look(message)
+        content = payload.pretty(message.payload, masked=masked)
+        context = {
+            **page.context(self, request, str(message)),
+            "original": message,
+            "state": State(message.state),
+            "why": explanation.why(message, moves[-1] if moves else None, now, where),
+            "timeline": timeline.steps(message, moves, now),
+            "earlier": max(0, message.moves - len(moves)),
+            "attempts": timeline.attempts(moves, now),
+            "zone": timezone.get_current_timezone_name(),
+            "verbs": self.offered(request, message),  # type: ignore[attr-defined]
+            "facts": self._facts(message),
+            "payload": content[: payload.LONGEST],
+            "cut": len(content) > payload.LONGEST,
+            "headers": payload.pretty(message.headers, masked=masked) if message.headers else "",
+            "masked": masked,
+            "may_reveal": masked and self.has_reveal_permission(request),
+            "call": _call(message) if len(content) <= payload.LONGEST else "",
+            "where": where,
+            "compared": _compared(message, where),
+            "may_restore": message.state == State.SCHEDULED
+            and where is not None
+            and self.has_restore_permission(request),
+            "related": self._related(message),
+            **(extra or {}),
+        }
+        return TemplateResponse(request, "admin/django_delayq/message/change_form.html", context)
+
+    def _facts(self, message: Message) -> list[tuple[str, str]]:
+        limit = "" if message.max_attempts is None else f" / {message.max_attempts}"
+        facts: list[tuple[Any, Any]] = [
+            (_("id"), message.pk),
+            (_("topic"), message.topic),
+            (_("queue"), message.queue),
+            (_("key"), message.key),
+            (_("priority"), message.priority),
+            (_("due"), message.due_at),
+            (_("expires"), message.expires_at),
+            (_("created"), message.created_at),
+            (_("finished"), message.finished_at),
+            (_("failed attempts"), f"{message.attempts}{limit}"),
+            (_("deliveries"), message.deliveries),
+            (_("ended without a word"), message.crashes),
+            (_("worker"), message.worker),
+            (_("leased until"), message.leased_until),
+            (_("last error"), message.error),
+            (_("retry policy"), payload.compact(message.retry) if message.retry else _("the handler's")),
+        ]
+        return [
+            (str(name), explanation.moment(value) if hasattr(value, "isoformat") else str(value))
+            for name, value in facts
+            if value not in (None, "")
+        ]
+
+    def _related(self, message: Message) -> list[tuple[str, str]]:
+        """Labels and addresses of lists with what this message has to do with."""
+        texts = [(_("same topic"), searches.term("topic", message.topic))]
+        if message.key is not None:
+            texts.insert(0, (_("same key"), searches.term("key", message.key)))
+        if message.error:
+            texts.append((_("same error"), searches.term("error", message.error)))
+        texts.append((_("same queue"), searches.term("queue", message.queue)))
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+        url = reverse(name, current_app=self.admin_site.name)
+        return [(label, f"{url}?{_query(text)}") for label, text in texts]
+
+    def _change_url(self, pk: int) -> str:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
+        return reverse(name, args=[pk], current_app=self.admin_site.name)
+
+
+def _query(text: str) -> str:
+    return urlencode({SEARCH_VAR: text, TAB_VAR: "all"})
+
+
+_NOWHERE = gettext_lazy("not there")
+
+
+def _compared(message: Message, where: Whereabouts | None) -> list[Compared]:
+    """The record and Redis side by side; "?" where Redis does not answer."""
+    if where is None:
+        return []
+    scheduled = message.state == State.SCHEDULED
+    facts = [
+        (_("queue"), message.queue, message.queue),
+        (_("state"), str(State(message.state).label), _place(where)),
+        (
+            _("due"),
+            explanation.moment(message.due_at),
+            explanation.moment(where.delayed_until) if where.delayed_until else "–",
+        ),
+    ]
+    if message.state in LIVE:
+        horizon = explanation.moment(where.horizon) if where.horizon else _("nobody has filled it")
+        facts.append((_("filled up to"), "–", horizon))
+    expected = _expected(message, where) if scheduled else str(_NOWHERE)
+    facts.append((_("expected in Redis"), expected, _differs(where)))
+    return [Compared(fact, record, "?" if where.error else redis) for fact, record, redis in facts]
+
+
+def _place(where: Whereabouts) -> str:
+    if where.ready_since is not None:
+        facts = {
+            "since": explanation.moment(where.ready_since),
+            "before": where.before if where.before is not None else "?",
+        }
+        return _("ready since %(since)s, with %(before)s before it") % facts
+    if where.delayed_until is not None:
+        return _("delayed until %(at)s") % {"at": explanation.moment(where.delayed_until)}
+    return str(_NOWHERE)
+
+
+def _expected(message: Message, where: Whereabouts) -> str:
+    if where.horizon is not None and message.due_at > where.horizon:
+        return _("not yet: it is due later than Redis is filled")
+    return _("delayed, or ready")
+
+
+def _differs(where: Whereabouts) -> str:
+    if where.kind is None:
+        return _("agrees")
+    return {
+        Kind.MISSING: _("differs: missing"),
+        Kind.EXTRA: _("differs: only in Redis"),
+        Kind.DIFFERENT: _("differs: another time"),
+    }[where.kind]
+
+
+def _call(message: Message) -> str:
+    """The call that would schedule the same, redacted."""
+    content = pprint.pformat(payload.redacted(message.payload), sort_dicts=False, width=100)
+    given = [repr(message.topic), content.replace("\n", "\n    ")]
+    given.append(f"due=datetime.fromisoformat({message.due_at.isoformat()!r})")
+    given.append(f"queue={message.queue!r}")
+    if message.priority:
+        given.append(f"priority={message.priority}")
+    if message.key is not None:
+        given.append(f"key={message.key!r}")
+    if message.expires_at is not None:
+        given.append(f"expires={(message.expires_at - message.due_at).total_seconds()!r}")
+    if message.max_attempts is not None:
+        given.append(f"max_attempts={message.max_attempts}")
+    if message.headers:
+        given.append(f"headers={payload.redacted(message.headers)!r}")
+    return "schedule_message(\n    " + ",\n    ".join(given) + ",\n)"

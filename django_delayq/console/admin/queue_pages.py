@@ -1,0 +1,285 @@
+"""The queues: what waits in them, who serves them, and who stopped them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ... import actors, conf, pausing, publisher, validation
+from ...broker.survey import QueueSize, Survey
+from ...exceptions import InvalidMessage
+from ...inspector.snapshot import QueueSnapshot
+from ...inspector.workers import Health
+from ...models import Message, Queue
+from ...sql.portable import writing
+from .. import audit
+from . import page, page_data, panels
+from .explanation import moment, span
+from .forms import DelayField, checked_due
+from .page import Page, page_url
+from .page_data import Facts
+from .panels import Panel
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Queue]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+
+class PauseForm(forms.Form):
+    """Why, and for how long."""
+
+    duration = DelayField(label=gettext_lazy("For"), help_text=gettext_lazy("For example 30m or 2h."))
+    until = forms.DateTimeField(
+        label=gettext_lazy("Or until"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
+    )
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"),
+        max_length=500,
+        required=False,
+        help_text=gettext_lazy("Shown with the queue, and written to the audit."),
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        zone = timezone.get_current_timezone_name()
+        text = _("In the time zone %(zone)s. With neither, the pause lasts until somebody resumes the queue.")
+        self.fields["until"].help_text = text % {"zone": zone}
+
+    def clean_duration(self) -> timedelta | None:
+        duration: timedelta | None = self.cleaned_data["duration"]
+        if duration is not None and not duration:
+            raise forms.ValidationError(_("The pause would be over already."))
+        return duration
+
+    def clean_until(self) -> datetime | None:
+        until: datetime | None = self.cleaned_data["until"]
+        if until is None:
+            return None
+        if checked_due(until) <= timezone.now():
+            raise forms.ValidationError(_("The pause would be over already."))
+        return until
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get("duration") is not None and cleaned.get("until") is not None:
+            raise forms.ValidationError(_("Give a time or an end, not both."))
+        return cleaned
+
+
+class ResumeForm(forms.Form):
+    """Why."""
+
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"),
+        max_length=500,
+        required=False,
+        help_text=gettext_lazy("Written to the audit."),
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; "?" where nothing is known."""
+
+    name: str
+    url: str
+    pause: list[str]
+    reason: str
+    paused: bool
+    unserved: bool
+    scheduled: str
+    overdue: str
+    oldest: str
+    following: str
+    held: str
+    workers: str
+    pause_url: str
+    resume_url: str
+
+
+class QueueAdmin(Page, _ModelAdmin):
+    template = "admin/django_delayq/queues.html"
+
+    def may_pause(self, request: HttpRequest) -> bool:
+        """Whether the user may pause and resume."""
+        allowed = request.user.has_perm("django_delayq.pause_queue") and self.has_view_permission(request)
+        return allowed and not conf.get().ADMIN_READ_ONLY
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        return [
+            path("<str:queue>/pause/", self.admin_site.admin_view(self.pause_view), name=f"{name}_pause"),
+            path("<str:queue>/resume/", self.admin_site.admin_view(self.resume_view), name=f"{name}_resume"),
+            *super().get_urls(),
+        ]
+
+    def content(self, request: HttpRequest) -> dict[str, Any]:
+        known = page_data.gather()
+        # Not from what was asked a moment ago: who has just paused a queue wants to see it.
+        paused = panels.load(("paused now", known.using), 0.0, known.using, lambda: pausing.paused(known.using))
+        names = _names(known, paused.facts or {})
+        held = panels.load(("held", known.using), page_data.FRESH, known.using, lambda: _held(names))
+        asked: tuple[Panel[Any], ...] = (known.pulse, known.workers, paused, held)
+        may_pause = self.may_pause(request)
+        messages_url = page_url(self, "message")
+        return {
+            "queues": [self._row(name, known, paused.facts, held.facts, messages_url, may_pause) for name in names],
+            "may_pause": may_pause,
+            "problems": sorted({panel.problem for panel in asked if panel.problem}),
+        }
+
+    def _row(
+        self,
+        name: str,
+        known: Facts,
+        paused: dict[str, Queue] | None,
+        held: dict[str, QueueSize] | None,
+        messages_url: str,
+        may_pause: bool,
+    ) -> Row:
+        pause = (paused or {}).get(name)
+        workers, found_now = known.workers.facts, known.pulse.facts
+        serving = None if workers is None else workers.serving(name)
+        queue = None if found_now is None else found_now.queues.get(name, QueueSnapshot())
+        ids, unknown = (held or {}).get(name), "?" if held is None else "–"
+        return Row(
+            name=name,
+            url=f"{messages_url}?{urlencode({'q': f'queue:{name}'})}" if messages_url else "",
+            pause=[] if pause is None else describe(pause, known.at),
+            reason=pause.reason if pause is not None else "",
+            paused=pause is not None,
+            unserved=bool(serving == 0 and queue and queue.overdue.count and pause is None),
+            scheduled="?" if queue is None else str(queue.scheduled),
+            overdue="?" if queue is None else str(queue.overdue),
+            oldest="?" if queue is None else _since(queue.oldest_overdue, known.at),
+            following="?" if queue is None else _until(queue.next_due, known.at),
+            held=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
+            workers="?" if serving is None else f"{serving:,}",
+            pause_url=self._url("pause", name) if may_pause else "",
+            resume_url=self._url("resume", name) if may_pause and pause is not None else "",
+        )
+
+    def pause_view(self, request: HttpRequest, queue: str) -> HttpResponse:
+        """GET asks, POST does it."""
+        name = self._checked(request, queue)
+        form = PauseForm(request.POST if request.method == "POST" else None)
+        if not form.is_valid():
+            return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
+        given = form.cleaned_data
+        with actors.acting_as(f"user:{request.user.get_username()}"):
+            try:
+                with writing(self._using):
+                    pausing.pause_queue(name, using=self._using, **given)
+                    audit.record(self._using, "pause", name, reason=given["reason"], user=request.user)
+            except InvalidMessage:
+                form.add_error(None, _("The pause would be over already."))
+                return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
+        text = _("Queue %(queue)s is paused: nothing starts in it any more.") % {"queue": name}
+        return self._done(request, text, messages.SUCCESS)
+
+    def resume_view(self, request: HttpRequest, queue: str) -> HttpResponse:
+        """GET asks, POST does it."""
+        name = self._checked(request, queue)
+        form = ResumeForm(request.POST if request.method == "POST" else None)
+        if not form.is_valid():
+            return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"))
+        with actors.acting_as(f"user:{request.user.get_username()}"), writing(self._using):
+            was_paused = pausing.resume_queue(name, using=self._using)
+            if was_paused:
+                audit.record(self._using, "resume", name, reason=form.cleaned_data["reason"], user=request.user)
+        if not was_paused:
+            text = _("Queue %(queue)s was not paused.") % {"queue": name}
+            return self._done(request, text, messages.WARNING)
+        text = _("Queue %(queue)s goes on within about a second.") % {"queue": name}
+        return self._done(request, text, messages.SUCCESS)
+
+    @property
+    def _using(self) -> str:
+        return router.db_for_write(Message)
+
+    def _checked(self, request: HttpRequest, queue: str) -> str:
+        if not self.may_pause(request):
+            raise PermissionDenied
+        try:
+            return validation.queue(queue)
+        except InvalidMessage:
+            raise Http404 from None
+
+    def _ask(self, request: HttpRequest, name: str, form: forms.Form, verb: str, question: str) -> HttpResponse:
+        title = question % {"queue": name}
+        pause = pausing.paused(self._using).get(name)
+        shown = {
+            **page.context(self, request, title),
+            "form": form,
+            "verb": verb,
+            "pause": None if pause is None else [*describe(pause, timezone.now()), pause.reason],
+            "url": self._url(verb, name),
+            "back": self._url("changelist"),
+        }
+        return TemplateResponse(request, "admin/django_delayq/queue_confirm.html", shown)
+
+    def _done(self, request: HttpRequest, text: str, level: int) -> HttpResponse:
+        panels.forget()
+        self.message_user(request, text, level)
+        return HttpResponseRedirect(self._url("changelist"))
+
+    def _url(self, page: str, *args: object) -> str:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return reverse(name, args=args, current_app=self.admin_site.name)
+
+
+def describe(pause: Queue, now: datetime) -> list[str]:
+    """Since when, by whom and until when, without the reason."""
+    said = [_("since %(since)s") % {"since": moment(pause.paused_at, "seconds")}]
+    if pause.paused_by:
+        said.append(_("by %(actor)s") % {"actor": pause.paused_by})
+    if pause.resumes_at is not None:
+        until = moment(pause.resumes_at, "seconds")
+        said.append(_("until %(until)s, in %(span)s") % {"until": until, "span": span(pause.resumes_at - now)})
+    return said
+
+
+def _names(known: Facts, paused: dict[str, Queue]) -> list[str]:
+    """Every queue that anybody has heard of."""
+    found = set(paused) | set(conf.get().QUEUES) | {conf.get().DEFAULT_QUEUE}
+    if known.pulse.facts is not None:
+        found |= set(known.pulse.facts.queues)
+    if known.workers.facts is not None:
+        for worker in known.workers.facts.of(Health.ALIVE):
+            found |= set(map(str, worker.queues))
+    return sorted(found)
+
+
+def _held(names: list[str]) -> dict[str, QueueSize]:
+    """What Redis holds; nothing when there is none. Raises ``BrokerUnavailable``."""
+    redis_publisher = publisher.get(router.db_for_write(Message))
+    if redis_publisher is None:
+        return {}
+    survey = Survey(redis_publisher.broker)
+    return {name: survey.held(name) for name in names}
+
+
+def _since(when: datetime | None, now: datetime) -> str:
+    return "–" if when is None else span(now - when)
+
+
+def _until(when: datetime | None, now: datetime) -> str:
+    return "–" if when is None else _("in %(span)s") % {"span": span(when - now)}

@@ -1,0 +1,282 @@
+"""The restore from the admin: what it would do, the confirmation, and the operation that a worker makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError, InterfaceError, router
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ... import actors, conf, publisher, restore, transitions
+from ...exceptions import BrokerUnavailable
+from ...inspector import workers
+from ...models import Message
+from ...restore import Overdue, Report, Selection, Tally
+from ...sql.portable import writing
+from .. import audit, operations
+from ..models import Operation
+from ..operations.restores import RestoreWork, arguments_of, scope_of
+from ..statements.timeout import TooSlow, statement_timeout
+from . import page
+from .explanation import span
+from .forms import DelayField, ReasonForm
+
+if TYPE_CHECKING:
+    _Base = admin.ModelAdmin[Any]
+else:
+    _Base = object
+
+# How long the database may count for the preview. Milliseconds.
+PATIENCE = 3000
+
+_POLICIES = (
+    (Overdue.RUN.value, gettext_lazy("start at once")),
+    (Overdue.SPREAD.value, gettext_lazy("get new due times, spread over a time")),
+    (Overdue.SKIP.value, gettext_lazy("are left out; a worker will still find and start them")),
+    (Overdue.DEAD.value, gettext_lazy("are given up: dead, until somebody requeues them")),
+)
+
+
+class RestoreForm(forms.Form):
+    """What to restore, and what becomes of the overdue."""
+
+    queues = forms.MultipleChoiceField(
+        label=gettext_lazy("Queues"),
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text=gettext_lazy("None ticked: all of them."),
+    )
+    overdue = forms.ChoiceField(
+        label=gettext_lazy("Overdue messages"), choices=_POLICIES, initial=Overdue.RUN.value, required=False
+    )
+    spread = DelayField(label=gettext_lazy("Spread over"), help_text=gettext_lazy("For example 10m, from now on."))
+    no_expired = forms.BooleanField(
+        label=gettext_lazy("Expire what was not started in its time"),
+        required=False,
+        help_text=gettext_lazy("A worker does the same, sooner or later."),
+    )
+
+    def __init__(self, data: Any, using: str) -> None:
+        super().__init__(data)
+        names = restore.queues(using)
+        self.fields["queues"] = forms.MultipleChoiceField(
+            label=self.fields["queues"].label,
+            help_text=self.fields["queues"].help_text,
+            required=False,
+            widget=forms.CheckboxSelectMultiple,
+            choices=[(name, name) for name in names],
+        )
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        cleaned["overdue"] = Overdue(cleaned.get("overdue") or Overdue.RUN)
+        if not self.errors and (cleaned["overdue"] == Overdue.SPREAD) != bool(cleaned.get("spread")):
+            raise forms.ValidationError(_("To spread them needs a time, and only that does."))
+        return cleaned
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        return scope_of(Selection(queues=tuple(sorted(self.cleaned_data["queues"]))))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        given = self.cleaned_data
+        spread = given["spread"].total_seconds() if given["spread"] else 0.0
+        return arguments_of(given["overdue"], spread, no_expired=given["no_expired"])
+
+    def described(self) -> str:
+        """In words."""
+        given = self.cleaned_data
+        parts = [", ".join(sorted(given["queues"])) or _("all queues")]
+        if given["overdue"] != Overdue.RUN:
+            parts.append(_("overdue ones %(policy)s") % {"policy": dict(_POLICIES)[given["overdue"].value]})
+        return "; ".join(parts)
+
+    def hidden(self) -> list[tuple[str, str]]:
+        """The same choice, for the form that confirms it."""
+        fields = [("overdue", self.cleaned_data["overdue"].value), ("spread", self.data.get("spread", ""))]
+        fields += [("queues", queue) for queue in self.cleaned_data["queues"]]
+        return fields + ([("no_expired", "on")] if self.cleaned_data["no_expired"] else [])
+
+
+class ConfirmForm(ReasonForm):
+    """The word to type, and why."""
+
+    def __init__(self, data: Any, word: str) -> None:
+        super().__init__(data, many=False, typed=word)
+        self.fields["reason"].help_text = _("Written to the audit.")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A queue in the preview."""
+
+    name: str
+    tally: Tally
+    missing: int
+    oldest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a restore would find, or why that is not known. ``refused``: it cannot be started at all."""
+
+    lines: list[Line]
+    total: Line | None = None
+    problem: str = ""
+    refused: bool = False
+
+
+class Restoring(_Base):
+    """Mix in before ``ModelAdmin``."""
+
+    def may_restore(self, request: HttpRequest) -> bool:
+        """Whether the user may compare the record with Redis, and restore."""
+        allowed = request.user.has_perm("django_delayq.restore_message") and self.has_view_permission(request)
+        return allowed and not conf.get().ADMIN_READ_ONLY and conf.get().REDIS is not None
+
+    def running_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
+        """The restore that is to do or being done, and where it is shown."""
+        return self._shown(request, using, Q(state__in=operations.OPEN), "pk")
+
+    def last_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
+        """The restore that ended last, whoever began it, and where it is shown."""
+        return self._shown(request, using, Q(finished_at__isnull=False), "-pk")
+
+    def _shown(self, request: HttpRequest, using: str, which: Q, order: str) -> tuple[Operation, str] | None:
+        rows = Operation.objects.using(using).filter(which, verb=RestoreWork.verb)
+        try:
+            operation = rows.order_by(order).first()
+        except (DatabaseError, InterfaceError):
+            return None
+        return None if operation is None else (operation, self.operation_url(request, operation))
+
+    def restore_view(self, request: HttpRequest) -> HttpResponse:
+        """GET previews, and writes nothing; POST starts an operation."""
+        if not self.may_restore(request):
+            raise PermissionDenied
+        using = router.db_for_write(Message)
+        is_post = request.method == "POST"
+        given = request.POST if is_post else request.GET
+        form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
+        word = conf.get().ENVIRONMENT or "restore"
+        confirm = ConfirmForm(request.POST if is_post else None, word)
+        running = self.running_restore(request, using)
+        if is_post and form.is_valid() and running is not None:
+            operation, url = running
+            text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
+            self.message_user(request, text % {"number": operation.pk, "actor": operation.started_by}, messages.ERROR)
+            return HttpResponseRedirect(url or self.url("changelist"))
+        if is_post and form.is_valid() and confirm.is_valid():
+            return self._start(request, using, form, confirm.cleaned_data["reason"])
+        found = _preview(using, form) if form.is_valid() else None
+        shown = {
+            **page.context(self, request, _("Restore Redis from the record")),
+            "form": form,
+            "confirm": confirm,
+            "preview": found,
+            "hidden": form.hidden() if form.is_valid() else [],
+            "fate": "" if found is None or found.total is None else _fate(form, found.total),
+            "running": running,
+            "workers": _alive(using),
+            "url": self.url("restore"),
+            "back": self.url("changelist"),
+        }
+        return TemplateResponse(request, "admin/django_delayq/restore.html", shown)
+
+    def _start(self, request: HttpRequest, using: str, form: RestoreForm, reason: str) -> HttpResponse:
+        actor = f"user:{request.user.get_username()}"
+        with actors.acting_as(actor), writing(using):
+            operation = operations.start(
+                using,
+                RestoreWork.verb,
+                form.scope,
+                form.arguments,
+                described=form.described(),
+                reason=reason,
+                started_by=actor,
+            )
+            audit.record(using, "restore", operation.described, reason=reason, operation=operation, user=request.user)
+        text = _("Restore #%(number)d is queued: a worker begins within seconds.") % {"number": operation.pk}
+        self.message_user(request, text, messages.SUCCESS)
+        return HttpResponseRedirect(self.operation_url(request, operation) or self.url("changelist"))
+
+    if TYPE_CHECKING:
+
+        def url(self, page: str, *args: object) -> str: ...
+        def operation_url(self, request: HttpRequest, operation: Operation) -> str: ...
+
+
+def _preview(using: str, form: RestoreForm) -> Preview:
+    redis_publisher = publisher.get(using)
+    assert redis_publisher is not None
+    work = RestoreWork(form.scope, form.arguments)
+    try:
+        with statement_timeout(using, PATIENCE):
+            report = work.job(using, redis_publisher.broker).preview()
+            now = transitions.now(using)
+    except TooSlow:
+        text = _("They could not be counted within %(seconds)d s. It can be started all the same.")
+        return Preview([], problem=text % {"seconds": PATIENCE // 1000})
+    except BrokerUnavailable as error:
+        return Preview([], problem=_("Redis: %(error)s") % {"error": error}, refused=True)
+    except (DatabaseError, InterfaceError) as error:
+        text = _("The database does not answer: %(error)s")
+        return Preview([], problem=text % {"error": type(error).__name__}, refused=True)
+    return _lines(report, now)
+
+
+def _lines(report: Report, now: datetime) -> Preview:
+    lines = [_line(name, tally, now) for name, tally in sorted(report.queues.items())]
+    return Preview(lines, _line(_("all"), report.total(), now))
+
+
+def _line(name: str, tally: Tally, now: datetime) -> Line:
+    missing = max(0, tally.found - tally.beyond - tally.held)
+    return Line(name, tally, missing, "–" if tally.oldest is None else span(now - tally.oldest))
+
+
+def _fate(form: RestoreForm, total: Line) -> str:
+    """What becomes of the overdue."""
+    number, policy = total.tally.overdue, form.cleaned_data["overdue"]
+    if not number:
+        return _("Nothing is overdue.")
+    texts: Mapping[Overdue, str] = {
+        Overdue.RUN: ngettext(
+            "%(number)s overdue message starts at once.", "%(number)s overdue messages start at once.", number
+        ),
+        Overdue.SKIP: ngettext(
+            "%(number)s overdue message is left out of Redis; a worker will still find and start it.",
+            "%(number)s overdue messages are left out of Redis; a worker will still find and start them.",
+            number,
+        ),
+        Overdue.DEAD: ngettext(
+            "%(number)s overdue message is given up: dead, until somebody requeues it.",
+            "%(number)s overdue messages are given up: dead, until somebody requeues them.",
+            number,
+        ),
+        Overdue.SPREAD: ngettext(
+            "%(number)s overdue message gets a new due time within %(spread)s.",
+            "%(number)s overdue messages get new due times, evenly over %(spread)s.",
+            number,
+        ),
+    }
+    spread = span(form.cleaned_data["spread"]) if form.cleaned_data["spread"] else ""
+    return texts[policy] % {"number": f"{number:,}", "spread": spread}
+
+
+def _alive(using: str) -> int | None:
+    try:
+        return len(workers.look(using, transitions.now(using)).of(workers.Health.ALIVE))
+    except (DatabaseError, InterfaceError):
+        return None

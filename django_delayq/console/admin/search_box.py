@@ -1,0 +1,97 @@
+"""The search of a request: the tab and the box of the list, and what the reader may not look for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from django.contrib.admin.views.main import SEARCH_VAR
+from django.http import HttpRequest
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ... import transitions
+from ...states import LIVE, State
+from ..search.language import ALL, Search, parse
+from . import payload
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise as Text
+else:
+    Text = str
+
+TAB_VAR = "state"
+
+HELP = (
+    ("12345", _("an id")),
+    ("order-17", _("a key, or else a topic")),
+    ("key:order-17", _("a key, in every state")),
+    ("topic:mail.*", _("a topic, or all that begin so")),
+    ("queue:mails", _("a queue")),
+    ("state:dead,expired", _("states")),
+    ("is:overdue", _("also is:live, is:finished, is:retrying")),
+    ("due:<1h", _("due before an hour from now; also due:>2d, due:today, due:2026-01-02..2026-01-03")),
+    ("finished:<24h", _("finished within the last day; created: likewise")),
+    ("attempts:>3", _("failed more than three times")),
+    ("error:Timeout", _("the last error contains this")),
+    ("worker:web-1", _("running on a worker whose name begins so")),
+    ("payload.order.id:42", _("a value in the payload")),
+    ('key:"two words"', _("quotation marks around what has blanks")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A part of the list. ``text`` is what it adds to the search."""
+
+    name: str
+    label: Text
+    text: str
+    states: frozenset[State]
+    # What is said when there is nothing in it.
+    empty: Text
+
+
+TABS = (
+    Tab("live", _("Live"), "is:live", LIVE, _("Nothing is scheduled or running.")),
+    Tab("all", _("All"), "", ALL, _("There are no messages yet.")),
+    Tab("scheduled", _("Scheduled"), "state:scheduled", frozenset({State.SCHEDULED}), _("Nothing is scheduled.")),
+    Tab("overdue", _("Overdue"), "is:overdue", frozenset({State.SCHEDULED}), _("Nothing is overdue.")),
+    Tab("running", _("Running"), "state:running", frozenset({State.RUNNING}), _("Nothing is running.")),
+    Tab("consumed", _("Consumed"), "state:consumed", frozenset({State.CONSUMED}), _("Nothing was consumed.")),
+    Tab("dead", _("Dead"), "state:dead", frozenset({State.DEAD}), _("Nothing is dead.")),
+    Tab("cancelled", _("Cancelled"), "state:cancelled", frozenset({State.CANCELLED}), _("Nothing was cancelled.")),
+    Tab("expired", _("Expired"), "state:expired", frozenset({State.EXPIRED}), _("Nothing expired.")),
+)
+_BY_NAME = {tab.name: tab for tab in TABS}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for."""
+
+    tab: Tab
+    # The box alone, and together with the tab.
+    box: Search
+    whole: Search
+
+    @property
+    def query(self) -> str:
+        """The same as a query string."""
+        return urlencode({TAB_VAR: self.tab.name, **({SEARCH_VAR: self.box.text} if self.box.text else {})})
+
+
+def of(request: HttpRequest, given: Mapping[str, str], using: str) -> Asked:
+    """The search that ``given`` (the query string, or the fields of a form) names."""
+    now = transitions.now(using)
+    box = parse(given.get(SEARCH_VAR, ""), now=now).resolved(using)
+    secret = sorted(name for name in box.names if payload.is_secret(name))
+    if secret and not request.user.has_perm("django_delayq.reveal_message"):
+        text = gettext("What stands under %(names)s is masked, so you may not search for it.")
+        box = replace(box, problems=(*box.problems, text % {"names": ", ".join(secret)}))
+    # A search that says where to look is not narrowed to what is live.
+    default = "all" if box.few or box.states != ALL else "live"
+    tab = _BY_NAME.get(given.get(TAB_VAR, ""), _BY_NAME[default])
+    return Asked(tab, box, parse(tab.text, now=now) & box)

@@ -1,0 +1,116 @@
+"""The worker processes, when they were last seen, and what they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ...inspector import workers
+from ...inspector.workers import Health, Presence, Running
+from ...models import Message, Worker
+from . import page_data, panels
+from .explanation import moment, span
+from .page import Page, admin_url, navigation
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Worker]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+# Messages shown of each worker.
+_SHOWN = 5
+
+LABELS = {
+    Health.ALIVE: gettext_lazy("alive"),
+    Health.LATE: gettext_lazy("late"),
+    Health.LOST: gettext_lazy("lost"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One worker, ready to be shown. ``running`` are links to its messages."""
+
+    name: str
+    place: str
+    health: str
+    label: str
+    queues: str
+    threads: int
+    started: str
+    seen: str
+    running: list[tuple[str, str]]
+    more: int
+    url: str
+
+
+class WorkerAdmin(Page, _ModelAdmin):
+    """Who may see messages may see who works on them."""
+
+    template = "admin/django_delayq/workers.html"
+    fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
+    readonly_fields = fields
+    change_form_template = "admin/django_delayq/worker_detail.html"
+    has_detail = True
+
+    def content(self, request: HttpRequest) -> dict[str, Any]:
+        known = page_data.gather()
+        using = known.using
+        running = panels.load(("running", using), page_data.FRESH, using, lambda: workers.running(using))
+        there = known.workers.facts
+        found, partial = running.facts or ({}, False)
+        return {
+            "workers": known.workers,
+            "running": running,
+            "rows": self._rows(there, found) if there else [],
+            "counts": [(health, LABELS[health], len(there.of(health))) for health in Health] if there else [],
+            "partial": partial,
+            "most": workers.MOST_RUNNING,
+        }
+
+    def _rows(self, there: Presence, running: dict[str, list[Running]]) -> list[Row]:
+        # A lost one that still holds messages comes first: they wait for the end of its lease.
+        order = {Health.LOST: 1, Health.LATE: 2, Health.ALIVE: 3}
+        rows = []
+        for worker in there.workers:
+            health = workers.health(worker, there.at)
+            held = running.get(worker.name, [])
+            rank = 0 if held and health == Health.LOST else order[health]
+            rows.append((rank, self._row(worker, health, held, there.at)))
+        return [row for _rank, row in sorted(rows, key=lambda pair: pair[0])]
+
+    def _row(self, worker: Worker, health: Health, held: list[Running], now: datetime) -> Row:
+        return Row(
+            worker.name,
+            f"{worker.host}:{worker.pid}",
+            health.value,
+            str(LABELS[health]),
+            ", ".join(map(str, worker.queues)),
+            worker.threads,
+            moment(worker.started_at, "seconds"),
+            _("%(span)s ago") % {"span": span(now - worker.seen_at)},
+            [(f"{one.topic} #{one.id}", admin_url(self, Message, "change", quote(one.id))) for one in held[:_SHOWN]],
+            max(0, len(held) - _SHOWN),
+            admin_url(self, Worker, "change", quote(worker.name)),
+        )
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        return super().render_change_form(request, context | navigation(self, request), *args, **kwargs)
+
+    @admin.display(description=gettext_lazy("queues"))
+    def serves(self, worker: Worker) -> str:
+        return ", ".join(map(str, worker.queues))
+
+    @admin.display(description=gettext_lazy("state"))
+    def state(self, worker: Worker) -> str:
+        return str(LABELS[workers.health(worker, timezone.now())])

@@ -1,0 +1,46 @@
+"""The trace of what people and commands did, apart from the log of each message."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from .. import actors
+from ..outcomes import storable
+from .models import AuditEvent, Operation
+
+logger = logging.getLogger("django_delayq.audit")
+
+
+def record(
+    using: str,
+    verb: str,
+    target: str,
+    *,
+    message_id: int | None = None,
+    reason: str = "",
+    outcomes: Mapping[str, int] | None = None,
+    operation: Operation | None = None,
+    user: Any = None,
+    nonce: str | None = None,
+) -> AuditEvent:
+    """Write down that the current actor did ``verb`` to ``target`` (both in words), and what came of it.
+
+    ``user`` is the user object, if there is one: its key is kept. The same goes to the logger
+    ``django_delayq.audit``. No payload belongs into any of it. A second event with the same ``nonce`` is refused with
+    an ``IntegrityError``: call it in the transaction of what was done.
+    """
+    event = AuditEvent.objects.using(using).create(
+        actor=actors.current(),
+        user_key=str(getattr(user, "pk", None) or "")[:100],
+        verb=verb,
+        target=storable(target),
+        message_id=message_id,
+        reason=storable(reason),
+        outcomes=dict(outcomes or {}),
+        operation=operation,
+        nonce=nonce,
+    )
+    logger.info("%s: %s %s %s", event.actor, verb, event.target, event.outcomes)
+    return event

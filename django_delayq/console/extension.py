@@ -1,0 +1,86 @@
+"""The console's part of workers, restores, commands and ``delayq_stats``, by way of the queue's extension point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from .. import extensions, signals
+from ..extensions import RestoreObserver, RestoreStart, Service, StatisticsSection, WorkerExtension
+from ..signals import MessageFacts
+from ..sql.rows import Claimed, Moved
+
+
+class ConsoleExtension(WorkerExtension):
+    """Counts what happens to messages, and works off operations."""
+
+    def __init__(self, using: str, worker: str) -> None:
+        from .operations.operator import Operator
+        from .statistics.rollups import Counts, RollupWriter
+
+        super().__init__(using, worker)
+        self.counts = Counts()
+        self._writer = RollupWriter(using, self.counts)
+        self._operator = Operator(using, worker)
+        self._operates = False
+
+    def services(self, roles: frozenset[str]) -> Iterator[Service]:
+        from .statistics.rollups import Folder
+
+        yield self._writer
+        if "janitor" in roles:
+            yield Folder(self.using)
+        if self._operator.name in roles:
+            self._operates = True
+            yield self._operator
+
+    def claimed(self, claims: Sequence[Claimed]) -> None:
+        self.counts.claimed(claims)
+
+    def consumed(self, messages: Sequence[MessageFacts]) -> None:
+        from .statistics.rollups import CountedOutcome
+
+        self.counts.ended(CountedOutcome.CONSUMED, messages)
+
+    def retried(self, messages: Sequence[MessageFacts]) -> None:
+        from .statistics.rollups import CountedOutcome
+
+        self.counts.ended(CountedOutcome.RETRIED, messages)
+
+    def ended(self, moves: Sequence[Moved]) -> None:
+        self.counts.moved(moves)
+
+    def stop(self) -> None:
+        try:
+            self._writer.tick()
+        finally:
+            if self._operates:
+                self._operator.leave()
+
+
+def _observe_restore(start: RestoreStart) -> RestoreObserver:
+    from .operations.restores import Journal
+
+    return Journal(start)
+
+
+def _throughput(using: str, now: datetime) -> StatisticsSection:
+    from .statistics.section import collect
+
+    return collect(using, now)
+
+
+def _record_action(**event: Any) -> None:
+    from . import audit
+
+    facts = {name: event[name] for name in ("message_id", "reason", "outcomes")}
+    audit.record(event["using"], event["action"], event["target"], **facts)
+
+
+def register() -> None:
+    """Add the console to the queue. Called once the apps are ready; imports its tables and services when needed."""
+    extensions.add_to_workers(ConsoleExtension, roles=("operator",))
+    extensions.observe_restores(_observe_restore)
+    extensions.add_to_statistics(_throughput)
+    signals.operator_action.connect(_record_action, dispatch_uid="django_delayq.console.audit")

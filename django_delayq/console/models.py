@@ -1,0 +1,177 @@
+"""The console's tables: operations, the audit and rollups; and proxies that give pages without a table a menu entry."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from .. import validation
+from ..models import Message
+
+
+class Operation(models.Model):
+    """One verb on many messages: a worker does it in batches, so that nobody has to wait in front of a page."""
+
+    class State(models.TextChoices):
+        QUEUED = "queued", _("queued")
+        RUNNING = "running", _("running")
+        STOPPED = "stopped", _("stopped")
+        DONE = "done", _("done")
+        FAILED = "failed", _("failed")
+
+    id = models.BigAutoField(primary_key=True)
+    verb = models.CharField(_("verb"), max_length=20)
+    # Which messages, and what with them; as the verb reads them.
+    scope = models.JSONField(_("scope"), default=dict)
+    arguments = models.JSONField(_("arguments"), default=dict)
+    # The scope in words.
+    described = models.TextField(_("messages"), default="", blank=True)
+    reason = models.TextField(_("reason"), default="", blank=True)
+    # "user:anna", "command:…", "worker:…"
+    started_by = models.CharField(_("started by"), max_length=200, default="", blank=True)
+    state = models.CharField(_("state"), max_length=7, choices=State.choices, default=State.QUEUED)
+    created_at = models.DateTimeField(_("created"), default=timezone.now)
+    started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
+    # How many messages there were at the beginning; NULL: not counted, or too many to count.
+    total = models.BigIntegerField(_("total"), null=True, blank=True)
+    done = models.BigIntegerField(_("done"), default=0)
+    # What came of them: a word → how many.
+    outcomes = models.JSONField(_("outcomes"), default=dict)
+    # Where to go on; as the verb reads it.
+    position = models.TextField(_("position"), default="", blank=True)
+    stop_requested = models.BooleanField(_("stop requested"), default=False)
+    # Who works on it, and until when nobody else may.
+    worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
+    leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
+    error = models.TextField(_("error"), default="", blank=True)
+
+    class Meta:
+        db_table = "delayq_operation"
+        verbose_name = _("operation")
+        verbose_name_plural = _("operations")
+        default_permissions = ("view",)
+        indexes: ClassVar = [
+            models.Index(fields=["id"], name="delayq_open_operation", condition=Q(state__in=["queued", "running"])),
+        ]
+
+    def __str__(self) -> str:
+        return f"#{self.pk} {self.verb}"
+
+
+class AuditEvent(models.Model):
+    """Who did what, when, why, and to how many. Written once, never changed.
+
+    The user is kept by name and key, not by reference: the row outlives the user.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    at = models.DateTimeField(_("at"), default=timezone.now)
+    # As in the log of messages: "user:anna", "command:…".
+    actor = models.CharField(_("actor"), max_length=200)
+    user_key = models.CharField(_("user's key"), max_length=100, default="", blank=True)
+    verb = models.CharField(_("verb"), max_length=20)
+    # What it was done to, in words; and the message, if it was one.
+    target = models.TextField(_("target"), default="", blank=True)
+    message_id = models.BigIntegerField(_("message"), null=True, blank=True)
+    reason = models.TextField(_("reason"), default="", blank=True)
+    # What came of it: a word → how many.
+    outcomes = models.JSONField(_("outcomes"), default=dict)
+    # What was answered with this was answered once.
+    nonce = models.CharField(max_length=32, null=True, unique=True, editable=False)  # noqa: DJ001
+    operation = models.ForeignKey(
+        Operation, verbose_name=_("operation"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+
+    class Meta:
+        db_table = "delayq_audit_event"
+        verbose_name = _("audit event")
+        verbose_name_plural = _("audit events")
+        default_permissions = ("view",)
+        ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [
+            models.Index(fields=["message_id", "id"], name="delayq_audited", condition=Q(message_id__isnull=False)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.verb} {self.target}"
+
+
+class Rollup(models.Model):
+    """What happened within a minute, or an hour, to the messages of one topic in one queue.
+
+    Worker processes add to it a few seconds after the fact, so what a killed one had not written yet is missing:
+    these are numbers to look at, the log is the truth. Lateness is that of first deliveries, from the due time to the
+    claim, counted in classes: ``late_<ms>`` holds those up to that many ms that are in no smaller class.
+    """
+
+    # The upper bounds of the classes in ms; the last class has none.
+    BOUNDS: ClassVar[tuple[int, ...]] = (
+        *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+        *(1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000),
+    )
+
+    # Of one length, in the order of time: that is how they are read, folded and deleted.
+    pk = models.CompositePrimaryKey("seconds", "at", "queue", "topic")
+    seconds = models.IntegerField(_("seconds"), default=60)
+    at = models.DateTimeField(_("from"))
+    queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH)
+    topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
+    consumed = models.IntegerField(_("consumed"), default=0)
+    retried = models.IntegerField(_("retried"), default=0)
+    dead = models.IntegerField(_("dead"), default=0)
+    expired = models.IntegerField(_("expired"), default=0)
+    late_1 = models.IntegerField(default=0)
+    late_2 = models.IntegerField(default=0)
+    late_5 = models.IntegerField(default=0)
+    late_10 = models.IntegerField(default=0)
+    late_20 = models.IntegerField(default=0)
+    late_50 = models.IntegerField(default=0)
+    late_100 = models.IntegerField(default=0)
+    late_200 = models.IntegerField(default=0)
+    late_500 = models.IntegerField(default=0)
+    late_1000 = models.IntegerField(default=0)
+    late_2000 = models.IntegerField(default=0)
+    late_5000 = models.IntegerField(default=0)
+    late_10000 = models.IntegerField(default=0)
+    late_30000 = models.IntegerField(default=0)
+    late_60000 = models.IntegerField(default=0)
+    late_600000 = models.IntegerField(default=0)
+    late_more = models.IntegerField(default=0)
+
+    class Meta:
+        db_table = "delayq_rollup"
+        verbose_name = _("rollup")
+        verbose_name_plural = _("rollups")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.topic} in {self.queue}, {self.seconds} s from {self.at:%Y-%m-%d %H:%M}"
+
+
+class Dashboard(Message):
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("dashboard")
+        verbose_name_plural = _("dashboard")
+
+
+class DeadLetter(Message):
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("dead letter")
+        verbose_name_plural = _("dead letters")
+
+
+class Health(Message):
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("health")
+        verbose_name_plural = _("health")

@@ -1,0 +1,89 @@
+"""The comparison of the record with Redis as an operation, one queue in a step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from ... import conf, restore, transitions
+from ...broker.connection import WORKER_TIMEOUT
+from ...broker.redis import RedisBroker
+from ...inspector.consistency import Comparison, Kind, stuck
+from ..models import Operation
+from .lifecycle import LEASE
+from .work import Step, Work, register
+
+# What seems to differ is looked at again after the grace, but after this time at most. Seconds.
+LONGEST_PAUSE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What differs in one queue."""
+
+    compared: int
+    missing: int
+    extra: int
+    different: int
+    stuck: int
+
+    @property
+    def agrees(self) -> bool:
+        return not (self.missing or self.extra or self.different or self.stuck)
+
+
+@register
+class CheckWork(Work):
+    """Changes nothing. What was found in each queue is kept as the position."""
+
+    verb = "check"
+    permission = "restore_message"
+    atomic = False
+
+    def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        super().__init__(scope, arguments)
+        if conf.get().REDIS is None:
+            raise ValueError("DELAYQ['REDIS'] is None: there is nothing to compare with")
+
+    def count(self, using: str) -> int | None:
+        return None
+
+    def step(self, using: str, operation: Operation) -> Step:
+        results = found_by(operation)
+        left = [queue for queue in restore.queues(using) if queue not in results]
+        if not left:
+            return Step(position=operation.position, finished=True)
+        broker = RedisBroker(conf.get(), using, timeout=WORKER_TIMEOUT)
+        try:
+            comparison = Comparison(using, broker, left[0], pause=min(conf.get().GRACE, LONGEST_PAUSE))
+            drift = comparison.run(_Holding(using, operation))
+        finally:
+            broker.close()
+        counts = {kind.value: drift.counts[kind] for kind in Kind}
+        results[left[0]] = Found(drift.compared, **counts, stuck=stuck(using, left[:1]).count)
+        outcomes = {word: number for word, number in counts.items() if number}
+        position = json.dumps({queue: asdict(found) for queue, found in results.items()})
+        return Step(drift.compared, outcomes, position, finished=len(left) == 1)
+
+
+def found_by(operation: Operation) -> dict[str, Found]:
+    """What a check has found so far, by queue."""
+    return {queue: Found(**facts) for queue, facts in json.loads(operation.position or "{}").items()}
+
+
+class _Holding:
+    """Keeps the lease of an operation while a long step goes on."""
+
+    def __init__(self, using: str, operation: Operation) -> None:
+        self._rows = Operation.objects.using(using).filter(pk=operation.pk, worker=operation.worker)
+        self._using = using
+        self._held = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        if time.monotonic() - self._held >= 1.0:
+            self._held = time.monotonic()
+            self._rows.update(leased_until=transitions.now(self._using) + timedelta(seconds=LEASE))

@@ -1,0 +1,197 @@
+"""Restores as operations: those that people start in the admin, and those that commands and loaders do themselves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, transaction
+
+from ... import actors, conf, transitions
+from ...broker.connection import WORKER_TIMEOUT
+from ...broker.redis import RedisBroker
+from ...extensions import RestoreObserver, RestoreStart
+from ...outcomes import storable
+from ...restore import Overdue, Restore, Selection, Tally
+from ..models import Operation
+from ..statements.timeout import TooSlow, statement_timeout
+from .lifecycle import LEASE
+from .work import Step, Work, register
+
+logger = logging.getLogger("django_delayq")
+
+# How long a step goes on. Seconds.
+STEP = 1.0
+# How long the database may count what there is to do. Milliseconds.
+COUNTING = 5000
+
+
+def scope_of(selection: Selection) -> dict[str, Any]:
+    """For ``Operation.scope``."""
+    return {
+        "queues": list(selection.queues),
+        "topics": list(selection.topics),
+        "ids": list(selection.ids),
+        "due_after": _iso(selection.due_after),
+        "due_before": _iso(selection.due_before),
+    }
+
+
+def arguments_of(overdue: Overdue, spread: float, *, no_expired: bool) -> dict[str, Any]:
+    """For ``Operation.arguments``."""
+    return {"overdue": overdue.value, "spread": spread, "no_expired": no_expired}
+
+
+def outcomes_of(tally: Tally) -> dict[str, int]:
+    """For ``Operation.outcomes``."""
+    words = {
+        "put": tally.put,
+        "there already": tally.present,
+        "given up": tally.dead,
+        "spread": tally.spread,
+        "expired": tally.expired,
+    }
+    return {word: number for word, number in words.items() if number}
+
+
+@register
+class RestoreWork(Work):
+    """Steps of about a second. Nothing is cleared, and what was done twice changes nothing."""
+
+    verb = "restore"
+    permission = "restore_message"
+    atomic = False
+
+    def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        super().__init__(scope, arguments)
+        self.selection = Selection(
+            queues=tuple(map(str, scope.get("queues", ()))),
+            topics=tuple(map(str, scope.get("topics", ()))),
+            ids=tuple(map(int, scope.get("ids", ()))),
+            due_after=_moment(scope.get("due_after")),
+            due_before=_moment(scope.get("due_before")),
+        )
+        self.overdue = Overdue(arguments.get("overdue", Overdue.RUN))
+        self.spread = float(arguments.get("spread", 0.0))
+        self.no_expired = bool(arguments.get("no_expired", False))
+        if conf.get().REDIS is None:
+            raise ValueError("DELAYQ['REDIS'] is None: there is nothing to restore")
+
+    def job(self, using: str, broker: RedisBroker, position: str = "") -> Restore:
+        """The restore itself, from a position on."""
+        return Restore(
+            using,
+            broker,
+            self.selection,
+            overdue=self.overdue,
+            spread=self.spread,
+            no_expired=self.no_expired,
+            resume=position or None,
+        )
+
+    def count(self, using: str) -> int | None:
+        broker = RedisBroker(conf.get(), using, timeout=WORKER_TIMEOUT)
+        try:
+            with statement_timeout(using, COUNTING):
+                return self.job(using, broker).preview().expected(self.overdue)
+        except TooSlow:
+            return None
+        finally:
+            broker.close()
+
+    def step(self, using: str, operation: Operation) -> Step:
+        broker = RedisBroker(conf.get(), using, timeout=WORKER_TIMEOUT)
+        batches: list[int] = []
+        try:
+            job = self.job(using, broker, operation.position)
+            job.prepare()
+            end = time.monotonic() + STEP
+            # One batch at least, or it would never come to an end.
+            report = job.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
+        finally:
+            broker.close()
+        return Step(sum(batches), outcomes_of(report.total()), report.position or "", report.position is None)
+
+
+class Journal(RestoreObserver):
+    """Shows a restore that a command or a loader does among the operations, once a second.
+
+    It never raises: the restore goes on whatever becomes of its trace. Should its process die, a worker finishes the
+    operation when its lease has run out.
+    """
+
+    def __init__(self, start: RestoreStart) -> None:
+        self.using = start.using
+        self.worker = f"{start.who}/{os.getpid()}/{secrets.token_hex(3)}"[: actors.LENGTH]
+        self._stop_requested = False
+        self._done = 0
+        self._written = time.monotonic()
+        self._operation: Operation | None = None
+        values = {
+            "verb": RestoreWork.verb,
+            "scope": scope_of(start.selection),
+            "arguments": arguments_of(start.overdue, start.spread, no_expired=start.no_expired),
+            "described": storable(start.described),
+            "started_by": actors.current(),
+            "state": Operation.State.RUNNING,
+            "total": start.total,
+            "worker": self.worker,
+        }
+        self._try(lambda now: self._begin(now, values))
+
+    def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
+        self._done += messages
+        if time.monotonic() - self._written >= 1.0:
+            self._write(tally, position, {})
+        return self._stop_requested
+
+    def ended(self, tally: Tally, position: str | None, error: str) -> None:
+        state = Operation.State.DONE if position is None else Operation.State.STOPPED
+        if error:
+            state = Operation.State.FAILED
+        values = {"state": state, "error": storable(error), "worker": "", "leased_until": None}
+        self._write(tally, position, values, ended=True)
+        self._operation = None
+
+    def _begin(self, now: datetime, values: dict[str, Any]) -> None:
+        rows = Operation.objects.using(self.using)
+        self._operation = rows.create(**values, created_at=now, started_at=now, leased_until=_leased(now))
+
+    def _write(self, tally: Tally, position: str | None, values: dict[str, Any], *, ended: bool = False) -> None:
+        self._written = time.monotonic()
+        operation = self._operation
+        if operation is None:
+            return
+        rows = Operation.objects.using(self.using).filter(pk=operation.pk, worker=self.worker)
+
+        def write(now: datetime) -> None:
+            times = {"finished_at": now} if ended else {"leased_until": _leased(now)}
+            rows.update(done=self._done, outcomes=outcomes_of(tally), position=position or "", **values, **times)
+            if not ended:
+                self._stop_requested = rows.filter(stop_requested=True).exists()
+
+        self._try(write)
+
+    def _try(self, write: Any) -> None:
+        try:
+            with transaction.atomic(using=self.using):
+                write(transitions.now(self.using))
+        except (DatabaseError, InterfaceError) as error:
+            logger.debug("The operation of this restore could not be written: %s", error)
+
+
+def _leased(now: datetime) -> datetime:
+    return now + timedelta(seconds=LEASE)
+
+
+def _iso(when: datetime | None) -> str | None:
+    return None if when is None else when.astimezone(UTC).isoformat()
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

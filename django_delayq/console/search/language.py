@@ -1,0 +1,401 @@
+"""The search for messages: one line of text, parsed once, the same in the admin, in exports and in operations.
+
+``topic:mail.* due:<1h attempts:>3`` – all terms must hold. It knows no request, and never fails: what it does not
+understand stands in ``problems``, and then no message matches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
+
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
+
+from ... import conf
+from ...models import Message
+from ...states import FINAL, LIVE, State
+from . import periods
+from .payloads import PayloadHas, Scalar
+
+LONGEST = 10_000
+MOST_IDS = 1000
+MOST_TERMS = 30
+
+ALL = frozenset(State)
+
+_TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
+_PLAIN = re.compile(r'[^\s":*\\,=]+')
+_NAME = re.compile(r'\.(?:"([^"\\]+)"|([^\s".\\]+))')
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_COMPARISON = re.compile(r"(<=|>=|<|>|=|)(\d{1,9})")
+_LOOKUPS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte", "": "exact", "=": "exact"}
+
+
+class _Problem(ValueError):
+    """What is wrong with a term, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What stands behind the colon; in quotes it has no wildcards."""
+
+    text: str
+    quoted: bool = False
+
+    @property
+    def prefix(self) -> str | None:
+        """What it must begin with, for ``mail.*``."""
+        return self.text[:-1] if not self.quoted and self.text.endswith("*") and len(self.text) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition. ``frozen`` means the same at any moment and in any time zone."""
+
+    condition: Q
+    described: str
+    frozen: str
+    # The states that can match.
+    states: frozenset[State] = ALL
+    # It names few enough rows to look at all of them.
+    few: bool = False
+    # The only queue that can match.
+    queue: str | None = None
+    # The names it looks under in the payload.
+    names: tuple[str, ...] = ()
+    # The column that it limits, for indexes that begin with it.
+    along: str = ""
+    # A partial index holds all that can match.
+    narrow: bool = False
+    # What was given without a name: a key or a topic.
+    bare: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was asked for."""
+
+    text: str
+    terms: tuple[Term, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def states(self) -> frozenset[State]:
+        """The states that can match."""
+        return reduce(frozenset.__and__, (term.states for term in self.terms), ALL)
+
+    @property
+    def few(self) -> bool:
+        """Whether an id, a key or an error says which messages they are."""
+        return any(term.few for term in self.terms)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a partial index holds all that can match, though it may be many."""
+        return any(term.narrow for term in self.terms)
+
+    @property
+    def queue(self) -> str | None:
+        """The only queue that can match; None: any."""
+        return next((term.queue for term in self.terms if term.queue is not None), None)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names it looks under in payloads."""
+        return frozenset(name for term in self.terms for name in term.names)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Soonest first for what is live, last finished first for what is finished, else newest first."""
+        if self.states <= LIVE:
+            return ("due_at", "id")
+        return ("-finished_at", "-id") if self.states <= FINAL else ("-id",)
+
+    @property
+    def described(self) -> str:
+        """The search in words."""
+        return ", ".join(term.described for term in self.terms) or _("all messages")
+
+    @property
+    def frozen(self) -> str:
+        """A text that finds the same at any moment and in any time zone: times are absolute in it."""
+        return " ".join(term.frozen for term in self.terms)
+
+    def __and__(self, other: Search) -> Search:
+        text = f"{self.text} {other.text}".strip()
+        return Search(text, self.terms + other.terms, self.problems + other.problems)
+
+    def condition(self) -> Q:
+        """What a message must fulfil."""
+        if self.problems:
+            return NOTHING
+        return self.filters() & of_states(self.states)
+
+    def filters(self) -> Q:
+        """The same without the states."""
+        return reduce(Q.__and__, (term.condition for term in self.terms), Q())
+
+    def resolved(self, using: str) -> Search:
+        """The same, where what could be a key or a topic is the one that it is: no index has "or"."""
+        return replace(self, terms=tuple(_resolved(term, using) for term in self.terms))
+
+    def rows(self, using: str) -> QuerySet[Message]:
+        """The messages, in no order."""
+        return Message.objects.using(using).filter(self.condition())
+
+
+NOTHING = Q(pk__in=[])
+
+
+def of_states(states: frozenset[State]) -> Q:
+    """The states in the words that the partial indexes know."""
+    if states >= ALL:
+        return Q()
+    if not states:
+        return NOTHING
+    # An OR, not an IN: each side has a partial index.
+    chosen = reduce(or_, (Q(state=state) for state in State if state in states))
+    if states <= FINAL:
+        finished = Q(finished_at__isnull=False)
+        return finished if states == FINAL else finished & chosen
+    return chosen
+
+
+def parse(text: str, *, now: datetime) -> Search:
+    """Read a search. ``now`` is what ``due:<1h`` and ``is:overdue`` count from."""
+    text = text.strip()
+    if len(text) > LONGEST:
+        return Search(text, (), (_("The search is too long."),))
+    if not text.isprintable() and any(not c.isprintable() and not c.isspace() for c in text):
+        return Search(text, (), (_("The search has characters that no message can have."),))
+    tokens, rest = _TOKEN.findall(text), _TOKEN.sub("", text)
+    if '"' in rest:
+        return Search(text, (), (_("A quotation mark is not closed."),))
+    if len(tokens) > MOST_TERMS:
+        return Search(text, (), (_("More than %(most)d terms.") % {"most": MOST_TERMS},))
+    terms: list[Term] = []
+    problems: list[str] = []
+    for token in tokens:
+        try:
+            terms.append(_term(token, now))
+        except _Problem as problem:
+            problems.append(f"{token}: {problem}")
+    return Search(text, tuple(terms), tuple(problems))
+
+
+def term(name: str, value: str) -> str:
+    """The text of a term that means exactly this value, for links."""
+    return f"{name}:{_quote(value)}"
+
+
+def exact_error(kind: str) -> str:
+    """The text of a term for the messages whose last error is of exactly this kind."""
+    return f"error:={_quote(kind)}"
+
+
+def _quote(text: str) -> str:
+    # Digits alone would be an id.
+    if _PLAIN.fullmatch(text) and not text.isdigit():
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _term(token: str, now: datetime) -> Term:
+    name, colon, rest = _split(token)
+    if colon and name.lower() in _QUALIFIERS:
+        value = _value(rest)
+        if not value.text:
+            raise _Problem(_("nothing stands behind the colon."))
+        return _QUALIFIERS[name.lower()](name.lower(), value, now)
+    if colon and name.lower().startswith("payload."):
+        return _payload(name, rest)
+    value = _value(token)
+    if not value.quoted and value.text.isascii() and value.text.isdigit():
+        return _id("id", value, now)
+    if not value.text:
+        raise _Problem(_("nothing stands between the quotation marks."))
+    return _bare(value)
+
+
+def _split(token: str) -> tuple[str, str, str]:
+    """At the first colon outside of quotation marks."""
+    hidden = _QUOTED.sub(lambda match: "_" * len(match[0]), token)
+    place = hidden.find(":")
+    return (token[:place], ":", token[place + 1 :]) if place > 0 else (token, "", "")
+
+
+def _value(text: str) -> Value:
+    quoted = _QUOTED.fullmatch(text)
+    if quoted is None:
+        return Value(_QUOTED.sub(lambda match: _ESCAPED.sub(r"\1", match[1]), text))
+    return Value(_ESCAPED.sub(r"\1", quoted[1]), quoted=True)
+
+
+def _of_text(field: str, label: str, value: Value) -> tuple[Q, str, str]:
+    if value.prefix is not None:
+        described = _("%(field)s begins with “%(text)s”") % {"field": label, "text": value.prefix}
+        # The wildcard stays outside of the quotation marks.
+        return Q(**{f"{field}__startswith": value.prefix}), described, f"{term(field, value.prefix)}*"
+    described = _("%(field)s is “%(text)s”") % {"field": label, "text": value.text}
+    return Q(**{field: value.text}), described, term(field, value.text)
+
+
+def _id(name: str, value: Value, now: datetime) -> Term:
+    parts = value.text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) <= 19 and int(part) < 2**63 for part in parts):
+        raise _Problem(_("not an id. Write id:12345 or id:1,2,3."))
+    if len(parts) > MOST_IDS:
+        raise _Problem(_("more than %(most)d ids.") % {"most": MOST_IDS})
+    ids = sorted({int(part) for part in parts})
+    written = ",".join(map(str, ids))
+    condition = Q(pk=ids[0]) if len(ids) == 1 else Q(pk__in=ids)
+    return Term(condition, _("id %(ids)s") % {"ids": written.replace(",", ", ")}, f"id:{written}", few=True)
+
+
+def _key(name: str, value: Value, now: datetime) -> Term:
+    return Term(*_of_text("key", _("key"), value), few=value.prefix is None)
+
+
+def _topic(name: str, value: Value, now: datetime) -> Term:
+    return Term(*_of_text("topic", _("topic"), value))
+
+
+def _queue(name: str, value: Value, now: datetime) -> Term:
+    return Term(*_of_text("queue", _("queue"), value), queue=value.text if value.prefix is None else None)
+
+
+def _worker(name: str, value: Value, now: datetime) -> Term:
+    prefix = value.text if value.prefix is None else value.prefix
+    described = _("running on a worker whose name begins with “%(text)s”") % {"text": prefix}
+    return Term(Q(worker__startswith=prefix), described, term("worker", prefix), frozenset({State.RUNNING}))
+
+
+def _state(name: str, value: Value, now: datetime) -> Term:
+    names = value.text.lower().split(",")
+    if not all(n in State.values for n in names):
+        raise _Problem(_("not a state. Write one of %(states)s.") % {"states": ", ".join(State.values)})
+    states = [state for state in State if state.value in names]
+    described = _(" or ").join(str(state.label) for state in states)
+    return Term(Q(), described, "state:" + ",".join(state.value for state in states), frozenset(states))
+
+
+def _is(name: str, value: Value, now: datetime) -> Term:
+    match value.text.lower():
+        case "live":
+            return Term(Q(), _("live"), "is:live", LIVE)
+        case "finished":
+            return Term(Q(), _("finished"), "is:finished", FINAL)
+        case "retrying":
+            return Term(Q(attempts__gt=0), _("retrying"), "is:retrying", frozenset({State.SCHEDULED}))
+        case "overdue":
+            late = now - timedelta(seconds=conf.get().OVERDUE_AFTER)
+            frozen = f"state:{State.SCHEDULED} due:{periods.Period(end=late).frozen()}"
+            return Term(Q(due_at__lt=late), _("overdue"), frozen, frozenset({State.SCHEDULED}), along="due_at")
+    raise _Problem(_("unknown. Write is:overdue, is:live, is:finished or is:retrying."))
+
+
+_TIMES = {"due": "due_at", "created": "created_at", "finished": "finished_at"}
+
+
+def _time(name: str, value: Value, now: datetime) -> Term:
+    past = name != "due"
+    period = periods.parse(value.text, now, past=past)
+    if period is None:
+        text = _("not a time. Write %(name)s:<1h, %(name)s:today or %(name)s:2026-01-02..2026-01-03.")
+        raise _Problem(text % {"name": name})
+    field = _TIMES[name]
+    condition = Q()
+    if period.start is not None:
+        condition &= Q(**{f"{field}__gte": period.start})
+    if period.end is not None:
+        condition &= Q(**{f"{field}__lt": period.end})
+    label = {"due": _("due"), "created": _("created"), "finished": _("finished")}[name]
+    states = FINAL if name == "finished" else ALL
+    return Term(condition, f"{label} {period.described()}", f"{name}:{period.frozen()}", states, along=field)
+
+
+def _attempts(name: str, value: Value, now: datetime) -> Term:
+    comparison = _COMPARISON.fullmatch(value.text)
+    if comparison is None:
+        raise _Problem(_("not a number. Write attempts:3 or attempts:>3."))
+    mark, number = comparison[1], int(comparison[2])
+    described = _("failed attempts %(comparison)s") % {"comparison": f"{mark or '='} {number}"}
+    return Term(Q(**{f"attempts__{_LOOKUPS[mark]}": number}), described, f"attempts:{mark}{number}")
+
+
+def _error(name: str, value: Value, now: datetime) -> Term:
+    if not value.quoted and value.text.startswith("="):
+        kind = value.text[1:]
+        condition = Q(error=kind) & ~Q(error="") if kind else Q(error="")
+        return Term(condition, _("error is “%(text)s”") % {"text": kind}, exact_error(kind))
+    # Said again for the sake of the index on what failed.
+    condition = ~Q(error="") & Q(error__icontains=value.text)
+    described = _("error contains “%(text)s”") % {"text": value.text}
+    return Term(condition, described, term("error", value.text), few=True, narrow=True)
+
+
+def _payload(name: str, rest: str) -> Term:
+    path = tuple(quoted or plain for quoted, plain in _NAME.findall(name[len("payload") :]))
+    if "".join(match[0] for match in _NAME.finditer(name)) != name[len("payload") :]:
+        raise _Problem(_("not a path. Write payload.order.id:42."))
+    value = _value(rest)
+    if not value.text and not value.quoted:
+        raise _Problem(_("nothing stands behind the colon."))
+    condition = reduce(or_, (Q(PayloadHas(path, each)) for each in _scalars(value)))
+    # In words it goes into the audit and onto pages, where a value of a payload has no place.
+    described = _("payload %(path)s is a given value") % {"path": ".".join(path)}
+    return Term(condition, described, f"{name}:{rest}", names=path)
+
+
+def _scalars(value: Value) -> list[Scalar]:
+    """As text, and as the number or the constant that it could be too."""
+    if value.quoted:
+        return [value.text]
+    constants: dict[str, Scalar] = {"true": True, "false": False, "null": None}
+    if value.text in constants:
+        return [constants[value.text], value.text]
+    if _NUMBER.fullmatch(value.text) and len(value.text) <= 40:
+        number = json.loads(value.text)
+        if abs(number) < 2**63:
+            return [number, value.text]
+    return [value.text]
+
+
+def _bare(value: Value) -> Term:
+    if value.prefix is not None:
+        return Term(*_of_text("topic", _("topic"), value))
+    condition = Q(key=value.text) | Q(topic=value.text)
+    described = _("key or topic is “%(text)s”") % {"text": value.text}
+    return Term(condition, described, _quote(value.text), bare=value.text)
+
+
+def _resolved(term: Term, using: str) -> Term:
+    if term.bare is None:
+        return term
+    is_key = Message.objects.using(using).filter(key=term.bare).exists()
+    value = Value(term.bare, quoted=True)
+    return Term(*_of_text("key", _("key"), value), few=True) if is_key else Term(*_of_text("topic", _("topic"), value))
+
+
+_QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {
+    "id": _id,
+    "key": _key,
+    "topic": _topic,
+    "queue": _queue,
+    "state": _state,
+    "is": _is,
+    "due": _time,
+    "created": _time,
+    "finished": _time,
+    "attempts": _attempts,
+    "error": _error,
+    "worker": _worker,
+}

@@ -1,0 +1,121 @@
+"""Times as people write them in a search: "<1h", "2026-01-02..2026-01-03", "today"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ...durations import seconds
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?")
+_SPAN = re.compile(r"([+-]?)([\d.]+(?:ms|[smhdw])(?:[\d.]+(?:ms|[smhdw]))*)", re.IGNORECASE)
+_MILLISECOND = timedelta(milliseconds=1)
+_TO_THE_MS = re.compile(r"\.\d{3}(?!\d)")
+_INSTANT = timedelta(microseconds=1)
+_TURNED = str.maketrans("<>", "><")
+_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
+
+# Beyond these no message can be, and no arithmetic with time zones fails.
+_FIRST = datetime(1900, 1, 1, tzinfo=UTC)
+_LAST = datetime(2300, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """From ``start`` on, before ``end``; None: without a limit."""
+
+    start: datetime | None = None
+    end: datetime | None = None
+
+    def described(self) -> str:
+        if self.start is None:
+            return _("before %(end)s") % {"end": shown(self.end)}
+        if self.end is None:
+            return _("from %(start)s on") % {"start": shown(self.start)}
+        return _("from %(start)s until before %(end)s") % {"start": shown(self.start), "end": shown(self.end)}
+
+    def frozen(self) -> str:
+        """The same, at any moment and in any time zone."""
+        return "..".join("" if at is None else at.astimezone(UTC).isoformat() for at in (self.start, self.end))
+
+
+def shown(at: datetime | None) -> str:
+    """A moment in the current time zone."""
+    if at is None:
+        return ""
+    return timezone.localtime(at).replace(tzinfo=None).isoformat(sep=" ", timespec="seconds")
+
+
+def parse(text: str, now: datetime, *, past: bool) -> Period | None:
+    """A period; None when it is not one. A span such as ``1h`` counts from now: ahead, or with ``past`` back.
+
+    ``<1h`` is all that is nearer to now than that, in its direction.
+    """
+    text = text.strip()
+    if ".." in text:
+        return _range(text, now, past=past)
+    mark = re.match(r"[<>]?=?", text)[0]  # type: ignore[index]
+    operand = text[len(mark) :].strip()
+    interval = _interval(operand, now, past=past)
+    if interval is None:
+        return None
+    start, end = interval
+    beyond = end if start != end else start + _INSTANT
+    if mark in ("", "="):
+        return Period(start, beyond)
+    if past and _SPAN.fullmatch(operand):
+        mark = mark.translate(_TURNED)
+    if mark.startswith("<"):
+        return Period(end=start if mark == "<" else beyond)
+    return Period(start=start if mark == ">=" else beyond)
+
+
+def _range(text: str, now: datetime, *, past: bool) -> Period | None:
+    first, _dots, last = text.partition("..")
+    start, end = _interval(first, now, past=past), _interval(last, now, past=past)
+    if (start is None and first) or (end is None and last) or (start is None and end is None):
+        return None
+    period = Period(start and start[0], end and end[1])
+    if period.start is not None and period.end is not None:
+        if past and period.start > period.end and _SPAN.fullmatch(first) and _SPAN.fullmatch(last):
+            return Period(period.end, period.start)
+        if period.start >= period.end:
+            return None
+    return period
+
+
+def _interval(text: str, now: datetime, *, past: bool) -> tuple[datetime, datetime] | None:
+    """A day or a millisecond, or a moment as an empty interval."""
+    try:
+        found = _unchecked(text, now, past=past)
+    except (ValueError, OverflowError):
+        return None
+    return found if found is not None and found[0] >= _FIRST and found[1] <= _LAST else None
+
+
+def _unchecked(text: str, now: datetime, *, past: bool) -> tuple[datetime, datetime] | None:
+    if text.lower() in _DAYS:
+        return _day(timezone.localtime(now).date() + timedelta(days=_DAYS[text.lower()]))
+    if _DATE.fullmatch(text):
+        return _day(date.fromisoformat(text))
+    if _MOMENT.fullmatch(text.upper()):
+        at = datetime.fromisoformat(text.upper())
+        at = timezone.make_aware(at) if at.tzinfo is None else at
+        # As times are shown here, cut to the millisecond: all that is shown so is meant.
+        return at, at + (_MILLISECOND if _TO_THE_MS.search(text) else timedelta(0))
+    span = _SPAN.fullmatch(text)
+    if span is None:
+        return None
+    length = timedelta(seconds=seconds(span[2]))
+    at = now - length if past != (span[1] == "-") else now + length
+    return at, at
+
+
+def _day(day: date) -> tuple[datetime, datetime]:
+    start, end = (datetime.combine(d, time()) for d in (day, day + timedelta(days=1)))
+    return timezone.make_aware(start), timezone.make_aware(end)

@@ -1,0 +1,196 @@
+"""The public extension point: what an installed app adds to workers, restores and ``delayq_stats``.
+
+An app registers what it adds in its ``AppConfig.ready()``. The console adds its statistics and its operations this way.
+While nothing is registered, a worker pays one look at an empty tuple for each batch of messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from .signals import MessageFacts
+
+if TYPE_CHECKING:
+    from .restore import Overdue, Selection, Tally
+    from .sql.rows import Claimed, Moved
+
+logger = logging.getLogger("django_delayq")
+
+
+class Service:
+    """A periodic duty of a worker process. Subclass it, and return it from ``WorkerExtension.services``."""
+
+    # Shown in the log.
+    name = "service"
+    # Services of one thread take turns. A service that may be busy for seconds has a thread of its own.
+    thread = "upkeep"
+    # After errors in a row the worker waits longer each time, up to this many seconds.
+    longest_backoff = 5.0
+
+    def tick(self) -> float:
+        """Do one bounded piece of work, and return in how many seconds to come back (0: at once).
+
+        It may raise: the worker logs that once, waits, and calls again.
+        """
+        raise NotImplementedError
+
+
+class WorkerExtension:
+    """What an app adds to one worker process: services of its own, and a view of what happens to messages.
+
+    One object is made for each process. The methods from ``claimed`` to ``ended`` are called by several threads of the
+    worker, in batches, after the commit. They must be quick and must not use the database: they stand between two
+    messages. What they raise is logged and harms nothing.
+    """
+
+    # Names that run_delayq takes in --roles besides its own.
+    roles: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, using: str, worker: str) -> None:
+        """``using`` is the database alias of the messages, ``worker`` the name of the process in the log."""
+        self.using = using
+        self.worker = worker
+
+    def services(self, roles: frozenset[str]) -> Iterable[Service]:
+        """Return the services to run in a process that has these roles."""
+        return ()
+
+    def claimed(self, claims: Sequence[Claimed]) -> None:
+        """Messages were claimed together."""
+
+    def consumed(self, messages: Sequence[MessageFacts]) -> None:
+        """The handlers of these messages succeeded."""
+
+    def retried(self, messages: Sequence[MessageFacts]) -> None:
+        """The handlers of these messages failed, and the messages will be delivered again."""
+
+    def ended(self, moves: Sequence[Moved]) -> None:
+        """These messages moved otherwise: to *dead*, *cancelled* or *expired*, or back to *scheduled*."""
+
+    def stop(self) -> None:
+        """The process ends in order, and its services have stopped. The database may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStart:
+    """A restore that begins: who restores what. ``described`` says in words which messages."""
+
+    using: str
+    who: str
+    selection: Selection
+    overdue: Overdue
+    spread: float
+    no_expired: bool
+    described: str
+    # How many messages there are to put; None: not counted.
+    total: int | None
+
+
+class RestoreObserver(Protocol):
+    """Follows one restore. What it raises is logged; the restore goes on."""
+
+    def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
+        """So many more messages were handled; ``tally`` counts all so far. Return True to ask the restore to stop."""
+
+    def ended(self, tally: Tally, position: str | None, error: str) -> None:
+        """The restore ended: complete without a ``position``, stopped there with one, failed with an ``error``."""
+
+
+class StatisticsSection(Protocol):
+    """A section of ``delayq_stats``: lines for people, and facts for ``--json``."""
+
+    def lines(self) -> Iterable[str]: ...
+    def facts(self) -> dict[str, Any]: ...
+
+
+_worker_extensions: list[Callable[[str, str], WorkerExtension]] = []
+_roles: list[str] = []
+_restore_observers: list[Callable[[RestoreStart], RestoreObserver]] = []
+_statistics: list[Callable[[str, datetime], StatisticsSection]] = []
+
+
+def add_to_workers(make: Callable[[str, str], WorkerExtension], *, roles: Iterable[str] = ()) -> None:
+    """Have each worker process make an extension with ``make(using, worker)``; ``roles`` are those that it knows."""
+    if make not in _worker_extensions:
+        _worker_extensions.append(make)
+        _roles.extend(role for role in roles if role not in _roles)
+
+
+def observe_restores(make: Callable[[RestoreStart], RestoreObserver]) -> None:
+    """Have each restore make an observer: those of ``delayq_restore`` and those that a loader does by itself."""
+    if make not in _restore_observers:
+        _restore_observers.append(make)
+
+
+def add_to_statistics(make: Callable[[str, datetime], StatisticsSection]) -> None:
+    """Add a section to ``delayq_stats``: ``make(using, now)`` collects it."""
+    if make not in _statistics:
+        _statistics.append(make)
+
+
+def roles() -> tuple[str, ...]:
+    """Return the roles that extensions of workers add."""
+    return tuple(_roles)
+
+
+def statistics(using: str, now: datetime) -> list[StatisticsSection]:
+    """Collect the sections that were added to ``delayq_stats``."""
+    return [make(using, now) for make in _statistics]
+
+
+class WorkerExtensions:
+    """All extensions of one worker process, as one."""
+
+    def __init__(self, using: str, worker: str) -> None:
+        self._all = tuple(make(using, worker) for make in _worker_extensions)
+
+    def services(self, roles: frozenset[str]) -> list[Service]:
+        return [service for extension in self._all for service in extension.services(roles)]
+
+    def claimed(self, claims: Sequence[Claimed]) -> None:
+        for extension in self._all:
+            _call(extension.claimed, claims)
+
+    def consumed(self, messages: Sequence[MessageFacts]) -> None:
+        for extension in self._all:
+            _call(extension.consumed, messages)
+
+    def retried(self, messages: Sequence[MessageFacts]) -> None:
+        for extension in self._all:
+            _call(extension.retried, messages)
+
+    def ended(self, moves: Sequence[Moved]) -> None:
+        for extension in self._all:
+            _call(extension.ended, moves)
+
+    def stop(self) -> None:
+        for extension in self._all:
+            _call(extension.stop)
+
+
+class RestoreObservers:
+    """All observers of one restore, as one."""
+
+    def __init__(self, start: RestoreStart) -> None:
+        self._all = [observer for make in _restore_observers if (observer := _call(make, start)) is not None]
+
+    def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
+        # A list: each observer is told, whatever another one answers.
+        answers = [_call(observer.progress, messages, tally, position) for observer in self._all]
+        return any(answers)
+
+    def ended(self, tally: Tally, position: str | None, error: str = "") -> None:
+        for observer in self._all:
+            _call(observer.ended, tally, position, error)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception:
+        logger.exception("An extension failed: %s", getattr(function, "__qualname__", function))
+        return None

@@ -1,0 +1,167 @@
+"""Whether all is well: one answer per question, for monitors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.migrations.executor import MigrationExecutor
+
+from .. import conf, pausing, restore, transitions
+from ..broker import connection
+from ..broker.redis import RedisBroker
+from ..broker.survey import Health, Survey
+from ..durations import brief
+from ..exceptions import BrokerUnavailable, ForeignBroker
+from ..models import Message
+from ..states import State
+from . import stats
+
+
+class Level(IntEnum):
+    """How bad it is."""
+
+    OK = 0
+    WARN = 1
+    CRITICAL = 2
+
+
+class Cause(IntEnum):
+    """What a critical finding is about; the greatest decides."""
+
+    PROBLEM = 3
+    UNREACHABLE = 69
+    MISCONFIGURED = 78
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The answer to one question."""
+
+    name: str
+    level: Level
+    detail: str
+    why: Cause = Cause.PROBLEM
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What counts as well."""
+
+    min_workers: int = 1
+    max_overdue_age: float = 60.0
+    max_dead: int | None = None
+
+
+def check(using: str, broker: RedisBroker | None, limits: Limits) -> Iterator[Finding]:
+    """Ask the database, then Redis. What cannot be asked is left out: the finding before it says why."""
+    database = _database(using)
+    yield database
+    ready = database.level == Level.OK
+    if ready:
+        migrations = _migrations(using)
+        yield migrations
+        ready = migrations.level == Level.OK
+    if broker is None:
+        yield Finding("Redis", Level.OK, f"{connection.describe(conf.get())}")
+    else:
+        yield from _redis(using, broker, ready=ready)
+    if ready:
+        yield from _record(using, limits)
+
+
+def worst(findings: list[Finding]) -> Cause | None:
+    """What the critical ones are about; None when there are none."""
+    return max((finding.why for finding in findings if finding.level == Level.CRITICAL), default=None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _database(using: str) -> Finding:
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except (DatabaseError, InterfaceError) as error:
+        return Finding("Database", Level.CRITICAL, _first_line(error), Cause.UNREACHABLE)
+    return Finding("Database", Level.OK, f"{using}: {connections[using].vendor}")
+
+
+def _migrations(using: str) -> Finding:
+    executor = MigrationExecutor(connections[using])
+    targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_delayq"]
+    pending = [migration.name for migration, _backwards in executor.migration_plan(targets)]
+    if pending or not targets:
+        names = ", ".join(pending) or "none found"
+        return Finding("Migrations", Level.CRITICAL, f"pending: {names}; run migrate", Cause.MISCONFIGURED)
+    return Finding("Migrations", Level.OK, "applied")
+
+
+def _redis(using: str, broker: RedisBroker, *, ready: bool) -> Iterator[Finding]:
+    survey = Survey(broker)
+    where = connection.describe(conf.get())
+    try:
+        health = survey.health()
+        yield Finding("Redis", Level.OK, f"{where}, version {health.version or 'unknown'}")
+        yield from _server(health)
+        if ready:
+            yield _identity(using, survey)
+    except BrokerUnavailable as error:
+        yield Finding("Redis", Level.CRITICAL, f"{where}: {_first_line(error)}", Cause.UNREACHABLE)
+
+
+def _server(health: Health) -> Iterator[Finding]:
+    if health.role in (None, "master"):
+        yield Finding("Redis role", Level.OK if health.role else Level.WARN, health.role or "does not say")
+    else:
+        yield Finding("Redis role", Level.CRITICAL, f"{health.role}: this Redis is not the one to write to")
+    if health.policy is None:
+        yield Finding("Redis maxmemory-policy", Level.WARN, "does not say")
+    elif health.policy == "noeviction":
+        yield Finding("Redis maxmemory-policy", Level.OK, health.policy)
+    else:
+        detail = f"{health.policy} may drop what is waiting; set it to noeviction"
+        yield Finding("Redis maxmemory-policy", Level.CRITICAL, detail)
+    if health.persistence is None:
+        yield Finding("Redis persistence", Level.WARN, "does not say")
+    elif health.persistence == "none":
+        yield Finding("Redis persistence", Level.WARN, "none; the record restores it after a restart")
+    else:
+        yield Finding("Redis persistence", Level.OK, health.persistence)
+
+
+def _identity(using: str, survey: Survey) -> Finding:
+    for queue in restore.queues(using):
+        try:
+            restore.refuse_foreign(using, survey.meta(queue))
+        except ForeignBroker as error:
+            return Finding("Redis identity", Level.CRITICAL, f"queue {queue}: {error}", Cause.MISCONFIGURED)
+    return Finding("Redis identity", Level.OK, "ours")
+
+
+def _record(using: str, limits: Limits) -> Iterator[Finding]:
+    now = transitions.now(using)
+    alive = stats.alive(using, now)
+    level = Level.OK if alive >= limits.min_workers else Level.CRITICAL
+    yield Finding("Workers", level, f"{alive} alive" + ("" if level == Level.OK else f" of {limits.min_workers}"))
+    paused = pausing.paused(using)
+    if paused:
+        since = ", ".join(
+            f"{name} for {brief((now - queue.paused_at).total_seconds())}" for name, queue in paused.items()
+        )
+        yield Finding("Paused queues", Level.WARN, since)
+    # What waits in a paused queue is meant to.
+    oldest = stats.oldest_overdue(using, now, paused)
+    if oldest is None:
+        yield Finding("Overdue", Level.OK, "none")
+    else:
+        age = (now - oldest).total_seconds()
+        level = Level.OK if age <= limits.max_overdue_age else Level.CRITICAL
+        yield Finding("Overdue", level, f"the oldest by {brief(age)}")
+    if limits.max_dead is not None:
+        dead = stats.capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
+        level = Level.CRITICAL if dead.more else Level.OK
+        yield Finding("Dead", level, str(dead))

@@ -1,0 +1,37 @@
+"""The queues that somebody has paused."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from .. import validation
+
+
+class Queue(models.Model):
+    """A queue that was paused: its messages wait. A queue without a row is served."""
+
+    # The pauses that last, by the database's clock.
+    PAUSED = Q(resumes_at__isnull=True) | Q(resumes_at__gt=Now())
+
+    name = models.CharField(_("name"), max_length=validation.QUEUE_LENGTH, primary_key=True)
+    paused_at = models.DateTimeField(_("paused"), default=timezone.now)
+    # Served again from then on, without anybody's doing; NULL: when somebody resumes it.
+    resumes_at = models.DateTimeField(_("resumes"), null=True, blank=True)
+    paused_by = models.CharField(_("paused by"), max_length=200, default="", blank=True)
+    reason = models.TextField(_("reason"), default="", blank=True)
+
+    class Meta:
+        db_table = "delayq_queue"
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
+        default_permissions = ()
+        permissions: ClassVar = [("pause_queue", "Can pause and resume queues")]
+
+    def __str__(self) -> str:
+        return self.name

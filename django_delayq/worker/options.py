@@ -1,0 +1,44 @@
+"""The options of a worker: those of ``run_delayq``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+
+from .. import actors, extensions
+
+# The roles that a worker has by itself; extensions add theirs.
+ROLES = ("loader", "sweeper", "mover", "consumer", "recorder", "reaper", "janitor")
+
+
+def all_roles() -> tuple[str, ...]:
+    """Return the names that ``--roles`` takes."""
+    return (*ROLES, *extensions.roles())
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``run_delayq`` was asked for. Times are seconds."""
+
+    using: str
+    queues: tuple[str, ...] = ()
+    processes: int = 1
+    threads: int = 8
+    # None: all of them.
+    roles: frozenset[str] | None = None
+    max_messages: int | None = None
+    max_runtime: float | None = None
+    graceful_timeout: float = 30.0
+    name: str = ""
+    heartbeat_file: str | None = None
+
+    def has(self, role: str) -> bool:
+        """Tell whether a process with these options has a role."""
+        return self.roles is None or role in self.roles
+
+
+def worker_name(options: Options) -> str:
+    """Return a name for this run of this process alone: a pid that is used again must not inherit claims."""
+    base = options.name or actors.host()
+    return f"{base}/{os.getpid()}/{secrets.token_hex(3)}"
