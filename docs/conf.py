@@ -1,0 +1,41 @@
+"""Configuration of Sphinx: ``tox -e docs``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+# Autodoc imports the models.
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+
+import django  # noqa: E402
+
+django.setup()
+
+import django_delayq  # noqa: E402
+
+project = "django-delayq"
+author = "The django-delayq authors"
+project_copyright = author
+version = release = django_delayq.__version__
+
+extensions = ["sphinx.ext.autodoc"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80
+
+exclude_patterns = ["_build"]
+highlight_language = "python"
+
+html_theme = "furo"
+html_title = project
+html_theme_options = {
+    "source_repository": "https://github.com/django-delayq/django-delayq/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
