@@ -25,9 +25,10 @@ from .measures import Results, figure
 from .systems import SYSTEMS, System
 from .workloads import SIZES, WORKLOADS, Size, Workload, takes_part
 
-PAGE = ROOT / "docs" / "performance.rst"
-PICTURE = ROOT / "docs" / "performance.svg"
-GROWTH = ROOT / "docs" / "growth.svg"
+DOCS = ROOT / "docs" / "explanation"
+PAGE = DOCS / "performance.rst"
+PICTURE = DOCS / "performance.svg"
+GROWTH = DOCS / "growth.svg"
 BEGAN = time.monotonic()
 
 # What --quick does: two minutes. The fastest peers of either kind, and nothing that mostly waits.

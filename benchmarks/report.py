@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import targets
+from . import captions, targets
 from .measures import Results, at, levels, shown
 from .systems import BY_NAME, FEATURES, SYSTEMS
 from .workloads import WORKLOADS, Workload
@@ -125,7 +125,7 @@ def to_terminal(run: Run) -> str:
         parts.append("\n\n".join([w.title + origin, *map(as_text, tables(w, run.results))]))
     for workload, failures in run.results.failures.items():
         parts += [f"{BY_NAME[system].title} could not do {workload}: {why}" for system, why in failures.items()]
-    parts.append(f"What they do\n{as_text(features_table())}")
+    parts.append(f"What each system does\n{as_text(features_table())}")
     parts.append(f"Targets\n{as_text(targets_table(run.results, measured_only=True))}")
     return "\n\n".join(parts)
 
@@ -136,15 +136,15 @@ def to_rst(run: Run, pictures: Mapping[str, str]) -> str:
     if run.origins:
         parts.append("Sections with a date of their own are from other runs.")
     parts += [f".. image:: {name}\n   :alt: {shows}" for name, shows in pictures.items()]
-    parts += [f"{_headed('Targets', '-')}\n\n{as_rst(targets_table(run.results))}"]
+    parts += [_headed("Targets", "-"), captions.TARGETS, as_rst(targets_table(run.results))]
     for workload in measured(run.results):
-        parts.append(_headed(workload.title, "-"))
+        parts += [_headed(workload.title, "-"), captions.CAPTIONS[workload.name]]
         if workload.name in run.origins:
             parts.append(f"Measured {run.origins[workload.name]}")
         parts += map(as_rst, tables(workload, run.results))
         if failures := run.results.failures.get(workload.name):
             parts.append("Could not: " + ", ".join(BY_NAME[name].title for name in failures) + ".")
-    parts.append(f"{_headed('What they do', '-')}\n\n{as_rst(features_table())}")
+    parts += [_headed("What each system does", "-"), captions.FEATURES, as_rst(features_table())]
     return "\n\n".join(parts)
 
 

@@ -16,7 +16,7 @@ from benchmarks.systems import BY_NAME, FEATURES, SYSTEMS
 from benchmarks.targets import TARGETS, Target, evaluate
 from benchmarks.workloads import WORKLOADS, takes_part
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation"
 
 
 def rates(workload: str = "drain", **medians: float) -> Results:

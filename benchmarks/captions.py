@@ -1,0 +1,59 @@
+"""What the documentation says above the table of each workload."""
+
+from __future__ import annotations
+
+TARGETS = (
+    "The rows that compare are medians of ratios within a round. *The fastest durable peer* is the fastest system that"
+    " has written the message to disk when the call returns. Why two are not met is in :doc:`performance-history`."
+)
+FEATURES = (
+    "A system that keeps messages in Redis' memory has less to do than one that writes each of them, and each step, to"
+    " disk. This table says what each system does for its time."
+)
+CAPTIONS = {
+    "schedule": (
+        "One process with one connection; the message is committed, or in Redis, when the call returns."
+        " *client* and *servers* is the CPU time per message in the scheduling process, and in Redis and PostgreSQL."
+    ),
+    "schedule-inside": "A hundred messages in each transaction, as in a view that does other work too.",
+    "schedule-bulk": "With the call that each system has for many messages; a system without one is left out.",
+    "drain": (
+        "Messages that are due wait; then one worker process starts. The time runs from the first message handled to"
+        " the last; for django-delayq to the commit of the last outcome with its log."
+    ),
+    "drain-2": "The same on two cores, which the servers share.",
+    "insert": (
+        "The handler inserts a row: with django-delayq through the ORM, in the transaction that records the success, so"
+        " exactly once. Peers insert with psycopg in a transaction of their own, which is quicker, and repeat it when"
+        " the task is repeated."
+    ),
+    "insert-2": "The same with two worker processes, for django-delayq alone.",
+    "late-200": (
+        "How long after its due time each message was handled. *early* counts those handled before it, *missing* those"
+        " not handled within 35 s, and *sent* is the rate that the sender reached."
+    ),
+    "late-1000": "The same with five times as many. A system that drains fewer than that in a second takes no part.",
+    "idle": "Commands to Redis and statements to PostgreSQL, per second, by a worker process with nothing to do.",
+    "memory": (
+        "The growth of Redis' ``used_memory`` for each of some thousand waiting messages, within the horizon and beyond it. The"
+        " sorted set alone takes 103 bytes a message when it holds a million."
+    ),
+    "life": (
+        "Write-ahead log and disk for each message from its schedule to its end, with its log. *flowing*: of messages"
+        " that fall due one by one, which take more commits than a backlog."
+    ),
+    "restore": (
+        "``delayq_restore`` of messages due in no order (a million with ``--size full``), with the start of the command."
+        " *vacuumed*: of rows that a vacuum has seen."
+    ),
+    "recovery": "From the SIGKILL until all hundred messages have been handled again by another process.",
+    "burst": (
+        "Messages that fall due within one second (a million with ``--size full``), and one worker process. Meanwhile"
+        " another client pings Redis, and five messages with the highest priority are scheduled."
+    ),
+    "growth-waiting": (
+        "What one message costs while others wait, and *with none*: measured in turns on a second, empty set of tables."
+    ),
+    "growth-history": "The same while more and more finished messages, with their log, are kept.",
+    "growth-processes": "The rate of a backlog by the number of worker processes, on two cores that the servers share.",
+}
