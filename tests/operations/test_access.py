@@ -33,8 +33,8 @@ COMMANDS = [
 
 
 def documented_rights() -> list[str]:
-    """What docs/operating.rst gives the user."""
-    text = Path(ROOT, "docs", "operating.rst").read_text()
+    """The rights that docs/howto/deploy.rst gives the user."""
+    text = Path(ROOT, "docs", "howto", "deploy.rst").read_text()
     found = re.search(r"ACL SETUSER delayq on >password ((?:.+\n)+)", text)
     assert found is not None
     return found[1].split()
