@@ -92,7 +92,7 @@ def run_python(page: Path, names: dict[str, Any]) -> dict[str, Any]:
         if block.language == "python" and block.is_run:
             file = f"<{block}>"
             linecache.cache[file] = (len(block.text), None, block.text.splitlines(keepends=True), file)
-            exec(compile(block.text, file, "exec", dont_inherit=True), names)  # noqa: S102
+            exec(compile(block.text, file, "exec", dont_inherit=True), names)
         elif block.language == "pycon" and block.is_run:
             examine(block, names)
     return names

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from django_delayq import registry
+from testproject.shop.models import Order
+
+from .blocks import DOCS, run_python
+
+Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
@@ -17,3 +25,23 @@ def free_topics() -> Iterator[None]:
     yield
     registry._handlers.clear()
     registry._handlers.update(former)
+
+
+@pytest.fixture
+def run_page(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the Python examples of a page, as modules of an app ``orders`` that has the shop's orders.
+
+    ``modules`` are others that the page leaves to the reader: their names, and what is in each.
+    """
+
+    def run(page: str, modules: dict[str, dict[str, Any]] | None = None, **names: Any) -> dict[str, Any]:
+        for name, content in {"": {}, "models": {"Order": Order}, **(modules or {})}.items():
+            module = ModuleType(f"orders.{name}" if name else "orders")
+            vars(module).update(content)
+            if not name:
+                module.__path__ = []
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        given = {"__name__": "orders.examples", "__package__": "orders", **names}
+        return run_python(DOCS / f"{page}.rst", given)
+
+    return run

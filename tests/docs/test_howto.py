@@ -1,20 +1,187 @@
-"""The examples of the how-to guides do what the guides say."""
+"""The examples of the how-to guides and of the reference do what the pages say."""
 
 from __future__ import annotations
 
+import json
+import logging
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import psycopg.conninfo
+import pytest
+from django.contrib.auth.models import Group
+
+from django_delayq import KeyConflict, handler, run_message_now, schedule_message
+from django_delayq.models import Message, Queue
+from django_delayq.signals import message_dead, message_delivered, message_retried, message_succeeded
 from testproject.servers import RedisServer
+from testproject.shop.models import Order
+from tests.commands.conftest import run
 
 from .blocks import DOCS, blocks
+from .coming import HAS_CONSOLE
+from .conftest import Run
 from .project import Project
 
+redis_forgets = pytest.mark.usefixtures("redis_client")
+pytestmark = [pytest.mark.django_db(transaction=True), redis_forgets]
 
-def follow_files(project: Project, page: str) -> None:
+
+def deliver() -> None:
+    assert run("run_delayq", "--once", "--threads", "1").code == 0
+
+
+def state(topic: str) -> str:
+    return Message.objects.filter(topic=topic).latest("pk").state
+
+
+def new_order() -> Order:
+    return Order.objects.create(email="anna@example.com")
+
+
+# --- first page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_page_closes_an_order(run_page: Run) -> None:
+    names = run_page("index")
+    order = names["place_order"]("anna@example.com")
+    message = Message.objects.get(topic="orders.close")
+    assert message.due_at - message.created_at == pytest.approx(timedelta(minutes=15), abs=timedelta(seconds=1))
+    assert run_message_now(message)
+    deliver()
+    order.refresh_from_db()
+    assert order.status == "closed"
+
+
+# --- come from another queue ------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_closed_or_paid_as_in_the_other_queues(run_page: Run) -> None:
+    names = run_page("howto/coming-from")
+    paid, unpaid = (names["place_order"]("anna@example.com") for _ in range(2))
+    names["pay_order"](paid)
+    assert run_message_now(topic="orders.close", key=f"order-{unpaid.pk}")
+    deliver()
+    paid.refresh_from_db()
+    unpaid.refresh_from_db()
+    assert (paid.status, unpaid.status) == ("paid", "closed")
+    with pytest.raises(ValueError, match="too late"):
+        names["pay_order"](unpaid)
+
+
+# --- handlers that may run twice --------------------------------------------------------------------------------------
+
+
+class BankBusy(Exception):
+    retry_after = 60
+
+
+class BankRefused(Exception):
+    pass
+
+
+def charge(order: str, *, idempotency_key: str) -> None:
+    """The bank of the guide: what it answers depends on the order."""
+    if order == "busy":
+        raise BankBusy
+    if order == "refused":
+        raise BankRefused("no money")
+    assert idempotency_key.startswith("charge-")
+
+
+def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
+    run_page("howto/handlers", {"bank": {"BankBusy": BankBusy, "BankRefused": BankRefused, "charge": charge}})
+    order = new_order()
+    schedule_message("orders.close", {"order": order.pk})
+    charged = {order: schedule_message("payments.charge", {"order": order}) for order in ("fine", "busy", "refused")}
+    schedule_message("reports.build", {"pages": 2})
+    deliver()
+    order.refresh_from_db()
+    assert order.status == "closed"
+    assert Message.objects.get(topic="orders.tell_closed").payload == {"order": order.pk}
+    states = {name: Message.objects.get(pk=message.pk).state for name, message in charged.items()}
+    assert states == {"fine": "consumed", "busy": "scheduled", "refused": "dead"}
+    assert "the bank refused: no money" in charged["refused"].transitions.last().error
+    assert state("reports.build") == "consumed"
+
+
+# --- do something often -----------------------------------------------------------------------------------------------
+
+
+def follow(project: Project, page: str) -> None:
     """Write the files of a page into a project."""
     for block in blocks(DOCS / f"{page}.rst"):
         if block.language == "python" and block.path is not None:
+            (project.folder / block.path).parent.mkdir(parents=True, exist_ok=True)
             project.follow(block)
+
+
+CHAIN = """
+from datetime import datetime
+from django.core.management import call_command
+from django.utils import timezone
+from django_delayq import run_message_now
+from django_delayq.models import Message
+from orders.handlers import EVERY
+
+def deliver():
+    call_command("run_delayq", "--once", "--threads", "1")
+
+call_command("start_digest")
+call_command("start_digest")
+(first,) = Message.objects.filter(topic="digest.slot")
+assert first.due_at > timezone.now()
+assert run_message_now(first)
+deliver()
+assert Message.objects.get(pk=first.pk).state == "consumed"
+assert Message.objects.get(topic="digest.send").state == "consumed"
+(second,) = Message.objects.filter(topic="digest.slot", state="scheduled")
+assert datetime.fromisoformat(second.payload["slot"]) == first.due_at + EVERY, (first, second.payload)
+"""
+
+
+def test_the_chain_schedules_its_next_slot_once(tmp_path: Path, redis_server: RedisServer) -> None:
+    with Project(tmp_path, redis_server.url) as project:
+        project.run("django-admin startproject mysite")
+        project.run("cd mysite")
+        project.run("python manage.py startapp orders")
+        follow(project, "tutorial")
+        follow(project, "howto/recurring")
+        project.run("python manage.py makemigrations orders")
+        project.run("python manage.py migrate")
+        project.python(CHAIN)
+
+
+def test_a_handler_cannot_schedule_under_its_own_key(free_topics: None) -> None:
+    answers: dict[str, str] = {}
+
+    @handler("docs.chain")
+    def chain(message: Any) -> None:
+        for what in ("error", "replace", "debounce", "keep"):
+            try:
+                found = schedule_message("docs.chain", key="k", delay=60, on_conflict=what)
+                answers[what] = f"{found.pk == message.id} {found.existed}"
+            except KeyConflict:
+                answers[what] = "KeyConflict"
+
+    schedule_message("docs.chain", key="k")
+    deliver()
+    assert answers == {"error": "KeyConflict", "replace": "KeyConflict", "debounce": "KeyConflict", "keep": "True True"}
+
+
+def test_a_message_that_never_ends_keeps_its_attempts(free_topics: None) -> None:
+    names: dict[str, Any] = {}
+    (block,) = [block for block in blocks(DOCS / "howto/recurring.rst") if block.path == "orders/polling.py"]
+    exec(block.text, names)
+    message = schedule_message("bank.poll", key="poll")
+    deliver()
+    message.refresh_from_db()
+    assert (message.state, message.attempts, message.transitions.count()) == ("scheduled", 0, 3)
+    assert (message.due_at - message.created_at).total_seconds() == pytest.approx(60, abs=5)
+
+
+# --- test your own code -----------------------------------------------------------------------------------------------
 
 
 def test_the_tests_of_the_guide_pass(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -22,7 +189,120 @@ def test_the_tests_of_the_guide_pass(tmp_path: Path, redis_server: RedisServer) 
         project.run("django-admin startproject mysite")
         project.run("cd mysite")
         project.run("python manage.py startapp orders")
-        follow_files(project, "tutorial")
-        follow_files(project, "howto/testing")
+        follow(project, "tutorial")
+        follow(project, "howto/testing")
         project.run("python manage.py makemigrations orders")
         project.run("python manage.py test")
+
+
+# --- deploy, operate --------------------------------------------------------------------------------------------------
+
+
+def test_two_topics_can_have_one_handler_while_a_topic_is_renamed(run_page: Run) -> None:
+    databases: dict[str, Any] = {"default": {}}
+    names = run_page("howto/deploy", DATABASES=databases)
+    for topic in ("orders.close", "orders.close_unpaid"):
+        schedule_message(topic, {"order": 1})
+    deliver()
+    assert set(Message.objects.values_list("topic", "state")) == {
+        ("orders.close", "consumed"),
+        ("orders.close_unpaid", "consumed"),
+    }
+    assert names["close"]
+    # psycopg knows each of the options.
+    assert psycopg.conninfo.make_conninfo(**databases["default"]["OPTIONS"])
+    assert databases["default"]["DISABLE_SERVER_SIDE_CURSORS"] is True
+
+
+def test_a_queue_is_paused_and_dead_messages_are_requeued(run_page: Run) -> None:
+    dead = schedule_message("payments.callback", max_attempts=1)
+    handler("payments.callback")(refuse)
+    deliver()
+    assert state("payments.callback") == "dead"
+    names = run_page("howto/operate")
+    assert not Queue.objects.exists()
+    assert {verdict.name: number for verdict, number in names["counts"].items()} == {"REQUEUED": 1}
+    dead.refresh_from_db()
+    assert dead.transitions.last().reason == "the bank is back"
+
+
+def refuse(message: Any) -> None:
+    raise ConnectionError("the bank does not answer")
+
+
+# --- monitor ----------------------------------------------------------------------------------------------------------
+
+
+class Statsd:
+    """Remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def timing(self, name: str, milliseconds: float) -> None:
+        self.sent.append(name)
+        assert milliseconds >= 0
+
+    def incr(self, name: str) -> None:
+        self.sent.append(name)
+
+
+def test_the_examples_of_monitoring_see_a_success_and_a_failure(
+    run_page: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    statsd = Statsd()
+    reporting = {"reported": lambda function: function}
+    names = run_page("howto/monitoring", {"statsd": {"statsd": statsd}, "reporting": reporting})
+    handler("docs.ok")(print)
+    try:
+        schedule_message("docs.ok")
+        schedule_message("orders.close")
+        with caplog.at_level(logging.INFO, "django_delayq"):
+            deliver()
+    finally:
+        for signal in (message_dead, message_delivered, message_retried, message_succeeded):
+            for name in ("delivered", "succeeded", "failed"):
+                signal.disconnect(names[name])
+    assert sorted(statsd.sent) == [
+        "delayq.docs.ok.lateness",
+        "delayq.docs.ok.runtime",
+        "delayq.orders.close.failed",
+        "delayq.orders.close.lateness",
+    ]
+    lines = [json.loads(names["JsonFormatter"]().format(record)) for record in caplog.records]
+    events = {line["topic"]: line["event"] for line in lines if "event" in line}
+    assert events == {"docs.ok": "consumed", "orders.close": "retried"}
+    assert {"id", "topic", "delivery"} <= next(line for line in lines if "event" in line).keys()
+    stats = run("delayq_stats", "--json").json
+    shown = list(names["lines"](stats))
+    assert 'delayq_messages{state="consumed"} 1' in shown
+    assert 'delayq_queue_scheduled{queue="default"} 1' in shown
+    assert "delayq_redis_reachable 1" in shown
+
+
+def test_the_example_of_signals_counts(run_page: Run) -> None:
+    names = run_page("reference/signals")
+    handler("docs.dies", retry=None)(refuse)
+    try:
+        schedule_message("docs.dies")
+        deliver()
+    finally:
+        message_dead.disconnect(names["count_dead"])
+        message_delivered.disconnect(names["note_lateness"])
+    assert names["dead"] == {("docs.dies", "ConnectionError"): 1}
+    assert len(names["late"]) == 1
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+
+
+def test_the_group_of_operators_has_its_permissions(run_page: Run) -> None:
+    run_page("reference/permissions")
+    assert Group.objects.get(name="delayq operators").permissions.count() == 7
+
+
+@pytest.mark.skipif(not HAS_CONSOLE, reason="the console is not there yet")
+def test_the_examples_of_the_console_can_be_run(run_page: Run) -> None:
+    names = run_page("reference/console", {"admin": {}})
+    assert names["backstage"].is_registered(Message)
+    assert names["Migration"].operations

@@ -21,7 +21,7 @@ from .blocks import README, blocks
 from .project import Project
 
 # What the README leaves to the reader.
-MODELS = '''
+MODELS = """
 from django.conf import settings
 from django.db import models
 
@@ -33,7 +33,7 @@ class Order(models.Model):
 
     def release_stock(self):
         self.stock_released += 1
-'''
+"""
 
 FOLLOWED = """
 import json

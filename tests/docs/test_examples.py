@@ -1,0 +1,114 @@
+"""Every example of every page: its syntax, its imports, its commands."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+import shlex
+from argparse import ArgumentParser
+
+import pytest
+from django.core.management import CommandError, get_commands, load_command_class
+
+from .blocks import DOCS, PAGES, ROOT, Block, blocks
+from .coming import HAS_CONSOLE
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+PYTHON = [block for block in BLOCKS if block.language in ("python", "pycon")]
+# The pages whose examples in Python are run by the other tests of this folder.
+RUN = {
+    "README",
+    "docs/index",
+    "docs/tutorial",
+    "docs/howto/coming-from",
+    "docs/howto/deploy",
+    "docs/howto/handlers",
+    "docs/howto/monitoring",
+    "docs/howto/operate",
+    "docs/howto/recurring",
+    "docs/howto/testing",
+    "docs/reference/console",
+    "docs/reference/permissions",
+    "docs/reference/settings",
+    "docs/reference/signals",
+}
+
+
+def test_there_are_examples() -> None:
+    assert len(PYTHON) > 30
+
+
+def test_every_page_with_examples_in_python_is_run() -> None:
+    pages = {block.page.relative_to(ROOT).with_suffix("").as_posix() for block in PYTHON if block.is_run}
+    assert pages == RUN
+
+
+def test_no_page_hides_python_in_a_plain_literal_block() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in re.finditer(r"(?<!\.\. )\w.*::\n\n((?:(?:    .*)?\n)+)", text):
+            assert not re.search(r"^ +(import|from \S+ import|def|@\w+\()", found[1], re.MULTILINE), found[1]
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_an_example_is_python_and_imports_what_there_is(block: Block) -> None:
+    if block.language == "pycon":
+        assert doctest.DocTestParser().get_examples(block.text)
+    for node in ast.walk(ast.parse(block.source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("django_delayq"):
+            assert node.module is not None
+            if node.module.startswith("django_delayq.console") and not HAS_CONSOLE:
+                continue
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+
+
+def lines_of_commands() -> list[str]:
+    """Every call of a command of ours in the pages, as words of a shell."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", "")
+        # In examples, in YAML, and in the text. An ellipsis stands for what a reader fills in.
+        found += re.findall(r"manage\.py ((?:run_delayq|delayq_\w+)\b[^`\n]*)", text)
+        found += re.findall(r"``((?:run_delayq|delayq_\w+) -[^`]*)``", text.replace("\n", " "))
+        found += [words.replace('", "', " ") for words in re.findall(r'"manage.py", "(run_delayq[^]]*)"\]', text)]
+    return sorted({line.split(" | ")[0].split(" # ")[0].strip().rstrip(".,:") for line in found})
+
+
+@pytest.mark.parametrize("line", lines_of_commands())
+def test_a_command_of_an_example_can_be_called(line: str) -> None:
+    name, *words = shlex.split(line.replace("…", "x"))
+    parser = parser_of(name)
+    try:
+        parser.parse_args(words)
+    except CommandError as error:
+        raise AssertionError(f"{line}: {error}") from error
+
+
+def parser_of(name: str) -> ArgumentParser:
+    command = load_command_class(get_commands()[name], name)
+    parser = command.create_parser("manage.py", name)
+    parser.called_from_command_line = False
+    return parser
+
+
+def test_the_commands_that_are_looked_for_are_found() -> None:
+    assert len(lines_of_commands()) > 15
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = {"index"}
+    for page in sorted(DOCS.rglob("index.rst")):
+        folder = page.parent.relative_to(DOCS)
+        toctree = page.read_text(encoding="utf-8").partition(".. toctree::")[2]
+        listed |= {(folder / name).as_posix() for name in re.findall(r"^   ([\w/-]+)$", toctree, re.MULTILINE)}
+    assert listed == {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.rst")}
+
+
+def test_files_that_the_texts_name_exist() -> None:
+    for page in PAGES:
+        for name in re.findall(r"``((?:docs|tests|testproject|benchmarks)/[\w./-]*\w)/?``", page.read_text("utf-8")):
+            assert (ROOT / name).exists(), f"{page.name}: {name}"

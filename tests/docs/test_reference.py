@@ -1,0 +1,294 @@
+"""The reference agrees with the code: settings, commands, signals, states, the record, Redis keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from argparse import Action
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import BaseCommand, DjangoHelpFormatter
+from django.dispatch import Signal
+
+import django_delayq
+from django_delayq import (
+    RetryPolicy,
+    cancel_message,
+    conf,
+    handler,
+    run_message_now,
+    schedule_message,
+    signals,
+)
+from django_delayq.broker import keys as broker_keys
+from django_delayq.broker.keys import Keys, keys, namespace
+from django_delayq.models import Message, Transition
+from django_delayq.states import MOVES, State
+from django_delayq.transitions import Verdict
+from tests.commands.conftest import run
+
+from .blocks import DOCS, README, ROOT, blocks, run_python, text_of
+from .coming import FIELDS, SETTINGS, VERDICTS
+
+COMMANDS = sorted(path.stem for path in (ROOT / "django_delayq/management/commands").glob("[!_]*.py"))
+# Those of every Django command.
+DJANGOS = {option for action in BaseCommand().create_parser("", "")._actions for option in action.option_strings}
+
+
+def rows(text: str) -> Iterator[tuple[str, ...]]:
+    """The rows of the simple tables of a page, a cell in one line each."""
+    for table in re.findall(r"^=+(?:  +=+)+\n[^=].*?\n=+(?:  +=+)+\n(.*?)\n=+(?:  +=+)+\n", text, re.MULTILINE | re.S):
+        for line in table.splitlines():
+            yield tuple(cell.strip() for cell in re.split(r"  +", line))
+
+
+def list_rows(text: str) -> Iterator[list[str]]:
+    """The rows of the list-tables of a page."""
+    for row in re.findall(r"^   \* - (.*\n(?:     .*\n)*)", text, re.MULTILINE):
+        yield [" ".join(cell.split()) for cell in re.split(r"\n     - ", row)]
+
+
+def literals(text: str) -> list[str]:
+    return re.findall(r"``([^`]+)``", text)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def documented_defaults() -> dict[str, Any]:
+    table = re.findall(r"^``([A-Z_]+)`` +``([^`]+)``", text_of("reference/settings"), re.MULTILINE)
+    names = {"RetryPolicy": RetryPolicy}
+    return {name: eval(default, names) for name, default in table}
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(conf.Settings), ids=lambda field: str(field.name))
+def test_the_default_of_a_setting_is_the_documented_one(field: dataclasses.Field[Any]) -> None:
+    assert conf.PARSERS[field.name](documented_defaults()[field.name]) == field.default
+
+
+def test_only_settings_are_documented() -> None:
+    assert documented_defaults().keys() - SETTINGS.keys() <= set(conf.names())
+
+
+def test_the_example_of_settings_is_valid() -> None:
+    given = run_python(DOCS / "reference/settings.rst", {})
+    assert conf.parse(given["DELAYQ"])[1] == []
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def section(command: str) -> str:
+    head = f"\n``{command}``\n"
+    found = text_of("reference/commands").partition(head)[2]
+    assert found
+    return re.split(r"\n``\w+``\n=+\n", found)[0]
+
+
+def actions(command: str) -> list[Action]:
+    parser = load_command_class(get_commands()[command], command).create_parser("manage.py", command)
+    return [
+        action
+        for action in parser._actions
+        if not set(action.option_strings) & DJANGOS and action.dest not in ("help", "version")
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_a_command_is_documented_and_no_other(command: str) -> None:
+    documented = set()
+    for line in re.findall(r"^\.\. option:: (.*)$", section(command), re.MULTILINE):
+        documented |= {option.split()[0] for option in re.split(r", (?=--)", line)}
+    parsed = {option for action in actions(command) for option in action.option_strings}
+    positional = {str(action.metavar) for action in actions(command) if not action.option_strings}
+    assert documented == parsed | positional
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_choices_of_an_option_are_the_documented_ones(command: str) -> None:
+    for action in actions(command):
+        if action.choices:
+            option = action.option_strings[0]
+            assert f"{option} {{{','.join(map(str, action.choices))}}}" in section(command)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_exit_codes_of_a_command_are_the_documented_ones(command: str) -> None:
+    found = re.search(r"^Exit codes: ([\d, ]+)\.$", section(command), re.MULTILINE)
+    assert found is not None
+    codes = tuple(map(int, found[1].split(", ")))
+    table = {int(row[0]) for row in rows(text_of("reference/commands"))}
+    assert set(codes) <= table
+    assert getattr(load_command_class(get_commands()[command], command), "exits", codes) == codes
+
+
+def test_every_page_of_help_can_be_formatted() -> None:
+    for command in COMMANDS:
+        parser = load_command_class(get_commands()[command], command).create_parser("manage.py", command)
+        assert issubclass(parser.formatter_class, DjangoHelpFormatter)
+        assert command in parser.format_help()
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+class Boom(Exception):
+    """A handler fails."""
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("free_topics", "redis_client")
+def test_every_signal_has_the_documented_arguments() -> None:
+    """By sending each of them."""
+    heard: dict[str, set[str]] = {}
+
+    def listen(name: str) -> Callable[..., None]:
+        def receive(sender: Any, signal: Signal, **facts: Any) -> None:
+            heard.setdefault(name, set(facts))
+            assert sender is Message
+            assert heard[name] == set(facts)
+
+        return receive
+
+    names = [name for name, signal in vars(signals).items() if isinstance(signal, Signal)]
+    receivers = {name: listen(name) for name in names}
+    for name, receiver in receivers.items():
+        getattr(signals, name).connect(receiver)
+    try:
+        handler("docs.ok")(lambda message: None)
+        handler("docs.fails", retry=["1m"])(fail)
+        schedule_message("docs.ok")
+        failing = schedule_message("docs.fails")
+        schedule_message("docs.ok", key="gone", delay="1h")
+        assert cancel_message(topic="docs.ok", key="gone")
+        late = schedule_message("docs.ok", expires="1s", delay="1h")
+        Message.objects.filter(pk=late.pk).update(
+            due_at=late.due_at - timedelta(hours=2), expires_at=late.due_at - timedelta(hours=2)
+        )
+        deliver()
+        run_message_now(failing)
+        deliver()
+        schedule_message("docs.ok", delay="1m")
+        assert run("delayq_restore").code == 0
+    finally:
+        for name, receiver in receivers.items():
+            getattr(signals, name).disconnect(receiver)
+    table = [row for row in list_rows(text_of("reference/signals")) if "``" in row[0]]
+    documented = {literals(name)[0]: set(literals(arguments)) for name, arguments, _when in table}
+    assert heard == documented
+
+
+def fail(message: Any) -> None:
+    raise Boom
+
+
+def deliver() -> None:
+    assert run("run_delayq", "--once", "--threads", "1").code == 0
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+def fields_of(title: str) -> set[str]:
+    text = text_of("reference/record").partition(f"\n{title}\n===")[2].partition("\n===")[0]
+    found = {name for row in list_rows(text) for name in literals(row[0])}
+    older = {new: old for old, new in FIELDS.items()}
+    there = {field.name for field in Message._meta.fields}
+    return {older.get(name, name) if name not in there else name for name in found}
+
+
+@pytest.mark.parametrize("model", [Message, Transition])
+def test_every_field_of_the_record_is_documented_and_no_other(model: type[Message | Transition]) -> None:
+    assert fields_of(model.__name__) == {field.name for field in model._meta.concrete_fields} - {"pk"}
+
+
+def test_the_moves_are_those_of_the_state_machine() -> None:
+    moves = set()
+    for move in re.findall(r"^((?:\w+ )?→ \w+)  ", text_of("reference/states"), re.MULTILINE):
+        before, after = (word.strip() for word in move.split("→"))
+        moves.add((State(before) if before else None, State(after)))
+    assert moves == MOVES.keys()
+
+
+def test_the_verdicts_are_described_and_no_others() -> None:
+    table = README.read_text("utf-8").partition(".. verdicts: begin")[2].partition(".. verdicts: end")[0]
+    described = set(re.findall(r"^``(\w+)``", table, re.MULTILINE))
+    assert described - VERDICTS == {verdict.name for verdict in Verdict} - VERDICTS
+
+
+# --- Redis ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_redis_key_is_documented() -> None:
+    documented = {
+        literals(row[0])[0]: row[1] for row in list_rows(text_of("reference/redis-keys")) if row[0].startswith("``{")
+    }
+    assert documented.keys() == set(dataclasses.astuple(keys("delayq", "mail")))
+    other = keys(namespace("delayq", "other"), "mail")
+    assert f"``{other.delayed.rpartition(':')[0]}``" in text_of("reference/redis-keys")
+    types = dict(
+        zip(
+            (field.name for field in dataclasses.fields(Keys)), dataclasses.astuple(keys("delayq", "mail")), strict=True
+        )
+    )
+    assert {name: documented[key] for name, key in types.items()} == {
+        "delayed": "sorted set",
+        "ready": "sorted set",
+        "meta": "hash",
+        "wake": "list",
+    }
+
+
+def test_every_field_of_meta_is_documented() -> None:
+    scripts = (ROOT / "django_delayq/broker/scripts").rglob("*.lua")
+    text = "".join(script.read_text() for script in scripts)
+    table = text_of("reference/redis-keys").partition("The fields of ``meta``")[2].partition("Who writes what")[0]
+    documented = {name for row in list_rows(table) for name in literals(row[0])}
+    written = {name for name in documented if f'"{name}"' in text}
+    assert written == documented
+    assert set(re.findall(r'HGET", meta, "(\w+)"', text)) <= documented
+
+
+def test_the_scripts_that_are_named_exist() -> None:
+    names = {path.stem for path in (ROOT / "django_delayq/broker/scripts").glob("*.lua")}
+    table = text_of("reference/redis-keys").partition("Who writes what")[2]
+    documented = {name for row in list_rows(table) for name in literals(row[0])}
+    writing = {name for name in names if _writes((ROOT / "django_delayq/broker/scripts" / f"{name}.lua").read_text())}
+    assert documented == writing
+
+
+def _writes(script: str) -> bool:
+    return re.search(r'"(ZADD|ZREM|ZPOPMIN|HSET|HDEL|HINCRBY|LPUSH)"|@include ring|@include notify', script) is not None
+
+
+def test_the_scores_are_the_documented_ones(redis_client: redis.Redis) -> None:
+    text = text_of("reference/redis-keys")
+    assert "rank / 256" in text
+    assert "rank × 2^45" in text
+    assert (broker_keys.RANKS, broker_keys.BAND) == (256, 2**45)
+
+
+# --- API --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    directives = re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)$", text_of("reference/api"), re.MULTILINE)
+    assert set(directives) - {"Message", "Transition"} == set(django_delayq.__all__)
+
+
+def test_every_public_function_has_a_docstring() -> None:
+    for name in django_delayq.__all__:
+        assert getattr(django_delayq, name).__doc__, name
+
+
+def test_an_example_that_is_not_run_needs_the_package_that_is_given_as_the_reason() -> None:
+    for page in sorted(DOCS.rglob("*.rst")):
+        reasons = re.findall(r"^\.\. not run: (\w+)$", page.read_text("utf-8"), re.MULTILINE)
+        not_run = [block for block in blocks(page) if not block.is_run]
+        for reason, block in zip(reasons, not_run, strict=True):
+            assert re.search(rf"^(import|from) {reason}\b", block.text, re.MULTILINE), block
