@@ -35,16 +35,16 @@ CAPTIONS = {
     "late-1000": "The same with five times as many. A system that drains fewer than that in a second takes no part.",
     "idle": "Commands to Redis and statements to PostgreSQL, per second, by a worker process with nothing to do.",
     "memory": (
-        "The growth of Redis' ``used_memory`` for each of some thousand waiting messages, within the horizon and beyond it. The"
-        " sorted set alone takes 103 bytes a message when it holds a million."
+        "The growth of Redis' ``used_memory`` for each of some thousand waiting messages, within the horizon and beyond"
+        " it. The sorted set alone takes 103 bytes a message when it holds a million."
     ),
     "life": (
         "Write-ahead log and disk for each message from its schedule to its end, with its log. *flowing*: of messages"
         " that fall due one by one, which take more commits than a backlog."
     ),
     "restore": (
-        "``delayq_restore`` of messages due in no order (a million with ``--size full``), with the start of the command."
-        " *vacuumed*: of rows that a vacuum has seen."
+        "``delayq_restore`` of messages due in no order (a million with ``--size full``), with the start of the"
+        " command. *vacuumed*: of rows that a vacuum has seen."
     ),
     "recovery": "From the SIGKILL until all hundred messages have been handled again by another process.",
     "burst": (

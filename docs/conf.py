@@ -30,7 +30,6 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 80
 
 exclude_patterns = ["_build"]
-highlight_language = "python"
 
 html_theme = "furo"
 html_title = project

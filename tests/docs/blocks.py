@@ -10,11 +10,13 @@ from __future__ import annotations
 import doctest
 import linecache
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +95,11 @@ def run_python(page: Path, names: dict[str, Any]) -> dict[str, Any]:
             file = f"<{block}>"
             linecache.cache[file] = (len(block.text), None, block.text.splitlines(keepends=True), file)
             exec(compile(block.text, file, "exec", dont_inherit=True), names)
+            if block.path is not None and "__package__" in names:
+                # The examples that follow may import from it.
+                module = ModuleType(f"{names['__package__']}.{Path(block.path).stem}")
+                vars(module).update(names, __name__=module.__name__)
+                sys.modules.setdefault(module.__name__, module)
         elif block.language == "pycon" and block.is_run:
             examine(block, names)
     return names

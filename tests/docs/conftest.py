@@ -28,7 +28,7 @@ def free_topics() -> Iterator[None]:
 
 
 @pytest.fixture
-def run_page(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run_page(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run the Python examples of a page, as modules of an app ``orders`` that has the shop's orders.
 
     ``modules`` are others that the page leaves to the reader: their names, and what is in each.
@@ -44,4 +44,6 @@ def run_page(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> Run:
         given = {"__name__": "orders.examples", "__package__": "orders", **names}
         return run_python(DOCS / f"{page}.rst", given)
 
-    return run
+    yield run
+    for name in [name for name in sys.modules if name.startswith("orders.")]:
+        del sys.modules[name]

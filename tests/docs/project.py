@@ -16,7 +16,6 @@ import redis
 from tests.workers import eventually
 
 from .blocks import ROOT, Block
-from .coming import HAS_CONSOLE
 
 # Commands that a reader types and a test need not: what they install is there, and what they start is not needed.
 NOT_NEEDED = re.compile(r"python3 -m venv|\. \.venv/|pip install|python manage\.py (createsuperuser|runserver|shell$)")
@@ -84,8 +83,6 @@ class Project:
         return self._call(["-c", f"import django; django.setup()\n{code}"], "")
 
     def _changed(self, text: str) -> str:
-        if not HAS_CONSOLE:
-            text = text.replace(', "django_delayq.console"', "")
         for old, new in self.quicker.items():
             text = text.replace(old, new)
         return text

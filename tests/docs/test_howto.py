@@ -12,7 +12,7 @@ import psycopg.conninfo
 import pytest
 from django.contrib.auth.models import Group
 
-from django_delayq import KeyConflict, handler, run_message_now, schedule_message
+from django_delayq import KeyConflict, extensions, handler, run_message_now, schedule_message
 from django_delayq.models import Message, Queue
 from django_delayq.signals import message_dead, message_delivered, message_retried, message_succeeded
 from testproject.servers import RedisServer
@@ -20,7 +20,6 @@ from testproject.shop.models import Order
 from tests.commands.conftest import run
 
 from .blocks import DOCS, blocks
-from .coming import HAS_CONSOLE
 from .conftest import Run
 from .project import Project
 
@@ -301,8 +300,28 @@ def test_the_group_of_operators_has_its_permissions(run_page: Run) -> None:
     assert Group.objects.get(name="delayq operators").permissions.count() == 7
 
 
-@pytest.mark.skipif(not HAS_CONSOLE, reason="the console is not there yet")
 def test_the_examples_of_the_console_can_be_run(run_page: Run) -> None:
-    names = run_page("reference/console", {"admin": {}})
+    names = run_page("reference/console")
     assert names["backstage"].is_registered(Message)
     assert names["Migration"].operations
+
+
+def test_the_extension_counts_and_reports(run_page: Run, caplog: pytest.LogCaptureFixture) -> None:
+    names = run_page("reference/extensions")
+    made: list[Any] = []
+
+    def make(using: str, worker: str) -> Any:
+        made.append(names["OrdersExtension"](using, worker))
+        return made[-1]
+
+    extensions.add_to_workers(make)
+    try:
+        handler("docs.ok")(print)
+        schedule_message("docs.ok")
+        deliver()
+    finally:
+        extensions._worker_extensions.remove(make)
+    (service,) = made[0].services(frozenset())
+    with caplog.at_level(logging.INFO, "orders"):
+        assert service.tick() == 60
+    assert "{'docs.ok': 1}" in caplog.text
