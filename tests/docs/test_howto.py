@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import Group
 
 from django_delayq import KeyConflict, extensions, handler, run_message_now, schedule_message
-from django_delayq.models import Message, Queue
+from django_delayq.models import Message, Queue, Transition
 from django_delayq.signals import message_dead, message_delivered, message_retried, message_succeeded
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
@@ -33,6 +33,12 @@ def deliver() -> None:
 
 def state(topic: str) -> str:
     return Message.objects.filter(topic=topic).latest("pk").state
+
+
+def last_move(message: Message) -> Transition:
+    move = message.transitions.last()
+    assert move is not None
+    return move
 
 
 def new_order() -> Order:
@@ -101,7 +107,7 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     assert Message.objects.get(topic="orders.tell_closed").payload == {"order": order.pk}
     states = {name: Message.objects.get(pk=message.pk).state for name, message in charged.items()}
     assert states == {"fine": "consumed", "busy": "scheduled", "refused": "dead"}
-    assert "the bank refused: no money" in charged["refused"].transitions.last().error
+    assert "the bank refused: no money" in last_move(charged["refused"]).error
     assert state("reports.build") == "consumed"
 
 
@@ -222,7 +228,7 @@ def test_a_queue_is_paused_and_dead_messages_are_requeued(run_page: Run) -> None
     assert not Queue.objects.exists()
     assert {verdict.name: number for verdict, number in names["counts"].items()} == {"REQUEUED": 1}
     dead.refresh_from_db()
-    assert dead.transitions.last().reason == "the bank is back"
+    assert last_move(dead).reason == "the bank is back"
 
 
 def refuse(message: Any) -> None:

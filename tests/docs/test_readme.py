@@ -80,6 +80,7 @@ def test_the_first_example_closes_an_order(rf: RequestFactory) -> None:
     exec(blocks(README)[0].text, names)
     assert names["create"](rf.post("/", {"email": "anna@example.com"})).status_code == 201
     message = Message.objects.get(topic="orders.close")
+    assert message.payload is not None
     order = Order.objects.get(pk=message.payload["order"])
     assert (message.due_at - order.created_at).total_seconds() == pytest.approx(900, abs=5)
     assert run_message_now(message)
