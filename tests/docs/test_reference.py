@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from argparse import Action
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -32,7 +33,7 @@ from django_delayq.states import MOVES, State
 from django_delayq.transitions import Verdict
 from tests.commands.conftest import run
 
-from .blocks import DOCS, README, ROOT, blocks, run_python, text_of
+from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of
 from .coming import SETTINGS, VERDICTS
 
 COMMANDS = sorted(path.stem for path in (ROOT / "django_delayq/management/commands").glob("[!_]*.py"))
@@ -289,3 +290,27 @@ def test_an_example_that_is_not_run_needs_the_package_that_is_given_as_the_reaso
         not_run = [block for block in blocks(page) if not block.is_run]
         for reason, block in zip(reasons, not_run, strict=True):
             assert re.search(rf"^(import|from) {reason}\b", block.text, re.MULTILINE), block
+
+
+# --- shell ------------------------------------------------------------------------------------------------------------
+
+OF_A_SHELL = [
+    command
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "console"
+    for command, _output in block.commands
+    if command.startswith("python manage.py delayq_") and "|" not in command
+]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("redis_client")
+@pytest.mark.parametrize("command", OF_A_SHELL)
+def test_a_command_of_an_example_ends_with_a_documented_code(command: str) -> None:
+    _python, _manage, *words = shlex.split(command)
+    codes = re.search(r"^Exit codes: ([\d, ]+)\.$", section(words[0]), re.MULTILINE)
+    assert codes is not None
+    ran = run(*words)
+    assert str(ran.code) in codes[1].split(", ")
+    assert ran.code not in (1, 2, 69, 78), ran.err
