@@ -117,7 +117,7 @@ def redis_stopped(redis: RedisServer) -> None:
         say("  … delivered from the database: latest", f"{late[-1] * 1000:.0f} ms")
         redis.start()
         # Until this process asks Redis again.
-        time.sleep(publisher.REST)
+        time.sleep(publisher.RETRY_AFTER)
 
 
 def flush(redis: RedisServer) -> None:

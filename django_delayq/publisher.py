@@ -1,4 +1,4 @@
-"""Tells Redis what was committed. Nothing here ever raises into the caller: Redis is a hint, a sweep repairs it."""
+"""Tells Redis about messages that were committed. It never raises into the caller: a sweep puts what Redis missed."""
 
 from __future__ import annotations
 
@@ -13,35 +13,40 @@ from django.core.signals import setting_changed
 from django.db import connections, transaction
 
 from . import conf, failpoints
-from .broker.base import Entry
-from .broker.redis import RedisBroker
+from .broker import index
+from .broker.base import Entry, Index
 from .exceptions import BrokerUnavailable
 
 logger = logging.getLogger("django_delayq")
 
-# After Redis did not answer, callers do not wait for it again before this many seconds have passed.
-REST = 1.0
+# After Redis did not answer, callers do not try it again for this long. Seconds.
+RETRY_AFTER = 1.0
 
 
 class Publisher:
-    """The producers' door to Redis for one database alias: short timeouts, no retries, and a rest after a failure."""
+    """Puts and removes messages of one database alias, with short timeouts, no retries, and a pause after a failure."""
 
-    def __init__(self, settings: conf.Settings, using: str) -> None:
-        self.broker = RedisBroker(settings, using, timeout=settings.REDIS_TIMEOUT)
-        self._rest_until = 0.0
-        self._away = False
+    def __init__(self, broker: Index) -> None:
+        self.broker = broker
+        # No call before this time (monotonic, seconds).
+        self._retry_at = 0.0
+        self._is_failing = False
         self._lock = threading.Lock()
 
     def put(self, queue: str, entries: list[Entry]) -> None:
-        def tell() -> bool:
+        """Put messages that were committed."""
+
+        def put() -> bool:
             failpoints.reach("before_put")
-            answers = self.broker.tell(queue, entries)
+            answers = self.broker.put_nowait(queue, entries)
             failpoints.reach("after_put")
             return answers > 0
 
-        self._try(tell)
+        self._try(put)
 
     def remove(self, queue: str, ids: list[int]) -> None:
+        """Remove messages whose end was committed."""
+
         def remove() -> bool:
             self.broker.remove(queue, ids)
             return True
@@ -49,30 +54,32 @@ class Publisher:
         self._try(remove)
 
     def _try(self, call: Callable[[], bool]) -> None:
-        """``call`` says whether Redis has answered."""
-        if time.monotonic() < self._rest_until:
+        """Make a call, which returns whether Redis has answered; log the first of several failures."""
+        if time.monotonic() < self._retry_at:
             return
         try:
             answered = call()
         except BrokerUnavailable as error:
-            self._rest_until = time.monotonic() + REST
+            self._retry_at = time.monotonic() + RETRY_AFTER
             with self._lock:
-                first, self._away = not self._away, True
+                first, self._is_failing = not self._is_failing, True
             if first:
-                logger.warning("Redis does not answer; the record alone holds new messages meanwhile: %s", error)
+                logger.warning(
+                    "Redis does not answer; new messages are in the record, and the workers put them later: %s", error
+                )
         except Exception:
-            self._rest_until = time.monotonic() + REST
-            logger.exception("Could not tell Redis about committed messages; a sweep will")
+            self._retry_at = time.monotonic() + RETRY_AFTER
+            logger.exception("Could not tell Redis about committed messages; a worker's sweep puts them later")
         else:
             if answered:
-                self._away = False
+                self._is_failing = False
 
 
 @lru_cache(maxsize=16)
 def get(using: str) -> Publisher | None:
-    """The get of a database alias; None when no Redis is configured."""
-    settings = conf.get()
-    return None if settings.REDIS is None else Publisher(settings, using)
+    """Return the publisher of a database alias; None when no Redis is configured."""
+    broker = index(using, timeout=conf.get().REDIS_TIMEOUT)
+    return None if broker is None else Publisher(broker)
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
@@ -84,24 +91,24 @@ setting_changed.connect(_forget, dispatch_uid="django_delayq.publisher")
 
 
 def put(using: str, entries: Iterable[tuple[str, Entry]]) -> None:
-    """Announce rows that are committed already, given with their queues."""
-    there = get(using)
-    if there is not None:
+    """Put messages that are committed already, given with their queues."""
+    publisher = get(using)
+    if publisher is not None:
         for queue, group in by_queue(entries).items():
-            there.put(queue, group)
+            publisher.put(queue, group)
 
 
 def put_on_commit(using: str, queue: str, entries: list[Entry]) -> None:
-    """Announce rows when the transaction that wrote them commits; at once outside of one."""
-    there = get(using)
-    if there is None:
+    """Put messages when the transaction that wrote them commits; outside of a transaction at once."""
+    publisher = get(using)
+    if publisher is None:
         return
     connection = connections[using]
     if not connection.in_atomic_block:
-        there.put(queue, entries)
+        publisher.put(queue, entries)
         return
-    # Many messages in one transaction become one call: a batch is joined while it is the last thing registered, with
-    # the same savepoints, so that it is dropped by a rollback exactly when each of its rows is.
+    # Many messages in one transaction become one call. A batch grows while it is the last callback registered, with the
+    # same savepoints, so that a rollback drops the batch exactly when it drops each of the rows.
     if connection.run_on_commit:
         savepoints, last = connection.run_on_commit[-1][:2]
         batch = getattr(last, "delayq_batch", None)
@@ -112,26 +119,26 @@ def put_on_commit(using: str, queue: str, entries: list[Entry]) -> None:
 
     # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
     def put_batch() -> None:
-        there.put(queue, entries)
+        publisher.put(queue, entries)
 
     put_batch.delayq_batch = (queue, entries)  # type: ignore[attr-defined]
     transaction.on_commit(put_batch, using=using, robust=True)
 
 
 def remove_on_commit(using: str, queue: str, ids: list[int]) -> None:
-    """Have Redis forget rows when the transaction commits."""
-    there = get(using)
-    if there is None:
+    """Remove messages from Redis when the transaction commits."""
+    publisher = get(using)
+    if publisher is None:
         return
 
     def remove() -> None:
-        there.remove(queue, ids)
+        publisher.remove(queue, ids)
 
     transaction.on_commit(remove, using=using, robust=True)
 
 
 def by_queue(entries: Iterable[tuple[str, Entry]]) -> dict[str, list[Entry]]:
-    """Entries grouped by their queue."""
+    """Group entries by their queue."""
     groups: dict[str, list[Entry]] = {}
     for queue, entry in entries:
         groups.setdefault(queue, []).append(entry)

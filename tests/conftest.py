@@ -73,14 +73,14 @@ def _told_when_the_call_returns(request: pytest.FixtureRequest, monkeypatch: pyt
     """Redis has what it was told, whoever looks next and on whatever connection; ``late_answers`` is as in life."""
     if request.node.get_closest_marker("late_answers"):
         return
-    tell = RedisBroker.tell
+    put_nowait = RedisBroker.put_nowait
 
-    def tell_and_wait(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> int:
-        answers = tell(self, queue, entries)
-        self.settle()
+    def put_and_flush(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> int:
+        answers = put_nowait(self, queue, entries)
+        self.flush()
         return answers + 1
 
-    monkeypatch.setattr(RedisBroker, "tell", tell_and_wait)
+    monkeypatch.setattr(RedisBroker, "put_nowait", put_and_flush)
 
 
 @pytest.fixture(autouse=True)

@@ -1,22 +1,23 @@
-"""What a broker promises. It holds ids and due times only; the record decides everything else."""
+"""The protocols of a broker, with the values that go in and out. It holds ids and due times; the record decides."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from ..clock import from_us, to_us
+from ..sql.rows import Ticket
 
-# Ids in one call to the broker, so that no call keeps others waiting for long.
-BATCH = 1000
+# The most ids in one call to Redis, so that no call keeps others waiting for long.
+IDS_PER_CALL = 1000
 
 
 class Entry(NamedTuple):
-    """One message for the broker: its id, when it falls due (microseconds since 1970), how urgent it is then."""
+    """A message as the broker needs it: its id, its due time (microseconds since 1970) and its priority."""
 
     id: int
     due_us: int
@@ -24,27 +25,18 @@ class Entry(NamedTuple):
 
     @classmethod
     def at(cls, pk: int, due_at: datetime, priority: int) -> Entry:
+        """Make an entry from a due time that is a datetime."""
         return cls(pk, to_us(due_at), priority)
 
     @property
     def due_at(self) -> datetime:
+        """The due time as a datetime."""
         return from_us(self.due_us)
-
-
-class DueTicket(NamedTuple):
-    """An id taken, when it became ready (tenths of a ms, by the broker; None: not known), its rank among those."""
-
-    id: int
-    ready_tenths: int | None
-    partition: int | None
-    rank: int = 0
-    # Seconds until it falls due; not above 0 for one that is.
-    until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """What became of the entries of a put."""
+    """Counts the entries of a put: put, present already, and due beyond the horizon."""
 
     put: int = 0
     present: int = 0
@@ -56,56 +48,206 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Ids taken, how many more are ready, and in how many seconds the next one falls due (None: none waits).
+    """The answer to a take: the tickets, how many more ids are ready, and when the next one falls due.
 
-    ``behind``: more is due than one call makes ready, and only what is ready is taken by its priority.
+    ``next_due`` counts seconds from ``at``; None when no id is delayed. ``behind`` is true when more is due than one
+    call makes ready: priorities are compared among what is ready only.
     """
 
-    tickets: list[DueTicket] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
     left: int = 0
     next_due: float | None = None
     behind: bool = False
-    # When the answer came, from where next_due counts (monotonic).
+    # When the answer came (monotonic, seconds).
     at: float = field(default_factory=time.monotonic)
 
     @property
     def wait(self) -> float | None:
-        """``next_due`` as of now; 0 when it has passed."""
+        """Seconds from now until the next id falls due; 0 when it is due already, None when no id is delayed."""
         return None if self.next_due is None else max(0.0, self.at + self.next_due - time.monotonic())
 
 
-class Broker(Protocol):
-    """Every verb may be called again when its answer was lost, and from any number of processes at once.
+@dataclass(frozen=True, slots=True)
+class QueueMeta:
+    """What Redis knows about one queue besides its ids, at the time ``now_tenths`` by the broker's clock."""
 
-    Each raises ``BrokerUnavailable`` when the broker does not answer.
+    now_tenths: int
+    # Grows with each call of ``tick``. It goes back when Redis loads an old snapshot.
+    tick: int
+    # Ids due up to this tenth belong in Redis; None when Redis was never filled, or was emptied since.
+    horizon_tenths: int | None
+    # The loader has come to this due tenth; None when it has to begin at the beginning.
+    loaded_tenths: int | None
+    # The run of the server that set the horizon, and the database that the ids belong to.
+    run_id: str
+    replid: str
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRun:
+    """Identifies one run of one Redis server. ``run_id`` changes with a restart, ``replid`` with a failover."""
+
+    run_id: str
+    replid: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What the Redis server reports about itself. A field is None when the server does not report it, or may not."""
+
+    version: str | None
+    role: str | None
+    # Seconds.
+    uptime: int | None
+    # Bytes.
+    memory: int | None
+    max_memory: int | None
+    # maxmemory-policy
+    policy: str | None
+    evicted: int | None
+    # How the server writes to disk: "aof", "rdb" or "none".
+    persistence: str | None
+
+
+class Place(NamedTuple):
+    """Where Redis has an id: its due tenth if it is delayed, the tenth since which it is ready if it is ready."""
+
+    delayed_tenths: int | None
+    ready_tenths: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSize:
+    """How many ids of a queue are in Redis."""
+
+    delayed: int
+    ready: int
+
+    @property
+    def total(self) -> int:
+        """The number of ids, delayed and ready."""
+        return self.delayed + self.ready
+
+
+class Broker(Protocol):
+    """What delivery needs. Redis implements it, and so does the database.
+
+    Each method may be called again when its answer was lost, and by any number of processes at once. Each raises
+    ``BrokerUnavailable`` when the broker does not answer.
     """
 
+    # True when ``take`` can return ids shortly before they fall due.
+    claims_ahead: ClassVar[bool]
+    # True when the broker no longer knows an id that was taken: an id that is not claimed has to be put or parked.
+    forgets_taken: ClassVar[bool]
+
     def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
-        """Make ids known. ``fill=True`` adds what is missing and never makes anything later than it is."""
+        """Make ids known. With ``fill``, add what is missing and make nothing later than it is."""
 
     def remove(self, queue: str, ids: Sequence[int]) -> None:
-        """Forget ids. A hint that saves a look-up: the claim refuses them anyway."""
+        """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
 
     def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
-        """Up to ``limit`` ids that are due, best priority first; then what falls due ``within`` so many seconds.
+        """Take up to ``limit`` ids that are due, best priority first, then ids that fall due within ``within`` seconds.
 
-        A broker that is asked by polling leaves out what is not due yet.
+        A broker that does not claim ahead leaves out ids that are not due yet.
         """
 
-    def exclusively(self) -> AbstractContextManager[object]:
-        """Hold what ``take`` returns until it is claimed."""
+    def promote(self, queue: str) -> Taken:
+        """Make ids ready that have fallen due, and take none of them."""
 
-    def wait(self, queues: Sequence[str], timeout: float) -> bool:
-        """Sleep until ``timeout`` seconds have passed, something may be due earlier (True), or ``wake`` is called."""
+    def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
+        """Put ids that were taken back so that they fall due in ``seconds``, whatever their due time."""
+
+    def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
+        """Put ids that were taken back to where they were."""
+
+    def exclusively(self) -> AbstractContextManager[object]:
+        """Keep others from the ids that ``take`` returns until the block ends, so that they can be claimed in it."""
+
+    def listen(self, queues: Sequence[str], timeout: float) -> bool:
+        """Sleep for up to ``timeout`` seconds; return whether a notification ended the sleep. ``wake`` ends it too."""
 
     def stop_listening(self) -> None:
-        """Until the next ``wait``, leave wake-ups to others."""
+        """Leave notifications to other processes until the next ``listen``."""
+
+    def reset_listener(self) -> None:
+        """Have the next ``listen`` use a new connection. Any thread may call this after the broker did not answer."""
 
     def wake(self) -> None:
-        """End a ``wait`` in another thread of this process."""
+        """End a ``listen`` in another thread of this process, or the next one."""
 
-    def ring(self, queue: str) -> None:
-        """Let another process look at a queue, because this one is busy."""
+    def notify(self, queue: str) -> None:
+        """End the ``listen`` of one process that listens to the queue, or the next one."""
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close all connections."""
+
+
+class Index(Broker, Protocol):
+    """A broker that has to be filled and can lose what it holds: Redis.
+
+    These methods serve the publisher, the loader, the sweeper, the restore, the consistency check and the console.
+    """
+
+    def put_nowait(self, queue: str, entries: Sequence[Entry]) -> int:
+        """Send a put without waiting for its answer; return how many answers of earlier ones have come, all good.
+
+        Raises what an earlier answer said, or ``BrokerUnavailable`` when an answer is later than the timeout.
+        """
+
+    def flush(self) -> None:
+        """Wait until Redis has answered all puts of ``put_nowait``. Raises what the answers say."""
+
+    def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
+        """Return the ids that ``put(fill=True)`` would put, of at most ``IDS_PER_CALL`` entries."""
+
+    def read_meta(self, queue: str) -> QueueMeta:
+        """Read what Redis knows about a queue. Writes nothing."""
+
+    def tick(self, queue: str) -> QueueMeta:
+        """Count one more tick of a queue, and return what Redis knows about it then."""
+
+    def load(
+        self,
+        queue: str,
+        *,
+        ahead: float,
+        worker: str,
+        lease: float,
+        identity: str,
+        server: ServerRun,
+        lost: bool,
+    ) -> tuple[int | None, int] | None:
+        """Begin to load a queue up to a horizon that is ``ahead`` seconds from now.
+
+        Returns the due tenth to begin at (None: at the beginning) and the horizon's, or None while another loads; that
+        one keeps the right for ``lease`` seconds after its last sign of life. ``lost`` says that what the queue holds
+        is no longer complete. Raises ``ForeignBroker`` when the queue belongs to another database.
+        """
+
+    def loaded(self, queue: str, *, worker: str, upto_tenths: int, lease: float | None) -> bool:
+        """Record how far a load has come, or with lease None that it is done; return whether it is still valid."""
+
+    def server(self) -> ServerRun:
+        """Ask which run of which server this is."""
+
+    def server_info(self) -> ServerInfo:
+        """Ask the server about itself."""
+
+    def now_tenths(self) -> int:
+        """Read the broker's clock."""
+
+    def size(self, queue: str) -> QueueSize:
+        """Count the ids of a queue."""
+
+    def places(self, queue: str, ids: Sequence[int]) -> list[Place]:
+        """Find where each of these ids is, in their order."""
+
+    def rank(self, queue: str, pk: int) -> int | None:
+        """Count the ready ids that are taken before this one; None when it is not ready."""
+
+    def ids(self, queue: str) -> Iterator[list[int]]:
+        """Read every id of a queue, in batches. An id that moves meanwhile may come twice."""

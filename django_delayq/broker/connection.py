@@ -1,13 +1,16 @@
-"""Connections to the Redis that the settings name, each kind with the patience it may have.
+"""Connections to the Redis that the settings name, with timeouts of our own and without retries.
 
-redis-py 8 by default waits 5 s and sends a command again up to ten times. None of ours does: who schedules must not
-keep a web request waiting, and a worker goes on by the database instead.
+redis-py 8 by default waits 5 s and sends a command again up to ten times. A producer must not keep a web request
+waiting for so long, and a worker takes messages from the database instead.
+
+This is also the only module that uses private attributes of redis-py: ``_like``, ``_with_timeouts`` and ``socket_of``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections import deque
 from typing import Any, TypeVar
 
@@ -18,12 +21,9 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ..conf import Settings
 
-# How long a worker waits for an answer before it takes Redis for away. Seconds.
-WORKER_TIMEOUT = 2.0
-
 
 def connect(settings: Settings, *, timeout: float) -> redis.Redis:
-    """A client with ``timeout`` seconds for connecting and for each answer."""
+    """Make a client with ``timeout`` seconds for connecting and for each answer."""
     assert settings.REDIS is not None
     options: dict[str, Any] = {
         "socket_connect_timeout": timeout,
@@ -47,9 +47,9 @@ def _alias_pool(alias: str) -> Any:
 
 
 def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:
-    """A pool to the same server as a django-redis cache, with our own patience."""
+    """Make a pool to the same server as the pool of a django-redis cache, with our own options."""
     given = dict(pool.connection_kwargs)
-    # A pool remembers things of its own here that a new pool makes for itself.
+    # redis-py adds these to a pool's options, and each new pool makes its own.
     for name in (
         "connection_pool",
         "parser_class",
@@ -60,56 +60,58 @@ def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:
         given.pop(name, None)
     given.update(options)
     if isinstance(pool, SentinelConnectionPool):
-        return SentinelConnectionPool(
-            pool.service_name, _patient(pool.sentinel_manager, options), is_master=True, check_connection=False, **given
-        )
+        sentinel = _with_timeouts(pool.sentinel_manager, options)
+        return SentinelConnectionPool(pool.service_name, sentinel, is_master=True, check_connection=False, **given)
     return redis.ConnectionPool(connection_class=pool.connection_class, **given)
 
 
-def _patient(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
-    """The same sentinels, asked with our own patience: they are what is away first when a whole site is."""
+def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
+    """Copy a Sentinel client, with our own timeouts: when a whole site is away, so are the sentinels."""
     # A client, other than a connection, no longer takes retry_on_timeout.
-    patience = {name: value for name, value in options.items() if name != "retry_on_timeout"}
-    places = [sentinel.connection_pool.connection_kwargs for sentinel in theirs.sentinels]
+    ours = {name: value for name, value in options.items() if name != "retry_on_timeout"}
+    addresses = [sentinel.connection_pool.connection_kwargs for sentinel in theirs.sentinels]
     return Sentinel(
-        [(place["host"], place["port"]) for place in places],
+        [(address["host"], address["port"]) for address in addresses],
         min_other_sentinels=theirs.min_other_sentinels,
-        sentinel_kwargs={**theirs.sentinel_kwargs, **patience},
+        sentinel_kwargs={**theirs.sentinel_kwargs, **ours},
+        # A Sentinel does not show this option in public.
         force_master_ip=getattr(theirs, "_force_master_ip", None),
         **theirs.connection_kwargs,
     )
 
 
 class PinnedConnection:
-    """A connection that is kept out of its pool between commands, by one thread at a time."""
+    """A connection that is kept out of its pool between commands. One thread at a time uses it."""
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
         self.pool = pool
+        # The connection of redis-py.
         self.raw: Any = pool.get_connection()
         self._pid = os.getpid()
 
     @property
     def is_ours(self) -> bool:
-        """Not another process', from which this one was forked."""
+        """True in the process that made the connection, false in a process that was forked from it."""
         return self._pid == os.getpid()
 
     def close(self) -> None:
+        """Disconnect, and return the connection to its pool."""
         with contextlib.suppress(redis.RedisError, OSError):
             self.raw.disconnect()
             if self.is_ours:
                 self.pool.release(self.raw)
 
 
-H = TypeVar("H", bound=PinnedConnection)
+P = TypeVar("P", bound=PinnedConnection)
 
 
-def rested(resting: deque[H]) -> H | None:
-    """One of those that no thread is using, if there is one that is ours."""
-    while resting:
+def pop_idle(idle: deque[P]) -> P | None:
+    """Take a connection of this process out of those that no thread is using; None when there is none."""
+    while idle:
         try:
-            pinned = resting.pop()
+            pinned = idle.pop()
         except IndexError:
-            # Another thread was quicker.
+            # Another thread took the last one.
             break
         if pinned.is_ours:
             return pinned
@@ -117,16 +119,29 @@ def rested(resting: deque[H]) -> H | None:
     return None
 
 
-def has_ended(connection: Any) -> bool:
-    """Nothing is being asked on it, so whatever there is to read is the end: servers may close what is idle."""
+def is_closed(raw: Any) -> bool:
+    """Return whether the server has closed a connection that waits for no answer. Servers may close idle ones.
+
+    Without an outstanding answer the only thing to read is the end.
+    """
     try:
-        return bool(connection.can_read(0))
+        return bool(raw.can_read(0))
     except (redis.RedisError, OSError):
         return True
 
 
+def socket_of(raw: Any) -> socket.socket:
+    """Return the socket of a connection.
+
+    redis-py has no public way to it. ``can_read`` waits for one connection only, and the listener has to wait for a
+    pipe at the same time.
+    """
+    found: socket.socket = raw._sock
+    return found
+
+
 def describe(settings: Settings) -> str:
-    """Where Redis is, without secrets."""
+    """Return where Redis is, for people to read: without user names and passwords."""
     if settings.REDIS is None:
         return "none (delivery by query)"
     if "://" not in settings.REDIS:

@@ -1,17 +1,25 @@
-"""The broker when there is no Redis, or while it is away: the same verbs by query."""
+"""The broker on the database: for projects without Redis, and while Redis is unavailable."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import ClassVar
 
 from .. import transitions
-from .base import DueTicket, Entry, Put, Taken
+from ..sql.rows import Ticket
+from .base import Entry, Put, Taken
 
 
 class DatabaseBroker:
-    """Knows nothing that the rows do not say. ``topics`` tells which ones this process can deliver."""
+    """Finds what is due by query. It holds nothing itself, so most methods have nothing to do.
+
+    ``topics`` returns the topics that this process can deliver.
+    """
+
+    claims_ahead: ClassVar[bool] = False
+    forgets_taken: ClassVar[bool] = False
 
     def __init__(self, using: str, topics: Callable[[], Iterable[str]]) -> None:
         self.using = using
@@ -20,12 +28,14 @@ class DatabaseBroker:
         self._holding: ExitStack | None = None
 
     def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
+        """Report all entries as present: the rows hold them."""
         return Put(present=len(entries))
 
     def remove(self, queue: str, ids: Sequence[int]) -> None:
-        """The row says that it is not scheduled any more."""
+        """Do nothing: the row says that the message is not scheduled any more."""
 
     def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
+        """Find rows that are due. ``within`` is ignored, since a query finds nothing in advance."""
         topics = list(self.topics())
         wait = transitions.until_due(self.using, queue, topics)
         if wait is None or wait > 0:
@@ -33,14 +43,24 @@ class DatabaseBroker:
         if limit <= 0:
             return Taken(left=1)
         if self._holding is not None:
-            # Only now: while nothing is due, a look costs one query and no transaction.
+            # Not before something is due: until then a take costs one query and no transaction.
             self._holding.enter_context(transitions.exclusively(self.using))
         tickets = transitions.due(self.using, queue, topics, limit)
-        return Taken([DueTicket(t.id, None, None) for t in tickets], left=int(len(tickets) == limit))
+        return Taken(tickets, left=int(len(tickets) == limit))
+
+    def promote(self, queue: str) -> Taken:
+        """Do nothing: the due time of a row says whether it is ready."""
+        return Taken()
+
+    def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
+        """Do nothing: the row is still due."""
+
+    def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
+        """Do nothing: the row is still due."""
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Used by one thread at a time."""
+        """Hold the rows that ``take`` finds until the block ends. Only one thread at a time may use this."""
         with ExitStack() as stack:
             self._holding = stack
             try:
@@ -48,19 +68,24 @@ class DatabaseBroker:
             finally:
                 self._holding = None
 
-    def wait(self, queues: Sequence[str], timeout: float) -> bool:
+    def listen(self, queues: Sequence[str], timeout: float) -> bool:
+        """Sleep until the timeout or ``wake``; no other process can notify this one."""
         self._woken.wait(max(0.0, timeout))
         self._woken.clear()
         return False
 
     def stop_listening(self) -> None:
-        """Nobody is woken in another process."""
+        """Do nothing: there are no notifications."""
+
+    def reset_listener(self) -> None:
+        """Do nothing: there is no connection that listens."""
 
     def wake(self) -> None:
+        """End a ``listen``, or the next one."""
         self._woken.set()
 
-    def ring(self, queue: str) -> None:
-        """Others look by themselves."""
+    def notify(self, queue: str) -> None:
+        """Do nothing: other processes poll."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""

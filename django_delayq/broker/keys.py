@@ -1,14 +1,14 @@
-"""Every Redis key, in one place. One hash tag per queue and partition, so that a script's keys share a slot."""
+"""The names of all Redis keys. One hash tag per queue and partition puts the keys of a script into one slot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 
-# One partition per queue for now; the number is part of the keys and of the log so that more can follow.
+# A queue has one partition so far. The number is in the keys and in the transitions, so that more can follow.
 PARTITION = 0
 
-# Scores, as in scripts/include/places.lua.
+# Factors in the scores, as in scripts/include/places.lua.
 RANKS = 256
 BAND = 2**45
 
@@ -17,19 +17,19 @@ BAND = 2**45
 class Keys:
     """The keys of one queue."""
 
-    delayed: str  # zset: id → due tenth of a ms, and in the fraction the rank (0 best … 200), in 256ths
-    ready: str  # zset: id → rank × 2^45 + the tenth of a ms at which it became ready
+    delayed: str  # sorted set: id → due tenth of a ms, plus the rank (0 best … 200 worst) in 256ths
+    ready: str  # sorted set: id → rank × 2^45 + the tenth of a ms at which it became ready
     meta: str  # hash: horizon, loaded, run_id, replid, identity, tick, loader, loader_until
-    wake: str  # list: holds a token when somebody should look
+    wake: str  # list: holds one token while a worker should take from this queue
 
 
 @cache
 def keys(namespace: str, queue: str) -> Keys:
-    """The keys of a queue in a namespace."""
+    """Return the keys of a queue in a namespace."""
     tag = f"{{{namespace}:{queue}:{PARTITION}}}"
     return Keys(f"{tag}:delayed", f"{tag}:ready", f"{tag}:meta", f"{tag}:wake")
 
 
 def namespace(prefix: str, using: str) -> str:
-    """Messages of another database alias have ids of their own, so they get keys of their own."""
+    """Return the namespace of a database alias. Each alias has ids of its own, so each gets keys of its own."""
     return prefix if using == "default" else f"{prefix}@{using}"

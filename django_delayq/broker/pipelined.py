@@ -1,9 +1,9 @@
-"""Puts that are sent without waiting for their answers, which are read before a later one is sent.
+"""Puts that are sent without waiting for their answers. The answers are read before a later put is sent.
 
-Who schedules a message has committed it already; that Redis knows of it is a hint, and the reply to a hint is not worth
-a round trip, nor, among many, a look at the socket. What an answer says late is acted on late: an error is raised by a
-put after it. What may have been lost with its connection, or because the server did not know the script, is sent once
-more.
+A producer has committed its message already. Redis only has to learn of it soon, so the answer is not worth a round
+trip, nor, when there are many puts, a look at the socket for each. What a late answer says has a late effect: a later
+put raises the error. A put is sent once more when it may have been lost with its connection, or when the server did not
+know the script.
 """
 
 from __future__ import annotations
@@ -19,68 +19,68 @@ from typing import Any, NamedTuple
 import redis
 
 from . import scripts
-from .connection import PinnedConnection, rested
+from .connection import PinnedConnection, pop_idle
 from .keys import Keys
 
-# With so many answers still to come, one of them is waited for before more is sent.
-AHEAD = 16
-# Answers are looked for when there may be so many of them, or so many seconds after the last look. What was lost
-# between two looks is sent again after the second.
-TOGETHER = 8
-LOOK = 0.01
+# With more unread answers than this on one connection, a put waits for the oldest first.
+MAX_UNREAD = 16
+# A put reads answers first when there may be so many of them, or so many seconds after the last reading. A put that was
+# lost between two readings is sent again after the second.
+READ_AT_UNREAD = 8
+READ_INTERVAL = 0.01
 
 
-class Sent(NamedTuple):
-    """One call of the script, and when it was sent."""
+class UnreadPut(NamedTuple):
+    """A put whose answer was not read, and when it was sent (monotonic, seconds)."""
 
     keys: Keys
     now: str | int
     entries: list[int]
-    at: float
+    sent_at: float
 
 
 class PipelinedConnection(PinnedConnection):
-    """One connection, and the puts on it whose answers were not read."""
+    """One connection, and the puts on it whose answers were not read. ``timeout``: seconds for each answer."""
 
-    def __init__(self, pool: redis.ConnectionPool, patience: float) -> None:
+    def __init__(self, pool: redis.ConnectionPool, timeout: float) -> None:
         super().__init__(pool)
-        self.unread: deque[Sent] = deque()
-        self._patience = patience
-        # Behind a new connection there may be a new server: the first call brings the script along.
-        self._is_known = False
-        self._looked = time.monotonic()
+        self.unread: deque[UnreadPut] = deque()
+        self._timeout = timeout
+        # A new connection may lead to a new server: the first call sends the script in full.
+        self._script_is_known = False
+        self._read_at = time.monotonic()
 
     def put(self, keys: Keys, now: str | int, entries: list[int], *, mode: str = "set") -> int:
-        """Send it; how many answers of earlier ones have come. Raises what they say, or that they do not come."""
+        """Send a put; return how many answers of earlier ones were read. Raises their errors, or that one is late."""
         read = 0
-        if len(self.unread) >= TOGETHER or time.monotonic() - self._looked > LOOK:
-            read = self.read(AHEAD)
+        if len(self.unread) >= READ_AT_UNREAD or time.monotonic() - self._read_at > READ_INTERVAL:
+            read = self.read(MAX_UNREAD)
         if not self.unread and self.raw.can_read(0):
             raise redis.ConnectionError("closed by the server")
         self._send(keys, now, entries, mode)
         return read
 
     def read(self, leave: int) -> int:
-        """Read the answers that are there, waiting while more than ``leave`` are not; how many there were.
+        """Read the answers that have come, and wait while more than ``leave`` have not; return how many were read.
 
-        Raises the first that was an error, when all others have been read too: who is told of one closes the line, and
-        what is sent again must have arrived before.
+        Raises the first error, after all other answers have been read: the caller closes the connection then, and what
+        was sent again has to arrive before.
         """
         read = 0
         refused: redis.ResponseError | None = None
-        self._looked = time.monotonic()
+        self._read_at = time.monotonic()
         while self.unread:
-            sent = self.unread[0]
+            oldest = self.unread[0]
             if len(self.unread) <= leave and not self.raw.can_read(0):
-                if time.monotonic() - sent.at > self._patience:
-                    raise redis.TimeoutError(f"no answer within {self._patience:g} s")
+                if time.monotonic() - oldest.sent_at > self._timeout:
+                    raise redis.TimeoutError(f"no answer within {self._timeout:g} s")
                 break
             try:
                 self.raw.read_response(disconnect_on_error=False)
             except redis.exceptions.NoScriptError:
-                self._is_known = False
-                # Later puts of the same messages may have come through: this one must not undo them.
-                self._send(sent.keys, sent.now, sent.entries, "fill")
+                self._script_is_known = False
+                # Later puts of the same messages may have arrived: this one must not undo them.
+                self._send(oldest.keys, oldest.now, oldest.entries, "fill")
             except redis.ResponseError as error:
                 refused, leave = refused or error, 0
             self.unread.popleft()
@@ -90,14 +90,14 @@ class PipelinedConnection(PinnedConnection):
         return read
 
     def _send(self, keys: Keys, now: str | int, entries: list[int], mode: str) -> None:
-        self.raw.send_command(*_head(keys, now, mode, not self._is_known), *entries)
-        self._is_known = True
-        self.unread.append(Sent(keys, now, entries, time.monotonic()))
+        self.raw.send_command(*_head(keys, now, mode, not self._script_is_known), *entries)
+        self._script_is_known = True
+        self.unread.append(UnreadPut(keys, now, entries, time.monotonic()))
 
 
 @lru_cache(maxsize=256)
 def _head(keys: Keys, now: str | int, mode: str, in_full: bool) -> list[Any]:
-    """The command without its entries."""
+    """Return the command without its entries."""
     return scripts.load("put").command(
         in_full=in_full,
         delayed=keys.delayed,
@@ -110,59 +110,65 @@ def _head(keys: Keys, now: str | int, mode: str, in_full: bool) -> list[Any]:
 
 
 class PipelinedConnections:
-    """As many lines as there are threads that put at the same time."""
+    """The pipelined connections of a broker: as many as there are threads that put at the same time."""
 
-    def __init__(self, pool: Callable[[], redis.ConnectionPool], patience: float) -> None:
+    def __init__(self, pool: Callable[[], redis.ConnectionPool], timeout: float) -> None:
         self._pool = pool
-        self._patience = patience
-        self._resting: deque[PipelinedConnection] = deque()
-        # A socket that is closed with answers in it takes along what the server has not read yet.
-        self.close = weakref.finalize(self, _end, self._resting)
+        self._timeout = timeout
+        self._idle: deque[PipelinedConnection] = deque()
+        # At the end of the process too: a socket that is closed with unread answers in it drops what the server has not
+        # read yet.
+        self.close = weakref.finalize(self, _read_and_close, self._idle)
 
     def put(self, keys: Keys, now: str | int, entries: list[int]) -> int:
-        """Send it; how many answers of earlier ones were good. Raises ``RedisError`` and ``OSError``."""
-        connection = rested(self._resting)
-        lost: Iterable[Sent] = ()
+        """Send a put; return how many answers of earlier ones were read. Raises ``RedisError`` and ``OSError``."""
+        connection = pop_idle(self._idle)
+        lost: Iterable[UnreadPut] = ()
         if connection is not None:
             try:
                 return self._put(connection, keys, now, entries)
             except redis.ConnectionError:
-                # Closed by the server while it rested: what was under way may not have been read.
+                # The server closed the connection while it was idle, perhaps before it read all puts.
                 lost = connection.unread
-        return self._put(PipelinedConnection(self._pool(), self._patience), keys, now, entries, lost)
+        return self._put(PipelinedConnection(self._pool(), self._timeout), keys, now, entries, lost)
 
     def _put(
-        self, connection: PipelinedConnection, keys: Keys, now: str | int, entries: list[int], lost: Iterable[Sent] = ()
+        self,
+        connection: PipelinedConnection,
+        keys: Keys,
+        now: str | int,
+        entries: list[int],
+        lost: Iterable[UnreadPut] = (),
     ) -> int:
         try:
-            for sent in lost:
-                connection.put(sent.keys, sent.now, sent.entries, mode="fill")
+            for unread in lost:
+                connection.put(unread.keys, unread.now, unread.entries, mode="fill")
             read = connection.put(keys, now, entries)
         except BaseException:
             connection.close()
             raise
-        self._resting.append(connection)
+        self._idle.append(connection)
         return read
 
-    def settle(self) -> None:
-        """Wait for all answers on the lines that no thread is using. Raises what they say."""
-        settled = []
+    def flush(self) -> None:
+        """Wait for all answers on the connections that no thread is using. Raises their errors."""
+        flushed = []
         try:
-            while (connection := rested(self._resting)) is not None:
+            while (connection := pop_idle(self._idle)) is not None:
                 try:
                     connection.read(0)
                 except BaseException:
                     connection.close()
                     raise
-                settled.append(connection)
+                flushed.append(connection)
         finally:
-            self._resting.extend(reversed(settled))
+            self._idle.extend(reversed(flushed))
 
 
-def _end(resting: deque[PipelinedConnection]) -> None:
-    """At the end of the process at the latest."""
-    while resting:
-        connection = resting.pop()
+def _read_and_close(idle: deque[PipelinedConnection]) -> None:
+    """Wait for all answers and close the connections. It holds no reference to their owner, which may be gone."""
+    while idle:
+        connection = idle.pop()
         if connection.is_ours:
             with contextlib.suppress(redis.RedisError, OSError):
                 connection.read(0)

@@ -1,65 +1,44 @@
-"""The broker on Redis: sorted sets of ids, moved by scripts."""
+"""The broker on Redis: sorted sets of ids, moved by Lua scripts."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import select
-import selectors
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 
 from ..clock import SECOND, us_to_tenths
 from ..conf import Settings
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
+from ..sql.rows import Ticket
 from ..validation import PRIORITIES
-from . import connection, scripts
-from .base import BATCH, DueTicket, Entry, Put, Taken
+from . import scripts, server_info
+from .base import IDS_PER_CALL, Entry, Place, Put, QueueMeta, QueueSize, ServerInfo, ServerRun, Taken
+from .connection import connect
 from .keys import BAND, PARTITION, RANKS, Keys, keys, namespace
+from .listener import Listener
 from .pipelined import PipelinedConnections
 from .scripted import ScriptConnections
 
-logger = logging.getLogger("django_delayq")
-
-# A connection on which no token came for so long may have been dropped on the way without a word. Seconds.
-REARM = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a queue's meta says, and what the server says of itself."""
-
-    now_tenths: int
-    tick: int
-    horizon_tenths: int | None
-    loaded_tenths: int | None
-    run_id: str
-    replid: str
-    identity: str
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Which run of which server this is: it changes with a restart and with a failover."""
-
-    run_id: str
-    replid: str
-    role: str
+# How many members a reply to a scan has, more or less.
+SCAN_COUNT = 1000
+# What scripts/tick.lua returns after the time, and ``read_meta`` reads, in this order.
+META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity")
 
 
 class RedisBroker:
-    """The verbs of ``Broker``, and what the loader and the restore need besides.
+    """Implements ``Index``, and so ``Broker``; their docstrings say what each method does.
 
-    ``now`` is for tests: tenths of a millisecond, or "" for the server's clock.
+    ``timeout`` is in seconds, for connecting and for each answer. ``now`` is for tests: a time in tenths of a
+    millisecond, or "" for the server's clock.
     """
+
+    claims_ahead: ClassVar[bool] = True
+    forgets_taken: ClassVar[bool] = True
 
     def __init__(self, settings: Settings, using: str, *, timeout: float, now: str | int = "") -> None:
         self.settings = settings
@@ -67,36 +46,42 @@ class RedisBroker:
         self.timeout = timeout
         self.now = now
         self._client: redis.Redis | None = None
-        self._listener: _Listener | None = None
+        self._listener: Listener | None = None
         self._lock = threading.Lock()
 
     @property
     def client(self) -> redis.Redis:
+        """The client of redis-py, which connects on its first command."""
         if self._client is None:
             with self._lock:
                 if self._client is None:
-                    self._client = connection.connect(self.settings, timeout=self.timeout)
+                    self._client = self._connect()
         return self._client
 
+    def _connect(self) -> redis.Redis:
+        return connect(self.settings, timeout=self.timeout)
+
     @cached_property
-    def lines(self) -> PipelinedConnections:
+    def _pipelined(self) -> PipelinedConnections:
         return PipelinedConnections(lambda: self.client.connection_pool, self.timeout)
 
     @cached_property
-    def calls(self) -> ScriptConnections:
+    def _scripted(self) -> ScriptConnections:
         return ScriptConnections(lambda: self.client.connection_pool)
 
     def keys(self, queue: str) -> Keys:
+        """Return the keys of a queue."""
         return keys(self.namespace, queue)
 
-    # --- the verbs of Broker ------------------------------------------------------------------------------------------
+    # --- Broker -------------------------------------------------------------------------------------------------------
 
     def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
+        """Make ids known."""
         k = self.keys(queue)
         total = Put()
-        for start in range(0, len(entries), BATCH):
-            rest = _flat(entries[start : start + BATCH])
-            with answering():
+        for start in range(0, len(entries), IDS_PER_CALL):
+            rest = _flat(entries[start : start + IDS_PER_CALL])
+            with translated_errors():
                 word, put, present, beyond = scripts.load("put")(
                     self.client,
                     delayed=k.delayed,
@@ -108,44 +93,59 @@ class RedisBroker:
                     rest=rest,
                 )
             if word == b"lost":
-                # No horizon yet: the loader, which any worker runs, will find the rows.
+                # There is no horizon yet. The loader, which runs in every worker, will find the rows.
                 beyond = len(rest) // 3
             total += Put(put, present, beyond)
         return total
 
-    def tell(self, queue: str, entries: Sequence[Entry]) -> int:
-        """``put`` without waiting for the answer; how many answers of earlier ones have come, all of them good.
-
-        Raises what an earlier answer said, or that none came within the timeout. ``settle`` waits for all.
-        """
+    def remove(self, queue: str, ids: Sequence[int]) -> None:
+        """Forget ids."""
         k = self.keys(queue)
-        answers = 0
-        with answering():
-            for start in range(0, len(entries), BATCH):
-                answers += self.lines.put(k, self.now, _flat(entries[start : start + BATCH]))
-        return answers
+        for start in range(0, len(ids), IDS_PER_CALL):
+            with translated_errors():
+                scripts.load("remove")(
+                    self.client, delayed=k.delayed, ready=k.ready, rest=ids[start : start + IDS_PER_CALL]
+                )
 
-    def settle(self) -> None:
-        """Wait until Redis has answered all that it was told."""
-        with answering():
-            self.lines.settle()
-
-    def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
-        """The ids of those that ``put(fill=True)`` would put; at most ``BATCH`` entries."""
+    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
+        """Take ids that are due, or fall due in a moment."""
         k = self.keys(queue)
-        with answering():
-            answer = scripts.load("missing")(self.client, delayed=k.delayed, ready=k.ready, rest=_flat(entries))
-        return [int(id_) for id_ in answer]
+        with translated_errors():
+            answer = scripts.load("take")(
+                self._scripted,
+                delayed=k.delayed,
+                ready=k.ready,
+                wake=k.wake,
+                now=self.now,
+                limit=min(limit, IDS_PER_CALL),
+                batch=IDS_PER_CALL,
+                within=int(within * SECOND),
+            )
+        moved, left, next_due = answer[:3]
+        now_tenths = float(answer[3])
+        tickets = []
+        for i in range(4, len(answer), 2):
+            # We put no member that is not an id, and the database would refuse the others together with it.
+            if not _is_id(answer[i]):
+                continue
+            rank, ready_tenths = divmod(int(answer[i + 1]), BAND)
+            until = (ready_tenths - now_tenths) / SECOND
+            tickets.append(Ticket(int(answer[i]), ready_tenths, PARTITION, rank, until))
+        return Taken(tickets, left, float(next_due) / SECOND if next_due else None, moved == IDS_PER_CALL)
 
-    def park(self, queue: str, tickets: Sequence[DueTicket], seconds: float) -> None:
-        """Look at these ids again after a while, whatever their due time."""
+    def promote(self, queue: str) -> Taken:
+        """Make ids ready that have fallen due."""
+        return self.take(queue, 0)
+
+    def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
+        """Put taken ids back with another due time."""
         k = self.keys(queue)
-        at = tenths_now(self) + int(seconds * SECOND)
-        with answering():
-            self.client.zadd(k.delayed, {str(ticket.id): at + ticket.rank / RANKS for ticket in tickets})
+        due_tenths = self.now_tenths() + int(seconds * SECOND)
+        with translated_errors():
+            self.client.zadd(k.delayed, {str(ticket.id): due_tenths + ticket.rank / RANKS for ticket in tickets})
 
-    def give_back(self, queue: str, tickets: Sequence[DueTicket]) -> None:
-        """Put ids that were taken back, each where it was."""
+    def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
+        """Put taken ids back to where they were."""
         k = self.keys(queue)
         ready, delayed = {}, {}
         for ticket in tickets:
@@ -155,104 +155,90 @@ class RedisBroker:
                 delayed[str(ticket.id)] = ticket.ready_tenths + ticket.rank / RANKS
             else:
                 ready[str(ticket.id)] = ticket.rank * BAND + ticket.ready_tenths
-        for key, places in ((k.ready, ready), (k.delayed, delayed)):
-            if places:
-                with answering():
-                    self.client.zadd(key, places)
-
-    def remove(self, queue: str, ids: Sequence[int]) -> None:
-        k = self.keys(queue)
-        for start in range(0, len(ids), BATCH):
-            with answering():
-                scripts.load("remove")(self.client, delayed=k.delayed, ready=k.ready, rest=ids[start : start + BATCH])
-
-    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
-        k = self.keys(queue)
-        with answering():
-            answer = scripts.load("take")(
-                self.calls,
-                delayed=k.delayed,
-                ready=k.ready,
-                wake=k.wake,
-                now=self.now,
-                limit=min(limit, BATCH),
-                batch=BATCH,
-                within=int(within * SECOND),
-            )
-        moved, left, next_due = answer[:3]
-        now_tenths = float(answer[3])
-        tickets = []
-        for i in range(4, len(answer), 2):
-            # What cannot be an id was not put by us; the database would refuse the others with it.
-            if not _is_id(answer[i]):
-                continue
-            rank, ready_tenths = divmod(int(answer[i + 1]), BAND)
-            until = (ready_tenths - now_tenths) / SECOND
-            tickets.append(DueTicket(int(answer[i]), ready_tenths, PARTITION, rank, until))
-        return Taken(tickets, left, float(next_due) / SECOND if next_due else None, moved == BATCH)
+        for key, scores in ((k.ready, ready), (k.delayed, delayed)):
+            if scores:
+                with translated_errors():
+                    self.client.zadd(key, scores)
 
     def exclusively(self) -> AbstractContextManager[object]:
-        # A taken id is nobody else's any more.
+        """Do nothing: an id that was taken is no longer there for others."""
         return nullcontext()
 
-    def wait(self, queues: Sequence[str], timeout: float) -> bool:
+    def listen(self, queues: Sequence[str], timeout: float) -> bool:
+        """Sleep until one of the queues is notified."""
         if self._listener is None:
-            self._listener = _Listener(lambda: connection.connect(self.settings, timeout=self.timeout))
-        with answering():
-            return self._listener.wait([self.keys(queue).wake for queue in queues], timeout)
+            self._listener = Listener(self._connect)
+        with translated_errors():
+            return self._listener.listen([self.keys(queue).wake for queue in queues], timeout)
+
+    def stop_listening(self) -> None:
+        """Leave notifications to other processes."""
+        if self._listener is not None:
+            self._listener.stop()
+
+    def reset_listener(self) -> None:
+        """Have the next ``listen`` use a new connection."""
+        if self._listener is not None:
+            self._listener.reset()
 
     def wake(self) -> None:
+        """End a ``listen`` of this process."""
         if self._listener is not None:
             self._listener.wake()
 
-    def stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.stop_listening()
-
-    def distrust(self) -> None:
-        """Redis did not answer: the connection that waits may be as dead, and would never say so."""
-        if self._listener is not None:
-            self._listener.stale = True
-
-    def ring(self, queue: str) -> None:
-        with answering():
-            scripts.load("ring")(self.client, wake=self.keys(queue).wake)
+    def notify(self, queue: str) -> None:
+        """End a ``listen`` of any process."""
+        with translated_errors():
+            scripts.load("notify")(self.client, wake=self.keys(queue).wake)
 
     def close(self) -> None:
+        """Wait for the answers to all puts, and close all connections."""
         if self._listener is not None:
             self._listener.close()
-        if "lines" in self.__dict__:
-            self.lines.close()
+        if "_pipelined" in self.__dict__:
+            self._pipelined.close()
         if self._client is not None:
             with contextlib.suppress(redis.RedisError, OSError):
                 self._client.close()
                 self._client.connection_pool.disconnect()
 
-    # --- for the loader, the restore and the inspector ----------------------------------------------------------------
+    # --- Index --------------------------------------------------------------------------------------------------------
 
-    def look(self, queue: str) -> Look:
-        with answering():
-            answer = scripts.load("look")(self.client, meta=self.keys(queue).meta, now=self.now)
-        now, tick, horizon, loaded, run_id, replid, identity = answer
-        return Look(
-            int(now),
-            int(tick),
-            int(horizon) if horizon else None,
-            int(loaded) if loaded else None,
-            run_id.decode(),
-            replid.decode(),
-            identity.decode(),
-        )
+    def put_nowait(self, queue: str, entries: Sequence[Entry]) -> int:
+        """Send a put without waiting for its answer."""
+        k = self.keys(queue)
+        answers = 0
+        with translated_errors():
+            for start in range(0, len(entries), IDS_PER_CALL):
+                answers += self._pipelined.put(k, self.now, _flat(entries[start : start + IDS_PER_CALL]))
+        return answers
 
-    def server(self) -> Server:
-        with answering():
+    def flush(self) -> None:
+        """Wait for the answers to all puts of ``put_nowait``."""
+        with translated_errors():
+            self._pipelined.flush()
+
+    def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
+        """Return the ids that ``put(fill=True)`` would put."""
+        k = self.keys(queue)
+        with translated_errors():
+            answer = scripts.load("missing")(self.client, delayed=k.delayed, ready=k.ready, rest=_flat(entries))
+        return [int(id_) for id_ in answer]
+
+    def read_meta(self, queue: str) -> QueueMeta:
+        """Read what Redis knows about a queue."""
+        with translated_errors():
             pipe = self.client.pipeline(transaction=False)
-            pipe.info("server")
-            pipe.info("replication")
-            server, replication = pipe.execute()
-        return Server(
-            str(server["run_id"]), str(replication.get("master_replid", "")), str(replication.get("role", ""))
-        )
+            pipe.hmget(self.keys(queue).meta, META_FIELDS)
+            pipe.time()
+            fields, (seconds, micros) = pipe.execute()
+        return _meta(_tenths(seconds, micros) if self.now == "" else int(self.now), fields)
+
+    def tick(self, queue: str) -> QueueMeta:
+        """Count one more tick, and return what Redis knows about a queue."""
+        with translated_errors():
+            now, *fields = scripts.load("tick")(self.client, meta=self.keys(queue).meta, now=self.now)
+        return _meta(int(now), fields)
 
     def load(
         self,
@@ -262,11 +248,11 @@ class RedisBroker:
         worker: str,
         lease: float,
         identity: str,
-        server: Server,
+        server: ServerRun,
         lost: bool,
     ) -> tuple[int | None, int] | None:
-        """Begin to load: from which due tenth on (None: all), and up to which. None when another is at it."""
-        with answering():
+        """Begin to load a queue."""
+        with translated_errors():
             word, begin, horizon = scripts.load("load")(
                 self.client,
                 meta=self.keys(queue).meta,
@@ -286,8 +272,8 @@ class RedisBroker:
         return (int(begin) if begin else None), int(horizon)
 
     def loaded(self, queue: str, *, worker: str, upto_tenths: int, lease: float | None) -> bool:
-        """Note how far the load has come; lease None: it is done. False when this load is void."""
-        with answering():
+        """Record how far a load has come."""
+        with translated_errors():
             word = scripts.load("loaded")(
                 self.client,
                 meta=self.keys(queue).meta,
@@ -298,30 +284,83 @@ class RedisBroker:
             )
         return bool(word == b"ok")
 
+    def server(self) -> ServerRun:
+        """Ask which run of which server this is."""
+        with translated_errors():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.info("server")
+            pipe.info("replication")
+            server, replication = pipe.execute()
+        return ServerRun(
+            str(server["run_id"]), str(replication.get("master_replid", "")), str(replication.get("role", ""))
+        )
 
-def _is_id(member: bytes) -> bool:
-    return member.isdigit() and len(member) <= 19 and int(member) < 2**63
+    def server_info(self) -> ServerInfo:
+        """Ask the server about itself."""
+        with translated_errors():
+            return server_info.read(self.client)
 
+    def now_tenths(self) -> int:
+        """Read the clock of the server."""
+        if self.now != "":
+            return int(self.now)
+        with translated_errors():
+            seconds, micros = self.client.time()
+        return _tenths(seconds, micros)
 
-def _flat(entries: Sequence[Entry]) -> list[int]:
-    flat: list[int] = []
-    for pk, due_us, priority in entries:
-        flat += (pk, us_to_tenths(due_us), PRIORITIES[1] - priority)
-    return flat
+    def size(self, queue: str) -> QueueSize:
+        """Count the ids of a queue."""
+        k = self.keys(queue)
+        with translated_errors():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.zcard(k.delayed)
+            pipe.zcard(k.ready)
+            delayed, ready = pipe.execute()
+        return QueueSize(delayed, ready)
 
+    def places(self, queue: str, ids: Sequence[int]) -> list[Place]:
+        """Find where each of these ids is."""
+        k = self.keys(queue)
+        found: list[Place] = []
+        for start in range(0, len(ids), IDS_PER_CALL):
+            members = [str(pk) for pk in ids[start : start + IDS_PER_CALL]]
+            with translated_errors():
+                pipe = self.client.pipeline(transaction=False)
+                pipe.zmscore(k.delayed, members)
+                pipe.zmscore(k.ready, members)
+                delayed, ready = pipe.execute()
+            found += [
+                Place(None if d is None else int(d), None if r is None else int(r) % BAND)
+                for d, r in zip(delayed, ready, strict=True)
+            ]
+        return found
 
-def tenths_now(broker: RedisBroker) -> int:
-    """The broker's clock."""
-    if broker.now != "":
-        return int(broker.now)
-    with answering():
-        seconds, micros = broker.client.time()
-    return int(seconds) * SECOND + int(micros) // 100
+    def rank(self, queue: str, pk: int) -> int | None:
+        """Count the ready ids that are taken before this one."""
+        with translated_errors():
+            found: Any = self.client.zrank(self.keys(queue).ready, str(pk))
+        return None if found is None else int(found)
+
+    def ids(self, queue: str) -> Iterator[list[int]]:
+        """Read every id of a queue, in batches."""
+        k = self.keys(queue)
+        for key in (k.delayed, k.ready):
+            cursor: Any = 0
+            while True:
+                with translated_errors():
+                    answer: Any = self.client.zscan(key, cursor, count=SCAN_COUNT)
+                cursor, members = answer
+                # We put no members that are not ids.
+                batch = [int(member) for member, _score in members if member.isdigit()]
+                if batch:
+                    yield batch
+                if int(cursor) == 0:
+                    break
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """Whatever Redis or its client raises means one thing: no answer."""
+def translated_errors() -> Iterator[None]:
+    """Turn all errors of Redis and its client into ``BrokerUnavailable``, or ``BrokerFull`` when its memory is full."""
     try:
         yield
     except (redis.RedisError, OSError) as error:
@@ -329,94 +368,32 @@ def answering() -> Iterator[None]:
         raise kind(f"{type(error).__name__}: {error}") from error
 
 
-def _readable(files: list[Any], timeout: float) -> list[Any]:
-    """Which of these can be read, within ``timeout`` seconds."""
-    try:
-        # epoll and poll know whole milliseconds only, and round up.
-        return select.select(files, [], [], timeout)[0]
-    except ValueError:
-        # A descriptor of 1024 or more.
-        with selectors.DefaultSelector() as selector:
-            for file in files:
-                selector.register(file, selectors.EVENT_READ)
-            return [key.fileobj for key, _events in selector.select(timeout)]
+def _is_id(member: bytes) -> bool:
+    return member.isdigit() and len(member) <= 19 and int(member) < 2**63
 
 
-class _Listener:
-    """Waits for a token in one of several lists, exactly as long as asked.
+def _flat(entries: Sequence[Entry]) -> list[int]:
+    """Return the entries as a script reads them: id, due tenth, rank, id, due tenth, rank, …"""
+    flat: list[int] = []
+    for pk, due_us, priority in entries:
+        flat += (pk, us_to_tenths(due_us), PRIORITIES[1] - priority)
+    return flat
 
-    BLPOP's own timeout is looked at only ``hz`` times a second (10 by default). So it is sent without one, and the
-    wait happens on the client's socket; a BLPOP that is still waiting stays armed for the next wait. One that was
-    answered is sent again by the next wait only: who is busy till then takes no token from another. Who is busy without
-    having been answered, and for long, calls ``deafen``.
-    """
 
-    def __init__(self, connect: Callable[[], redis.Redis]) -> None:
-        self._connect = connect
-        self._client: redis.Redis | None = None
-        self._connection: Any = None
-        self._armed: tuple[str, ...] = ()
-        self._armed_at = 0.0
-        # Set by any thread.
-        self.stale = False
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
+def _tenths(seconds: Any, micros: Any) -> int:
+    """Return the answer of TIME in tenths of a millisecond."""
+    return int(seconds) * SECOND + int(micros) // 100
 
-    def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._write, b"1")
 
-    def wait(self, lists: Sequence[str], timeout: float) -> bool:
-        """Whether a token came."""
-        try:
-            return self._wait(tuple(lists), timeout)
-        except (redis.RedisError, OSError):
-            self._hang_up()
-            raise
-
-    def _wait(self, lists: tuple[str, ...], timeout: float) -> bool:
-        if self.stale or (self._armed and self._armed != lists) or time.monotonic() - self._armed_at > REARM:
-            self._hang_up()
-            self.stale = False
-        if self._connection is not None and not self._armed and connection.has_ended(self._connection):
-            self._hang_up()
-        if self._connection is None:
-            if self._client is None:
-                self._client = self._connect()
-            self._connection = self._client.connection_pool.get_connection()
-        if not self._armed:
-            self._connection.send_command("BLPOP", *lists, 0)
-            self._armed = lists
-            self._armed_at = time.monotonic()
-        woken = _readable([self._read, self._connection._sock], max(0.0, timeout))
-        if self._read in woken:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._read, 4096)
-        if self._connection._sock in woken or self._connection.can_read(0):
-            self._connection.read_response()
-            self._armed = ()
-            return True
-        return False
-
-    def stop_listening(self) -> None:
-        """Take no token any more. Closing the connection is the only way to be sure."""
-        if self._armed:
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        self._armed = ()
-        if self._connection is not None:
-            self._connection.disconnect()
-            if self._client is not None:
-                self._client.connection_pool.release(self._connection)
-            self._connection = None
-
-    def close(self) -> None:
-        self._hang_up()
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        for end in (self._read, self._write):
-            with contextlib.suppress(OSError):
-                os.close(end)
+def _meta(now_tenths: int, fields: Sequence[Any]) -> QueueMeta:
+    """Parse the values of ``META_FIELDS``. A value is bytes or a number; None or empty when it is missing."""
+    tick, horizon, loaded, run_id, replid, identity = fields
+    return QueueMeta(
+        now_tenths,
+        int(tick or 0),
+        int(horizon) if horizon else None,
+        int(loaded) if loaded else None,
+        (run_id or b"").decode(),
+        (replid or b"").decode(),
+        (identity or b"").decode(),
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from .. import conf, publisher, restore
-from ..broker.survey import Place, Survey
+from ..broker.base import Index, Place
 from ..clock import SECOND, from_tenths, to_tenths
 from ..exceptions import BrokerUnavailable
 from ..inspector.consistency import Kind, Row, classify
@@ -37,21 +37,21 @@ class Whereabouts:
 def look(message: Message) -> Whereabouts | None:
     """Ask Redis about one message; None when none is configured. Never raises."""
     using = message._state.db or "default"
-    door = publisher.get(using)
-    if door is None:
+    redis_publisher = publisher.get(using)
+    if redis_publisher is None:
         return None
     try:
-        return _look(using, Survey(door.broker), message)
+        return _look(using, redis_publisher.broker, message)
     except BrokerUnavailable as error:
         return Whereabouts(error=str(error))
 
 
-def _look(using: str, survey: Survey, message: Message) -> Whereabouts:
-    meta = survey.meta(message.queue)
+def _look(using: str, broker: Index, message: Message) -> Whereabouts:
+    meta = broker.read_meta(message.queue)
     restore.refuse_foreign(using, meta)
-    now_tenths = survey.now_tenths()
-    place = survey.places(message.queue, [message.pk])[0]
-    before = survey.rank(message.queue, message.pk) if place.ready_tenths is not None else None
+    now_tenths = meta.now_tenths
+    place = broker.places(message.queue, [message.pk])[0]
+    before = broker.rank(message.queue, message.pk) if place.ready_tenths is not None else None
     # Where nobody has filled Redis, the next worker does so first: only what is due by now is missing.
     horizon_tenths = now_tenths if meta.horizon_tenths is None else meta.horizon_tenths
     return Whereabouts(

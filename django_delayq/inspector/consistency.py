@@ -12,9 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from .. import actors, conf, restore, transitions
-from ..broker.base import BATCH, Entry
-from ..broker.redis import RedisBroker
-from ..broker.survey import Place, Survey
+from ..broker.base import IDS_PER_CALL, Entry, Index, Place
 from ..clock import SECOND, to_tenths
 from ..models import Message
 from ..states import LIVE, State
@@ -98,12 +96,9 @@ class Comparison:
     its way. ``fix`` puts what is missing or different and removes what is extra.
     """
 
-    def __init__(
-        self, using: str, broker: RedisBroker, queue: str, *, fix: bool = False, pause: float | None = None
-    ) -> None:
+    def __init__(self, using: str, broker: Index, queue: str, *, fix: bool = False, pause: float | None = None) -> None:
         self.using = using
         self.broker = broker
-        self.survey = Survey(broker)
         self.queue = queue
         self.fix = fix
         self.pause = conf.get().GRACE if pause is None else pause
@@ -125,7 +120,7 @@ class Comparison:
         return self.drift
 
     def _look(self) -> None:
-        meta = self.survey.meta(self.queue)
+        meta = self.broker.read_meta(self.queue)
         restore.refuse_foreign(self.using, meta)
         if self.fix:
             worker = f"verify:{actors.host()}/{os.getpid()}"
@@ -134,7 +129,7 @@ class Comparison:
             )
         elif meta.horizon_tenths is None:
             # Redis was lost, and no worker has loaded it since: what ought to be there is missing.
-            self._horizon_tenths = self.survey.now_tenths() + int(conf.get().HORIZON * SECOND)
+            self._horizon_tenths = meta.now_tenths + int(conf.get().HORIZON * SECOND)
         else:
             self._horizon_tenths = meta.horizon_tenths
 
@@ -142,13 +137,13 @@ class Comparison:
         """Ids that seem to differ, in batches, each with how many were compared."""
         for page in restore.pages(self.using, self.queue, start_tenths=None, end_tenths=self._horizon_tenths):
             yield self._misplaced(page), len(page)
-        for ids in self.survey.ids(self.queue):
+        for ids in self.broker.ids(self.queue):
             live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(LIVE))
             known = set(live.values_list("pk", flat=True))
             yield [pk for pk in ids if pk not in known], len(ids)
 
     def _misplaced(self, page: list[Entry]) -> list[int]:
-        now_tenths, places = self.survey.now_tenths(), self.survey.places(self.queue, [entry.id for entry in page])
+        now_tenths, places = self.broker.now_tenths(), self.broker.places(self.queue, [entry.id for entry in page])
         found = []
         for entry, place in zip(page, places, strict=True):
             row = Row(self.queue, State.SCHEDULED, entry.due_at, entry.priority)
@@ -158,7 +153,7 @@ class Comparison:
 
     def _differing(self, ids: Sequence[int]) -> list[tuple[int, Kind | None, Row | None]]:
         # Redis first: what is scheduled in between is then in the record and merely seems to be missing.
-        now_tenths, places = self.survey.now_tenths(), self.survey.places(self.queue, ids)
+        now_tenths, places = self.broker.now_tenths(), self.broker.places(self.queue, ids)
         rows = self._rows(ids)
         found = []
         for pk, place in zip(ids, places, strict=True):
@@ -177,8 +172,8 @@ class Comparison:
         time.sleep(self.pause)
         # An id may have been met on both ways.
         ids = sorted(set(suspects))
-        for start in range(0, len(ids), BATCH):
-            self._settle(self._differing(ids[start : start + BATCH]))
+        for start in range(0, len(ids), IDS_PER_CALL):
+            self._settle(self._differing(ids[start : start + IDS_PER_CALL]))
 
     def _settle(self, differing: list[tuple[int, Kind | None, Row | None]]) -> None:
         extra: list[int] = []

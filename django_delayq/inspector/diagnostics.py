@@ -10,9 +10,8 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from .. import conf, pausing, restore, transitions
-from ..broker import connection
-from ..broker.redis import RedisBroker
-from ..broker.survey import Health, Survey
+from ..broker import describe
+from ..broker.base import Index, ServerInfo
 from ..durations import brief
 from ..exceptions import BrokerUnavailable, ForeignBroker
 from ..models import Message
@@ -55,7 +54,7 @@ class Limits:
     max_dead: int | None = None
 
 
-def check(using: str, broker: RedisBroker | None, limits: Limits) -> Iterator[Finding]:
+def check(using: str, broker: Index | None, limits: Limits) -> Iterator[Finding]:
     """Ask the database, then Redis. What cannot be asked is left out: the finding before it says why."""
     database = _database(using)
     yield database
@@ -65,7 +64,7 @@ def check(using: str, broker: RedisBroker | None, limits: Limits) -> Iterator[Fi
         yield migrations
         ready = migrations.level == Level.OK
     if broker is None:
-        yield Finding("Redis", Level.OK, f"{connection.describe(conf.get())}")
+        yield Finding("Redis", Level.OK, f"{describe(conf.get())}")
     else:
         yield from _redis(using, broker, ready=ready)
     if ready:
@@ -100,20 +99,19 @@ def _migrations(using: str) -> Finding:
     return Finding("Migrations", Level.OK, "applied")
 
 
-def _redis(using: str, broker: RedisBroker, *, ready: bool) -> Iterator[Finding]:
-    survey = Survey(broker)
-    where = connection.describe(conf.get())
+def _redis(using: str, broker: Index, *, ready: bool) -> Iterator[Finding]:
+    where = describe(conf.get())
     try:
-        health = survey.health()
+        health = broker.server_info()
         yield Finding("Redis", Level.OK, f"{where}, version {health.version or 'unknown'}")
         yield from _server(health)
         if ready:
-            yield _identity(using, survey)
+            yield _identity(using, broker)
     except BrokerUnavailable as error:
         yield Finding("Redis", Level.CRITICAL, f"{where}: {_first_line(error)}", Cause.UNREACHABLE)
 
 
-def _server(health: Health) -> Iterator[Finding]:
+def _server(health: ServerInfo) -> Iterator[Finding]:
     if health.role in (None, "master"):
         yield Finding("Redis role", Level.OK if health.role else Level.WARN, health.role or "does not say")
     else:
@@ -133,10 +131,10 @@ def _server(health: Health) -> Iterator[Finding]:
         yield Finding("Redis persistence", Level.OK, health.persistence)
 
 
-def _identity(using: str, survey: Survey) -> Finding:
+def _identity(using: str, broker: Index) -> Finding:
     for queue in restore.queues(using):
         try:
-            restore.refuse_foreign(using, survey.meta(queue))
+            restore.refuse_foreign(using, broker.read_meta(queue))
         except ForeignBroker as error:
             return Finding("Redis identity", Level.CRITICAL, f"queue {queue}: {error}", Cause.MISCONFIGURED)
     return Finding("Redis identity", Level.OK, "ours")

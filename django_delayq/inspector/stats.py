@@ -10,9 +10,8 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from .. import conf, restore
-from ..broker import connection
-from ..broker.redis import RedisBroker
-from ..broker.survey import Health, Survey
+from ..broker import describe
+from ..broker.base import Index, ServerInfo
 from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
 from ..models import Message, Transition, Worker
@@ -60,7 +59,7 @@ class RedisStats:
     where: str
     reachable: bool | None = None
     error: str = ""
-    health: Health | None = None
+    health: ServerInfo | None = None
 
 
 @dataclass(slots=True)
@@ -90,7 +89,7 @@ class Stats:
         return min((q.next_due for q in self.queues.values() if q.next_due is not None), default=None)
 
 
-def collect(using: str, broker: RedisBroker | None, cap: int = LIVE_CAP) -> Stats:
+def collect(using: str, broker: Index | None, cap: int = LIVE_CAP) -> Stats:
     """Ask the record, then Redis. Redis may be away: then its part says so.
 
     Scheduled and running messages are counted up to ``cap`` in each queue.
@@ -187,24 +186,23 @@ def alive(using: str, now: datetime) -> int:
     return Worker.objects.using(using).filter(seen_at__gt=now - timedelta(seconds=Worker.ALIVE)).count()
 
 
-def ask_redis(broker: RedisBroker | None) -> RedisStats:
+def ask_redis(broker: Index | None) -> RedisStats:
     """Where Redis is, whether it answers, and what it says of itself."""
-    found = RedisStats(connection.describe(conf.get()))
+    found = RedisStats(describe(conf.get()))
     if broker is not None:
         try:
-            found.health = Survey(broker).health()
+            found.health = broker.server_info()
             found.reachable = True
         except BrokerUnavailable as error:
             found.reachable, found.error = False, str(error)
     return found
 
 
-def _ask_for_queues(found: Stats, broker: RedisBroker) -> None:
-    survey = Survey(broker)
+def _ask_for_queues(found: Stats, broker: Index) -> None:
     try:
         for name, queue in found.queues.items():
-            held, meta = survey.held(name), survey.meta(name)
-            queue.delayed, queue.ready = held.delayed, held.ready
+            size, meta = broker.size(name), broker.read_meta(name)
+            queue.delayed, queue.ready = size.delayed, size.ready
             queue.horizon = None if meta.horizon_tenths is None else from_tenths(meta.horizon_tenths)
     except BrokerUnavailable as error:
         found.redis.reachable, found.redis.error = False, str(error)

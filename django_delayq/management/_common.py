@@ -22,8 +22,8 @@ from django.db import InterfaceError, OperationalError, ProgrammingError, connec
 from django.utils.dateparse import parse_datetime
 
 from .. import actors, conf, durations, signals, validation
-from ..broker.connection import WORKER_TIMEOUT
-from ..broker.redis import RedisBroker
+from ..broker import index
+from ..broker.base import Index
 from ..exceptions import BrokerUnavailable, ForeignBroker, InvalidMessage
 from ..models import Message
 
@@ -140,15 +140,9 @@ def _database_error(error: Exception) -> CommandError:
     return CommandError(f"The database does not answer: {error}", returncode=UNREACHABLE)
 
 
-def redis_broker(using: str) -> RedisBroker | None:
-    """The project's Redis, with a worker's patience; None when it has none."""
-    settings = conf.get()
-    return None if settings.REDIS is None else RedisBroker(settings, using, timeout=WORKER_TIMEOUT)
-
-
-def required_broker(using: str) -> RedisBroker:
+def required_broker(using: str) -> Index:
     """The project's Redis. Raises ``CommandError`` when it has none."""
-    broker = redis_broker(using)
+    broker = index(using)
     if broker is None:
         raise CommandError(
             "DELAYQ['REDIS'] is None: messages are delivered by query, and there is nothing in Redis.",

@@ -16,9 +16,7 @@ from itertools import starmap
 from django.db.models import Count, Min, Q, QuerySet
 
 from .. import actors, conf, failpoints, signals, transitions
-from ..broker.base import BATCH, Entry, Put
-from ..broker.redis import RedisBroker, Server
-from ..broker.survey import Survey
+from ..broker.base import IDS_PER_CALL, Entry, Index, Put, ServerRun
 from ..clock import SECOND, from_tenths, from_us, to_tenths, to_us
 from ..exceptions import BrokerUnavailable
 from ..models import Message
@@ -76,19 +74,18 @@ class Restore:
     def __init__(
         self,
         using: str,
-        broker: RedisBroker,
+        broker: Index,
         selection: Selection | None = None,
         *,
         overdue: Overdue = Overdue.RUN,
         spread: float = 0.0,
         no_expired: bool = False,
         dry_run: bool = False,
-        batch_size: int = BATCH,
+        batch_size: int = IDS_PER_CALL,
         resume: str | None = None,
     ) -> None:
         self.using = using
         self.broker = broker
-        self.survey = Survey(broker)
         self.selection = selection or Selection()
         self.overdue = overdue
         self.spread = timedelta(seconds=spread)
@@ -130,19 +127,19 @@ class Restore:
         self._loads = False
         return self.report
 
-    def _look(self, queue: str, server: Server) -> int:
+    def _look(self, queue: str, server: ServerRun) -> int:
         """Up to which due time (tenths of a ms) a queue is filled."""
-        meta, now_tenths, ahead = self.survey.meta(queue), self.survey.now_tenths(), conf.get().HORIZON
+        meta, ahead = self.broker.read_meta(queue), conf.get().HORIZON
         refuse_foreign(self.using, meta)
         horizon = meta.horizon_tenths or 0
-        if not is_current(meta, server, now_tenths, ahead):
-            horizon = max(horizon, now_tenths + int(ahead * SECOND))
+        if not is_current(meta, server, meta.now_tenths, ahead):
+            horizon = max(horizon, meta.now_tenths + int(ahead * SECOND))
         self._horizons[queue] = horizon
         return horizon
 
-    def _count(self, queue: str, server: Server) -> Tally:
+    def _count(self, queue: str, server: ServerRun) -> Tally:
         horizon = self._look(queue, server)
-        tally = Tally(held=self.survey.held(queue).total)
+        tally = Tally(held=self.broker.size(queue).total)
         overdue = Q(due_at__lte=self._cutoff)
         for rows in self._chunks(queue):
             counts = rows.aggregate(
@@ -165,8 +162,8 @@ class Restore:
         rows = self.selection.rows(self.using, queue)
         if not self._ids:
             yield rows
-        for start in range(0, len(self._ids), BATCH):
-            yield rows.filter(pk__in=self._ids[start : start + BATCH])
+        for start in range(0, len(self._ids), IDS_PER_CALL):
+            yield rows.filter(pk__in=self._ids[start : start + IDS_PER_CALL])
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -314,7 +311,7 @@ class Restore:
 
     def _put(self, queue: str, entries: list[Entry]) -> Put:
         put = self.broker.put(queue, entries, fill=True)
-        if put.beyond and self.survey.meta(queue).horizon_tenths is None:
+        if put.beyond and self.broker.read_meta(queue).horizon_tenths is None:
             raise BrokerUnavailable("Redis was lost while it was being restored")
         return put
 
@@ -324,7 +321,7 @@ class Restore:
             expired = Message.objects.using(self.using).filter(self._is_expired(), pk__in=ids)
             gone = set(expired.values_list("pk", flat=True))
             ids = [pk for pk in ids if pk not in gone]
-        there = sum(place != (None, None) for place in self.survey.places(queue, ids))
+        there = sum(place != (None, None) for place in self.broker.places(queue, ids))
         return Put(len(ids) - there, there)
 
     # --- the overdue ----------------------------------------------------------------------------------------------
@@ -388,8 +385,8 @@ class Restore:
     def _chunks_of_ids(self) -> Iterator[Q]:
         if not self._ids:
             yield Q()
-        for start in range(0, len(self._ids), BATCH):
-            yield Q(pk__in=self._ids[start : start + BATCH])
+        for start in range(0, len(self._ids), IDS_PER_CALL):
+            yield Q(pk__in=self._ids[start : start + IDS_PER_CALL])
 
     # --- after ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import starmap
 
 from .. import conf, registry, transitions
-from ..broker.base import BATCH, Entry
+from ..broker.base import IDS_PER_CALL, Entry
 from ..clock import from_tenths
 from ..models import Message
 from ..sql.expressions import After, places
@@ -21,7 +21,7 @@ def page(
     after: tuple[datetime, int] | None = None,
     start: datetime | None = None,
     end: datetime | None = None,
-    limit: int = BATCH,
+    limit: int = IDS_PER_CALL,
     topics: Sequence[str] | None = None,
 ) -> list[Entry]:
     """Scheduled messages of a queue by (due, id), after a place in that order: along one partial index, no OFFSET."""
@@ -55,7 +55,7 @@ def pages(
     *,
     start_tenths: int | None,
     end_tenths: int,
-    limit: int = BATCH,
+    limit: int = IDS_PER_CALL,
     topics: Sequence[str] | None = None,
     after: tuple[datetime, int] | None = None,
 ) -> Iterator[list[Entry]]:

@@ -41,11 +41,18 @@ class Inserted(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """An id that is due. ``ready_tenths``: since when, in tenths of a ms by the Redis clock; None: found by query."""
+    """An id that a broker found due, to be claimed.
+
+    ``ready_tenths`` says since when it is ready, in tenths of a ms by the Redis clock; None when a query found it.
+    ``rank`` says how urgent it is for the broker, from 0 (best) to 200. ``until`` is the time in seconds until it falls
+    due, above 0 only when it was taken early.
+    """
 
     id: int
     ready_tenths: int | None = None
     partition: int | None = None
+    rank: int = 0
+    until: float = 0.0
 
 
 class Claimed(NamedTuple):

@@ -7,11 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from .. import conf
-from ..broker.base import Broker
-from ..broker.connection import WORKER_TIMEOUT
+from ..broker import index
+from ..broker.base import Broker, Index
 from ..broker.database import DatabaseBroker
-from ..broker.redis import RedisBroker
 from ..exceptions import BrokerUnavailable
 
 logger = logging.getLogger("django_delayq")
@@ -24,11 +22,8 @@ class Source:
     """Gives the broker to use now. Says once that Redis is away, and once that it is back."""
 
     def __init__(self, using: str, topics: Callable[[], Iterable[str]], *, redis: bool = True) -> None:
-        settings = conf.get()
         self.database = DatabaseBroker(using, topics)
-        self.redis: RedisBroker | None = None
-        if redis and settings.REDIS is not None:
-            self.redis = RedisBroker(settings, using, timeout=WORKER_TIMEOUT)
+        self.redis: Index | None = index(using) if redis else None
         self._away_since: float | None = None
         self._refused = False
         # The loader looks every second and calls answered(): then nobody else need find out by waiting.
@@ -49,7 +44,7 @@ class Source:
         with self._lock:
             first, self._away_since = self._away_since is None, time.monotonic()
         if self.redis is not None:
-            self.redis.distrust()
+            self.redis.reset_listener()
         if first:
             logger.warning("Redis is away; messages are delivered from the database meanwhile: %s", error)
             # Who waits for its word looks into the database instead.

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from django.db import Error as DatabaseError
 
 from .. import failpoints, registry, transitions
-from ..broker.base import Broker, DueTicket, Entry, Taken
-from ..broker.redis import RedisBroker
+from ..broker.base import Broker, Entry, Taken
 from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
 from ..extensions import WorkerExtensions
@@ -194,13 +193,12 @@ class Consumer(threading.Thread):
         for _ in range(CATCH_UP):
             if not taken.behind:
                 return
-            taken = broker.take(queue, 0)
+            taken = broker.promote(queue)
 
     def _look_at_pauses(self, broker: Broker) -> None:
         for queue in self.pauses.look():
             # What falls due meanwhile becomes ready: after the pause the best priority goes first.
-            if isinstance(broker, RedisBroker):
-                broker.take(queue, 0)
+            broker.promote(queue)
 
     def _take(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
         handlers = registry.handlers()
@@ -216,7 +214,7 @@ class Consumer(threading.Thread):
             self.orphaned_claims.missed(ticket.id for ticket in taken.tickets)
             raise
         self.orphaned_claims.answered(claimed)
-        if len(claimed) < len(taken.tickets) and isinstance(broker, RedisBroker):
+        if len(claimed) < len(taken.tickets) and broker.forgets_taken:
             mine = {row.id for row in claimed}
             rest = [ticket for ticket in taken.tickets if ticket.id not in mine]
             # What is claimed must be run whatever happens here; a sweep finds the rest.
@@ -230,29 +228,27 @@ class Consumer(threading.Thread):
         return [Delivery(row, handlers[row.topic], self.using, asked, until[row.id]) for row in claimed], taken
 
     def _claim(
-        self, broker: Broker, queue: str, tickets: Sequence[DueTicket], handlers: dict[str, registry.Handler]
+        self, broker: Broker, queue: str, tickets: Sequence[Ticket], handlers: dict[str, registry.Handler]
     ) -> list[Claimed]:
         leases = {topic: handler.lease for topic, handler in handlers.items()}
         try:
             failpoints.reach("after_take")
-            asked = [Ticket(*ticket[:3]) for ticket in tickets]
-            claimed = transitions.claim(self.using, asked, leases, self.worker, queue=queue)
+            claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue)
             failpoints.reach("after_claim")
             self.extensions.claimed(claimed)
             return claimed
         except DatabaseError:
             # Taken but not claimed: look at them again in a moment, or each try would cost Redis more of its ids.
-            if isinstance(broker, RedisBroker):
-                broker.park(queue, tickets, AGAIN)
+            broker.park(queue, tickets, AGAIN)
             raise
 
-    def _return(self, broker: RedisBroker, queue: str, tickets: Sequence[DueTicket]) -> None:
+    def _return(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> None:
         """Ids that could not be claimed: finished and running ones are dropped, the others put where they belong."""
         by_id = {ticket.id: ticket for ticket in tickets}
         known = registry.handlers()
         elsewhere: list[tuple[str, Entry]] = []
-        unknown: list[DueTicket] = []
-        locked: list[DueTicket] = []
+        unknown: list[Ticket] = []
+        locked: list[Ticket] = []
         rows = Message.objects.using(self.using).filter(pk__in=list(by_id))
         for message in rows.only("id", "state", "due_at", "priority", "topic", "queue"):
             ticket = by_id[message.pk]
@@ -271,7 +267,7 @@ class Consumer(threading.Thread):
         if unknown:
             broker.park(queue, unknown, UNKNOWN)
         if locked and self.pauses.learn(queue):
-            broker.give_back(queue, locked)
+            broker.put_back(queue, locked)
         elif locked:
             broker.park(queue, locked, LOCKED)
 
@@ -283,7 +279,7 @@ class Consumer(threading.Thread):
 
     def _lead(self, broker: Broker) -> float:
         """How long before the next due time to come back. Where nothing would be taken then, it would be a hot loop."""
-        can_take = self._room > 0 and self.budget.left and isinstance(broker, RedisBroker)
+        can_take = self._room > 0 and self.budget.left and broker.claims_ahead
         return self.claim_ahead.lead if can_take else 0.0
 
     @property
@@ -322,7 +318,7 @@ class Consumer(threading.Thread):
         """To others, for a while; and one that may have come here in this moment too."""
         broker.stop_listening()
         for queue in self.pauses.served:
-            broker.ring(queue)
+            broker.notify(queue)
 
     def _wait(self, seconds: float) -> None:
         broker = self.source.current()
@@ -331,11 +327,11 @@ class Consumer(threading.Thread):
             self._stopping.wait(seconds)
             return
         try:
-            rung = broker.wait(queues, seconds)
-            if rung and not self._may_go_on:
+            notified = broker.listen(queues, seconds)
+            if notified and not self._may_go_on:
                 # The token was meant for somebody with room: pass it on, and do not take the next one either.
                 for queue in queues:
-                    broker.ring(queue)
+                    broker.notify(queue)
                 self._await_room(seconds)
         except BrokerUnavailable as error:
             self.source.failed(error)

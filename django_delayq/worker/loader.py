@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Self
 
 from .. import actors, conf, failpoints, restore, signals
-from ..broker.base import BATCH, Put
-from ..broker.redis import RedisBroker, Server
+from ..broker.base import IDS_PER_CALL, Put, ServerRun
 from ..clock import SECOND, to_tenths
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..extensions import RestoreObservers, RestoreStart, Service
@@ -78,10 +77,10 @@ class Loader(Service):
         assert source.redis is not None
         self.using = using
         self.source = source
-        self.broker: RedisBroker = source.redis
+        self.broker = source.redis
         self.queues = queues
         self.worker = worker
-        self._server: Server | None = None
+        self._server: ServerRun | None = None
         self._identified = 0.0
         self._ticks: dict[str, int] = {}
         self._turn = 0
@@ -109,10 +108,10 @@ class Loader(Service):
         with contextlib.suppress(BrokerUnavailable):
             for queue in self.queues():
                 for _batch in range(ROOM):
-                    if not self.broker.take(queue, BATCH).tickets:
+                    if not self.broker.take(queue, IDS_PER_CALL).tickets:
                         break
 
-    def _identify(self) -> Server:
+    def _identify(self) -> ServerRun:
         if self._server is None or time.monotonic() - self._identified > IDENTIFY:
             self._server = restore.master(self.broker)
             self._identified = time.monotonic()
@@ -131,7 +130,7 @@ class Loader(Service):
     def _look(self, queue: str) -> bool:
         """Look, and load if there is need; whether the queue was lost."""
         server = self._identify()
-        look = self.broker.look(queue)
+        look = self.broker.tick(queue)
         known = queue in self._ticks
         rolled_back = look.tick <= self._ticks.get(queue, 0)
         intact = not rolled_back and look.horizon_tenths is not None and look.loaded_tenths is not None
@@ -155,7 +154,7 @@ class Loader(Service):
         self._ticks[queue] = look.tick
         return lost
 
-    def _load(self, queue: str, server: Server, *, rolled_back: bool) -> None:
+    def _load(self, queue: str, server: ServerRun, *, rolled_back: bool) -> None:
         if self._identity is None:
             self._identity = identity(self.using)
         begun = self.broker.load(

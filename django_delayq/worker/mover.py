@@ -28,7 +28,7 @@ class Mover(Service):
         if self.source.current() is not self.broker:
             return LOOK
         try:
-            looked = [self.broker.take(queue, 0) for queue in self.queues()]
+            looked = [self.broker.promote(queue) for queue in self.queues()]
         except BrokerUnavailable as error:
             self.source.failed(error)
             return LOOK

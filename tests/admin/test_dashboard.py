@@ -17,7 +17,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import pause_queue, publisher, schedule_message, transitions
-from django_delayq.broker.survey import Health, Survey
+from django_delayq.broker.base import ServerInfo
+from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
 from django_delayq.console.models import Rollup
 from django_delayq.console.statistics import throughput, upcoming
@@ -329,8 +330,8 @@ def test_a_paused_queue_says_by_whom_and_why_and_is_no_alarm(viewer: Client) -> 
 
 
 def test_a_redis_that_may_drop_things(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    health = Health("7.2", "master", 1, 95, 100, "allkeys-lru", 0, "aof")
-    monkeypatch.setattr(Survey, "health", lambda self: health)
+    info = ServerInfo("7.2", "master", 1, 95, 100, "allkeys-lru", 0, "aof")
+    monkeypatch.setattr(RedisBroker, "server_info", lambda self: info)
     texts = dict.fromkeys(text for _level, text in problems(viewer.get(URL)))
     assert [text.split(":")[0] for text in texts] == [
         "Redis may drop what waits in it",

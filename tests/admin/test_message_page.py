@@ -130,10 +130,11 @@ def test_nothing_is_put_back_without_the_permission_by_a_get_or_while_all_is_rea
 
 def fill(queue: str) -> RedisBroker:
     """Give a queue its horizon, as the first worker does."""
-    door = publisher.get(samples.DB)
-    assert door is not None
-    restore.begin(samples.DB, door.broker, queue, lease=0.001, worker="w")
-    return door.broker
+    redis_publisher = publisher.get(samples.DB)
+    assert redis_publisher is not None
+    assert isinstance(redis_publisher.broker, RedisBroker)
+    restore.begin(samples.DB, redis_publisher.broker, queue, lease=0.001, worker="w")
+    return redis_publisher.broker
 
 
 def compared(client: Client, message: Message) -> dict[str, tuple[str, str]]:

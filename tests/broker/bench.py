@@ -1,4 +1,4 @@
-"""A broker over rows of its own, for the suite that every broker has to pass."""
+"""A broker with rows to deliver, for the suite that every broker has to pass."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from django_delayq.broker.base import Broker, Entry
 from django_delayq.broker.database import DatabaseBroker
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.models import identity
-from django_delayq.sql.rows import Claimed, NewMessage, Ticket
+from django_delayq.sql.rows import Claimed, NewMessage
 
 TOPIC = "broker.contract"
 QUEUE = "contract"
-PATIENCE = 10.0
+# How long a test waits for a delivery. Seconds.
+GIVE_UP_AFTER = 10.0
 
 
 def connections_made(client: redis.Redis) -> int:
-    """How many connections the server has ever accepted."""
+    """Return how many connections the server has ever accepted."""
     return int(client.info("stats")["total_connections_received"])
 
 
@@ -45,7 +46,7 @@ def new_message(*, due_in: float, priority: int, queue: str, topic: str) -> NewM
 
 @dataclass
 class Bench:
-    """The verbs of a broker, with the record behind them. Rows are due a little ago unless said otherwise."""
+    """A broker with the record behind it. A row fell due a second ago unless a test says otherwise."""
 
     broker: Broker
     queue: str = QUEUE
@@ -62,36 +63,36 @@ class Bench:
         return row.id
 
     def schedule_many(self, count: int) -> list[int]:
-        """The same many times, in two calls."""
+        """Write many rows in one call and put them in another; returns their ids."""
         new = [new_message(due_in=-1.0, priority=0, queue=self.queue, topic=TOPIC) for _ in range(count)]
         rows = [row for _message, row in transitions.insert_many("default", new, "test")]
         self.broker.put(self.queue, [Entry.at(row.id, row.due_at, 0) for row in rows])
         return [row.id for row in rows]
 
     def take(self, limit: int = 100, *, queue: str = QUEUE) -> list[int]:
-        """Take without a claim."""
+        """Take without a claim; returns the ids."""
         return [ticket.id for ticket in self.broker.take(queue, limit).tickets]
 
     def deliver(self, limit: int = 100, *, worker: str = "worker") -> list[Claimed]:
-        """Take and claim, as a consumer does."""
+        """Take and claim, as a consumer does; returns the claimed rows."""
         with self.broker.exclusively():
-            tickets = [Ticket(*ticket[:3]) for ticket in self.broker.take(self.queue, limit).tickets]
+            tickets = self.broker.take(self.queue, limit).tickets
             return transitions.claim("default", tickets, {TOPIC: 60.0}, worker)
 
     def deliver_next(self) -> tuple[Claimed, float]:
-        """Wait as a consumer does until something is delivered; also the time that it took."""
+        """Wait as a consumer does until something is delivered; returns it, and the seconds that it took."""
         began = time.monotonic()
-        while time.monotonic() - began < PATIENCE:
+        while time.monotonic() - began < GIVE_UP_AFTER:
             claimed = self.deliver(1)
             if claimed:
                 return claimed[0], time.monotonic() - began
             taken = self.broker.take(self.queue, 0)
-            self.broker.wait([self.queue], PATIENCE if taken.next_due is None else taken.next_due)
+            self.broker.listen([self.queue], GIVE_UP_AFTER if taken.next_due is None else taken.next_due)
         raise AssertionError("nothing was delivered")
 
 
 def redis_broker(url: str | None = None, *, queues: Sequence[str] = (QUEUE,), using: str = "default") -> RedisBroker:
-    """A broker on Redis whose queues have a horizon, as a loader would have left them."""
+    """Make a broker on Redis, and give its queues a horizon as a loader does."""
     settings = conf.get()
     if url is not None:
         settings = conf.parse({"REDIS": url})[0]
@@ -102,7 +103,7 @@ def redis_broker(url: str | None = None, *, queues: Sequence[str] = (QUEUE,), us
 
 
 def open_horizon(broker: RedisBroker, queue: str = QUEUE, using: str = "default") -> None:
-    """What a loader does, for an empty record."""
+    """Do what a loader does for an empty record."""
     begun = broker.load(
         queue,
         ahead=600.0,

@@ -1,4 +1,4 @@
-"""The brokers of the contract suite."""
+"""Brokers for the contract suite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAKERS: dict[str, Callable[[], Broker]] = {"redis": redis_broker, "database": da
 
 @pytest.fixture(params=sorted(MAKERS))
 def make_broker(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[Callable[[], Broker]]:
-    """Makes brokers of one kind, which are closed after the test."""
+    """Make brokers of one kind, and close them after the test."""
     made: list[Broker] = []
 
     def make() -> Broker:

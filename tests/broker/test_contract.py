@@ -1,4 +1,4 @@
-"""What every broker promises: one suite for Redis and for the database."""
+"""What every broker promises: one suite, run on Redis and on the database."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from django.utils import timezone
 
 from django_delayq import transitions
 from django_delayq.broker.base import Broker, Entry
-from django_delayq.broker.redis import RedisBroker
 from django_delayq.models import Message
 from django_delayq.sql.rows import Ticket
 
 from .bench import QUEUE, Bench
 
-# A wait may be this much longer than asked when the machine is busy. Seconds.
+# A listen may be this much longer than asked when the machine is busy. Seconds.
 SLACK = 1.0
 
 
@@ -33,7 +32,7 @@ def test_a_message_is_delivered_when_it_is_due_and_never_before(bench: Bench) ->
     assert bench.deliver() == []
 
 
-def test_the_next_due_time_is_told_as_long_as_nothing_is_due(bench: Bench) -> None:
+def test_a_take_reports_the_next_due_time_while_nothing_is_due(bench: Bench) -> None:
     assert bench.broker.take(QUEUE, 10).next_due is None
     bench.schedule(due_in=300)
     bench.schedule(due_in=60)
@@ -60,7 +59,7 @@ def test_no_more_is_taken_than_asked_for(bench: Bench) -> None:
     assert sorted(row.id for row in [*first, *second, *rest]) == ids
 
 
-def test_whether_more_is_ready_is_told(bench: Bench) -> None:
+def test_a_take_reports_whether_more_is_ready(bench: Bench) -> None:
     bench.schedule_many(3)
     assert bench.broker.take(QUEUE, 2).left > 0
     assert bench.broker.take(QUEUE, 0).left > 0
@@ -73,7 +72,7 @@ def test_a_take_of_nothing_takes_nothing(bench: Bench) -> None:
 
 
 def test_queues_are_kept_apart(bench: Bench) -> None:
-    bench.schedule(queue="elsewhere", put=not isinstance(bench.broker, RedisBroker))
+    bench.schedule(queue="elsewhere", put=not bench.broker.forgets_taken)
     own = bench.schedule()
     assert bench.take() == [own]
 
@@ -87,7 +86,7 @@ def test_a_message_put_twice_is_delivered_once(bench: Bench) -> None:
     assert bench.deliver() == []
 
 
-def test_what_was_removed_is_taken_at_most_in_vain(bench: Bench) -> None:
+def test_a_removed_message_is_taken_at_most_in_vain(bench: Bench) -> None:
     id_, other = bench.schedule(), bench.schedule()
     transitions.cancel("default", [id_])
     bench.broker.remove(QUEUE, [id_])
@@ -95,13 +94,13 @@ def test_what_was_removed_is_taken_at_most_in_vain(bench: Bench) -> None:
     assert [row.id for row in bench.deliver()] == [other]
 
 
-def test_what_was_cancelled_without_a_word_to_the_broker_is_not_delivered(bench: Bench) -> None:
+def test_a_cancelled_message_that_the_broker_still_has_is_not_delivered(bench: Bench) -> None:
     id_, other = bench.schedule(), bench.schedule()
     transitions.cancel("default", [id_])
     assert [row.id for row in bench.deliver()] == [other]
 
 
-def test_two_at_once_claim_each_message_once(make_broker: Callable[[], Broker]) -> None:
+def test_two_workers_at_once_claim_each_message_once(make_broker: Callable[[], Broker]) -> None:
     benches = [Bench(make_broker()) for _ in range(2)]
     ids = benches[0].schedule_many(200)
     start = threading.Barrier(2)
@@ -123,7 +122,7 @@ def test_two_at_once_claim_each_message_once(make_broker: Callable[[], Broker]) 
     assert set(Message.objects.values_list("deliveries", flat=True)) == {1}
 
 
-def test_the_same_ids_taken_by_two_are_claimed_by_one(bench: Bench) -> None:
+def test_ids_taken_by_two_workers_are_claimed_by_one(bench: Bench) -> None:
     ids = bench.schedule_many(5)
     tickets = [Ticket(id_) for id_ in ids]
     first = transitions.claim("default", tickets, {"broker.contract": 60}, "one")
@@ -133,43 +132,43 @@ def test_the_same_ids_taken_by_two_are_claimed_by_one(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.05, 0.3])
-def test_a_wait_ends_when_its_time_is_over(bench: Bench, timeout: float) -> None:
-    bench.broker.wait([QUEUE], 0)
+def test_a_listen_ends_when_its_time_is_over(bench: Bench, timeout: float) -> None:
+    bench.broker.listen([QUEUE], 0)
     began = time.monotonic()
-    assert bench.broker.wait([QUEUE], timeout) is False
+    assert bench.broker.listen([QUEUE], timeout) is False
     waited = time.monotonic() - began
     assert timeout - 0.002 <= waited < timeout + SLACK
 
 
-def test_a_wait_of_less_than_nothing_ends_at_once(bench: Bench) -> None:
+def test_a_listen_with_a_negative_timeout_ends_at_once(bench: Bench) -> None:
     began = time.monotonic()
-    assert bench.broker.wait([QUEUE], -5) is False
+    assert bench.broker.listen([QUEUE], -5) is False
     assert time.monotonic() - began < SLACK
 
 
-def test_a_wait_ends_when_it_is_woken(bench: Bench) -> None:
-    bench.broker.wait([QUEUE], 0)
+def test_a_listen_ends_when_it_is_woken(bench: Bench) -> None:
+    bench.broker.listen([QUEUE], 0)
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
-        waiting = pool.submit(bench.broker.wait, [QUEUE], 30.0)
+        waiting = pool.submit(bench.broker.listen, [QUEUE], 30.0)
         bench.broker.wake()
         assert waiting.result(timeout=10) is False
     assert time.monotonic() - began < 10
 
 
-def test_a_wake_before_the_wait_is_not_lost_and_used_once(bench: Bench) -> None:
-    bench.broker.wait([QUEUE], 0)
+def test_a_wake_before_the_listen_is_kept_and_used_once(bench: Bench) -> None:
+    bench.broker.listen([QUEUE], 0)
     bench.broker.wake()
     bench.broker.wake()
     began = time.monotonic()
-    bench.broker.wait([QUEUE], 30)
+    bench.broker.listen([QUEUE], 30)
     assert time.monotonic() - began < 10
     began = time.monotonic()
-    bench.broker.wait([QUEUE], 0.1)
+    bench.broker.listen([QUEUE], 0.1)
     assert time.monotonic() - began >= 0.098
 
 
-def test_a_thousand_and_more_are_put_removed_and_taken(bench: Bench) -> None:
+def test_more_than_a_thousand_are_put_removed_and_taken(bench: Bench) -> None:
     ids = bench.schedule_many(1_100)
     bench.broker.remove(QUEUE, ids[:1_050])
     transitions.cancel("default", ids[:1_050])

@@ -1,4 +1,4 @@
-"""What only the broker on Redis promises: wake-ups from elsewhere, and honesty when Redis is away."""
+"""What only the broker on Redis does: notifications between processes, and errors while Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import redis
 from django.utils import timezone
 
 from django_delayq import conf
+from django_delayq.broker import describe
 from django_delayq.broker.base import Entry, Put
-from django_delayq.broker.connection import describe
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable, ForeignBroker
@@ -73,22 +73,22 @@ def broker(brokers: tuple[RedisBroker, RedisBroker]) -> RedisBroker:
     return brokers[0]
 
 
-def armed(server: RedisServer, *, times: int = 1) -> None:
-    """Wait until so many clients stand at the bell."""
+def wait_for_listeners(server: RedisServer, *, times: int = 1) -> None:
+    """Wait until so many clients listen."""
     deadline = time.monotonic() + 10
     with redis.Redis(port=server.port) as client:
         while int(client.info("clients")["blocked_clients"]) < times:
-            assert time.monotonic() < deadline, "nobody waits"
+            assert time.monotonic() < deadline, "nobody listens"
             time.sleep(0.002)
 
 
-def test_a_message_due_now_ends_the_wait_of_another_process(
+def test_a_message_due_now_ends_a_listen_in_another_process(
     server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
 ) -> None:
     worker, producer = brokers
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worker.wait, [QUEUE], 30.0)
-        armed(server)
+        waiting = pool.submit(worker.listen, [QUEUE], 30.0)
+        wait_for_listeners(server)
         began = time.monotonic()
         producer.put(QUEUE, [entry(1)])
         assert waiting.result(timeout=10) is True
@@ -96,17 +96,17 @@ def test_a_message_due_now_ends_the_wait_of_another_process(
     assert [ticket.id for ticket in worker.take(QUEUE, 5).tickets] == [1]
 
 
-def test_a_message_due_earlier_than_the_earliest_ends_a_wait_and_a_later_one_does_not(
+def test_a_message_due_earlier_than_the_earliest_ends_a_listen_and_a_later_one_does_not(
     server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
 ) -> None:
     worker, producer = brokers
     producer.put(QUEUE, [entry(1, due_in=300)])
-    worker.wait([QUEUE], 0.2)
+    worker.listen([QUEUE], 0.2)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worker.wait, [QUEUE], 30.0)
-        armed(server)
+        waiting = pool.submit(worker.listen, [QUEUE], 30.0)
+        wait_for_listeners(server)
         producer.put(QUEUE, [entry(2, due_in=400)])
-        producer.ring("elsewhere")
+        producer.notify("elsewhere")
         assert not waiting.done()
         producer.put(QUEUE, [entry(3, due_in=200)])
         assert waiting.result(timeout=10) is True
@@ -115,24 +115,26 @@ def test_a_message_due_earlier_than_the_earliest_ends_a_wait_and_a_later_one_doe
     assert 190 < next_due < 200.01
 
 
-def test_a_wait_listens_to_several_queues(server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]) -> None:
+def test_a_listen_ends_when_any_of_its_queues_is_notified(
+    server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
+) -> None:
     worker, other = brokers
     for queue in ("a", "b"):
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(worker.wait, ["a", "b"], 30.0)
-            armed(server)
-            other.ring(queue)
+            waiting = pool.submit(worker.listen, ["a", "b"], 30.0)
+            wait_for_listeners(server)
+            other.notify(queue)
             assert waiting.result(timeout=10) is True
 
 
-def test_one_ring_wakes_one_of_two_and_none_is_lost(
+def test_a_notification_wakes_one_of_two_and_is_used_once(
     server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
 ) -> None:
     answers: list[bool] = []
     with ThreadPoolExecutor(2) as pool:
-        waits = [pool.submit(lambda one: answers.append(one.wait([QUEUE], 30.0)), one) for one in brokers]
-        armed(server, times=2)
-        brokers[0].ring(QUEUE)
+        waits = [pool.submit(lambda one: answers.append(one.listen([QUEUE], 30.0)), one) for one in brokers]
+        wait_for_listeners(server, times=2)
+        brokers[0].notify(QUEUE)
         while not answers:
             time.sleep(0.002)
         assert answers == [True]
@@ -143,26 +145,26 @@ def test_one_ring_wakes_one_of_two_and_none_is_lost(
     assert answers == [True, False]
 
 
-def test_a_ring_while_nobody_waits_ends_the_next_wait_at_once(broker: RedisBroker) -> None:
-    broker.ring(QUEUE)
+def test_a_notification_while_nobody_listens_ends_the_next_listen_at_once(broker: RedisBroker) -> None:
+    broker.notify(QUEUE)
     began = time.monotonic()
-    assert broker.wait([QUEUE], 30.0) is True
+    assert broker.listen([QUEUE], 30.0) is True
     assert time.monotonic() - began < 10
 
 
-def test_more_that_is_ready_calls_another_process(
+def test_a_take_that_leaves_ready_ids_notifies_another_process(
     server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
 ) -> None:
     busy, idle = brokers
     busy.put(QUEUE, [entry(1), entry(2)])
-    assert idle.wait([QUEUE], 5) is True
-    assert idle.wait([QUEUE], 0.05) is False
+    assert idle.listen([QUEUE], 5) is True
+    assert idle.listen([QUEUE], 0.05) is False
     assert len(busy.take(QUEUE, 1).tickets) == 1
-    assert idle.wait([QUEUE], 30) is True
+    assert idle.listen([QUEUE], 30) is True
     assert len(idle.take(QUEUE, 1).tickets) == 1
 
 
-def test_what_is_due_beyond_the_horizon_takes_no_room(server: RedisServer, broker: RedisBroker) -> None:
+def test_a_message_due_beyond_the_horizon_is_not_put(server: RedisServer, broker: RedisBroker) -> None:
     assert broker.put(QUEUE, [entry(1, due_in=599), entry(2, due_in=3600), entry(3)]) == Put(put=2, beyond=1)
 
 
@@ -181,7 +183,7 @@ def test_a_parked_id_comes_back_after_its_time_with_its_rank(broker: RedisBroker
     next_due = broker.take(QUEUE, 1).next_due
     assert next_due is not None
     assert 55 < next_due < 60.01
-    broker.now = str(broker.look(QUEUE).now_tenths + 60 * SECOND)
+    broker.now = str(broker.read_meta(QUEUE).now_tenths + 60 * SECOND)
     assert [(ticket.id, ticket.rank) for ticket in broker.take(QUEUE, 1).tickets] == [(1, 107)]
 
 
@@ -193,47 +195,48 @@ def test_a_redis_of_another_database_is_refused(brokers: tuple[RedisBroker, Redi
     assert other.load(QUEUE, **TERMS, identity="me", server=server, lost=False) is not None  # type: ignore[arg-type]
 
 
-VERBS: dict[str, Callable[[RedisBroker], object]] = {
+METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "put": lambda broker: broker.put(QUEUE, [entry(1)]),
     "remove": lambda broker: broker.remove(QUEUE, [1]),
     "take": lambda broker: broker.take(QUEUE, 1),
-    "wait": lambda broker: broker.wait([QUEUE], 30.0),
-    "ring": lambda broker: broker.ring(QUEUE),
-    "look": lambda broker: broker.look(QUEUE),
+    "listen": lambda broker: broker.listen([QUEUE], 30.0),
+    "notify": lambda broker: broker.notify(QUEUE),
+    "read_meta": lambda broker: broker.read_meta(QUEUE),
+    "tick": lambda broker: broker.tick(QUEUE),
     "server": lambda broker: broker.server(),
     "missing": lambda broker: broker.missing(QUEUE, [entry(1)]),
 }
 
 
-def test_every_verb_says_that_redis_is_away_and_works_again_when_it_is_back(
+def test_every_method_raises_while_redis_is_down_and_works_again_afterwards(
     server: RedisServer, broker: RedisBroker
 ) -> None:
     broker.put(QUEUE, [entry(1)])
-    # The token is taken: one left on the connection would end the wait below although nobody is there.
-    assert broker.wait([QUEUE], 10.0) is True
+    # Use the token up: one left on the connection would end the listen below although Redis is down.
+    assert broker.listen([QUEUE], 10.0) is True
     server.kill()
-    for name, verb in VERBS.items():
+    for name, method in METHODS.items():
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable):
-            verb(broker)
+            method(broker)
         assert time.monotonic() - began < 5, name
     server.start()
     opened(broker)
     assert broker.put(QUEUE, [entry(2)]).put == 1
-    assert broker.wait([QUEUE], 10.0) is True
+    assert broker.listen([QUEUE], 10.0) is True
     assert [ticket.id for ticket in broker.take(QUEUE, 5).tickets] == [2]
 
 
-def test_a_wait_ends_when_redis_is_killed_under_it(server: RedisServer, broker: RedisBroker) -> None:
+def test_a_listen_raises_when_redis_is_killed_under_it(server: RedisServer, broker: RedisBroker) -> None:
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(broker.wait, [QUEUE], 30.0)
-        armed(server)
+        waiting = pool.submit(broker.listen, [QUEUE], 30.0)
+        wait_for_listeners(server)
         server.kill()
         with pytest.raises(BrokerUnavailable):
             waiting.result(timeout=10)
 
 
-def test_a_redis_that_does_not_answer_is_away_after_the_time_that_is_given_to_it(server: RedisServer) -> None:
+def test_a_put_raises_after_its_timeout_when_redis_does_not_answer(server: RedisServer) -> None:
     broker = RedisBroker(settings_for(server), "default", timeout=0.2)
     opened(broker)
     server.freeze()
@@ -270,7 +273,7 @@ def test_threads_share_a_broker(broker: RedisBroker) -> None:
 
 def test_a_closed_broker_leaves_no_connection_behind(server: RedisServer) -> None:
     broker = opened(RedisBroker(settings_for(server), "default", timeout=2.0))
-    broker.wait([QUEUE], 0.0)
+    broker.listen([QUEUE], 0.0)
     broker.close()
     deadline = time.monotonic() + 10
     with redis.Redis(port=server.port) as client:
@@ -290,7 +293,7 @@ def test_a_closed_broker_leaves_no_connection_behind(server: RedisServer) -> Non
         ("http://user:hunter2@host", "an URL"),
     ],
 )
-def test_where_redis_is_can_be_told_without_secrets(url: str | None, shown: str) -> None:
-    told = describe(replace(conf.Settings(), REDIS=url))
-    assert shown in told
-    assert "hunter2" not in told
+def test_the_description_of_redis_shows_no_secrets(url: str | None, shown: str) -> None:
+    text = describe(replace(conf.Settings(), REDIS=url))
+    assert shown in text
+    assert "hunter2" not in text

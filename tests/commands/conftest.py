@@ -15,7 +15,6 @@ from django.utils import timezone
 
 from django_delayq import conf, publisher, schedule_messages, transitions
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.broker.survey import Survey
 from django_delayq.clock import to_tenths
 from django_delayq.models import Message
 from django_delayq.sql.rows import Ticket
@@ -72,11 +71,11 @@ def claim(*ids: int, lease: float = 60.0) -> None:
 
 def held(queue: str = "default") -> dict[int, int]:
     """Id → due tenth in delayed, 0 in ready."""
-    survey = Survey(broker())
-    ids = sorted({pk for batch in survey.ids(queue) for pk in batch})
+    redis_broker = broker()
+    ids = sorted({pk for batch in redis_broker.ids(queue) for pk in batch})
     return {
         pk: place.delayed_tenths if place.delayed_tenths is not None else 0
-        for pk, place in zip(ids, survey.places(queue, ids), strict=True)
+        for pk, place in zip(ids, redis_broker.places(queue, ids), strict=True)
     }
 
 

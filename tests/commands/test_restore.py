@@ -16,7 +16,6 @@ from django.utils import timezone
 from django_delayq import cancel_message, conf, reschedule_message, restore, signals, transitions
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.broker.survey import Survey
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.management import _common as common
 from django_delayq.models import Identity, Message, identity
@@ -121,7 +120,7 @@ def test_while_a_worker_loads_a_queue_what_lies_beyond_its_horizon_is_left_to_it
     assert set(held()) == set(ids)
     assert not set(later) & set(held())
     # It is still loading.
-    assert Survey(redis_broker).meta("default").horizon_tenths == begun[1]
+    assert redis_broker.read_meta("default").horizon_tenths == begun[1]
 
 
 def test_what_is_put_meanwhile_by_producers_is_not_disturbed() -> None:
@@ -151,14 +150,14 @@ def test_messages_with_the_same_due_time_are_all_found() -> None:
 def test_a_whole_restore_leaves_nothing_to_load_for_a_worker() -> None:
     schedule(3)
     run("delayq_restore")
-    meta = Survey(broker()).meta("default")
+    meta = broker().read_meta("default")
     assert meta.loaded_tenths == meta.horizon_tenths is not None
 
 
 def test_a_partial_restore_leaves_the_loading_to_a_worker_at_once() -> None:
     ids = schedule(3)
     run("delayq_restore", "--id", str(ids[0]))
-    meta = Survey(broker()).meta("default")
+    meta = broker().read_meta("default")
     assert meta.horizon_tenths is not None
     assert meta.loaded_tenths is None
     server = broker().server()

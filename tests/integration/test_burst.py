@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_delayq import registry
-from django_delayq.broker.base import BATCH
+from django_delayq.broker.base import IDS_PER_CALL
 from django_delayq.broker.keys import RANKS, keys
 from django_delayq.clock import SECOND
 from django_delayq.extensions import WorkerExtensions
@@ -39,8 +39,8 @@ def test_the_most_urgent_does_not_wait_for_those_that_fell_due_before_it(
     places = keys("delayq", QUEUE)
     now_tenths = int(time.time() * SECOND)
     # Ids that the record does not know are dropped as they come.
-    many = {str(number): now_tenths - 5 * SECOND + 100 / RANKS for number in range(1, BATCH * CATCH_UP)}
-    urgent = BATCH * CATCH_UP
+    many = {str(number): now_tenths - 5 * SECOND + 100 / RANKS for number in range(1, IDS_PER_CALL * CATCH_UP)}
+    urgent = IDS_PER_CALL * CATCH_UP
     redis_client.zadd(places.delayed, {**many, str(urgent): now_tenths - SECOND})
     assert consumer.source.redis is not None
     consumer.turn()
@@ -51,7 +51,7 @@ def test_the_most_urgent_does_not_wait_for_those_that_fell_due_before_it(
 def test_one_turn_does_not_make_ready_without_end(consumer: Consumer, redis_client: redis.Redis) -> None:
     places = keys("delayq", QUEUE)
     due_tenths = int((time.time() - 5) * SECOND)
-    number = BATCH * (CATCH_UP + 3)
+    number = IDS_PER_CALL * (CATCH_UP + 3)
     redis_client.zadd(places.delayed, {str(id_): due_tenths + 100 / RANKS for id_ in range(1, number + 1)})
     consumer.turn()
-    assert redis_client.zcard(places.delayed) == BATCH * 2
+    assert redis_client.zcard(places.delayed) == IDS_PER_CALL * 2

@@ -28,6 +28,7 @@ from django_delayq import (
     schedule_messages,
     transitions,
 )
+from django_delayq.broker.keys import keys
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.sql.rows import Ticket
@@ -328,16 +329,15 @@ def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     monkeypatch.setattr(known_pauses, "LOOK", 30.0)
     pause_queue(QUEUE)
     due(20)
-    keys = consumer.source.redis.keys(QUEUE) if consumer.source.redis else None
-    assert keys is not None
+    ready = keys("delayq", QUEUE).ready
     consumer.turn()
-    assert redis_client.zcard(keys.ready) == 20
+    assert redis_client.zcard(ready) == 20
     redis_client.config_resetstat()
     waits = [consumer.turn() for _ in range(50)]
     assert all(1.0 < wait <= 30.0 for wait in waits)
     # One for the other queue in each turn.
     assert (calls(redis_client, "evalsha"), calls(redis_client, "zpopmin")) == (50, 50)
-    assert redis_client.zcard(keys.ready) == 20
+    assert redis_client.zcard(ready) == 20
 
 
 def test_what_is_given_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
@@ -346,8 +346,8 @@ def test_what_is_given_back_keeps_its_rank(consumer: Consumer, redis_client: red
     (best,), (worst,) = due(priority=90), due(priority=-90)
     redis_broker = consumer.source.redis
     assert redis_broker is not None
-    ready = redis_broker.keys(QUEUE).ready
-    redis_broker.take(QUEUE, 0)
+    ready = keys("delayq", QUEUE).ready
+    redis_broker.promote(QUEUE)
     before = redis_client.zrange(ready, 0, -1, withscores=True)
     consumer.turn()
     assert redis_client.zrange(ready, 0, -1, withscores=True) == before

@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from django_delayq import conf, restore, transitions
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.broker.survey import Survey
 from django_delayq.console import operations
 from django_delayq.console.models import Operation
 from django_delayq.console.operations import comparison
@@ -488,4 +487,4 @@ def test_a_check_without_drift_agrees(redis_client: redis.Redis) -> None:
     assert all(found.agrees for found in comparison.found_by(done).values())
     assert done.outcomes == {}
     assert RedisBroker(conf.get(), DB, timeout=2).client.ping()
-    assert Survey(broker()).held("default").total == 0
+    assert broker().size("default").total == 0

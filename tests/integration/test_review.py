@@ -16,9 +16,10 @@ from django.conf import settings as django_settings
 from django.db import connection, connections, transaction
 
 from django_delayq import cancel_message, conf, registry, schedule_message, schedule_messages, signals, transitions
-from django_delayq.broker.base import DueTicket, Entry, Taken
+from django_delayq.broker.base import Entry, Taken
 from django_delayq.broker.keys import BAND
-from django_delayq.broker.redis import RedisBroker, _readable
+from django_delayq.broker.listener import wait_readable
+from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable, KeyConflict
 from django_delayq.extensions import WorkerExtensions
@@ -319,7 +320,7 @@ def test_what_was_claimed_runs_although_redis_goes_away_while_the_rest_is_put_ba
     now_tenths = int((time.time() + 0.01) * SECOND)
 
     def take(queue: str, limit: int, _within: float) -> Taken:
-        tickets = [DueTicket(pk, now_tenths, 0) for pk in (ready.pk, early.pk)]
+        tickets = [Ticket(pk, now_tenths, 0) for pk in (ready.pk, early.pk)]
         return Taken(tickets)
 
     def put(queue: str, entries: list[Entry], *, fill: bool = False) -> None:
@@ -528,23 +529,23 @@ def test_an_id_is_never_said_to_be_ready_later_than_now(broker: RedisBroker) -> 
 
 
 def test_the_wait_for_a_token_begins_anew_after_redis_did_not_answer(broker: RedisBroker) -> None:
-    assert not broker.wait(["default"], 0.05)
+    assert not broker.listen(["default"], 0.05)
     assert broker._listener is not None
     first = broker._listener._connection._sock
     source = Source(DB, registry.handlers)
     source.redis = broker
     source.failed(BrokerUnavailable())
     # Woken, to look into the database.
-    assert _readable([broker._listener._read], 0)
-    assert not broker.wait(["default"], 5)
-    ringing = threading.Timer(0.1, lambda: broker.ring("default"))
-    ringing.start()
-    assert broker.wait(["default"], 5)
-    ringing.join()
+    assert wait_readable([broker._listener._read], 0)
+    assert not broker.listen(["default"], 5)
+    notifying = threading.Timer(0.1, lambda: broker.notify("default"))
+    notifying.start()
+    assert broker.listen(["default"], 5)
+    notifying.join()
     assert broker._listener._connection._sock is not first
 
 
-@pytest.mark.parametrize("how", ["after a token", "deafened"])
+@pytest.mark.parametrize("how", ["after a token", "told to stop listening"])
 def test_a_process_that_is_busy_takes_no_token_from_an_idle_one(
     broker: RedisBroker, redis_server: RedisServer, how: str
 ) -> None:
@@ -555,31 +556,31 @@ def test_a_process_that_is_busy_takes_no_token_from_an_idle_one(
         return int(broker.client.info("clients")["blocked_clients"])
 
     if how == "after a token":
-        broker.ring("default")
-        assert broker.wait(["default"], 5)
+        broker.notify("default")
+        assert broker.listen(["default"], 5)
     else:
-        assert not broker.wait(["default"], 0.01)
+        assert not broker.listen(["default"], 0.01)
         broker.stop_listening()
         eventually(lambda: waiting() == 0, "nobody waits")
     heard: list[bool] = []
-    listener = threading.Thread(target=lambda: heard.append(idle.wait(["default"], 30)))
+    listener = threading.Thread(target=lambda: heard.append(idle.listen(["default"], 30)))
     listener.start()
     eventually(waiting, "the idle one waits")
     assert waiting() == 1
-    broker.ring("default")
+    broker.notify("default")
     listener.join(30)
     assert heard == [True]
     idle.close()
 
 
 def test_a_connection_that_the_server_closed_while_nobody_waited_is_no_end_of_redis(broker: RedisBroker) -> None:
-    broker.ring("default")
-    assert broker.wait(["default"], 5)
+    broker.notify("default")
+    assert broker.listen(["default"], 5)
     assert broker._listener is not None
     first = broker._listener._connection._sock
     broker.client.client_kill_filter(skipme=True, _type="normal")
-    broker.ring("default")
-    assert broker.wait(["default"], 5)
+    broker.notify("default")
+    assert broker.listen(["default"], 5)
     assert broker._listener._connection._sock is not first
 
 
@@ -590,7 +591,7 @@ def test_a_server_that_accepts_and_says_nothing_ends_the_wait_for_a_token() -> N
         broker = RedisBroker(settings, DB, timeout=0.3)
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable):
-            broker.wait(["default"], 1.0)
+            broker.listen(["default"], 1.0)
         assert time.monotonic() - began < 5
         broker.close()
 

@@ -117,7 +117,8 @@ class Machine(RuleBasedStateMachine):
         with self.with_redis():
             source = Source("default", handlers)
             assert source.redis is not None
-            self.broker: RedisBroker = source.redis
+            assert isinstance(source.redis, RedisBroker)
+            self.broker = source.redis
             self.source = source
             self.loaders = [Loader("default", source, lambda: (QUEUE,), worker.name) for worker in self.workers]
             self.sweeper = Sweeper("default", source, lambda: (QUEUE,), lambda: [TOPIC])
@@ -219,7 +220,7 @@ class Machine(RuleBasedStateMachine):
         """``early``: what falls due within so many seconds too; no worker looks so far, but no step is so short."""
         taken = self.broker.take(QUEUE, limit, early).tickets
         if not lost:
-            self.workers[which].tickets += [Ticket(t.id, t.ready_tenths, t.partition) for t in taken]
+            self.workers[which].tickets += taken
 
     @precondition(lambda self: any(worker.tickets for worker in self.workers))
     @rule(which=st.integers(0, 1), lost=st.booleans())

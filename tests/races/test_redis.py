@@ -14,7 +14,6 @@ from django_delayq import cancel_message, conf, reschedule_message, restore, sch
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND, to_tenths
 from django_delayq.models import Message
-from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from tests.races.conftest import Together
 from tests.settings import REDIS_SERVER
@@ -45,7 +44,7 @@ class Delivering:
         while True:
             over = self.over.is_set()
             taken = broker.take(QUEUE, 7)
-            rows = transitions.claim("default", [Ticket(*ticket[:3]) for ticket in taken.tickets], {"t.ok": 60.0}, "w")
+            rows = transitions.claim("default", taken.tickets, {"t.ok": 60.0}, "w")
             with self._lock:
                 self.claimed.update(row.id for row in rows)
             if over and not taken.tickets:

@@ -1,4 +1,4 @@
-"""load.lua and loaded.lua: one loader at a time, from where the last one came to."""
+"""load.lua and loaded.lua: one loader at a time, which begins where the last one ended."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_finished_load_is_where_the_next_one_begins(bench: Bench) -> None:
     assert load(bench, now=NOW + 1000) == ["ok", HORIZON, str(NOW + 1000 + AHEAD)]
 
 
-def test_a_load_that_was_broken_off_is_resumed_where_it_came_to(bench: Bench) -> None:
+def test_an_interrupted_load_is_resumed_where_it_ended(bench: Bench) -> None:
     load(bench)
     assert loaded(bench, NOW + 5) == "ok"
     assert load(bench, worker="b", now=NOW + LEASE) == ["ok", str(NOW + 5), str(NOW + LEASE + AHEAD)]
@@ -61,14 +61,14 @@ def test_a_horizon_never_goes_back(bench: Bench) -> None:
     assert load(bench, now=NOW - 60_000) == ["ok", "", HORIZON]
 
 
-def test_while_one_loads_another_is_told_that_it_is_busy(bench: Bench) -> None:
+def test_a_second_loader_gets_busy_while_one_loads(bench: Bench) -> None:
     load(bench)
     before = bench.meta()
     assert load(bench, worker="b", now=NOW + LEASE - 1) == ["busy", "", ""]
     assert bench.meta() == before
 
 
-def test_a_loader_that_was_silent_for_its_lease_is_replaced_and_told_so(bench: Bench) -> None:
+def test_a_loader_that_was_silent_for_its_lease_is_replaced_and_gets_lost(bench: Bench) -> None:
     load(bench)
     assert load(bench, worker="b", now=NOW + LEASE)[0] == "ok"
     before = bench.meta()
@@ -77,13 +77,13 @@ def test_a_loader_that_was_silent_for_its_lease_is_replaced_and_told_so(bench: B
     assert loaded(bench, NOW + 5, worker="b") == "ok"
 
 
-def test_every_word_of_a_loader_lengthens_its_lease(bench: Bench) -> None:
+def test_every_progress_of_a_loader_extends_its_lease(bench: Bench) -> None:
     load(bench)
     assert loaded(bench, NOW + 5, now=NOW + LEASE - 1) == "ok"
     assert load(bench, worker="b", now=NOW + LEASE)[0] == "busy"
 
 
-def test_a_redis_that_was_emptied_meanwhile_says_that_the_load_is_void(bench: Bench) -> None:
+def test_a_load_gets_lost_when_redis_was_emptied_meanwhile(bench: Bench) -> None:
     load(bench)
     bench.client.flushall()
     assert loaded(bench, NOW + 5) == "lost"

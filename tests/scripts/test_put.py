@@ -22,7 +22,7 @@ class Case(NamedTuple):
     after: Places
     # put, present, beyond
     answer: tuple[int, int, int]
-    rings: bool
+    notifies: bool
 
 
 BEST, WORST = 0, 200
@@ -195,7 +195,7 @@ def test_put(bench: Bench, case: Case) -> None:
     bench.set(case.before, horizon=HORIZON)
     assert bench.put(case.entry, mode=case.mode) == ["ok", *case.answer]
     assert bench.places() == case.after
-    assert bench.tokens() == case.rings
+    assert bench.tokens() == case.notifies
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
@@ -222,7 +222,7 @@ def test_without_a_horizon_nothing_is_put(bench: Bench, mode: str) -> None:
     assert not bench.client.keys()
 
 
-def test_many_are_put_by_one_call_and_ring_once(bench: Bench) -> None:
+def test_a_put_of_many_notifies_once(bench: Bench) -> None:
     bench.set({}, horizon=HORIZON)
     entries = [(number, NOW + number, number % 201) for number in range(1, 1001)]
     assert bench.put(*entries) == ["ok", 1000, 0, 0]
@@ -230,7 +230,7 @@ def test_many_are_put_by_one_call_and_ring_once(bench: Bench) -> None:
     assert bench.tokens() == 1
 
 
-def test_one_call_answers_for_each_kind_of_entry(bench: Bench) -> None:
+def test_a_put_counts_each_kind_of_entry(bench: Bench) -> None:
     bench.set({1: Ready(NOW), 2: Delayed(EARLIER)}, horizon=HORIZON)
     answer = bench.put((1, NOW, 100), (2, LATER, 100), (3, LATER, 100), (4, BEYOND, 100), mode="fill")
     assert answer == ["ok", 1, 2, 1]

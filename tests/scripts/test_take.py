@@ -108,7 +108,7 @@ def test_take(bench: Bench, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
-def test_the_bell_rings_exactly_when_something_is_left(bench: Bench, case: Case) -> None:
+def test_a_take_notifies_exactly_when_something_is_left(bench: Bench, case: Case) -> None:
     bench.set(case.before)
     _moved, left, _next_due, _taken = bench.take(case.limit, within=case.within)
     assert bench.tokens() == (1 if left else 0)
@@ -129,19 +129,19 @@ def test_each_taken_id_comes_with_its_rank_and_the_moment_it_became_ready(bench:
     assert answer == [1, 0, "", f"{NOW}.00", "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW)]
 
 
-def test_what_is_taken_early_comes_with_the_time_to_wait_for(bench: Bench) -> None:
+def test_a_message_taken_early_comes_with_the_time_to_wait_for(bench: Bench) -> None:
     bench.set({1: Ready(NOW - 70, 5), 2: Delayed(NOW + 30, 200)})
     answer = bench.call("take", now=NOW, limit=5, batch=10, within=30)
     assert answer == [0, 0, "", f"{NOW}.00", "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW + 30)]
 
 
-def test_no_taken_id_was_ready_before_it_was_due(bench: Bench) -> None:
+def test_taken_ids_were_ready_no_earlier_than_due(bench: Bench) -> None:
     bench.set({number: Delayed(NOW - number) for number in range(20)})
     answer = bench.call("take", now=NOW, limit=20, batch=20, within=0)
     assert {int(score) % BAND for score in answer[5::2]} == {NOW}
 
 
-def test_one_call_promotes_no_more_than_a_batch_of_what_is_due(bench: Bench) -> None:
+def test_a_call_promotes_no_more_than_one_batch(bench: Bench) -> None:
     bench.set({number: Delayed(NOW - number) for number in range(1, 11)})
     assert bench.take(0, batch=4) == (4, 4, 0, [])
     ready = {number for number, place in bench.places().items() if isinstance(place, Ready)}

@@ -1,7 +1,7 @@
-"""Loads the Lua scripts beside this file and calls them by the names of their parameters.
+"""Loads the Lua scripts beside this file, and calls them by the names of their parameters.
 
-The ``local a, b = KEYS[1], KEYS[2]`` and ``… = ARGV[1], …`` lines that begin a script are its signature. A number
-instead of an ARGV is where a list begins. ``-- @include name`` is replaced by ``include/name.lua``.
+The ``local a, b = KEYS[1], KEYS[2]`` and ``… = ARGV[1], …`` lines at the beginning of a script are its signature. A
+number instead of an ARGV is the index at which a list begins. ``include/name.lua`` replaces ``-- @include name``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _VALUE = re.compile(r"(?:tonumber\()?(KEYS|ARGV)\[(\d+)\]\)?|(\d+)")
 
 
 class Commands(Protocol):
-    """A client, or what stands for one."""
+    """A client, or another object that sends commands."""
 
     def execute_command(self, *command: Any) -> Any: ...
 
 
 class Script:
-    """One script. Survives SCRIPT FLUSH and a restart: an unknown digest is sent again in full."""
+    """One script. When the server does not know its digest, after SCRIPT FLUSH or a restart, it is sent in full."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,14 +41,14 @@ class Script:
         self._names = {*self.keys, *self.arguments}
 
     def __call__(self, client: Commands, *, rest: Sequence[Any] = (), **values: Any) -> Any:
-        """Run it. Every key and argument is given by name; ``rest`` is the list at the end."""
+        """Run the script. Every key and argument is given by name; ``rest`` is the list at the end."""
         try:
             return client.execute_command(*self.command(rest, **values))
         except redis.exceptions.NoScriptError:
             return client.execute_command(*self.command(rest, in_full=True, **values))
 
     def command(self, rest: Sequence[Any] = (), *, in_full: bool = False, **values: Any) -> list[Any]:
-        """The command that runs it; ``in_full`` for a server that does not know it yet."""
+        """Return the command that runs the script; ``in_full`` for a server that does not know the script yet."""
         if values.keys() != self._names or (rest and not self.rest):
             raise TypeError(f"script {self.name} takes {self.keys + self.arguments}, not {sorted(values)}")
         named = [values[name] for name in (*self.keys, *self.arguments)]
@@ -84,5 +84,5 @@ def _signature(source: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
 
 @cache
 def load(name: str) -> Script:
-    """The script of that name."""
+    """Return the script of that name, which is read once."""
     return Script(name)

@@ -1,7 +1,7 @@
--- Begin to load the record up to a new horizon. Puts made from now on see the new horizon, so that rows committed
--- before are found by the query that follows, and rows committed later are put by their own writers: no gap.
--- lost = "1" when the caller knows that Redis was lost or rolled back.
--- Returns "ok", from which due tenth on to load ("" for the beginning), the horizon; "busy"; or "foreign".
+-- Begin to load the record up to a new horizon. Puts made from now on see the new horizon. So there is no gap: the
+-- query that follows finds rows committed before, and rows committed later are put by their own writers.
+-- The caller sets lost = "1" when it knows that Redis was lost or rolled back.
+-- Returns "ok", the due tenth to load from ("" for the beginning) and the horizon; "busy"; or "foreign".
 local meta = KEYS[1]
 local now, ahead, worker, lease = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local identity, run_id, replid, lost = ARGV[5], ARGV[6], ARGV[7], ARGV[8]

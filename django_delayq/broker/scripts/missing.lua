@@ -1,6 +1,6 @@
--- Which of these messages have no place, or a place later than their due time. Changes nothing.
+-- Find messages that have no place, or a place later than their due time. Changes nothing.
 -- Entries: id, due tenth, rank, id, due tenth, rank, …
--- Returns the ids.
+-- Returns their ids.
 local delayed, ready = KEYS[1], KEYS[2]
 local entries = 1
 -- @include places

@@ -1,12 +1,13 @@
 -- Put messages where their due time says: ready when due, delayed when due up to the horizon, else nowhere.
--- Mode "set" comes from whoever changed the message and replaces its place; "fill" adds what is missing and never
--- makes anything later, since its reader may have read an older row. Entries: id, due tenth, rank, id, due tenth, rank, …
--- Returns "ok", how many were put, were there already, are due beyond the horizon; or "lost" when there is no horizon.
+-- A process that changed a message uses mode "set", which replaces its place. A process that read rows, perhaps older
+-- ones, uses mode "fill", which adds what is missing and makes nothing later.
+-- Entries: id, due tenth, rank, id, due tenth, rank, …
+-- Returns "ok" and how many were put, were present and are due beyond the horizon; or "lost" when there is no horizon.
 local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, mode, entries = ARGV[1], ARGV[2], 3
 -- @include clock
 -- @include places
--- @include ring
+-- @include notify
 local horizon = tonumber(redis.call("HGET", meta, "horizon") or "")
 if horizon == nil then
   return {"lost", 0, 0, 0}
@@ -21,7 +22,7 @@ for i = entries, #ARGV, 3 do
   if due <= now then
     if is_ready then
       if mode == "set" then
-        -- Another priority counts at once. A claim must find it ready no earlier than due.
+        -- A new priority has effect at once. A claim must find the message ready no earlier than due.
         redis.call("ZADD", ready, ready_score(math.max(is_ready % BAND, due), rank), id)
       end
       present = present + 1
@@ -60,6 +61,6 @@ for i = entries, #ARGV, 3 do
   end
 end
 if wanted then
-  ring(wake)
+  notify(wake)
 end
 return {"ok", put, present, beyond}

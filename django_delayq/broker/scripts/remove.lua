@@ -1,5 +1,5 @@
--- Forget messages, wherever they are.
--- Returns how many there were.
+-- Forget messages, delayed and ready.
+-- Returns how many were there.
 local delayed, ready = KEYS[1], KEYS[2]
 local ids = 1
 local removed = 0

@@ -1,17 +1,18 @@
--- Move what is due to ready, earliest first, then pop up to limit of the ready, best rank first. When there are fewer,
--- take those that fall due within so many tenths; none of these becomes ready here, where others would take it.
--- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none waits), the
--- time, then id, ready score, id, ready score, … with a time of ready that is still to come for what was taken early.
+-- Move messages that are due to ready, earliest first, then pop up to limit of the ready ones, best rank first. When
+-- there are fewer, take also messages that fall due within so many tenths. Those do not become ready first: another
+-- worker could take them then.
+-- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none is delayed)
+-- and the time, then id, ready score, id, ready score, … The score of a message taken early has a time yet to come.
 local delayed, ready, wake = KEYS[1], KEYS[2], KEYS[3]
 local now, limit, batch, within = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 -- @include clock
 -- @include places
--- @include ring
+-- @include notify
 local part
 now, part = clock(now)
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
 for i = 1, #due, 2 do
-  -- In this order: after a write that frees, a full Redis allows one that does not.
+  -- In this order, as a full Redis allows the second write only after the first, which frees memory.
   redis.call("ZREM", delayed, due[i])
   redis.call("ZADD", ready, ready_score(now, rank_of(tonumber(due[i + 1]))), due[i])
 end
@@ -22,7 +23,7 @@ if limit > 0 then
   room = limit - #popped / 2
   for i = 1, #popped, 2 do
     answer[#answer + 1] = popped[i]
-    -- The clock may have gone back since: a claim must not find it ready later than now.
+    -- The clock may have gone back since. A claim must not find the message ready later than now.
     local score = tonumber(popped[i + 1])
     answer[#answer + 1] = string.format("%.0f", score - math.max(0, score % BAND - now))
   end
@@ -43,6 +44,6 @@ if head[2] then
   answer[3] = string.format("%.3f", math.max(0, math.floor(tonumber(head[2])) - now - part))
 end
 if answer[2] > 0 then
-  ring(wake)
+  notify(wake)
 end
 return answer

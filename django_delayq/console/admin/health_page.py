@@ -14,7 +14,7 @@ from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from ... import actors, conf, publisher, restore
-from ...broker.survey import QueueSize, Survey
+from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import stats
 from ...models import Message
@@ -136,8 +136,7 @@ def _held(using: str) -> dict[str, QueueSize]:
     redis_publisher = publisher.get(using)
     if redis_publisher is None:
         return {}
-    survey = Survey(redis_publisher.broker)
-    return {queue: survey.held(queue) for queue in restore.queues(using)}
+    return {queue: redis_publisher.broker.size(queue) for queue in restore.queues(using)}
 
 
 def _checks(using: str) -> tuple[Operation | None, Operation | None]:

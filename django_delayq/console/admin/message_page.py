@@ -97,12 +97,12 @@ class MessagePage(_Base):
 
     def _put_back(self, request: HttpRequest, message: Message) -> tuple[str, int]:
         using = message._state.db or "default"
-        door = publisher.get(using)
-        if door is None:
+        redis_publisher = publisher.get(using)
+        if redis_publisher is None:
             return _("No Redis is configured."), messages.WARNING
         selection = restore.Selection(queues=(message.queue,), ids=(message.pk,))
         try:
-            run = restore.Restore(using, door.broker, selection)
+            run = restore.Restore(using, redis_publisher.broker, selection)
             run.preview()
             done = run.run().total()
         except BrokerUnavailable as error:

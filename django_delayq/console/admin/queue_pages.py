@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ... import actors, conf, pausing, publisher, validation
-from ...broker.survey import QueueSize, Survey
+from ...broker.base import QueueSize
 from ...exceptions import InvalidMessage
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.workers import Health
@@ -273,8 +273,7 @@ def _held(names: list[str]) -> dict[str, QueueSize]:
     redis_publisher = publisher.get(router.db_for_write(Message))
     if redis_publisher is None:
         return {}
-    survey = Survey(redis_publisher.broker)
-    return {name: survey.held(name) for name in names}
+    return {name: redis_publisher.broker.size(name) for name in names}
 
 
 def _since(when: datetime | None, now: datetime) -> str:

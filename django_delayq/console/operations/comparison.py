@@ -10,8 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from ... import conf, restore, transitions
-from ...broker.connection import WORKER_TIMEOUT
-from ...broker.redis import RedisBroker
+from ...broker import index
 from ...inspector.consistency import Comparison, Kind, stuck
 from ..models import Operation
 from .lifecycle import LEASE
@@ -57,7 +56,8 @@ class CheckWork(Work):
         left = [queue for queue in restore.queues(using) if queue not in results]
         if not left:
             return Step(position=operation.position, finished=True)
-        broker = RedisBroker(conf.get(), using, timeout=WORKER_TIMEOUT)
+        broker = index(using)
+        assert broker is not None
         try:
             comparison = Comparison(using, broker, left[0], pause=min(conf.get().GRACE, LONGEST_PAUSE))
             drift = comparison.run(_Holding(using, operation))

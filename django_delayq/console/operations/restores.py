@@ -13,8 +13,8 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, transaction
 
 from ... import actors, conf, transitions
-from ...broker.connection import WORKER_TIMEOUT
-from ...broker.redis import RedisBroker
+from ...broker import index
+from ...broker.base import Index
 from ...extensions import RestoreObserver, RestoreStart
 from ...outcomes import storable
 from ...restore import Overdue, Restore, Selection, Tally
@@ -82,7 +82,7 @@ class RestoreWork(Work):
         if conf.get().REDIS is None:
             raise ValueError("DELAYQ['REDIS'] is None: there is nothing to restore")
 
-    def job(self, using: str, broker: RedisBroker, position: str = "") -> Restore:
+    def job(self, using: str, broker: Index, position: str = "") -> Restore:
         """The restore itself, from a position on."""
         return Restore(
             using,
@@ -95,7 +95,8 @@ class RestoreWork(Work):
         )
 
     def count(self, using: str) -> int | None:
-        broker = RedisBroker(conf.get(), using, timeout=WORKER_TIMEOUT)
+        broker = index(using)
+        assert broker is not None
         try:
             with statement_timeout(using, COUNTING):
                 return self.job(using, broker).preview().expected(self.overdue)
@@ -105,7 +106,8 @@ class RestoreWork(Work):
             broker.close()
 
     def step(self, using: str, operation: Operation) -> Step:
-        broker = RedisBroker(conf.get(), using, timeout=WORKER_TIMEOUT)
+        broker = index(using)
+        assert broker is not None
         batches: list[int] = []
         try:
             job = self.job(using, broker, operation.position)

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from django_delayq.broker import index
 from django_delayq.inspector import diagnostics
 from django_delayq.inspector.diagnostics import Finding, Level, Limits
 from django_delayq.management import _common as common
@@ -43,7 +44,7 @@ class Command(common.DelayqCommand):
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         limits = Limits(options["min_workers"], options["max_overdue_age"], options["max_dead"])
-        broker = common.redis_broker(using)
+        broker = index(using)
         try:
             findings = list(diagnostics.check(using, broker, limits))
         finally:

@@ -10,7 +10,8 @@ from django.db import connections
 from django.utils import timezone
 
 from django_delayq import extensions
-from django_delayq.broker.redis import RedisBroker
+from django_delayq.broker import index
+from django_delayq.broker.base import Index
 from django_delayq.durations import brief
 from django_delayq.extensions import StatisticsSection
 from django_delayq.inspector import snapshot, stats, workers
@@ -42,7 +43,7 @@ class Command(common.DelayqCommand):
         )
 
     def work(self, using: str, options: dict[str, Any]) -> None:
-        broker = common.redis_broker(using)
+        broker = index(using)
         try:
             if options["watch"] is None:
                 found = stats.collect(using, broker)
@@ -57,7 +58,7 @@ class Command(common.DelayqCommand):
             if broker is not None:
                 broker.close()
 
-    def _watch(self, using: str, broker: RedisBroker | None, seconds: float, *, as_json: bool) -> None:
+    def _watch(self, using: str, broker: Index | None, seconds: float, *, as_json: bool) -> None:
         screen = Screen(self.stdout)
         with common.Interruptible() as interruption, screen.open():
             while True:
@@ -70,7 +71,7 @@ class Command(common.DelayqCommand):
                 if screen.wait(seconds, interruption.asked):
                     return
 
-    def _block(self, using: str, broker: RedisBroker | None, seconds: float) -> list[str]:
+    def _block(self, using: str, broker: Index | None, seconds: float) -> list[str]:
         try:
             with common.outside_world():
                 found = stats.collect(using, broker, snapshot.CAP)

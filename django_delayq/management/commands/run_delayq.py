@@ -18,7 +18,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.utils import autoreload
 
 from django_delayq import __version__, conf, durations, registry, validation
-from django_delayq.broker import connection
+from django_delayq.broker import describe
 from django_delayq.exceptions import InvalidMessage
 from django_delayq.models import Message
 from django_delayq.worker.budget import Budget
@@ -95,7 +95,7 @@ class Command(BaseCommand):
             "django-delayq %s, database %s, Redis: %s, queues: %s, %d x %d handlers, %d topics, pid %d",
             __version__,
             options.using,
-            connection.describe(conf.get()),
+            describe(conf.get()),
             ",".join(options.queues or conf.get().QUEUES) or "all",
             options.processes,
             options.threads,

@@ -1,5 +1,5 @@
--- Tenths of a millisecond since 1970: what the caller gave, or the server's clock when it gave ""; and the part of one
--- since then.
+-- Return the time in whole tenths of a millisecond since 1970, and the part of a tenth that has passed since. A test
+-- gives the time; with "" it comes from the server's clock.
 local function clock(given)
   if given ~= "" then
     return tonumber(given), 0

@@ -1,5 +1,5 @@
--- Count one more tick, and say what this Redis knows of its own state. A tick that is not greater than the one this
--- process saw before means that Redis went back in time.
+-- Count one more tick of a queue, and return what Redis knows about the queue. A process that gets a tick which is not
+-- greater than the one before knows that Redis went back to an old snapshot.
 -- Returns now, tick, horizon, loaded, run_id, replid, identity ("" for what is missing).
 local meta = KEYS[1]
 local now = ARGV[1]

@@ -1,4 +1,4 @@
-"""Puts whose answers are read later: what is lost on the way is sent again, and an error is told by the next."""
+"""Puts whose answers are read later: a lost put is sent again, and a later put raises an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_delayq import conf
 from django_delayq.broker import pipelined
 from django_delayq.broker.base import Entry
-from django_delayq.broker.pipelined import AHEAD, TOGETHER
+from django_delayq.broker.pipelined import MAX_UNREAD, READ_AT_UNREAD
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable
@@ -28,7 +28,7 @@ from .bench import connections_made
 
 pytestmark = pytest.mark.late_answers
 
-QUEUE = "lines"
+QUEUE = "pipelined"
 HORIZON = 10**15
 
 
@@ -40,7 +40,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def make(server: RedisServer) -> Iterator[Callable[..., RedisBroker]]:
-    """Makes brokers of processes that know nothing of each other."""
+    """Make brokers that share nothing, like those of several processes."""
     made: list[RedisBroker] = []
 
     def broker(url: str = "", timeout: float = 5.0) -> RedisBroker:
@@ -59,11 +59,11 @@ def make(server: RedisServer) -> Iterator[Callable[..., RedisBroker]]:
 
 
 @pytest.fixture(autouse=True)
-def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets after how many seconds each put looks for answers: here every one does, unless a test says otherwise."""
+def read_interval(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Set after how many seconds a put reads answers: here every put does, unless a test says otherwise."""
 
     def after(seconds: float) -> None:
-        monkeypatch.setattr(pipelined, "LOOK", seconds)
+        monkeypatch.setattr(pipelined, "READ_INTERVAL", seconds)
 
     after(-1.0)
     return after
@@ -82,66 +82,68 @@ def held(make: Callable[..., RedisBroker]) -> set[int]:
 def until_it_raises(broker: RedisBroker) -> None:
     """Put until an answer, or its absence, is noticed."""
     for number in range(10_000, 11_000):
-        broker.tell(QUEUE, [entry(number)])
+        broker.put_nowait(QUEUE, [entry(number)])
         time.sleep(0.01)
 
 
 def refuse_once(broker: RedisBroker, other: RedisBroker) -> None:
-    """After a put that was good, have the server refuse the next ones until the broker says so; from then on none."""
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
+    """Put once with success, then have the server refuse puts until the broker raises; after that it refuses none."""
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
     other.client.set(other.keys(QUEUE).ready, "not a set")
     with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
         until_it_raises(broker)
     other.client.delete(other.keys(QUEUE).ready)
 
 
-def test_answers_are_counted_by_the_puts_after(make: Callable[..., RedisBroker]) -> None:
+def test_later_puts_count_the_answers(make: Callable[..., RedisBroker]) -> None:
     broker = make()
-    assert broker.tell(QUEUE, [entry(1)]) == 0
-    broker.settle()
-    assert broker.tell(QUEUE, [entry(2)]) == 0
-    answers = sum(broker.tell(QUEUE, [entry(number)]) for number in range(3, 103))
-    assert 100 - AHEAD <= answers <= 101
-    broker.settle()
+    assert broker.put_nowait(QUEUE, [entry(1)]) == 0
+    broker.flush()
+    assert broker.put_nowait(QUEUE, [entry(2)]) == 0
+    answers = sum(broker.put_nowait(QUEUE, [entry(number)]) for number in range(3, 103))
+    assert 100 - MAX_UNREAD <= answers <= 101
+    broker.flush()
     assert held(make) == set(range(1, 103))
 
 
-def test_answers_to_many_are_read_together(make: Callable[..., RedisBroker], look: Callable[[float], None]) -> None:
-    look(float("inf"))
-    broker = make()
-    answers = [broker.tell(QUEUE, [entry(number)]) for number in range(1, TOGETHER + 1)]
-    assert answers == [0] * TOGETHER
-    # The server has answered those that came before this question.
-    assert held(make) == set(range(1, TOGETHER + 1))
-    assert broker.tell(QUEUE, [entry(TOGETHER + 1)]) == TOGETHER
-    broker.settle()
-    assert held(make) == set(range(1, TOGETHER + 2))
-
-
-def test_what_was_lost_before_the_answers_to_many_were_read_is_sent_again(
-    make: Callable[..., RedisBroker], server: RedisServer, look: Callable[[float], None]
+def test_answers_to_many_are_read_together(
+    make: Callable[..., RedisBroker], read_interval: Callable[[float], None]
 ) -> None:
-    look(float("inf"))
+    read_interval(float("inf"))
+    broker = make()
+    answers = [broker.put_nowait(QUEUE, [entry(number)]) for number in range(1, READ_AT_UNREAD + 1)]
+    assert answers == [0] * READ_AT_UNREAD
+    # The server answers in order: it has answered the puts before it answers this question.
+    assert held(make) == set(range(1, READ_AT_UNREAD + 1))
+    assert broker.put_nowait(QUEUE, [entry(READ_AT_UNREAD + 1)]) == READ_AT_UNREAD
+    broker.flush()
+    assert held(make) == set(range(1, READ_AT_UNREAD + 2))
+
+
+def test_a_put_lost_before_the_answers_to_many_were_read_is_sent_again(
+    make: Callable[..., RedisBroker], server: RedisServer, read_interval: Callable[[float], None]
+) -> None:
+    read_interval(float("inf"))
     with Proxy(server.port) as proxy:
         broker = make(proxy.url)
-        broker.tell(QUEUE, [entry(1)])
-        broker.settle()
+        broker.put_nowait(QUEUE, [entry(1)])
+        broker.flush()
         assert proxy.forget() == 1
-        for number in range(2, TOGETHER + 1):
-            broker.tell(QUEUE, [entry(number)])
+        for number in range(2, READ_AT_UNREAD + 1):
+            broker.put_nowait(QUEUE, [entry(number)])
         proxy.cut()
         assert held(make) == {1}
-        for number in range(TOGETHER + 1, 2 * TOGETHER):
-            broker.tell(QUEUE, [entry(number)])
-        broker.settle()
-        assert held(make) == set(range(1, 2 * TOGETHER))
+        for number in range(READ_AT_UNREAD + 1, 2 * READ_AT_UNREAD):
+            broker.put_nowait(QUEUE, [entry(number)])
+        broker.flush()
+        assert held(make) == set(range(1, 2 * READ_AT_UNREAD))
 
 
 def test_more_than_a_thousand_go_in_several_calls(make: Callable[..., RedisBroker]) -> None:
     broker = make()
-    broker.tell(QUEUE, [entry(number) for number in range(1, 2_501)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(number) for number in range(1, 2_501)])
+    broker.flush()
     assert len(held(make)) == 2_500
     stats = broker.client.info("commandstats")
     assert stats["cmdstat_eval"]["calls"] >= 1
@@ -150,29 +152,29 @@ def test_more_than_a_thousand_go_in_several_calls(make: Callable[..., RedisBroke
 
 def test_a_script_that_the_server_forgot_is_sent_again(make: Callable[..., RedisBroker]) -> None:
     broker = make()
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
     make().client.script_flush()
-    broker.tell(QUEUE, [entry(2)])
-    broker.settle()
-    broker.tell(QUEUE, [entry(3)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
+    broker.put_nowait(QUEUE, [entry(3)])
+    broker.flush()
     assert held(make) == {1, 2, 3}
 
 
-def test_what_is_sent_again_undoes_nothing_that_came_since(make: Callable[..., RedisBroker]) -> None:
+def test_a_put_sent_again_undoes_no_later_put(make: Callable[..., RedisBroker]) -> None:
     broker, other = make(), make()
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
     other.client.script_flush()
-    broker.tell(QUEUE, [entry(1, 90.0)])
+    broker.put_nowait(QUEUE, [entry(1, 90.0)])
     # Not before the server has refused it.
     while "errorstat_NOSCRIPT" not in other.client.info("errorstats"):
         time.sleep(0.001)
     sooner = entry(1, 30.0)
-    other.tell(QUEUE, [sooner])
-    other.settle()
-    broker.settle()
+    other.put_nowait(QUEUE, [sooner])
+    other.flush()
+    broker.flush()
     score = other.client.zscore(other.keys(QUEUE).delayed, "1")
     assert score is not None
     assert float(score) // SECOND == sooner.due_at.timestamp() // 1
@@ -180,40 +182,40 @@ def test_what_is_sent_again_undoes_nothing_that_came_since(make: Callable[..., R
 
 def test_a_connection_that_the_server_closed_is_replaced(make: Callable[..., RedisBroker]) -> None:
     broker = make()
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
     make().client.client_kill_filter(_type="normal", skipme=True)
-    broker.tell(QUEUE, [entry(2)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
     assert held(make) == {1, 2}
 
 
-def test_what_was_under_way_on_a_broken_connection_is_sent_again(
+def test_a_put_under_way_on_a_broken_connection_is_sent_again(
     make: Callable[..., RedisBroker], server: RedisServer
 ) -> None:
     with Proxy(server.port) as proxy:
         broker = make(proxy.url)
-        broker.tell(QUEUE, [entry(1)])
-        broker.settle()
+        broker.put_nowait(QUEUE, [entry(1)])
+        broker.flush()
         assert proxy.forget() == 1
         for number in (2, 3):
-            broker.tell(QUEUE, [entry(number)])
+            broker.put_nowait(QUEUE, [entry(number)])
         proxy.cut()
         assert held(make) == {1}
-        broker.tell(QUEUE, [entry(4)])
-        broker.settle()
+        broker.put_nowait(QUEUE, [entry(4)])
+        broker.flush()
         assert held(make) == {1, 2, 3, 4}
 
 
-def test_after_a_restart_the_new_server_is_told(make: Callable[..., RedisBroker], server: RedisServer) -> None:
+def test_a_put_after_a_restart_reaches_the_new_server(make: Callable[..., RedisBroker], server: RedisServer) -> None:
     broker = make()
-    broker.tell(QUEUE, [entry(1)])
+    broker.put_nowait(QUEUE, [entry(1)])
     server.kill()
     server.start()
     fresh = make()
     fresh.client.hset(fresh.keys(QUEUE).meta, "horizon", HORIZON)
-    broker.tell(QUEUE, [entry(2)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
     assert 2 in held(make)
 
 
@@ -221,81 +223,81 @@ def test_a_frozen_server_is_noticed_without_waiting_for_it(
     make: Callable[..., RedisBroker], server: RedisServer
 ) -> None:
     broker = make(timeout=0.05)
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
     server.freeze()
-    broker.tell(QUEUE, [entry(2)])
+    broker.put_nowait(QUEUE, [entry(2)])
     with pytest.raises(BrokerUnavailable, match="no answer within"):
         until_it_raises(broker)
     server.thaw()
 
 
-def test_an_error_is_told_by_a_later_put(make: Callable[..., RedisBroker]) -> None:
+def test_a_later_put_raises_an_error(make: Callable[..., RedisBroker]) -> None:
     broker, other = make(), make()
     refuse_once(broker, other)
-    broker.tell(QUEUE, [entry(2)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
     assert {1, 2} <= held(make)
 
 
-def test_what_stood_behind_an_error_is_put_all_the_same(
-    make: Callable[..., RedisBroker], look: Callable[[float], None]
+def test_puts_behind_an_error_arrive_nevertheless(
+    make: Callable[..., RedisBroker], read_interval: Callable[[float], None]
 ) -> None:
-    look(float("inf"))
+    read_interval(float("inf"))
     broker, other = make(), make()
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
     other.client.set(other.keys("broken").ready, "not a set")
     other.client.hset(other.keys("broken").meta, "horizon", HORIZON)
     other.client.config_resetstat()
-    broker.tell("broken", [entry(2)])
+    broker.put_nowait("broken", [entry(2)])
     while "errorstat_WRONGTYPE" not in other.client.info("errorstats"):
         time.sleep(0.001)
-    # What comes now the server refuses too, and it has to be sent again.
+    # The server refuses the next puts too, and they have to be sent again.
     other.client.script_flush()
-    numbers = set(range(3, TOGETHER + 2))
+    numbers = set(range(3, READ_AT_UNREAD + 2))
     for number in numbers:
-        broker.tell(QUEUE, [entry(number)])
+        broker.put_nowait(QUEUE, [entry(number)])
     with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
-        broker.tell(QUEUE, [entry(TOGETHER + 2)])
-    broker.settle()
+        broker.put_nowait(QUEUE, [entry(READ_AT_UNREAD + 2)])
+    broker.flush()
     assert held(make) == {1} | numbers
 
 
-def test_after_an_error_another_connection_is_made(make: Callable[..., RedisBroker]) -> None:
-    """Who refuses may have become a replica: by the same name there may be another server now."""
+def test_an_error_is_followed_by_a_new_connection(make: Callable[..., RedisBroker]) -> None:
+    """A server that refuses may have become a replica, and its name may lead to another server now."""
     broker, other = make(), make()
     refuse_once(broker, other)
     before = connections_made(other.client)
-    broker.tell(QUEUE, [entry(2)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
     assert connections_made(other.client) == before + 1
     assert {1, 2} <= held(make)
 
 
-def test_so_many_answers_may_be_outstanding_and_no_more(make: Callable[..., RedisBroker], server: RedisServer) -> None:
+def test_a_put_waits_when_too_many_answers_are_unread(make: Callable[..., RedisBroker], server: RedisServer) -> None:
     broker = make(timeout=0.05)
-    broker.tell(QUEUE, [entry(1)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
     server.freeze()
     with pytest.raises(BrokerUnavailable):
-        broker.tell(QUEUE, [entry(number) for number in range(1000 * (AHEAD + 2))])
+        broker.put_nowait(QUEUE, [entry(number) for number in range(1000 * (MAX_UNREAD + 2))])
     server.thaw()
 
 
-def test_a_forked_process_has_lines_of_its_own(make: Callable[..., RedisBroker]) -> None:
+def test_a_forked_process_has_connections_of_its_own(make: Callable[..., RedisBroker]) -> None:
     broker = make()
-    broker.tell(QUEUE, [entry(1)])
+    broker.put_nowait(QUEUE, [entry(1)])
     child = os.fork()
     if not child:
         try:
-            broker.tell(QUEUE, [entry(2)])
-            broker.settle()
+            broker.put_nowait(QUEUE, [entry(2)])
+            broker.flush()
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    broker.tell(QUEUE, [entry(3)])
-    broker.settle()
+    broker.put_nowait(QUEUE, [entry(3)])
+    broker.flush()
     assert held(make) == {1, 2, 3}
 
 
@@ -308,11 +310,11 @@ from django_delayq.broker.redis import RedisBroker
 broker = RedisBroker(conf.parse({"REDIS": sys.argv[1]})[0], "default", timeout=5.0)
 due = datetime.now(UTC) + timedelta(seconds=60)
 for number in range(1, 4001, 400):
-    broker.tell(sys.argv[2], [Entry.at(n, due, 0) for n in range(number, number + 400)])
+    broker.put_nowait(sys.argv[2], [Entry.at(n, due, 0) for n in range(number, number + 400)])
 """
 
 
-def test_a_process_that_ends_at_once_has_told_everything(make: Callable[..., RedisBroker], server: RedisServer) -> None:
+def test_a_process_that_ends_at_once_has_put_everything(make: Callable[..., RedisBroker], server: RedisServer) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", PROGRAM, server.url, QUEUE], check=True, timeout=60, env=environment)
     assert len(held(make)) == 4_000

@@ -33,7 +33,7 @@ def test_the_first_lines_of_a_script_are_its_signature() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_script_says_what_it_does_and_what_it_answers(name: str) -> None:
+def test_every_script_has_a_header_that_says_what_it_returns(name: str) -> None:
     header = re.match(r"(?:--.*\n)+", scripts.load(name).source)
     assert header
     assert "-- Returns " in header[0]
@@ -49,7 +49,7 @@ def test_every_key_that_a_script_uses_is_declared_and_of_the_queue(name: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_include_is_left_open(name: str) -> None:
+def test_every_include_is_replaced(name: str) -> None:
     assert "@include" not in scripts.load(name).source
 
 
@@ -59,12 +59,12 @@ def test_no_include_is_left_open(name: str) -> None:
     ids=["too few", "too many", "another name", "a list it has not"],
 )
 def test_a_wrong_name_is_a_type_error(redis_client: redis.Redis, values: dict[str, object]) -> None:
-    with pytest.raises(TypeError, match="script ring takes"):
-        scripts.load("ring")(redis_client, **values)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="script notify takes"):
+        scripts.load("notify")(redis_client, **values)  # type: ignore[arg-type]
     assert not redis_client.keys()
 
 
-def test_there_is_no_script_of_an_unknown_name() -> None:
+def test_an_unknown_script_is_not_found() -> None:
     with pytest.raises(FileNotFoundError):
         scripts.Script("pull")
 
@@ -73,7 +73,7 @@ def test_there_is_no_script_of_an_unknown_name() -> None:
     "source",
     ["local a, b = KEYS[1], KEYS[3]\n", "local a = KEYS[2]\n", "local a, b = ARGV[1], ARGV[3]\n"],
 )
-def test_a_script_that_leaves_one_out_is_refused_when_it_is_read(source: str) -> None:
+def test_a_signature_that_leaves_a_parameter_out_is_refused(source: str) -> None:
     with pytest.raises(ValueError, match="one by one"):
         scripts._signature(source)
 
@@ -90,12 +90,12 @@ def test_a_script_is_sent_in_full_only_once(bench: Bench) -> None:
     bench.client.script_flush()
     bench.client.config_resetstat()
     for _ in range(5):
-        bench.call("ring")
+        bench.call("notify")
     stats = bench.client.info("commandstats")
     assert stats["cmdstat_eval"]["calls"] == 1
 
 
-def test_an_error_in_a_script_is_not_swallowed(bench: Bench) -> None:
+def test_an_error_in_a_script_is_raised(bench: Bench) -> None:
     bench.client.set(bench.keys.delayed, "not a sorted set")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         bench.take(1)
@@ -127,7 +127,7 @@ def test_two_queues_or_databases_never_share_a_key(one: str, other: str) -> None
 
 
 @pytest.mark.parametrize("name", ["a}b", "{a", "a{}", "{}", "a'b", 'a"b', "a b", "a:b", "a\r\nb", "a@b"])
-def test_what_could_break_the_hash_tag_is_no_queue_and_no_prefix(name: str) -> None:
+def test_a_name_that_could_break_the_hash_tag_is_no_queue_and_no_prefix(name: str) -> None:
     with pytest.raises(InvalidMessage):
         validation.queue(name)
     assert [problem.id for problem in conf.parse({"PREFIX": name})[1]] == ["E003"]

@@ -1,4 +1,4 @@
-"""missing.lua, remove.lua, ring.lua, look.lua."""
+"""missing.lua, remove.lua, notify.lua, tick.lua."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .bench import NOW, Bench, Delayed, Places, Ready
 META: dict[Any, Any] = {"horizon": "7", "loaded": "6", "run_id": "r", "replid": "p", "identity": "i"}
 
 
-def test_missing_names_what_has_no_place_or_one_later_than_due_and_changes_nothing(bench: Bench) -> None:
+def test_missing_names_messages_without_a_place_or_with_one_later_than_due_and_changes_nothing(bench: Bench) -> None:
     before: Places = {1: Delayed(NOW), 2: Ready(NOW), 3: Delayed(NOW + 9), 4: Delayed(NOW - 9), 5: Delayed(NOW, 100)}
     bench.set(before)
     entries = [(1, NOW, 100), (2, NOW - 5, 100), (3, NOW, 100), (4, NOW, 100), (5, NOW, 99), (6, NOW, 100)]
@@ -43,29 +43,29 @@ def test_remove_takes_a_thousand_ids(bench: Bench) -> None:
     assert bench.places() == {}
 
 
-def test_many_rings_leave_one_token(bench: Bench) -> None:
+def test_many_notifications_leave_one_token(bench: Bench) -> None:
     for _ in range(5):
-        assert bench.call("ring") == "ok"
+        assert bench.call("notify") == "ok"
     assert bench.tokens() == 1
     bench.client.lpop(bench.keys.wake)
-    bench.call("ring")
+    bench.call("notify")
     assert bench.tokens() == 1
 
 
-def test_look_at_an_empty_redis_finds_nothing_but_its_own_tick(bench: Bench) -> None:
-    assert bench.call("look", now=NOW) == [str(NOW), 1, "", "", "", "", ""]
+def test_tick_of_an_empty_redis_finds_nothing_but_itself(bench: Bench) -> None:
+    assert bench.call("tick", now=NOW) == [str(NOW), 1, "", "", "", "", ""]
     assert bench.meta() == {"tick": "1"}
 
 
-def test_look_says_what_is_there_and_the_tick_grows(bench: Bench) -> None:
+def test_tick_returns_the_meta_and_grows(bench: Bench) -> None:
     bench.client.hset(bench.keys.meta, mapping={**META, "tick": "41"})
-    assert bench.call("look", now=NOW) == [str(NOW), 42, "7", "6", "r", "p", "i"]
-    assert bench.call("look", now=NOW) == [str(NOW), 43, "7", "6", "r", "p", "i"]
+    assert bench.call("tick", now=NOW) == [str(NOW), 42, "7", "6", "r", "p", "i"]
+    assert bench.call("tick", now=NOW) == [str(NOW), 43, "7", "6", "r", "p", "i"]
     assert bench.meta() == {**META, "tick": "43"}
 
 
-def test_without_a_given_time_it_is_the_servers(bench: Bench) -> None:
+def test_tick_without_a_given_time_reads_the_clock_of_the_server(bench: Bench) -> None:
     seconds, micros = bench.client.time()
     before = int(seconds) * 10_000 + int(micros) // 100
-    now = int(bench.call("look", now="")[0])
+    now = int(bench.call("tick", now="")[0])
     assert before <= now < before + 600_000

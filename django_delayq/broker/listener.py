@@ -1,0 +1,117 @@
+"""The listener of a worker process: sleeps until a queue is notified, for exactly as long as asked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+
+from .connection import is_closed, socket_of
+
+# A connection on which no token came for so long may have been dropped on the way without notice. Seconds.
+MAX_LISTENING = 60.0
+
+
+class Listener:
+    """Waits for a token in one of several lists. One thread listens; any thread may call ``wake`` and ``reset``.
+
+    Redis looks at the timeout of a BLPOP only ``hz`` times a second (10 by default). So the command is sent without
+    one, and the wait happens on the client's socket. A BLPOP that was not answered in time stays in force for the next
+    ``listen``. One that was answered is sent again by the next ``listen`` only, so that a worker that is busy until
+    then takes no token from another. A worker that becomes busy for long without a token calls ``stop``.
+    """
+
+    def __init__(self, connect: Callable[[], redis.Redis]) -> None:
+        self._connect = connect
+        self._client: redis.Redis | None = None
+        self._connection: Any = None
+        # The lists of the BLPOP that has no answer yet, and when it was sent (monotonic, seconds).
+        self._lists: tuple[str, ...] = ()
+        self._sent_at = 0.0
+        self._is_stale = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def listen(self, lists: Sequence[str], timeout: float) -> bool:
+        """Sleep for up to ``timeout`` seconds; return whether a token came."""
+        try:
+            return self._listen(tuple(lists), timeout)
+        except (redis.RedisError, OSError):
+            self._disconnect()
+            raise
+
+    def _listen(self, lists: tuple[str, ...], timeout: float) -> bool:
+        if self._is_stale or (self._lists and self._lists != lists) or time.monotonic() - self._sent_at > MAX_LISTENING:
+            self._disconnect()
+            self._is_stale = False
+        if self._connection is not None and not self._lists and is_closed(self._connection):
+            self._disconnect()
+        if self._connection is None:
+            if self._client is None:
+                self._client = self._connect()
+            self._connection = self._client.connection_pool.get_connection()
+        if not self._lists:
+            self._connection.send_command("BLPOP", *lists, 0)
+            self._lists = lists
+            self._sent_at = time.monotonic()
+        readable = wait_readable([self._read, socket_of(self._connection)], max(0.0, timeout))
+        if self._read in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._read, 4096)
+        if socket_of(self._connection) in readable or self._connection.can_read(0):
+            self._connection.read_response()
+            self._lists = ()
+            return True
+        return False
+
+    def wake(self) -> None:
+        """End the ``listen`` of another thread, or the next one."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._write, b"1")
+
+    def reset(self) -> None:
+        """Have the next ``listen`` use a new connection: the present one may be dead, and would never say so."""
+        self._is_stale = True
+
+    def stop(self) -> None:
+        """Take no token any more. Only a closed connection is sure to take none."""
+        if self._lists:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        self._lists = ()
+        if self._connection is not None:
+            self._connection.disconnect()
+            if self._client is not None:
+                self._client.connection_pool.release(self._connection)
+            self._connection = None
+
+    def close(self) -> None:
+        """Close the connection and the pipe."""
+        self._disconnect()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        for end in (self._read, self._write):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+def wait_readable(files: list[Any], timeout: float) -> list[Any]:
+    """Wait up to ``timeout`` seconds until one of these can be read; return those that can."""
+    try:
+        # epoll and poll know whole milliseconds only, and round up.
+        return select.select(files, [], [], timeout)[0]
+    except ValueError:
+        # select knows no descriptor of 1024 or more.
+        with selectors.DefaultSelector() as selector:
+            for file in files:
+                selector.register(file, selectors.EVENT_READ)
+            return [key.fileobj for key, _events in selector.select(timeout)]

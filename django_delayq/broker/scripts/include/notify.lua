@@ -1,0 +1,9 @@
+-- Put a token into the wake list, which a listening worker gets at once. One token is enough: the worker that gets it
+-- takes from the whole queue.
+local function notify(wake)
+  if redis.call("LLEN", wake) == 0 then
+    -- This removes nothing, as there is no such key. But a full Redis allows the push only after a write that frees.
+    redis.call("ZREM", wake, "1")
+    redis.call("LPUSH", wake, "1")
+  end
+end
