@@ -13,6 +13,7 @@ import redis
 from django_delayq import cancel_message, pause_queue, registry, reschedule_message, schedule_message, transitions
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import keys
+from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND, to_tenths
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Transition
@@ -66,7 +67,7 @@ def in_an_hour(consumer: Consumer, number: int = 1) -> list[Message]:
     first = schedule_message("t.ok", delay=timedelta(hours=1))
     messages = [first, *(schedule_message("t.ok", due=first.due_at) for _number in range(1, number))]
     broker = consumer.source.redis
-    assert broker is not None
+    assert isinstance(broker, RedisBroker)
     places = keys("delayq", QUEUE)
     broker.client.hset(places.meta, "horizon", to_tenths(first.due_at) + 3600 * SECOND)
     broker.put(QUEUE, [Entry.at(message.pk, message.due_at, message.priority) for message in messages])
@@ -74,13 +75,13 @@ def in_an_hour(consumer: Consumer, number: int = 1) -> list[Message]:
 
 
 def so_long_before(consumer: Consumer, message: Message, seconds: float) -> None:
-    assert consumer.source.redis is not None
+    assert isinstance(consumer.source.redis, RedisBroker)
     consumer.source.redis.now = to_tenths(message.due_at) - int(seconds * SECOND)
 
 
 def place(consumer: Consumer, message: Message) -> float | None:
     """Its place among the delayed."""
-    assert consumer.source.redis is not None
+    assert isinstance(consumer.source.redis, RedisBroker)
     return consumer.source.redis.client.zscore(keys("delayq", QUEUE).delayed, str(message.pk))
 
 
