@@ -1,4 +1,4 @@
-"""What every broker promises: one suite, run on Redis and on the database."""
+"""The promises of every broker: one suite, run on Redis and on the database."""
 
 from __future__ import annotations
 
@@ -69,6 +69,36 @@ def test_a_take_of_nothing_takes_nothing(bench: Bench) -> None:
     id_ = bench.schedule()
     assert bench.take(0) == []
     assert [row.id for row in bench.deliver()] == [id_]
+
+
+def test_a_promote_takes_nothing(bench: Bench) -> None:
+    id_ = bench.schedule()
+    assert bench.broker.promote(QUEUE).tickets == []
+    assert bench.take() == [id_]
+
+
+@pytest.mark.parametrize("back", ["park", "put_back"])
+def test_an_id_that_was_taken_and_returned_is_taken_again(bench: Bench, back: str) -> None:
+    id_ = bench.schedule()
+    tickets = bench.broker.take(QUEUE, 10).tickets
+    if back == "park":
+        bench.broker.park(QUEUE, tickets, 0.0)
+    else:
+        bench.broker.put_back(QUEUE, tickets)
+    assert [row.id for row in bench.deliver()] == [id_]
+
+
+def test_a_taken_id_is_gone_from_a_broker_that_forgets_taken(bench: Bench) -> None:
+    id_ = bench.schedule()
+    assert bench.take() == [id_]
+    assert bench.take() == ([] if bench.broker.forgets_taken else [id_])
+
+
+def test_an_id_is_taken_early_from_a_broker_that_claims_ahead(bench: Bench) -> None:
+    id_ = bench.schedule(due_in=60)
+    assert [ticket.id for ticket in bench.broker.take(QUEUE, 10, within=90).tickets] == (
+        [id_] if bench.broker.claims_ahead else []
+    )
 
 
 def test_queues_are_kept_apart(bench: Bench) -> None:

@@ -80,7 +80,7 @@ def held(make: Callable[..., RedisBroker]) -> set[int]:
 
 
 def until_it_raises(broker: RedisBroker) -> None:
-    """Put until an answer, or its absence, is noticed."""
+    """Put until a put raises what an earlier answer says, or that it is late."""
     for number in range(10_000, 11_000):
         broker.put_nowait(QUEUE, [entry(number)])
         time.sleep(0.01)

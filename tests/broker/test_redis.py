@@ -1,4 +1,4 @@
-"""What only the broker on Redis does: notifications between processes, and errors while Redis is unavailable."""
+"""The broker on Redis: notifications between processes, errors while Redis is unavailable, and the meta of queues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_delayq import conf
 from django_delayq.broker import describe
-from django_delayq.broker.base import Entry, Put
+from django_delayq.broker.base import Entry, Put, QueueMeta
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable, ForeignBroker
@@ -257,6 +257,21 @@ def test_another_run_of_the_server_is_told_apart(server: RedisServer, broker: Re
     server.restart()
     after = broker.server()
     assert after.run_id != before.run_id
+
+
+def test_reading_the_meta_of_a_queue_counts_no_tick(broker: RedisBroker) -> None:
+    before = broker.read_meta(QUEUE)
+    assert before == replace(broker.read_meta(QUEUE), now_tenths=before.now_tenths)
+    after = broker.tick(QUEUE)
+    assert after == replace(before, now_tenths=after.now_tenths, tick=before.tick + 1)
+    assert after.horizon_tenths == after.loaded_tenths is not None
+    assert (after.run_id, after.identity) == (broker.server().run_id, "me")
+    assert before.now_tenths <= after.now_tenths <= broker.now_tenths()
+
+
+def test_the_meta_of_an_empty_queue_is_empty(broker: RedisBroker) -> None:
+    meta = broker.read_meta("empty")
+    assert meta == QueueMeta(meta.now_tenths, 0, None, None, "", "", "")
 
 
 def test_threads_share_a_broker(broker: RedisBroker) -> None:

@@ -26,14 +26,14 @@ DB = QUEUE = "default"
 
 @pytest.fixture
 def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
-    """One whose threads do not run, so that it has room for four and no more."""
+    """A consumer whose threads do not run, so that it has room for four deliveries and no more."""
     source = Source(DB, registry.handlers)
     pool = Pool(4, Recorder(DB, lambda count: None, WorkerExtensions(DB, "w")), "w", lambda: None)
     yield Consumer(DB, source, pool, lambda: (QUEUE,), "w", Budget(None), 1.0, WorkerExtensions(DB, "w"))
     source.close()
 
 
-def test_the_most_urgent_does_not_wait_for_those_that_fell_due_before_it(
+def test_the_most_urgent_message_does_not_wait_for_those_that_fell_due_before_it(
     consumer: Consumer, redis_client: redis.Redis
 ) -> None:
     places = keys("delayq", QUEUE)
@@ -48,7 +48,7 @@ def test_the_most_urgent_does_not_wait_for_those_that_fell_due_before_it(
     assert [ticket.id for ticket in consumer.source.redis.take(QUEUE, 1).tickets] == [urgent]
 
 
-def test_one_turn_does_not_make_ready_without_end(consumer: Consumer, redis_client: redis.Redis) -> None:
+def test_a_turn_makes_a_limited_number_ready(consumer: Consumer, redis_client: redis.Redis) -> None:
     places = keys("delayq", QUEUE)
     due_tenths = int((time.time() - 5) * SECOND)
     number = IDS_PER_CALL * (CATCH_UP + 3)

@@ -1,4 +1,4 @@
-"""A queue in a real Redis, written down as positions before and after a call. Time is a number."""
+"""A queue in a real Redis, as places before and after a call. The test gives the time as a number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Places = dict[int, Place]
 
 @dataclass
 class Bench:
-    """One queue's keys, and the scripts on them."""
+    """Calls the scripts on the keys of one queue."""
 
     client: redis.Redis
     keys: Keys = field(default_factory=lambda: keys("bench", "q"))
@@ -47,7 +47,7 @@ class Bench:
             self.client.hset(self.keys.meta, "horizon", horizon)
 
     def places(self) -> Places:
-        """Where every id is; an id in both sets is an error."""
+        """Return where every id is; an id in both sets is an error."""
         found: Places = {}
         for number, score in self._scores(self.keys.delayed):
             found[number] = Delayed(int(score), round(score % 1 * RANKS))
@@ -65,11 +65,11 @@ class Bench:
         return {name.decode(): value.decode() for name, value in fields.items()}
 
     def tokens(self) -> int:
-        """How many are in the wake-up list."""
+        """Return how many tokens are in the wake list."""
         return int(self.client.llen(self.keys.wake))
 
     def call(self, name: str, *, rest: Any = (), **values: Any) -> Any:
-        """Call a script; it gets those keys of the queue that it declares."""
+        """Call a script with those keys of the queue that it declares."""
         script = scripts.load(name)
         declared = {key: getattr(self.keys, key) for key in script.keys}
         return plain(script(self.client, rest=rest, **declared, **values))
@@ -81,14 +81,14 @@ class Bench:
     def take(
         self, limit: int, *, now: int = NOW, batch: int = 1000, within: int = 0
     ) -> tuple[int, int, float | None, list[int]]:
-        """How many moved, how many are left, in how many tenths the next is due, and the ids taken."""
+        """Take; returns how many moved, how many are left, in how many tenths the next is due, and the ids taken."""
         answer = self.call("take", now=now, limit=limit, batch=batch, within=within)
         moved, left, next_due, _now, *taken = answer
         return moved, left, float(next_due) if next_due else None, [int(number) for number in taken[::2]]
 
 
 def plain(answer: Any) -> Any:
-    """Bytes as text."""
+    """Turn the bytes of an answer into text."""
     if isinstance(answer, bytes):
         return answer.decode()
     return [plain(item) for item in answer] if isinstance(answer, list) else answer

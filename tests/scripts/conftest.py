@@ -1,4 +1,4 @@
-"""The bench of the script tests."""
+"""The bench for the script tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""put.lua: positions before, call, positions after, answer."""
+"""put.lua: for each case the places before, the call, the places after and the answer."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_put_sent_twice_is_a_put_sent_once(bench: Bench, case: Case) -> None:
     assert bench.tokens() <= 1
 
 
-def test_a_put_sent_again_later_leaves_the_ready_their_turn(bench: Bench) -> None:
+def test_a_put_sent_again_later_keeps_the_order_of_the_ready(bench: Bench) -> None:
     bench.set({}, horizon=HORIZON)
     for now in (NOW, NOW + 40):
         for mode in ("set", "fill"):

@@ -1,4 +1,4 @@
-"""How scripts are read, checked and sent, and that their keys share one slot."""
+"""Scripts are read, checked and sent, and their keys share one slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""take.lua: what is due becomes ready, and the best of the ready are popped."""
+"""take.lua: messages that are due become ready, and the best of the ready are popped."""
 
 from __future__ import annotations
 
