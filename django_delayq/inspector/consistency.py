@@ -124,7 +124,7 @@ class Comparison:
         restore.refuse_foreign(self.using, meta)
         if self.fix:
             worker = f"verify:{actors.host()}/{os.getpid()}"
-            self._horizon_tenths, _loading = restore.begin(
+            self._horizon_tenths, _loading = restore.ensure_horizon(
                 self.using, self.broker, self.queue, lease=0.001, worker=worker
             )
         elif meta.horizon_tenths is None:

@@ -1,14 +1,18 @@
-"""Fill Redis again from the record, while everything goes on."""
+"""Fills Redis again from the record while producers and workers go on."""
 
 from __future__ import annotations
 
 from .engine import Restore
-from .horizon import begin, is_current, master, refuse_foreign
+from .filling import LOADER_LEASE, Batch, Load, fill
+from .horizon import ensure_horizon, is_current, refuse_foreign, writable_server
 from .reading import any_scheduled, page, pages, queues, still_scheduled
 from .selection import InvalidPosition, Overdue, Position, Report, Selection, Stage, Tally
 
 __all__ = [
+    "LOADER_LEASE",
+    "Batch",
     "InvalidPosition",
+    "Load",
     "Overdue",
     "Position",
     "Report",
@@ -17,12 +21,13 @@ __all__ = [
     "Stage",
     "Tally",
     "any_scheduled",
-    "begin",
+    "ensure_horizon",
+    "fill",
     "is_current",
-    "master",
     "page",
     "pages",
     "queues",
     "refuse_foreign",
     "still_scheduled",
+    "writable_server",
 ]

@@ -1,4 +1,4 @@
-"""A restore by hand: preview, batches, stop and resume."""
+"""A restore by hand: it counts first, works in batches, and can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -6,69 +6,45 @@ import hashlib
 import os
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import starmap
 
 from django.db.models import Count, Min, Q, QuerySet
 
-from .. import actors, conf, failpoints, signals, transitions
+from .. import actors, conf, signals, transitions
 from ..broker.base import IDS_PER_CALL, Entry, Index, Put, ServerRun
-from ..clock import SECOND, from_tenths, from_us, to_tenths, to_us
+from ..clock import SECOND, from_tenths, from_us, to_us
 from ..exceptions import BrokerUnavailable
 from ..models import Message
 from ..sql.expressions import places
 from ..states import State
-from .horizon import begin, is_current, master, refuse_foreign
+from .filling import LOADER_LEASE, Batch, BatchEnd, Load, fill
+from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
 from .reading import page, queues
 from .selection import Overdue, Position, Report, Selection, Stage, Tally
 
-# How long others leave the loading of a queue to us after our last sign of life. Seconds.
-LEASE = 10.0
-# How often they are told how far it is. The answer comes after the batch that is being put. Seconds.
-TELL = 0.5
-# So many batches are read while one is being put: neither waits for the other.
-AHEAD = 4
-# Rows of one change to the record.
-CHANGES = 500
+# How often Redis is told how far a queue is loaded. It answers after the batch that is being put. Seconds.
+MARK_INTERVAL = 0.5
+# How many batches are read while one is being put.
+BATCHES_AHEAD = 4
+# How many messages one transaction gives up or spreads.
+ROWS_PER_CHANGE = 500
 _MICROSECOND = timedelta(microseconds=1)
 
 Progress = Callable[[int], None]
-# Where a batch ends: its last due time (None when reading by id) and id.
-_Place = tuple[datetime | None, int]
-
-
-def _read_ahead(
-    batches: Iterator[tuple[list[Entry], _Place]], put: Callable[[list[Entry]], Put]
-) -> Generator[tuple[list[Entry], _Place, Put]]:
-    """Put each batch while the next ones are being read."""
-    with ThreadPoolExecutor(1, thread_name_prefix="delayq-restore") as pool:
-        waiting: deque[tuple[list[Entry], _Place, Future[Put]]] = deque()
-        try:
-            for entries, place in batches:
-                while waiting and (len(waiting) == AHEAD or waiting[0][2].done()):
-                    first = waiting.popleft()
-                    yield first[0], first[1], first[2].result()
-                waiting.append((entries, place, pool.submit(put, entries)))
-            for entries, place, done in waiting:
-                yield entries, place, done.result()
-        finally:
-            # Where Redis does not answer, each of them would take its time to find out.
-            for _entries, _place, done in waiting:
-                done.cancel()
 
 
 class Restore:
-    """Puts what is scheduled and due within the horizon back into Redis.
+    """A restore puts the scheduled messages that are due within the horizon back into Redis.
 
-    Nothing is cleared. It may run twice, twice at once, and while producers and workers go on. Running messages are
-    left to their workers, and what is due beyond the horizon to a worker's loader.
+    It clears nothing. It may run twice, twice at once, and while producers and workers go on. It leaves running
+    messages to their workers, and messages due beyond the horizon to the loader of a worker.
 
-    ``overdue`` says what becomes of what should have started more than OVERDUE_AFTER ago; *dead* and *spread* change
-    the record first. It reads in batches along the index, in constant memory.
+    ``overdue`` says what happens to messages that should have started more than OVERDUE_AFTER ago; *dead* and *spread*
+    change the record first. A restore reads batches along the index, in constant memory.
     """
 
     def __init__(
@@ -95,19 +71,19 @@ class Restore:
         self.report = Report()
         self._ids = sorted(set(self.selection.ids))
         self._stages = [Stage.PUT] if overdue in (Overdue.RUN, Overdue.SKIP) else list(Stage)
-        self._from = None if resume is None else Position.parse(resume, self._print())
+        self._from = None if resume is None else Position.parse(resume, self._fingerprint())
         self._began = transitions.now(using) if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
-        # Whether a queue that is restored from its beginning to its end then counts as loaded.
+        # Whether a queue that is restored from its beginning to its end counts as loaded afterwards.
         self._loads = self.selection.whole_queues and overdue != Overdue.SKIP
         self._horizons: dict[str, int] = {}
 
-    # --- before ---------------------------------------------------------------------------------------------------
+    # --- count ----------------------------------------------------------------------------------------------------
 
     def preview(self) -> Report:
-        """Count what there is. Writes nothing. Raises ``ForeignBroker`` for a Redis of another database."""
-        server = master(self.broker)
+        """Count what there is to restore. Write nothing. Raise ``ForeignBroker`` for the Redis of another database."""
+        server = writable_server(self.broker)
         for queue in self.selection.queues or queues(self.using):
             tally = self._count(queue, server)
             if tally.found or tally.running or queue in self.selection.queues:
@@ -117,18 +93,18 @@ class Restore:
         return self.report
 
     def prepare(self) -> Report:
-        """Instead of ``preview``, for a restore in many short runs: counts nothing but what it has to know."""
-        server = master(self.broker)
+        """Prepare one of many short runs: like ``preview``, but count only what the run has to know."""
+        server = writable_server(self.broker)
         for queue in self.selection.queues or queues(self.using):
-            self._look(queue, server)
+            self._read_horizon(queue, server)
             self.report.queues[queue] = Tally()
             if self._from is None and self.overdue == Overdue.SPREAD:
                 self._total += sum(rows.filter(due_at__lte=self._cutoff).count() for rows in self._chunks(queue))
         self._loads = False
         return self.report
 
-    def _look(self, queue: str, server: ServerRun) -> int:
-        """Up to which due time (tenths of a ms) a queue is filled."""
+    def _read_horizon(self, queue: str, server: ServerRun) -> int:
+        """Read up to which due time (tenths of a ms) the queue is to be filled."""
         meta, ahead = self.broker.read_meta(queue), conf.get().HORIZON
         refuse_foreign(self.using, meta)
         horizon = meta.horizon_tenths or 0
@@ -138,7 +114,7 @@ class Restore:
         return horizon
 
     def _count(self, queue: str, server: ServerRun) -> Tally:
-        horizon = self._look(queue, server)
+        horizon = self._read_horizon(queue, server)
         tally = Tally(held=self.broker.size(queue).total)
         overdue = Q(due_at__lte=self._cutoff)
         for rows in self._chunks(queue):
@@ -168,41 +144,41 @@ class Restore:
     # --- the run --------------------------------------------------------------------------------------------------
 
     def run(self, *, should_stop: Callable[[], bool] = lambda: False, progress: Progress = lambda done: None) -> Report:
-        """Do it, after ``preview``. Stops between two batches when told to; ``report.position`` then says where.
+        """Restore what ``preview`` or ``prepare`` found. Stop between two batches when ``should_stop()`` is true.
 
-        So it does when Redis or the database goes away, which raises.
+        ``report.position`` then says where it stopped; so it does when Redis or the database goes away, which raises.
         """
         began = time.monotonic()
         try:
             self._run(should_stop, progress)
         finally:
             self.report.seconds = time.monotonic() - began
-            self._tell()
+            self._send_signals()
         return self.report
 
     def _run(self, should_stop: Callable[[], bool], progress: Progress) -> None:
-        for first in self._work():
-            self._note(*first)
-            break
+        first = next(self._remaining(), None)
+        if first is not None:
+            self._note_position(*first)
         if self.no_expired and not self.dry_run:
             for _batch in self._expire():
                 progress(0)
                 if should_stop():
                     return
-        for stage, queue, after in self._work():
-            self._note(stage, queue, after)
+        for stage, queue, after in self._remaining():
+            self._note_position(stage, queue, after)
             if should_stop():
                 return
             with closing(self._step(stage, queue, self.report.queues[queue], after)) as steps:
-                for size, place in steps:
-                    self._note(stage, queue, place)
+                for size, end in steps:
+                    self._note_position(stage, queue, end)
                     progress(size)
                     if should_stop():
                         return
         self.report.position = None
 
-    def _work(self) -> Iterator[tuple[Stage, str, _Place | None]]:
-        """Each stage and queue that is still to do, and after which place."""
+    def _remaining(self) -> Iterator[tuple[Stage, str, BatchEnd | None]]:
+        """Yield each stage and queue that is still to do, and the end of its last batch that is done (None: none)."""
         names = sorted(self.report.queues)
         at = self._from
         for stage in self._stages:
@@ -212,18 +188,18 @@ class Restore:
                 elif (stage, queue) == (at.stage, at.queue):
                     yield stage, queue, (at.due, at.id) if at.id else None
 
-    def _step(self, stage: Stage, queue: str, tally: Tally, after: _Place | None) -> Generator[tuple[int, _Place]]:
+    def _step(self, stage: Stage, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         if stage == Stage.OVERDUE:
-            return self._settle(queue, tally, after)
+            return self._change_overdue(queue, tally, after)
         return self._fill(queue, tally, after)
 
-    def _note(self, stage: Stage, queue: str, place: _Place | None) -> None:
-        due, pk = place or (None, 0)
+    def _note_position(self, stage: Stage, queue: str, end: BatchEnd | None) -> None:
+        due, pk = end or (None, 0)
         position = Position(stage, queue, due, pk, to_us(self._began), self._done, self._total)
-        self.report.position = position.text(self._print())
+        self.report.position = position.text(self._fingerprint())
 
-    def _print(self) -> str:
-        """What a position must have been made with: it means nothing elsewhere."""
+    def _fingerprint(self) -> str:
+        """Return a hash of the options: a position is good only for a restore with the same options."""
         chosen = self.selection
         times = [None if due is None else to_us(due) for due in (chosen.due_after, chosen.due_before)]
         which = (chosen.queues, chosen.topics, chosen.ids, *times)
@@ -233,13 +209,13 @@ class Restore:
     def _read(
         self,
         queue: str,
-        after: _Place | None,
+        after: BatchEnd | None,
         *,
         start: datetime | None = None,
         end: datetime,
         limit: int,
-    ) -> Iterator[tuple[list[Entry], _Place]]:
-        """Batches of what is selected and due from ``start`` to ``end``, each with its place."""
+    ) -> Iterator[Batch]:
+        """Yield batches of the selected messages that are due from ``start`` to ``end``."""
         chosen = self.selection
         if self._ids:
             first = 0 if after is None else bisect_right(self._ids, after[1])
@@ -248,7 +224,7 @@ class Restore:
                 rows = chosen.rows(self.using, queue).filter(pk__in=batch, due_at__lte=end)
                 if start is not None:
                     rows = rows.filter(due_at__gte=start)
-                yield list(starmap(Entry, places(self.using, rows.order_by("pk")))), (None, batch[-1])
+                yield Batch(list(starmap(Entry, places(self.using, rows.order_by("pk")))), (None, batch[-1]))
             return
         start = max((moment for moment in (start, chosen.due_after) if moment is not None), default=None)
         if chosen.due_before is not None:
@@ -261,20 +237,23 @@ class Restore:
             if not entries:
                 return
             mark = (entries[-1].due_at, entries[-1].id)
-            yield entries, mark
+            yield Batch(entries, mark)
             if len(entries) < limit:
                 return
 
     # --- filling --------------------------------------------------------------------------------------------------
 
-    def _fill(self, queue: str, tally: Tally, after: _Place | None) -> Generator[tuple[int, _Place]]:
+    def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         whole = self._loads and after is None
-        worker = f"restore:{actors.host()}/{os.getpid()}/{id(self):x}"
         horizon, loading = self._horizons[queue], False
+        worker = f"restore:{actors.host()}/{os.getpid()}/{id(self):x}"
         if not self.dry_run:
-            # Unless all of the queue is restored, its loading is still a worker's: leave it to the next at once.
-            horizon, loading = begin(self.using, self.broker, queue, lease=LEASE if whole else 0.001, worker=worker)
-            loading = loading and whole
+            # Unless all of the queue is restored, its loading is still a worker's: leave it to the next one at once.
+            lease = LOADER_LEASE if whole else NO_LEASE
+            horizon, loading = ensure_horizon(self.using, self.broker, queue, lease=lease, worker=worker)
+        load = None
+        if loading and whole:
+            load = Load(self.broker, queue, worker, horizon, mark_interval=MARK_INTERVAL, required=False)
         start = None
         if self.overdue == Overdue.SKIP:
             tally.skipped = tally.overdue
@@ -285,29 +264,19 @@ class Restore:
             tally.put += round(tally.overdue * min(1.0, within))
         batches = self._read(queue, after, start=start, end=from_tenths(horizon), limit=self.batch_size)
         if self.dry_run:
-            done = self._dry(queue, batches)
+            done = self._foresee(queue, batches)
         else:
-            done = _read_ahead(batches, lambda entries: self._put(queue, entries))
-        told = time.monotonic()
+            put = partial(self._put, queue)
+            done = fill(batches, put, load=load, read_ahead=BATCHES_AHEAD, failpoint="mid_restore")
         with closing(done):
-            for entries, place, put in done:
-                tally.put += put.put
-                tally.present += put.present
-                failpoints.reach("mid_restore")
-                if loading and time.monotonic() - told >= TELL:
-                    # We are not the loader any more when we took too long; then another is, and begins by itself.
-                    upto = to_tenths(entries[-1].due_at)
-                    loading = self.broker.loaded(queue, worker=worker, upto_tenths=upto, lease=LEASE)
-                    told = time.monotonic()
-                yield len(entries), place
-        if loading:
-            self.broker.loaded(queue, worker=worker, upto_tenths=horizon, lease=None)
+            for batch, answer in done:
+                tally.put += answer.put
+                tally.present += answer.present
+                yield len(batch.entries), batch.end
 
-    def _dry(
-        self, queue: str, batches: Iterator[tuple[list[Entry], _Place]]
-    ) -> Generator[tuple[list[Entry], _Place, Put]]:
-        for entries, place in batches:
-            yield entries, place, self._would_put(queue, entries)
+    def _foresee(self, queue: str, batches: Iterator[Batch]) -> Generator[tuple[Batch, Put]]:
+        for batch in batches:
+            yield batch, self._would_put(queue, batch.entries)
 
     def _put(self, queue: str, entries: list[Entry]) -> Put:
         put = self.broker.put(queue, entries, fill=True)
@@ -326,8 +295,8 @@ class Restore:
 
     # --- the overdue ----------------------------------------------------------------------------------------------
 
-    def _settle(self, queue: str, tally: Tally, after: _Place | None) -> Generator[tuple[int, _Place]]:
-        """Give up or spread what is overdue."""
+    def _change_overdue(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
+        """Give up or spread the overdue messages in the record."""
         if self.dry_run:
             if self.overdue == Overdue.DEAD:
                 tally.dead = tally.overdue
@@ -335,14 +304,14 @@ class Restore:
                 tally.spread = tally.overdue
             return
         change = self._give_up if self.overdue == Overdue.DEAD else self._spread
-        for entries, place in self._read(queue, after, end=self._cutoff, limit=min(self.batch_size, CHANGES)):
-            ids = [entry.id for entry in entries]
+        for batch in self._read(queue, after, end=self._cutoff, limit=min(self.batch_size, ROWS_PER_CHANGE)):
+            ids = [entry.id for entry in batch.entries]
             if ids:
                 answers = change(tally, ids)
-                # Wherever they are in Redis, it is the wrong place now; the filling that follows puts the spread ones.
+                # Redis has them at their old due times, if at all. The next stage puts those that were spread.
                 self.broker.remove(queue, [answer.id for answer in answers if answer and answer.id is not None])
             self._done += len(ids)
-            yield len(ids), place
+            yield len(ids), batch.end
 
     def _give_up(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
         reason = "given up by a restore: overdue"
@@ -388,9 +357,9 @@ class Restore:
         for start in range(0, len(self._ids), IDS_PER_CALL):
             yield Q(pk__in=self._ids[start : start + IDS_PER_CALL])
 
-    # --- after ----------------------------------------------------------------------------------------------------
+    # --- tell -----------------------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _send_signals(self) -> None:
         if self.dry_run:
             return
         for queue, tally in self.report.queues.items():

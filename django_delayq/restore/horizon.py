@@ -1,4 +1,4 @@
-"""How far ahead Redis is filled, and whether it is ours to fill."""
+"""The horizon of a queue: up to which due time Redis is filled. Redis of another database is refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from ..clock import SECOND
 from ..exceptions import BrokerUnavailable, ForeignBroker
 from ..models import Identity, identity
 
+# A lease that runs out as soon as it is given: the loading of the queue stays a worker's. Seconds.
+NO_LEASE = 0.001
+
 
 def refuse_foreign(using: str, meta: QueueMeta) -> None:
-    """Raise ``ForeignBroker`` if the queue's meta belongs to another database. Writes nothing."""
+    """Raise ``ForeignBroker`` if the queue in Redis belongs to another database. Writes nothing."""
     if not meta.identity:
         return
     ours = Identity.objects.using(using).filter(id=1).values_list("value", flat=True).first()
@@ -18,8 +21,8 @@ def refuse_foreign(using: str, meta: QueueMeta) -> None:
         raise ForeignBroker
 
 
-def master(broker: Index) -> ServerRun:
-    """The server that the broker talks to. Raises ``BrokerUnavailable`` when it is a replica."""
+def writable_server(broker: Index) -> ServerRun:
+    """Return the identity of the server that the broker talks to. Raises ``BrokerUnavailable`` if it is a replica."""
     server = broker.server()
     if server.role not in ("master", ""):
         raise BrokerUnavailable("this Redis is a replica")
@@ -27,21 +30,22 @@ def master(broker: Index) -> ServerRun:
 
 
 def is_current(meta: QueueMeta, server: ServerRun, now_tenths: int, ahead: float) -> bool:
-    """Whether the queue's horizon was set in this run of the server, and is still far enough ahead."""
+    """Return whether the horizon was set in this run of the server and is more than half of ``ahead`` seconds away."""
     if meta.horizon_tenths is None or (meta.run_id, meta.replid) != (server.run_id, server.replid):
         return False
     return meta.horizon_tenths - now_tenths > ahead * SECOND / 2
 
 
-def begin(using: str, broker: Index, queue: str, *, lease: float, worker: str) -> tuple[int, bool]:
-    """See to it that a queue has a horizon, as the loader does. Returns it, and whether we are its loader now.
+def ensure_horizon(using: str, broker: Index, queue: str, *, lease: float = NO_LEASE, worker: str) -> tuple[int, bool]:
+    """Give a queue a horizon if it has none that is current. Return it, and whether ``worker`` is the loader now.
 
-    Rows committed later are then put by their own writers, and the query that follows sees the earlier ones.
+    Messages that are committed from then on are put by those who schedule them; the query that follows sees the others.
+    ``lease`` is in seconds, the horizon in tenths of a ms.
     """
     for _round in range(3):
         meta = broker.read_meta(queue)
         refuse_foreign(using, meta)
-        server, ahead = master(broker), conf.get().HORIZON
+        server, ahead = writable_server(broker), conf.get().HORIZON
         if meta.horizon_tenths is not None and is_current(meta, server, meta.now_tenths, ahead):
             return meta.horizon_tenths, False
         begun = broker.load(
@@ -49,7 +53,7 @@ def begin(using: str, broker: Index, queue: str, *, lease: float, worker: str) -
         )
         if begun is not None:
             return begun[1], True
-        # A worker is loading it at this moment, so it has a horizon; however near, what lies beyond is the worker's.
+        # A worker is loading the queue, so the queue has a horizon, and the worker loads what lies beyond.
         horizon = broker.read_meta(queue).horizon_tenths
         if horizon is not None:
             return horizon, False

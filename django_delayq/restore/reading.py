@@ -1,4 +1,4 @@
-"""Reading what is scheduled along its index, in pages and constant memory."""
+"""Reads scheduled messages along their index, page by page, in constant memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def page(
     limit: int = IDS_PER_CALL,
     topics: Sequence[str] | None = None,
 ) -> list[Entry]:
-    """Scheduled messages of a queue by (due, id), after a place in that order: along one partial index, no OFFSET."""
+    """Return scheduled messages of a queue in the order of (due, id), after a place in that order.
+
+    The query walks along one partial index and needs no OFFSET.
+    """
     rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue)
     if after is not None:
         rows = rows.filter(After(*after))
@@ -38,13 +41,13 @@ def page(
 
 
 def any_scheduled(using: str, queues: Sequence[str], end: datetime) -> bool:
-    """Whether a scheduled message of these queues is due by ``end``."""
+    """Return whether a scheduled message of these queues is due by ``end``."""
     return Message.objects.using(using).filter(state=State.SCHEDULED, queue__in=queues, due_at__lte=end).exists()
 
 
 def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
-    """Those of the ids whose message is scheduled."""
-    # The state is not asked of the database, which might read all that is scheduled to find these few.
+    """Return those of the ids whose message is scheduled."""
+    # The state is compared here: the database might read all scheduled messages to find these few.
     rows = Message.objects.using(using).filter(pk__in=list(ids)).values_list("pk", "state")
     return {pk for pk, state in rows if state == State.SCHEDULED}
 
@@ -59,7 +62,7 @@ def pages(
     topics: Sequence[str] | None = None,
     after: tuple[datetime, int] | None = None,
 ) -> Iterator[list[Entry]]:
-    """All of them up to a due time (tenths of a ms), soonest first."""
+    """Yield the scheduled messages of a queue that are due from ``start_tenths`` to ``end_tenths`` (tenths of a ms)."""
     start = None if start_tenths is None else from_tenths(start_tenths)
     while True:
         rows = page(using, queue, after=after, start=start, end=from_tenths(end_tenths), limit=limit, topics=topics)
@@ -71,7 +74,7 @@ def pages(
 
 
 def queues(using: str) -> list[str]:
-    """The queues of the settings, the handlers, and those that hold scheduled messages."""
+    """Return the queues that the settings or handlers name, and those that hold scheduled messages."""
     settings = conf.get()
     found = {settings.DEFAULT_QUEUE, *settings.QUEUES}
     found |= {handler.queue for handler in registry.handlers().values() if handler.queue is not None}

@@ -1,4 +1,4 @@
-"""What a restore is asked for, where it has come to, and what it found."""
+"""The selection of a restore, its position, and its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..states import State
 
 
 class Overdue(StrEnum):
-    """What to do with messages that should have started already."""
+    """What a restore does with messages that should have started already."""
 
     RUN = "run"
     SKIP = "skip"
@@ -27,12 +27,12 @@ class Overdue(StrEnum):
 
 
 class InvalidPosition(ValueError):
-    """This is not a position of this restore."""
+    """The text is not a position of this restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which of the scheduled messages; empty means all. Due times: from ``due_after`` on, before ``due_before``."""
+    """The messages to restore; empty means all scheduled ones. Due from ``due_after`` on, and before ``due_before``."""
 
     queues: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
@@ -42,10 +42,11 @@ class Selection:
 
     @property
     def whole_queues(self) -> bool:
+        """True when nothing but queues is selected."""
         return not (self.topics or self.ids or self.due_after or self.due_before)
 
     def where(self, queue: str) -> Q:
-        """The same without the ids."""
+        """Return the condition for the messages of a queue; the ids are left out."""
         where = Q(queue=queue)
         if self.topics:
             where &= Q(topic__in=self.topics)
@@ -56,12 +57,13 @@ class Selection:
         return where
 
     def rows(self, using: str, queue: str) -> QuerySet[Message]:
-        """The scheduled ones of a queue; its caller asks for the ids, a batch at a time."""
+        """Return the scheduled messages of a queue. The caller filters by the selected ids, a batch at a time."""
         rows = Message.objects.using(using).filter(self.where(queue))
         if not self.ids:
             return rows.filter(state=State.SCHEDULED)
-        # Said plainly, the planner might read all that is scheduled to find these (IS_SCHEDULED in sql/postgresql.py).
-        return rows.alias(said=Concat("state", Value(""))).filter(said=State.SCHEDULED)
+        # With a plain condition the planner might read all scheduled messages to find these few: IS_SCHEDULED in
+        # sql/postgresql.py is written for the same reason.
+        return rows.alias(state_text=Concat("state", Value(""))).filter(state_text=State.SCHEDULED)
 
 
 class Stage(StrEnum):
@@ -72,27 +74,27 @@ class Stage(StrEnum):
 
 
 class Position(NamedTuple):
-    """A place between two batches of a restore, to go on from."""
+    """The place between two batches where a restore stopped and can go on."""
 
     stage: Stage
     queue: str
     due: datetime | None
     id: int
-    # When the restore began, by the record's clock: what was overdue then is what it treats as overdue.
+    # When the restore began, by the record's clock (microseconds): messages that were overdue then count as overdue.
     began_us: int
-    # Of the overdue ones, how many have been seen to, and how many there were.
+    # How many overdue messages have been given up or spread, and how many there were.
     done: int
     total: int
 
-    def text(self, print_: str) -> str:
-        """The position as one word."""
+    def text(self, fingerprint: str) -> str:
+        """Return the position as one word for ``--resume``. ``fingerprint`` stands for the options of the restore."""
         due = None if self.due is None else self.due.isoformat()
-        packed = json.dumps([print_, *self._replace(due=cast(Any, due))], separators=(",", ":"))
+        packed = json.dumps([fingerprint, *self._replace(due=cast(Any, due))], separators=(",", ":"))
         return base64.urlsafe_b64encode(packed.encode()).decode().rstrip("=")
 
     @classmethod
-    def parse(cls, text: str, print_: str) -> Position:
-        """The inverse. Raises ``InvalidPosition`` if it is damaged, or another restore's."""
+    def parse(cls, text: str, fingerprint: str) -> Position:
+        """Read what ``text`` has written. Raises ``InvalidPosition`` if it is damaged or has another fingerprint."""
         try:
             packed = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
             owner, stage, queue, due, pk, began, done, total = json.loads(packed)
@@ -108,7 +110,7 @@ class Position(NamedTuple):
             from_us(position.began_us)
         except (ValueError, TypeError, OverflowError, RecursionError):
             raise InvalidPosition("not a position of delayq_restore") from None
-        if owner != print_:
+        if owner != fingerprint:
             raise InvalidPosition("this position belongs to a restore with other selectors")
         if position.due is not None and position.due.tzinfo is None:
             raise InvalidPosition("not a position of delayq_restore")
@@ -117,27 +119,28 @@ class Position(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What was found in a queue, and what became of it."""
+    """How many messages a restore found in a queue, and what it did with them."""
 
-    # In the record, as selected: scheduled; of these overdue, since when; due beyond the horizon; running.
+    # Selected messages in the record: scheduled; overdue, and the oldest due time of those; due beyond the horizon;
+    # running.
     found: int = 0
     overdue: int = 0
     oldest: datetime | None = None
     beyond: int = 0
     running: int = 0
-    # In Redis when it began.
+    # Ids in Redis when the restore began.
     held: int = 0
-    # Put into Redis; there already.
+    # Messages that were put into Redis, and messages that Redis had already.
     put: int = 0
     present: int = 0
-    # Overdue ones that were given up, spread, or left alone.
+    # Overdue messages that were given up, spread, or left as they are; messages that expired.
     dead: int = 0
     spread: int = 0
     skipped: int = 0
     expired: int = 0
 
     def add(self, other: Tally) -> None:
-        """Count another queue in."""
+        """Add the numbers of another tally."""
         for name in self.__slots__:
             if name != "oldest":
                 setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -146,14 +149,14 @@ class Tally:
 
 @dataclass(slots=True)
 class Report:
-    """A restore so far. ``position``: where it stopped; None when it is through."""
+    """What a restore has done so far. ``position`` says where it stopped; None when it is complete."""
 
     queues: dict[str, Tally] = field(default_factory=dict)
     position: str | None = None
     seconds: float = 0.0
 
     def total(self) -> Tally:
-        """All queues together."""
+        """Return the sum over all queues."""
         total = Tally()
         for tally in self.queues.values():
             total.add(tally)

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 from .. import actors, conf, failpoints, restore, signals
 from ..broker.base import IDS_PER_CALL, Put, ServerRun
-from ..clock import SECOND, to_tenths
+from ..clock import SECOND
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..extensions import RestoreObservers, RestoreStart, Service
 from ..models import Message, identity
@@ -18,8 +19,6 @@ from .broker_switch import Source
 
 logger = logging.getLogger("django_delayq")
 
-# How long a loader may be silent before another takes over. Seconds.
-LEASE = 10.0
 # The server's identity is asked this often; a connection error asks at once. Seconds.
 IDENTIFY = 5.0
 # A full Redis is rid of so many batches of ids at a time.
@@ -113,7 +112,7 @@ class Loader(Service):
 
     def _identify(self) -> ServerRun:
         if self._server is None or time.monotonic() - self._identified > IDENTIFY:
-            self._server = restore.master(self.broker)
+            self._server = restore.writable_server(self.broker)
             self._identified = time.monotonic()
         return self._server
 
@@ -161,7 +160,7 @@ class Loader(Service):
             queue,
             ahead=conf.get().HORIZON,
             worker=self.worker,
-            lease=LEASE,
+            lease=restore.LOADER_LEASE,
             identity=self._identity,
             server=server,
             lost=rolled_back,
@@ -171,19 +170,15 @@ class Loader(Service):
         start, horizon = begun
         failpoints.reach("after_horizon")
         began = time.monotonic()
+        batches = map(restore.Batch, restore.pages(self.using, queue, start_tenths=start, end_tenths=horizon))
+        put = partial(self.broker.put, queue, fill=True)
+        load = restore.Load(self.broker, queue, self.worker, horizon)
         found, total = 0, Put()
         with _Observed(self.using, self.worker, queue, told=start is None) as observed:
-            for page in restore.pages(self.using, queue, start_tenths=start, end_tenths=horizon):
-                put = self.broker.put(queue, page, fill=True)
-                total += put
-                found += len(page)
-                observed.progress(put, len(page))
-                failpoints.reach("mid_load")
-                if not self.broker.loaded(
-                    queue, worker=self.worker, upto_tenths=to_tenths(page[-1].due_at), lease=LEASE
-                ):
-                    raise BrokerUnavailable("Redis was lost while it was being loaded")
-        self.broker.loaded(queue, worker=self.worker, upto_tenths=horizon, lease=None)
+            for batch, answer in restore.fill(batches, put, load=load, failpoint="mid_load"):
+                total += answer
+                found += len(batch.entries)
+                observed.progress(answer, len(batch.entries))
         if start is None:
             logger.info(
                 "Loaded queue %s from the record: %d messages due within %g s, %d of them put, in %.2f s",

@@ -51,7 +51,7 @@ def restorer(db: None) -> Client:
 def loaded(db: None) -> RedisBroker:
     """Redis with a horizon, so that what is scheduled goes into it."""
     there = RedisBroker(conf.get(), DB, timeout=2)
-    restore.begin(DB, there, "default", lease=0.001, worker="test")
+    restore.ensure_horizon(DB, there, "default", lease=0.001, worker="test")
     return there
 
 

@@ -531,7 +531,7 @@ def test_when_redis_goes_away_what_was_read_ahead_is_not_tried(monkeypatch: pyte
     def put(broker: RedisBroker, queue: str, entries: list[Entry], **named: Any) -> Put:
         tried.append(entries)
         if len(tried) == 1:
-            assert all(read.acquire(timeout=30) for _ in range(engine.AHEAD + 1))
+            assert all(read.acquire(timeout=30) for _ in range(engine.BATCHES_AHEAD + 1))
         else:
             # It may have begun before anybody knows that the first failed.
             assert ending.wait(30)
@@ -553,7 +553,7 @@ def test_when_redis_does_not_say_that_it_was_told_nothing_is_put_any_more(monkey
     def loaded(*_given: Any, **_named: Any) -> bool:
         raise BrokerUnavailable("no answer")
 
-    monkeypatch.setattr(engine, "TELL", 0.0)
+    monkeypatch.setattr(engine, "MARK_INTERVAL", 0.0)
     monkeypatch.setattr(RedisBroker, "loaded", loaded)
     # As long as the error is kept, so is the frame in which it was raised.
     with pytest.raises(BrokerUnavailable) as failed:
@@ -574,9 +574,9 @@ def test_it_reads_a_few_batches_ahead_of_the_one_that_is_put_and_keeps_their_ord
     def page(*given: Any, **named: Any) -> list[Entry]:
         entries = reading(*given, **named)
         batches.append([entry.id for entry in entries])
-        if len(batches) > engine.AHEAD:
+        if len(batches) > engine.BATCHES_AHEAD:
             full.set()
-        if len(batches) > engine.AHEAD + 1 and not put:
+        if len(batches) > engine.BATCHES_AHEAD + 1 and not put:
             too_full.set()
         return entries
 

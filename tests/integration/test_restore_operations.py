@@ -458,7 +458,7 @@ def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, sett
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     there = broker()
     for queue in ("default", "other"):
-        restore.begin(DB, there, queue, lease=0.001, worker="test")
+        restore.ensure_horizon(DB, there, queue, lease=0.001, worker="test")
     there.put("default", [])
     missing, extra = schedule(3)[:1], 999_999_999
     schedule(2, queue="other")

@@ -34,7 +34,7 @@ class Command(common.DelayqCommand):
         bar = common.Bar(self.stderr, 0, options["verbosity"])
         found: dict[str, Discrepancies] = {}
         try:
-            restore.master(broker)
+            restore.writable_server(broker)
             for queue in options["queue"] or restore.queues(using):
                 found[queue] = Comparison(using, broker, queue, fix=options["fix"]).run(bar)
         finally:
