@@ -9,7 +9,7 @@ from .. import conf, publisher, restore
 from ..broker.base import Index, Place
 from ..clock import SECOND, from_tenths, to_tenths
 from ..exceptions import BrokerUnavailable
-from ..inspector.consistency import Kind, Row, classify
+from ..inspector.consistency import Mismatch, RecordRow, classify
 from ..models import Message
 from ..states import LIVE
 
@@ -27,7 +27,7 @@ class Whereabouts:
     # How far ahead Redis is filled; None: nobody has filled it.
     horizon: datetime | None = None
     # How it differs from the record.
-    kind: Kind | None = None
+    kind: Mismatch | None = None
 
     @property
     def absent(self) -> bool:
@@ -63,9 +63,9 @@ def _look(using: str, broker: Index, message: Message) -> Whereabouts:
     )
 
 
-def _kind(message: Message, place: Place, now_tenths: int, horizon_tenths: int) -> Kind | None:
-    row = Row(message.queue, message.state, message.due_at, message.priority) if message.state in LIVE else None
+def _kind(message: Message, place: Place, now_tenths: int, horizon_tenths: int) -> Mismatch | None:
+    row = RecordRow(message.queue, message.state, message.due_at, message.priority) if message.state in LIVE else None
     kind = classify(row, place, message.queue, now_tenths=now_tenths, horizon_tenths=horizon_tenths)
     # A worker may have taken it at this moment.
     on_its_way = 0 <= now_tenths - to_tenths(message.due_at) < conf.get().GRACE * SECOND
-    return None if kind == Kind.MISSING and on_its_way else kind
+    return None if kind == Mismatch.MISSING and on_its_way else kind

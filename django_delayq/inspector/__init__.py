@@ -1,1 +1,1 @@
-"""Questions about the record and Redis: whether they agree, how much there is, whether all is well."""
+"""Inspects the record and Redis: consistency check, statistics, workers, diagnostics. It changes nothing by itself."""

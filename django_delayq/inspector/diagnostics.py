@@ -1,4 +1,4 @@
-"""Whether all is well: one answer per question, for monitors."""
+"""Checks whether the database, Redis and the workers do their work: one finding per question, for monitors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import stats
 
 
 class Level(IntEnum):
-    """How bad it is."""
+    """How severe a finding is."""
 
     OK = 0
     WARN = 1
@@ -28,7 +28,7 @@ class Level(IntEnum):
 
 
 class Cause(IntEnum):
-    """What a critical finding is about; the greatest decides."""
+    """The cause of a critical finding; the value is the exit code. Of several findings the greatest cause decides."""
 
     PROBLEM = 3
     UNREACHABLE = 69
@@ -37,17 +37,17 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer to one question."""
+    """The answer to one question of the diagnostics."""
 
     name: str
     level: Level
     detail: str
-    why: Cause = Cause.PROBLEM
+    cause: Cause = Cause.PROBLEM
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What counts as well."""
+    """The limits beyond which a finding is critical. ``max_overdue_age`` is in seconds."""
 
     min_workers: int = 1
     max_overdue_age: float = 60.0
@@ -55,7 +55,7 @@ class Limits:
 
 
 def check(using: str, broker: Index | None, limits: Limits) -> Iterator[Finding]:
-    """Ask the database, then Redis. What cannot be asked is left out: the finding before it says why."""
+    """Check the database, then Redis. A question without an answer is left out: the finding before it says why."""
     database = _database(using)
     yield database
     ready = database.level == Level.OK
@@ -64,7 +64,7 @@ def check(using: str, broker: Index | None, limits: Limits) -> Iterator[Finding]
         yield migrations
         ready = migrations.level == Level.OK
     if broker is None:
-        yield Finding("Redis", Level.OK, f"{describe(conf.get())}")
+        yield Finding("Redis", Level.OK, describe(conf.get()))
     else:
         yield from _redis(using, broker, ready=ready)
     if ready:
@@ -72,8 +72,8 @@ def check(using: str, broker: Index | None, limits: Limits) -> Iterator[Finding]
 
 
 def worst(findings: list[Finding]) -> Cause | None:
-    """What the critical ones are about; None when there are none."""
-    return max((finding.why for finding in findings if finding.level == Level.CRITICAL), default=None)
+    """Return the greatest cause among the critical findings; None if no finding is critical."""
+    return max((finding.cause for finding in findings if finding.level == Level.CRITICAL), default=None)
 
 
 def _first_line(error: Exception) -> str:
@@ -112,21 +112,23 @@ def _redis(using: str, broker: Index, *, ready: bool) -> Iterator[Finding]:
 
 
 def _server(health: ServerInfo) -> Iterator[Finding]:
+    unknown = "unknown: Redis does not tell"
     if health.role in (None, "master"):
-        yield Finding("Redis role", Level.OK if health.role else Level.WARN, health.role or "does not say")
+        yield Finding("Redis role", Level.OK if health.role else Level.WARN, health.role or unknown)
     else:
-        yield Finding("Redis role", Level.CRITICAL, f"{health.role}: this Redis is not the one to write to")
+        detail = f"{health.role}: this Redis takes no writes; connect to the master"
+        yield Finding("Redis role", Level.CRITICAL, detail)
     if health.policy is None:
-        yield Finding("Redis maxmemory-policy", Level.WARN, "does not say")
+        yield Finding("Redis maxmemory-policy", Level.WARN, unknown)
     elif health.policy == "noeviction":
         yield Finding("Redis maxmemory-policy", Level.OK, health.policy)
     else:
-        detail = f"{health.policy} may drop what is waiting; set it to noeviction"
+        detail = f"{health.policy}: Redis may drop waiting messages; set it to noeviction"
         yield Finding("Redis maxmemory-policy", Level.CRITICAL, detail)
     if health.persistence is None:
-        yield Finding("Redis persistence", Level.WARN, "does not say")
+        yield Finding("Redis persistence", Level.WARN, unknown)
     elif health.persistence == "none":
-        yield Finding("Redis persistence", Level.WARN, "none; the record restores it after a restart")
+        yield Finding("Redis persistence", Level.WARN, "none: after a restart a worker loads Redis again")
     else:
         yield Finding("Redis persistence", Level.OK, health.persistence)
 
@@ -137,7 +139,7 @@ def _identity(using: str, broker: Index) -> Finding:
             restore.refuse_foreign(using, broker.read_meta(queue))
         except ForeignBroker as error:
             return Finding("Redis identity", Level.CRITICAL, f"queue {queue}: {error}", Cause.MISCONFIGURED)
-    return Finding("Redis identity", Level.OK, "ours")
+    return Finding("Redis identity", Level.OK, "belongs to this database")
 
 
 def _record(using: str, limits: Limits) -> Iterator[Finding]:
@@ -151,14 +153,14 @@ def _record(using: str, limits: Limits) -> Iterator[Finding]:
             f"{name} for {brief((now - queue.paused_at).total_seconds())}" for name, queue in paused.items()
         )
         yield Finding("Paused queues", Level.WARN, since)
-    # What waits in a paused queue is meant to.
+    # Messages of a paused queue are meant to wait.
     oldest = stats.oldest_overdue(using, now, paused)
     if oldest is None:
         yield Finding("Overdue", Level.OK, "none")
     else:
         age = (now - oldest).total_seconds()
         level = Level.OK if age <= limits.max_overdue_age else Level.CRITICAL
-        yield Finding("Overdue", level, f"the oldest by {brief(age)}")
+        yield Finding("Overdue", level, f"the oldest message for {brief(age)}")
     if limits.max_dead is not None:
         dead = stats.capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
         level = Level.CRITICAL if dead.more else Level.OK

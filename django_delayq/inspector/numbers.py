@@ -1,4 +1,4 @@
-"""Numbers that nobody counts to their end."""
+"""Numbers of rows that are counted up to a cap only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 @dataclass(frozen=True, slots=True)
 class Capped:
-    """A number; ``more`` when there are more, or may be; ``about`` when it is the planner's guess."""
+    """A number of rows. ``more``: there are or may be more. ``about``: the database estimated it."""
 
     count: int
     more: bool = False
@@ -29,24 +29,24 @@ NONE = Capped(0)
 
 
 def capped(found: int, cap: int) -> Capped:
-    """A count that ended one beyond the cap."""
+    """Make a number of a count that stopped one row beyond the cap."""
     return Capped(min(found, cap), found > cap)
 
 
 def total(numbers: Iterable[Capped]) -> Capped:
-    """Their sum; as exact as the least exact of them."""
+    """Return the sum, which is as exact as the least exact of the numbers."""
     all_ = list(numbers)
     more = any(number.more for number in all_)
     return Capped(sum(number.count for number in all_), more, not more and any(number.about for number in all_))
 
 
 def _rounded(number: int) -> int:
-    """Three digits and zeros: a guess is not better than that."""
+    """Round to three digits: an estimate is not more exact than that."""
     return int(float(f"{number:.3g}"))
 
 
 def moment(using: str, value: datetime | str | None) -> datetime | None:
-    """A moment that came out of raw SQL: some drivers give text."""
+    """Turn a moment that came out of raw SQL into an aware datetime: some drivers return text."""
     if isinstance(value, str):
         value = parse_datetime(value)
     if value is None or value.tzinfo is not None:

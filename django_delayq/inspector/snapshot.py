@@ -1,4 +1,4 @@
-"""What waits in each queue at this moment: one look along the index of what is still to do."""
+"""Counts the messages that wait in each queue: one walk along the index of live messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from django.db import connections
 from .. import conf, restore, transitions
 from .numbers import NONE, Capped, capped, moment, total
 
-# Rows that are counted in each queue.
-CAP = 10_000
+# Rows of each queue that are counted.
+ROWS_PER_QUEUE = 10_000
 # Queues in one statement.
-BATCH = 200
+QUEUES_PER_STATEMENT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
-    """One queue. ``ready`` are those that are due, but not for so long that they count as overdue."""
+    """One queue in the record. ``ready`` messages are due, but not for so long that they count as overdue."""
 
     scheduled: Capped = NONE
     ready: Capped = NONE
@@ -30,7 +30,7 @@ class QueueSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All queues, at one moment of the record's clock."""
+    """All queues in the record, at one moment of its clock."""
 
     at: datetime
     queues: dict[str, QueueSnapshot]
@@ -54,14 +54,14 @@ class Snapshot:
         return min((q.next_due for q in self.queues.values() if q.next_due is not None), default=None)
 
 
-def take_snapshot(using: str, cap: int = CAP) -> Snapshot:
-    """Count what waits, in each queue up to the cap."""
+def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
+    """Count the waiting messages of each queue, up to ``cap`` of each kind."""
     now = transitions.now(using)
     names = restore.queues(using)
     queues: dict[str, QueueSnapshot] = {}
     running = 0
-    for start in range(0, len(names), BATCH):
-        found, running = _queues(using, names[start : start + BATCH], now, cap)
+    for start in range(0, len(names), QUEUES_PER_STATEMENT):
+        found, running = _queues(using, names[start : start + QUEUES_PER_STATEMENT], now, cap)
         queues |= found
     scheduled = total(queue.scheduled for queue in queues.values())
     if scheduled.more:
@@ -69,17 +69,17 @@ def take_snapshot(using: str, cap: int = CAP) -> Snapshot:
     return Snapshot(now, queues, capped(running, cap), scheduled)
 
 
-def late_from(now: datetime) -> datetime:
-    """What was due until then should have started: OVERDUE_AFTER."""
+def overdue_cutoff(now: datetime) -> datetime:
+    """Return the moment OVERDUE_AFTER ago: scheduled messages that were due by then are overdue."""
     return now - timedelta(seconds=conf.get().OVERDUE_AFTER)
 
 
 def _queues(using: str, names: Sequence[str], now: datetime, cap: int) -> tuple[dict[str, QueueSnapshot], int]:
     connection = connections[using]
-    late = connection.ops.adapt_datetimefield_value(late_from(now))
+    late = connection.ops.adapt_datetimefield_value(overdue_cutoff(now))
     moment_ = connection.ops.adapt_datetimefield_value(now)
     rows = ", ".join(["(%s)"] * len(names))
-    # In the order of the index, so that no plan but a walk along it is worth considering.
+    # Each part asks for the order of the index, so that the planner walks along the index.
     sql = f"""
     WITH q(queue) AS (VALUES {rows})
     SELECT queue,
@@ -116,7 +116,7 @@ _SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.q
 
 
 def _guess(using: str, scheduled: Capped) -> Capped:
-    """PostgreSQL knows about how many entries the index of scheduled messages has."""
+    """Return PostgreSQL's estimate of the entries in the index of live messages, if it is higher than the count."""
     if connections[using].vendor != "postgresql":
         return scheduled
     with connections[using].cursor() as cursor:

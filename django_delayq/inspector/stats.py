@@ -1,9 +1,9 @@
-"""Counts: what is where, and how late. Fast on a table of any size, since nothing is counted past a cap."""
+"""Collects the statistics of ``delayq_stats``. Fast on a table of any size: nothing is counted past a cap."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import connections
@@ -16,45 +16,39 @@ from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
 from ..models import Message, Transition, Worker
 from ..states import FINAL, State
-from . import snapshot, workers
-from .numbers import NONE, Capped, total
-from .workers import Presence
-
-__all__ = ["Capped", "Lateness", "QueueStats", "RedisStats", "Stats", "collect"]
+from .numbers import Capped
+from .snapshot import Snapshot, overdue_cutoff, take_snapshot
+from .workers import WorkerList, list_workers
 
 # Scheduled and running messages are counted up to this number in each queue.
 LIVE_CAP = 1_000_000
-# Of the finished ones, the last so many are looked at.
+# How the messages ended is counted among this many that finished last.
 FINISHED_CAP = 10_000
-# Lateness is that of the last finished messages.
+# The lateness is that of this many messages that finished last.
 LATENESS_OF = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """From the due time to the first claim, in seconds."""
+    """The time from the due time to the first claim, in seconds, of the last ``of`` finished messages."""
 
     of: int
     p50: float | None = None
     p95: float | None = None
 
 
-@dataclass(slots=True)
-class QueueStats:
-    """One queue; times by the record's clock. Without an answer of Redis the last three are None."""
+@dataclass(frozen=True, slots=True)
+class QueueInRedis:
+    """One queue in Redis: how many ids are delayed and ready, and its horizon (None: it is not loaded)."""
 
-    scheduled: Capped = NONE
-    overdue: Capped = NONE
-    oldest_overdue: datetime | None = None
-    next_due: datetime | None = None
-    delayed: int | None = None
-    ready: int | None = None
-    horizon: datetime | None = None
+    delayed: int
+    ready: int
+    horizon: datetime | None
 
 
 @dataclass(slots=True)
 class RedisStats:
-    """Redis; ``reachable`` None when none is configured."""
+    """What is known of Redis. ``reachable`` is None when no Redis is configured."""
 
     where: str
     reachable: bool | None = None
@@ -62,76 +56,72 @@ class RedisStats:
     health: ServerInfo | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stats:
-    """All of it, at one moment of the record's clock."""
+    """The statistics: a snapshot of what waits in the record, and what else ``delayq_stats`` shows."""
 
-    at: datetime
-    states: dict[State, Capped]
-    # The planner's guess of the rows in all; None where there is none.
+    snapshot: Snapshot
+    # How the messages ended that finished last.
+    finished: dict[State, Capped]
+    # How many rows the database estimates in the table of messages; None where it estimates none.
     estimate: int | None
-    queues: dict[str, QueueStats]
     lateness: Lateness
-    workers: int
-    presence: Presence
-    redis: RedisStats = field(default_factory=lambda: RedisStats(""))
+    workers: WorkerList
+    redis: RedisStats
+    # By the name of the queue; empty unless Redis answers.
+    in_redis: dict[str, QueueInRedis]
 
     @property
-    def overdue(self) -> Capped:
-        return total([queue.overdue for queue in self.queues.values()])
+    def at(self) -> datetime:
+        """The moment of the snapshot, by the record's clock."""
+        return self.snapshot.at
 
     @property
-    def oldest_overdue(self) -> datetime | None:
-        return min((q.oldest_overdue for q in self.queues.values() if q.oldest_overdue is not None), default=None)
-
-    @property
-    def next_due(self) -> datetime | None:
-        return min((q.next_due for q in self.queues.values() if q.next_due is not None), default=None)
+    def states(self) -> dict[State, Capped]:
+        """How many messages are in each state."""
+        return {State.SCHEDULED: self.snapshot.scheduled, State.RUNNING: self.snapshot.running, **self.finished}
 
 
 def collect(using: str, broker: Index | None, cap: int = LIVE_CAP) -> Stats:
-    """Ask the record, then Redis. Redis may be away: then its part says so.
+    """Read the record, then Redis. While Redis is away, ``redis`` says so and ``in_redis`` is empty.
 
     Scheduled and running messages are counted up to ``cap`` in each queue.
     """
-    found_now = snapshot.take_snapshot(using, cap)
-    now = found_now.at
-    queues = {
-        name: QueueStats(queue.scheduled, queue.overdue, queue.oldest_overdue, queue.next_due)
-        for name, queue in found_now.queues.items()
-    }
-    states = {State.SCHEDULED: found_now.scheduled, State.RUNNING: found_now.running, **finished(using)}
-    there = workers.look(using, now)
-    found = Stats(
-        now,
-        states,
-        estimate(using),
-        queues,
-        lateness(using),
-        len(there.of(workers.Health.ALIVE)),
-        there,
-    )
-    found.redis = ask_redis(broker)
-    if broker is not None and found.redis.reachable:
-        _ask_for_queues(found, broker)
+    snapshot = take_snapshot(using, cap)
+    in_record = (snapshot, finished(using), estimate(using), lateness(using), list_workers(using, snapshot.at))
+    redis = ask_redis(broker)
+    in_redis: dict[str, QueueInRedis] = {}
+    if broker is not None and redis.reachable:
+        try:
+            in_redis = _queues_in_redis(broker, list(snapshot.queues))
+        except BrokerUnavailable as error:
+            redis.reachable, redis.error = False, str(error)
+    return Stats(*in_record, redis, in_redis)
+
+
+def _queues_in_redis(broker: Index, queues: Sequence[str]) -> dict[str, QueueInRedis]:
+    found = {}
+    for queue in queues:
+        held, meta = broker.size(queue), broker.read_meta(queue)
+        horizon = None if meta.horizon_tenths is None else from_tenths(meta.horizon_tenths)
+        found[queue] = QueueInRedis(held.delayed, held.ready, horizon)
     return found
 
 
 def capped(rows: QuerySet[Message], cap: int) -> Capped:
-    """How many rows, without counting past the cap."""
+    """Count rows, but not past the cap."""
     count = rows.order_by()[: cap + 1].count()
     return Capped(min(count, cap), count > cap)
 
 
 def overdue(using: str, now: datetime, queue: str | None = None) -> QuerySet[Message]:
-    """What should have started a while ago: OVERDUE_AFTER."""
-    late = now - timedelta(seconds=conf.get().OVERDUE_AFTER)
-    rows = Message.objects.using(using).filter(state=State.SCHEDULED, due_at__lte=late)
+    """Return the scheduled messages that should have started more than OVERDUE_AFTER ago."""
+    rows = Message.objects.using(using).filter(state=State.SCHEDULED, due_at__lte=overdue_cutoff(now))
     return rows if queue is None else rows.filter(queue=queue)
 
 
 def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> datetime | None:
-    """The due time of the message that waits longest, ``without`` some queues; None when nothing is overdue."""
+    """Return the due time of the message that waits longest, ``without`` some queues; None when none is overdue."""
     found = [_first(overdue(using, now, queue)) for queue in restore.queues(using) if queue not in without]
     return min((due for due in found if due is not None), default=None)
 
@@ -141,7 +131,7 @@ def _first(rows: QuerySet[Message]) -> datetime | None:
 
 
 def finished(using: str) -> dict[State, Capped]:
-    """How the messages ended that finished last; exact when there are no more."""
+    """Count how the messages ended that finished last. The numbers are exact when no more have finished."""
     rows = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
     counts = dict.fromkeys((state for state in State if state in FINAL), 0)
     for state in rows.values_list("state", flat=True)[: FINISHED_CAP + 1].iterator():
@@ -151,18 +141,18 @@ def finished(using: str) -> dict[State, Capped]:
 
 
 def estimate(using: str) -> int | None:
-    """How many rows PostgreSQL believes the table has."""
+    """Return how many rows PostgreSQL estimates in the table of messages; None on other databases."""
     if connections[using].vendor != "postgresql":
         return None
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = 'delayq_message'::regclass")
         rows: int = cursor.fetchone()[0]
-    # -1: never analysed.
+    # PostgreSQL says -1 of a table that was never analysed.
     return rows if rows >= 0 else None
 
 
 def lateness(using: str) -> Lateness:
-    """How late the last finished messages were claimed, each for the first time; 0 for a moment early."""
+    """Measure how late the messages that finished last were claimed for the first time; 0 for one claimed ahead."""
     last = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
     ids = list(last.values_list("pk", flat=True)[:LATENESS_OF])
     claims = Transition.objects.using(using).filter(message_id__in=ids, from_state=State.SCHEDULED)
@@ -177,17 +167,17 @@ def lateness(using: str) -> Lateness:
 
 
 def _percentile(ordered: Sequence[float], percent: int) -> float:
-    """The smallest value that ``percent`` of all do not exceed."""
+    """Return the smallest value that ``percent`` of all do not exceed."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def alive(using: str, now: datetime) -> int:
-    """Worker processes seen a moment ago."""
+    """Count the worker processes that are alive."""
     return Worker.objects.using(using).filter(seen_at__gt=now - timedelta(seconds=Worker.ALIVE)).count()
 
 
 def ask_redis(broker: Index | None) -> RedisStats:
-    """Where Redis is, whether it answers, and what it says of itself."""
+    """Ask Redis whether it answers, and for its own report."""
     found = RedisStats(describe(conf.get()))
     if broker is not None:
         try:
@@ -196,13 +186,3 @@ def ask_redis(broker: Index | None) -> RedisStats:
         except BrokerUnavailable as error:
             found.reachable, found.error = False, str(error)
     return found
-
-
-def _ask_for_queues(found: Stats, broker: Index) -> None:
-    try:
-        for name, queue in found.queues.items():
-            size, meta = broker.size(name), broker.read_meta(name)
-            queue.delayed, queue.ready = size.delayed, size.ready
-            queue.horizon = None if meta.horizon_tenths is None else from_tenths(meta.horizon_tenths)
-    except BrokerUnavailable as error:
-        found.redis.reachable, found.redis.error = False, str(error)

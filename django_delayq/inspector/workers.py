@@ -1,4 +1,4 @@
-"""The worker processes: who is there, and who was."""
+"""Lists the worker processes: those that are alive, and those that were."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from enum import StrEnum
 from ..models import Message, Worker
 from ..states import State
 
-# Workers that are shown, and running messages that are looked at.
+# Workers that are listed, and running messages that are read.
 MOST_WORKERS = 500
 MOST_RUNNING = 1000
-# One that was not seen for this long will not come back. Seconds.
+# A worker whose last heartbeat is older than this will not come back. Seconds.
 LOST_AFTER = 120.0
 
 
-class Health(StrEnum):
-    """Whether a worker still shows itself."""
+class WorkerState(StrEnum):
+    """The state of a worker process, by the age of its last heartbeat."""
 
     ALIVE = "alive"
     LATE = "late"
     LOST = "lost"
 
 
-def health(worker: Worker, now: datetime) -> Health:
-    """By the moment it was last seen."""
+def state_of(worker: Worker, now: datetime) -> WorkerState:
+    """Return the state of a worker at a moment of the record's clock."""
     silent = now - worker.seen_at
     if silent < timedelta(seconds=Worker.ALIVE):
-        return Health.ALIVE
-    return Health.LATE if silent < timedelta(seconds=LOST_AFTER) else Health.LOST
+        return WorkerState.ALIVE
+    return WorkerState.LATE if silent < timedelta(seconds=LOST_AFTER) else WorkerState.LOST
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
-    """The workers at one moment of the record's clock, those seen last first."""
+class WorkerList:
+    """The workers at one moment of the record's clock, the latest heartbeat first."""
 
     at: datetime
     workers: list[Worker]
 
-    def of(self, health_: Health) -> list[Worker]:
-        return [worker for worker in self.workers if health(worker, self.at) == health_]
+    def of(self, state: WorkerState) -> list[Worker]:
+        return [worker for worker in self.workers if state_of(worker, self.at) == state]
 
     def serving(self, queue: str) -> int:
-        """Live workers that take from this queue."""
-        return sum(queue in worker.queues for worker in self.of(Health.ALIVE))
+        """Count the live workers that serve a queue."""
+        return sum(queue in worker.queues for worker in self.of(WorkerState.ALIVE))
 
 
-def look(using: str, now: datetime) -> Presence:
-    """Ask the record for the workers."""
-    return Presence(now, list(Worker.objects.using(using).order_by("-seen_at", "name")[:MOST_WORKERS]))
+def list_workers(using: str, now: datetime) -> WorkerList:
+    """Read the workers from the record."""
+    return WorkerList(now, list(Worker.objects.using(using).order_by("-seen_at", "name")[:MOST_WORKERS]))
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningMessage:
     """A message that a worker has claimed."""
 
     id: int
@@ -61,11 +61,11 @@ class Running:
     queue: str
 
 
-def running(using: str) -> tuple[dict[str, list[Running]], bool]:
-    """By the worker's name, what each runs; and whether there is more than was looked at."""
+def running(using: str) -> tuple[dict[str, list[RunningMessage]], bool]:
+    """Return the running messages by the name of their worker, and whether there are more than were read."""
     rows = Message.objects.using(using).filter(state=State.RUNNING).order_by("leased_until")
     values = list(rows.values_list("worker", "id", "topic", "queue")[: MOST_RUNNING + 1])
-    found: dict[str, list[Running]] = {}
+    found: dict[str, list[RunningMessage]] = {}
     for worker, pk, topic, queue in values[:MOST_RUNNING]:
-        found.setdefault(worker, []).append(Running(pk, topic, queue))
+        found.setdefault(worker, []).append(RunningMessage(pk, topic, queue))
     return found, len(values) > MOST_RUNNING

@@ -395,7 +395,7 @@ def broken(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "regions"),
     [(snapshot, "take_snapshot", ("tiles", "queues")), (upcoming, "look", ("upcoming",)),
-     (throughput, "series", ("past",)), (workers, "look", ("state",))],
+     (throughput, "series", ("past",)), (workers, "list_workers", ("state",))],
 )  # fmt: skip
 @pytest.mark.parametrize("fault", [slow, broken])
 def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
@@ -422,7 +422,7 @@ def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
 
 def test_workers_that_cannot_be_read_are_not_none(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     worker()
-    monkeypatch.setattr(workers, "look", broken)
+    monkeypatch.setattr(workers, "list_workers", broken)
     text = samples.text(viewer.get(WORKERS))
     assert "How many workers there are is not known." in text
     assert "No worker has shown itself" not in text

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_delayq import schedule_messages, transitions
 from django_delayq.console.admin import actions, preview
 from django_delayq.console.models import AuditEvent, Operation
-from django_delayq.inspector.stats import Capped
+from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
 

@@ -134,7 +134,7 @@ def test_throughput_is_that_of_full_minutes() -> None:
     assert found["24h"]["consumed"] == 5320
     text = run("delayq_stats").out
     assert "24 h: 5,320" in text
-    assert "p50 ≤ 100 ms, p95 over 10 m (of 20)" in text
+    assert text.count("Lateness") == 1
 
 
 def test_it_shows_when_messages_fall_due() -> None:

@@ -13,7 +13,7 @@ from django.db.models import F, QuerySet
 from django.http import HttpRequest
 
 from ... import transitions
-from ...inspector.stats import Capped
+from ...inspector.numbers import Capped
 from ...models import Message
 from ..search import listing
 from ..search.listing import Counts, Listing

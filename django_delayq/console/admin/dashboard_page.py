@@ -18,8 +18,8 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from ...durations import brief
 from ...inspector.numbers import Capped
-from ...inspector.snapshot import late_from
-from ...inspector.workers import Health
+from ...inspector.snapshot import overdue_cutoff
+from ...inspector.workers import WorkerState
 from ..models import Dashboard
 from ..statistics.throughput import OUTCOMES, Series, Tally
 from ..statistics.upcoming import WINDOWS, Bar, Upcoming
@@ -162,7 +162,7 @@ def _tiles(known: Facts, past: Panel[dict[str, Series]], page: _Links) -> list[T
 
 
 def _ready(now: datetime) -> str:
-    since, until = timezone.localtime(late_from(now)), timezone.localtime(now)
+    since, until = timezone.localtime(overdue_cutoff(now)), timezone.localtime(now)
     return f"state:scheduled due:{since:%Y-%m-%dT%H:%M:%S}..{until:%Y-%m-%dT%H:%M:%S}"
 
 
@@ -332,7 +332,7 @@ def _workers(known: Facts) -> str:
         return ""
     if not there.workers:
         return _("No worker has shown itself in the last day. Start one: manage.py run_delayq")
-    alive, late, lost = (len(there.of(health)) for health in Health)
+    alive, late, lost = (len(there.of(state)) for state in WorkerState)
     parts = [ngettext("%(count)d alive", "%(count)d alive", alive) % {"count": alive}]
     parts += [_("%(count)d late") % {"count": late}] if late else []
     parts += [_("%(count)d lost") % {"count": lost}] if lost else []

@@ -8,7 +8,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ...durations import brief
-from ...inspector.consistency import Kind
+from ...inspector.consistency import Mismatch
 from ...models import Message, Queue, Transition, Worker
 from ...states import State
 from ..whereabouts import Whereabouts
@@ -77,9 +77,9 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None) -> li
         said.append(_paused(pause))
     if message.due_at <= now and not _is_served(message, now):
         said.append(_("Waiting: no live worker listens to the queue %(queue)s.") % facts)
-    if where is not None and where.kind == Kind.MISSING:
+    if where is not None and where.kind == Mismatch.MISSING:
         said.append(_("Missing in Redis: it runs at the next sweep, or put it back."))
-    if where is not None and where.kind == Kind.DIFFERENT:
+    if where is not None and where.kind == Mismatch.DIFFERENT:
         said.append(_("Redis has it at another time than the record: the next sweep mends that, or put it back."))
     if not said and message.due_at <= now:
         said.append(_("Waiting: for a free worker of the queue %(queue)s.") % facts)

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy
 
 from ... import actors, conf, publisher, restore, transitions
 from ...exceptions import BrokerUnavailable
-from ...inspector.consistency import Kind
+from ...inspector.consistency import Mismatch
 from ...models import Message
 from ...states import LIVE, State
 from .. import audit
@@ -263,9 +263,9 @@ def _differs(where: Whereabouts) -> str:
     if where.kind is None:
         return _("agrees")
     return {
-        Kind.MISSING: _("differs: missing"),
-        Kind.EXTRA: _("differs: only in Redis"),
-        Kind.DIFFERENT: _("differs: another time"),
+        Mismatch.MISSING: _("differs: missing"),
+        Mismatch.EXTRA: _("differs: only in Redis"),
+        Mismatch.DIFFERENT: _("differs: another time"),
     }[where.kind]
 
 

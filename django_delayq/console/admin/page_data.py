@@ -13,7 +13,7 @@ from ... import conf, models, pausing, publisher, restore
 from ...inspector import snapshot, stats, workers
 from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
-from ...inspector.workers import Presence
+from ...inspector.workers import WorkerList
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import Series
 from ..statistics.upcoming import Upcoming
@@ -34,7 +34,7 @@ class Facts:
     using: str
     at: datetime
     pulse: Panel[Snapshot]
-    workers: Panel[Presence]
+    workers: Panel[WorkerList]
     paused: Panel[dict[str, models.Queue]]
     redis: Panel[RedisStats]
     pending: Panel[list[str]]
@@ -49,7 +49,7 @@ def gather() -> Facts:
         using,
         at,
         found_now,
-        panels.load(("workers", using), FRESH, using, lambda: workers.look(using, at)),
+        panels.load(("workers", using), FRESH, using, lambda: workers.list_workers(using, at)),
         panels.load(("paused", using), FRESH, using, lambda: pausing.paused(using)),
         panels.load(("redis", repr(conf.get().REDIS)), FRESH, using, redis),
         panels.load(("pending", using), MIGRATIONS, using, lambda: pending(using)),

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...inspector.stats import Capped
+from ...inspector.numbers import Capped
 from ...models import Message
 from ...states import State
 from ..operations import Scope

@@ -22,7 +22,7 @@ from ... import actors, conf, pausing, publisher, validation
 from ...broker.base import QueueSize
 from ...exceptions import InvalidMessage
 from ...inspector.snapshot import QueueSnapshot
-from ...inspector.workers import Health
+from ...inspector.workers import WorkerState
 from ...models import Message, Queue
 from ...sql.portable import writing
 from .. import audit
@@ -263,7 +263,7 @@ def _names(known: Facts, paused: dict[str, Queue]) -> list[str]:
     if known.pulse.facts is not None:
         found |= set(known.pulse.facts.queues)
     if known.workers.facts is not None:
-        for worker in known.workers.facts.of(Health.ALIVE):
+        for worker in known.workers.facts.of(WorkerState.ALIVE):
             found |= set(map(str, worker.queues))
     return sorted(found)
 

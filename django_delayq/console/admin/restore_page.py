@@ -277,6 +277,6 @@ def _fate(form: RestoreForm, total: Line) -> str:
 
 def _alive(using: str) -> int | None:
     try:
-        return len(workers.look(using, transitions.now(using)).of(workers.Health.ALIVE))
+        return len(workers.list_workers(using, transitions.now(using)).of(workers.WorkerState.ALIVE))
     except (DatabaseError, InterfaceError):
         return None

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...inspector import workers
-from ...inspector.workers import Health, Presence, Running
+from ...inspector.workers import RunningMessage, WorkerList, WorkerState
 from ...models import Message, Worker
 from . import page_data, panels
 from .explanation import moment, span
@@ -29,9 +29,9 @@ else:
 _SHOWN = 5
 
 LABELS = {
-    Health.ALIVE: gettext_lazy("alive"),
-    Health.LATE: gettext_lazy("late"),
-    Health.LOST: gettext_lazy("lost"),
+    WorkerState.ALIVE: gettext_lazy("alive"),
+    WorkerState.LATE: gettext_lazy("late"),
+    WorkerState.LOST: gettext_lazy("lost"),
 }
 
 
@@ -71,23 +71,23 @@ class WorkerAdmin(Page, _ModelAdmin):
             "workers": known.workers,
             "running": running,
             "rows": self._rows(there, found) if there else [],
-            "counts": [(health, LABELS[health], len(there.of(health))) for health in Health] if there else [],
+            "counts": [(health, LABELS[health], len(there.of(health))) for health in WorkerState] if there else [],
             "partial": partial,
             "most": workers.MOST_RUNNING,
         }
 
-    def _rows(self, there: Presence, running: dict[str, list[Running]]) -> list[Row]:
+    def _rows(self, there: WorkerList, running: dict[str, list[RunningMessage]]) -> list[Row]:
         # A lost one that still holds messages comes first: they wait for the end of its lease.
-        order = {Health.LOST: 1, Health.LATE: 2, Health.ALIVE: 3}
+        order = {WorkerState.LOST: 1, WorkerState.LATE: 2, WorkerState.ALIVE: 3}
         rows = []
         for worker in there.workers:
-            health = workers.health(worker, there.at)
+            health = workers.state_of(worker, there.at)
             held = running.get(worker.name, [])
-            rank = 0 if held and health == Health.LOST else order[health]
+            rank = 0 if held and health == WorkerState.LOST else order[health]
             rows.append((rank, self._row(worker, health, held, there.at)))
         return [row for _rank, row in sorted(rows, key=lambda pair: pair[0])]
 
-    def _row(self, worker: Worker, health: Health, held: list[Running], now: datetime) -> Row:
+    def _row(self, worker: Worker, health: WorkerState, held: list[RunningMessage], now: datetime) -> Row:
         return Row(
             worker.name,
             f"{worker.host}:{worker.pid}",
@@ -113,4 +113,4 @@ class WorkerAdmin(Page, _ModelAdmin):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, worker: Worker) -> str:
-        return str(LABELS[workers.health(worker, timezone.now())])
+        return str(LABELS[workers.state_of(worker, timezone.now())])

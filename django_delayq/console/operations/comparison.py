@@ -11,7 +11,7 @@ from typing import Any
 
 from ... import conf, restore, transitions
 from ...broker import index
-from ...inspector.consistency import Comparison, Kind, stuck
+from ...inspector.consistency import ConsistencyCheck, Mismatch, stuck
 from ..models import Operation
 from .lifecycle import LEASE
 from .work import Step, Work, register
@@ -59,15 +59,15 @@ class CheckWork(Work):
         broker = index(using)
         assert broker is not None
         try:
-            comparison = Comparison(using, broker, left[0], pause=min(conf.get().GRACE, LONGEST_PAUSE))
-            drift = comparison.run(_Holding(using, operation))
+            check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, LONGEST_PAUSE))
+            found = check.run(_Holding(using, operation))
         finally:
             broker.close()
-        counts = {kind.value: drift.counts[kind] for kind in Kind}
-        results[left[0]] = Found(drift.compared, **counts, stuck=stuck(using, left[:1]).count)
+        counts = {mismatch.value: found.counts[mismatch] for mismatch in Mismatch}
+        results[left[0]] = Found(found.compared, **counts, stuck=stuck(using, left[:1]).count)
         outcomes = {word: number for word, number in counts.items() if number}
         position = json.dumps({queue: asdict(found) for queue, found in results.items()})
-        return Step(drift.compared, outcomes, position, finished=len(left) == 1)
+        return Step(found.compared, outcomes, position, finished=len(left) == 1)
 
 
 def found_by(operation: Operation) -> dict[str, Found]:

@@ -20,7 +20,7 @@ from django.db.models import Count, OrderBy, Q, QuerySet
 from django.db.models.functions import Coalesce
 
 from ... import conf, transitions
-from ...inspector.stats import Capped
+from ...inspector.numbers import Capped
 from ...models import Message
 from ...states import FINAL, LIVE, REQUEUEABLE, State
 from ..statements.timeout import TooSlow, statement_timeout

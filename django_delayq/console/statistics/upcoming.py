@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from ...inspector.numbers import NONE, Capped, capped, total
-from ...inspector.snapshot import late_from
+from ...inspector.snapshot import overdue_cutoff
 
 # Rows that are counted in each bar, shared by the queues, but at least so many of each queue. Of a bar that has more
 # PostgreSQL says about how many it has.
@@ -90,7 +90,7 @@ class _Range:
 def look(using: str, window: str, queues: Sequence[str], now: datetime) -> Upcoming:
     """Count what falls due in each bar of the window."""
     size = timedelta(seconds=WINDOWS[window].seconds)
-    late = late_from(now)
+    late = overdue_cutoff(now)
     begin = _floor(now, size)
     overdue = Bar(None, late)
     bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(WINDOWS[window].bars)]

@@ -65,9 +65,9 @@ class Command(common.DelayqCommand):
         if options["nagios"]:
             if level != Level.OK:
                 sys.exit(int(level))
-        elif (why := diagnostics.worst(findings)) is not None:
+        elif (cause := diagnostics.worst(findings)) is not None:
             bad = sum(finding.level == Level.CRITICAL for finding in findings)
-            raise CommandError(f"{bad} of {len(findings)} checks failed.", returncode=int(why))
+            raise CommandError(f"{bad} of {len(findings)} checks failed.", returncode=int(cause))
 
     def _word(self, level: Level) -> str:
         style = {Level.OK: self.style.SUCCESS, Level.WARN: self.style.WARNING, Level.CRITICAL: self.style.ERROR}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -14,13 +15,16 @@ from django_delayq.broker import index
 from django_delayq.broker.base import Index
 from django_delayq.durations import brief
 from django_delayq.extensions import StatisticsSection
-from django_delayq.inspector import snapshot, stats, workers
+from django_delayq.inspector import snapshot, stats
 from django_delayq.inspector.numbers import Capped
-from django_delayq.inspector.stats import Lateness, QueueStats, RedisStats, Stats
+from django_delayq.inspector.snapshot import QueueSnapshot
+from django_delayq.inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
+from django_delayq.inspector.workers import WorkerState, state_of
 from django_delayq.management import _common as common
 from django_delayq.management._watch import Screen
 
-WORKERS = 8
+# Workers that the text shows; --json shows all.
+WORKERS_SHOWN = 8
 
 
 class Command(common.DelayqCommand):
@@ -63,7 +67,7 @@ class Command(common.DelayqCommand):
         with common.Interruptible() as interruption, screen.open():
             while True:
                 if as_json:
-                    found = stats.collect(using, broker, snapshot.CAP)
+                    found = stats.collect(using, broker, snapshot.ROWS_PER_QUEUE)
                     self.say_json(**_plain(using, found, extensions.statistics(using, found.at)))
                     self.stdout.flush()
                 else:
@@ -74,7 +78,7 @@ class Command(common.DelayqCommand):
     def _block(self, using: str, broker: Index | None, seconds: float) -> list[str]:
         try:
             with common.outside_world():
-                found = stats.collect(using, broker, snapshot.CAP)
+                found = stats.collect(using, broker, snapshot.ROWS_PER_QUEUE)
                 sections = extensions.statistics(using, found.at)
         except CommandError as error:
             # It may answer again: those who watch want to see that.
@@ -93,18 +97,18 @@ def _lines(found: Stats, sections: list[StatisticsSection]) -> Iterator[str]:
     yield f"Messages{estimate}"
     for state, number in found.states.items():
         yield f"  {state.value:<10} {number!s:>12}"
-    oldest, due = found.oldest_overdue, found.next_due
+    oldest, due = found.snapshot.oldest_overdue, found.snapshot.next_due
     age = "" if oldest is None else f", the oldest for {brief((found.at - oldest).total_seconds())}"
-    yield f"Overdue      {found.overdue}{age}"
+    yield f"Overdue      {found.snapshot.overdue}{age}"
     yield f"Next due     {'none' if due is None else 'in ' + brief((due - found.at).total_seconds())}"
     yield f"Lateness     {_lateness(found.lateness)}"
     for section in sections:
         yield from section.lines()
-    yield f"Workers      {found.workers} alive"
+    yield f"Workers      {_alive(found)} alive"
     yield from _workers(found)
     yield f"Redis        {_redis_line(found.redis)}"
-    for name, queue in found.queues.items():
-        yield f"  {name}: {_queue_line(found, queue)}"
+    for name, queue in found.snapshot.queues.items():
+        yield f"  {name}: {_queue_line(found.at, queue, found.in_redis.get(name))}"
 
 
 def _lateness(late: Lateness) -> str:
@@ -113,14 +117,18 @@ def _lateness(late: Lateness) -> str:
     return f"p50 {brief(late.p50)}, p95 {brief(late.p95)} (last {late.of:,})"
 
 
+def _alive(found: Stats) -> int:
+    return len(found.workers.of(WorkerState.ALIVE))
+
+
 def _workers(found: Stats) -> Iterator[str]:
-    there = found.presence
-    for worker in there.workers[:WORKERS]:
-        seen = brief(max(0.0, (there.at - worker.seen_at).total_seconds()))
-        state = workers.health(worker, there.at).value
-        yield f"  {state:<6} {worker.name}  {', '.join(map(str, worker.queues))}  seen {seen} ago"
-    if len(there.workers) > WORKERS:
-        yield f"  and {len(there.workers) - WORKERS} more"
+    rows = found.workers.workers
+    for worker in rows[:WORKERS_SHOWN]:
+        seen = brief(max(0.0, (found.at - worker.seen_at).total_seconds()))
+        state = state_of(worker, found.at).value
+        yield f"  {state:<6} {worker.name}  {', '.join(map(str, worker.queues))}  last heartbeat {seen} ago"
+    if len(rows) > WORKERS_SHOWN:
+        yield f"  and {len(rows) - WORKERS_SHOWN} more"
 
 
 def _redis_line(redis: RedisStats) -> str:
@@ -133,11 +141,11 @@ def _redis_line(redis: RedisStats) -> str:
     return f"{redis.where}, version {health.version or '?'}, {memory}, {health.policy or '?'}"
 
 
-def _queue_line(found: Stats, queue: QueueStats) -> str:
+def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | None) -> str:
     parts = [f"{queue.scheduled} scheduled", f"{queue.overdue} overdue"]
-    if queue.delayed is not None:
-        parts += [f"{queue.delayed:,} delayed", f"{queue.ready:,} ready"]
-        ahead = None if queue.horizon is None else (queue.horizon - found.at).total_seconds()
+    if in_redis is not None:
+        parts += [f"{in_redis.delayed:,} delayed", f"{in_redis.ready:,} ready"]
+        ahead = None if in_redis.horizon is None else (in_redis.horizon - now).total_seconds()
         parts.append("not loaded" if ahead is None else f"loaded for {brief(ahead)}")
     return ", ".join(parts)
 
@@ -153,24 +161,24 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
         "at": common.iso(found.at),
         "states": {state.value: _number(number) for state, number in found.states.items()},
         "estimated_rows": found.estimate,
-        "overdue": _number(found.overdue),
-        "oldest_overdue": common.iso(found.oldest_overdue),
-        "next_due": common.iso(found.next_due),
+        "overdue": _number(found.snapshot.overdue),
+        "oldest_overdue": common.iso(found.snapshot.oldest_overdue),
+        "next_due": common.iso(found.snapshot.next_due),
         "lateness": {"of": found.lateness.of, "p50": found.lateness.p50, "p95": found.lateness.p95},
         **{name: fact for section in sections for name, fact in section.facts().items()},
-        "workers": found.workers,
+        "workers": _alive(found),
         "worker_list": [
             {
                 "name": worker.name,
                 "host": worker.host,
                 "pid": worker.pid,
-                "state": workers.health(worker, found.presence.at).value,
+                "state": state_of(worker, found.at).value,
                 "queues": worker.queues,
                 "threads": worker.threads,
                 "started_at": common.iso(worker.started_at),
                 "seen_at": common.iso(worker.seen_at),
             }
-            for worker in found.presence.workers
+            for worker in found.workers.workers
         ],
         "redis": {
             "where": found.redis.where,
@@ -181,15 +189,18 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
             "maxmemory_policy": health.policy if health else None,
         },
         "queues": {
-            name: {
-                "scheduled": _number(queue.scheduled),
-                "overdue": _number(queue.overdue),
-                "oldest_overdue": common.iso(queue.oldest_overdue),
-                "next_due": common.iso(queue.next_due),
-                "delayed": queue.delayed,
-                "ready": queue.ready,
-                "horizon": common.iso(queue.horizon),
-            }
-            for name, queue in found.queues.items()
+            name: _plain_queue(queue, found.in_redis.get(name)) for name, queue in found.snapshot.queues.items()
         },
+    }
+
+
+def _plain_queue(queue: QueueSnapshot, in_redis: QueueInRedis | None) -> dict[str, Any]:
+    return {
+        "scheduled": _number(queue.scheduled),
+        "overdue": _number(queue.overdue),
+        "oldest_overdue": common.iso(queue.oldest_overdue),
+        "next_due": common.iso(queue.next_due),
+        "delayed": in_redis.delayed if in_redis else None,
+        "ready": in_redis.ready if in_redis else None,
+        "horizon": common.iso(in_redis.horizon) if in_redis else None,
     }

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_delayq import restore
 from django_delayq.inspector import consistency
-from django_delayq.inspector.consistency import Comparison, Discrepancies
+from django_delayq.inspector.consistency import ConsistencyCheck, Mismatches
 from django_delayq.management import _common as common
 
 
@@ -32,11 +32,11 @@ class Command(common.DelayqCommand):
     def work(self, using: str, options: dict[str, Any]) -> None:
         broker = common.required_broker(using)
         bar = common.Bar(self.stderr, 0, options["verbosity"])
-        found: dict[str, Discrepancies] = {}
+        found: dict[str, Mismatches] = {}
         try:
             restore.writable_server(broker)
             for queue in options["queue"] or restore.queues(using):
-                found[queue] = Comparison(using, broker, queue, fix=options["fix"]).run(bar)
+                found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run(bar)
         finally:
             bar.close()
             broker.close()
@@ -54,7 +54,7 @@ class Command(common.DelayqCommand):
         if differing or stuck.count:
             raise CommandError(f"{differing + stuck.count} differ.", returncode=common.PROBLEMS)
 
-    def _say(self, found: dict[str, Discrepancies], stuck: consistency.Stuck) -> None:
+    def _say(self, found: dict[str, Mismatches], stuck: consistency.Stuck) -> None:
         for name, one in found.items():
             kinds = ", ".join(f"{number:,} {kind}" for kind, number in one.counts.items() if number)
             fixed = f"; {one.fixed:,} fixed" if one.fixed else ""
@@ -69,7 +69,7 @@ class Command(common.DelayqCommand):
             )
 
 
-def _plain(one: Discrepancies) -> dict[str, Any]:
+def _plain(one: Mismatches) -> dict[str, Any]:
     return {
         "compared": one.compared,
         "fixed": one.fixed,
