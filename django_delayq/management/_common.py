@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, selectors, questions, a progress bar, and how they are interrupted."""
+"""Shared by the commands: exit codes, types of arguments, selectors, questions, a progress bar, interruption."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..broker.base import Index
 from ..exceptions import BrokerUnavailable, ForeignBroker, InvalidMessage
 from ..models import Message
 
+# The version of what --json writes.
 SCHEMA = 1
 
 USAGE = 2
@@ -38,19 +39,19 @@ MISCONFIGURED = 78
 MEANINGS = {
     0: "done, or nothing to do",
     1: "error",
-    USAGE: "wrong usage, or would have had to ask without a terminal",
+    USAGE: "wrong usage, or a question but no terminal to ask it on",
     PROBLEMS: "problems found",
-    PARTIAL: "some were left as they are",
+    PARTIAL: "some messages were not cancelled",
     UNREACHABLE: "Redis or the database does not answer",
     MISCONFIGURED: "wrong settings, pending migrations, or the Redis of another database",
-    130: "interrupted (143 by SIGTERM)",
+    130: "interrupted by SIGINT (143: by SIGTERM)",
 }
 
 
 class DelayqCommand(BaseCommand, ABC):
-    """A command on one database alias. Data goes to stdout, progress and warnings to stderr.
+    """A command that works on one database alias. It writes data to stdout, progress and warnings to stderr.
 
-    What goes wrong outside ends it with an exit code that says so.
+    An error of the database, of Redis or of the settings ends the command with an exit code of its own.
     """
 
     requires_system_checks = []
@@ -61,27 +62,25 @@ class DelayqCommand(BaseCommand, ABC):
         return super().create_parser(prog_name, subcommand, epilog=f"Exit codes: {codes}.", **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--database", help="the database alias to work on")
+        add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        using = options["database"] or router.db_for_write(Message)
-        if using not in connections:
-            raise CommandError(f"There is no database {using!r}.", returncode=USAGE)
+        using = database(options)
         name = type(self).__module__.rpartition(".")[2]
-        with outside_world(), actors.acting_as(f"command:{name} {_user()}@{actors.host()}"):
+        with errors_as_exit_codes(), actors.acting_as(f"command:{name} {_user()}@{actors.host()}"):
             conf.get()
             self.work(using, options)
 
     @abstractmethod
     def work(self, using: str, options: dict[str, Any]) -> None:
-        """Do it."""
+        """Do what the command is for, on the database alias ``using``."""
 
     def say(self, text: str) -> None:
-        """Write a line of data."""
+        """Write a line of data to stdout."""
         self.stdout.write(text)
 
     def say_json(self, **facts: Any) -> None:
-        """Write one JSON object."""
+        """Write one JSON object to stdout."""
         self.stdout.write(json.dumps({"schema": SCHEMA, **facts}, default=str))
 
     def record_action(
@@ -94,7 +93,7 @@ class DelayqCommand(BaseCommand, ABC):
         reason: str = "",
         outcomes: Mapping[str, int] | None = None,
     ) -> None:
-        """Send the signal ``operator_action``: what this command did to what (both in words), and the outcomes."""
+        """Send the signal ``operator_action``: which action was done to which target (in words), and its outcomes."""
         signals.emit(
             signals.operator_action,
             Message,
@@ -108,20 +107,23 @@ class DelayqCommand(BaseCommand, ABC):
         )
 
     def confirm(self, what: str, *, yes: bool) -> None:
-        """Ask before something that cannot be taken back. Without a terminal it is refused, not asked."""
+        """Ask before an action that cannot be undone. Raises ``CommandError`` for a no, and without a terminal."""
         if yes:
             return
         if not sys.stdin.isatty():
-            raise CommandError(f"{what} Add --yes to do it without being asked.", returncode=USAGE)
-        self.stderr.write(f"{what} Go on? [y/N] ", self.style.WARNING, ending="")
+            raise CommandError(
+                f"{what} Nothing was done: there is no terminal to ask on. Add --yes to go ahead without a question.",
+                returncode=USAGE,
+            )
+        self.stderr.write(f"{what} Go ahead? [y/N] ", self.style.WARNING, ending="")
         self.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise CommandError("Nothing was done.")
 
 
 @contextmanager
-def outside_world() -> Iterator[None]:
-    """Turn what others raise into a line and an exit code."""
+def errors_as_exit_codes() -> Iterator[None]:
+    """Turn an error of the database, of Redis or of the settings into a ``CommandError`` with an exit code."""
     try:
         yield
     except ForeignBroker as error:
@@ -136,16 +138,16 @@ def outside_world() -> Iterator[None]:
 
 def _database_error(error: Exception) -> CommandError:
     if isinstance(error, ProgrammingError) or "no such table" in str(error):
-        return CommandError(f"The tables are not there or are old: run migrate. {error}", returncode=MISCONFIGURED)
+        return CommandError(f"The tables are missing or out of date: run migrate. {error}", returncode=MISCONFIGURED)
     return CommandError(f"The database does not answer: {error}", returncode=UNREACHABLE)
 
 
 def required_broker(using: str) -> Index:
-    """The project's Redis. Raises ``CommandError`` when it has none."""
+    """Return a broker for the project's Redis. Raises ``CommandError`` when the settings name no Redis."""
     broker = index(using)
     if broker is None:
         raise CommandError(
-            "DELAYQ['REDIS'] is None: messages are delivered by query, and there is nothing in Redis.",
+            "DELAYQ['REDIS'] is None: workers ask the database for due messages, and there is no Redis to work on.",
             returncode=MISCONFIGURED,
         )
     return broker
@@ -158,11 +160,11 @@ def _user() -> str:
         return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
 
 
-# --- words of the command line ----------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def moment(text: str) -> datetime:
-    """An aware moment in ISO 8601."""
+    """Read an aware moment in ISO 8601."""
     try:
         found = parse_datetime(text)
     except ValueError as error:
@@ -174,8 +176,8 @@ def moment(text: str) -> datetime:
     return found
 
 
-def span(text: str) -> float:
-    """A duration of 0 or more, in seconds."""
+def duration(text: str) -> float:
+    """Read a duration of 0 or more, such as ``90s``. Return seconds."""
     try:
         found = durations.seconds(text)
     except ValueError as error:
@@ -186,7 +188,7 @@ def span(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """A whole number of 1 or more."""
+    """Read a whole number of 1 or more."""
     found = int(text)
     if found < 1:
         raise argparse.ArgumentTypeError("must be 1 or more")
@@ -194,7 +196,7 @@ def positive(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number of 0 or more."""
+    """Read a whole number of 0 or more."""
     found = int(text)
     if found < 0:
         raise argparse.ArgumentTypeError("must not be negative")
@@ -202,14 +204,14 @@ def count(text: str) -> int:
 
 
 def message_id(text: str) -> int:
-    """The id of a message."""
+    """Read the id of a message."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:20]) < 2**63:
         raise argparse.ArgumentTypeError(f"not the id of a message: {text[:40]!r}")
     return int(text)
 
 
 def queue_name(text: str) -> str:
-    """The name of a queue."""
+    """Read the name of a queue."""
     try:
         return validation.queue(text)
     except InvalidMessage as error:
@@ -217,29 +219,53 @@ def queue_name(text: str) -> str:
 
 
 def topic_name(text: str) -> str:
-    """The name of a topic."""
+    """Read the name of a topic."""
     try:
         return validation.topic(text)
     except InvalidMessage as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def database(options: dict[str, Any]) -> str:
+    """Return the database alias of the messages. Raises ``CommandError`` for one that does not exist."""
+    using: str = options["database"] or router.db_for_write(Message)
+    if using not in connections:
+        raise CommandError(f"There is no database {using!r} in DATABASES.", returncode=USAGE)
+    return using
+
+
+def add_database(parser: CommandParser) -> None:
+    """Add the option --database."""
+    parser.add_argument("--database", help="the database alias of the messages")
+
+
 def add_selectors(parser: CommandParser) -> None:
-    """--queue, --topic, --due-after, --due-before."""
-    parser.add_argument("--queue", action="append", type=queue_name, default=[], help="only this queue (repeatable)")
-    parser.add_argument("--topic", action="append", type=topic_name, default=[], help="only this topic (repeatable)")
-    parser.add_argument("--due-after", type=moment, help="only what is due from this time on (ISO 8601 with zone)")
-    parser.add_argument("--due-before", type=moment, help="only what is due before this time")
+    """Add the options --queue, --topic, --due-after and --due-before."""
+    parser.add_argument(
+        "--queue", action="append", type=queue_name, default=[], help="only messages in this queue (repeatable)"
+    )
+    parser.add_argument(
+        "--topic", action="append", type=topic_name, default=[], help="only messages of this topic (repeatable)"
+    )
+    parser.add_argument(
+        "--due-after", type=moment, help="only messages that are due at this time or later (ISO 8601 with time zone)"
+    )
+    parser.add_argument("--due-before", type=moment, help="only messages that are due before this time")
 
 
 def add_yes(parser: CommandParser) -> None:
-    """--yes, under both of its names."""
-    parser.add_argument("--yes", "--no-input", action="store_true", dest="yes", help="do not ask")
+    """Add the option --yes, which is also called --no-input."""
+    parser.add_argument("--yes", "--no-input", action="store_true", dest="yes", help="go ahead without a question")
 
 
 def add_json(parser: CommandParser) -> None:
-    """--json."""
+    """Add the option --json."""
     parser.add_argument("--json", action="store_true", help="write one JSON object to stdout")
+
+
+def messages(number: int, kind: str = "") -> str:
+    """Return a number of messages in words: ``"1 message"``, ``"2,000 finished messages"``."""
+    return f"{number:,} {kind and kind + ' '}message{'' if number == 1 else 's'}"
 
 
 def iso(when: datetime | None) -> str | None:
@@ -247,11 +273,11 @@ def iso(when: datetime | None) -> str | None:
     return None if when is None else when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# --- on the way -------------------------------------------------------------------------------------------------------
+# --- progress and interruption ----------------------------------------------------------------------------------------
 
 
 class Interruptible:
-    """The first SIGINT or SIGTERM asks to stop after the current batch; the second ends the process at once."""
+    """Catches SIGINT and SIGTERM: the first asks to stop after the current batch, the second ends the process."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -262,7 +288,7 @@ class Interruptible:
             try:
                 self._former[number] = signal.signal(number, self._caught)
             except ValueError:
-                # Not in the main thread: then nobody interrupts us.
+                # Only the main thread can catch signals. In another thread nobody interrupts the command.
                 break
         return self
 
@@ -277,16 +303,17 @@ class Interruptible:
         self.signal = number
 
     def asked(self) -> bool:
-        """Whether to stop."""
+        """Return whether a signal has asked to stop."""
         return self.signal is not None
 
     @property
     def returncode(self) -> int:
+        """The exit code that a shell expects after the signal."""
         return 128 + (self.signal or 0)
 
 
-class Bar:
-    """How far a command has come, on a terminal; silent elsewhere. ``total`` 0: not known."""
+class ProgressBar:
+    """Shows on a terminal how far a command has come, and nothing elsewhere. ``total`` is 0 when it is not known."""
 
     WIDTH = 30
 
@@ -299,7 +326,7 @@ class Bar:
         self._shown = 0.0
 
     def __call__(self, done: int) -> None:
-        """So many more."""
+        """Count ``done`` more rows."""
         self._done += done
         now = time.monotonic()
         if self._on and now - self._shown > 0.1:
@@ -319,7 +346,7 @@ class Bar:
         return f"{'█' * filled}{'░' * (self.WIDTH - filled)} {share:4.0%}  {self._done:,} of {self._total:,}"
 
     def close(self) -> None:
-        """Leave the last state on a line of its own."""
+        """Show the end state, and go to the next line."""
         if self._on:
             self._draw(time.monotonic())
             self._stream.write("")

@@ -1,4 +1,4 @@
-"""The same facts again and again: drawn over themselves on a terminal, one block after another elsewhere."""
+"""Shows a block of lines again and again: in place on a terminal, one block after another elsewhere."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 from django.core.management.base import OutputWrapper
 
-# How often it is looked whether somebody wants to end it. Seconds.
-_SLICE = 0.1
+# How often the screen checks whether the user wants to end it. Seconds.
+_CHECK_INTERVAL = 0.1
 
 
 class Screen:
@@ -25,7 +25,7 @@ class Screen:
         self.is_terminal = stream.isatty()
 
     def show(self, lines: Sequence[str]) -> None:
-        """The next block; on a terminal in the place of the one before, as much as fits."""
+        """Show the next block. On a terminal it replaces the block before, and is cut to the size of the terminal."""
         if not self.is_terminal:
             self._stream.write("\n".join([*([""] if self._drawn else []), *lines]))
         else:
@@ -38,7 +38,7 @@ class Screen:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """On a terminal: without a cursor, and keys are read as they are pressed."""
+        """On a terminal, hide the cursor and read keys as they are pressed."""
         with _keys(sys.stdin) if self.is_terminal else contextlib.nullcontext():
             if self.is_terminal:
                 self._stream.write("\x1b[?25l", ending="")
@@ -50,13 +50,13 @@ class Screen:
                     self._stream.flush()
 
     def wait(self, seconds: float, ended: Callable[[], bool]) -> bool:
-        """Wait; True as soon as somebody wants to end it, by a signal or the key q."""
+        """Wait. Return True as soon as the user wants to end it, by a signal (``ended``) or the key q."""
         deadline = time.monotonic() + seconds
         while not ended():
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            if self._pressed(min(_SLICE, left)):
+            if self._pressed(min(_CHECK_INTERVAL, left)):
                 return True
         return True
 
@@ -66,13 +66,13 @@ class Screen:
             return False
         if not select.select([sys.stdin], [], [], seconds)[0]:
             return False
-        # "": the terminal is gone.
+        # An empty answer means that the terminal is gone.
         return sys.stdin.read(1) in ("q", "Q", "")
 
 
 @contextlib.contextmanager
 def _keys(stdin: TextIO) -> Iterator[None]:
-    """Without waiting for the end of a line, where there is such a thing."""
+    """Read keys without waiting for the end of a line, where the system can do that."""
     try:
         import termios
         import tty

@@ -81,7 +81,7 @@ def test_a_dry_run_writes_nothing() -> None:
 
 def test_a_signal_stops_it_after_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     finished(10, days=40)
-    monkeypatch.setattr(common.Bar, "__call__", lambda bar, done: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(common.ProgressBar, "__call__", lambda bar, done: os.kill(os.getpid(), signal.SIGTERM))
     ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "3", "--json")
     assert (ran.code, ran.json["deleted"], len(left())) == (143, 3, 7)
 

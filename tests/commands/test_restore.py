@@ -342,7 +342,7 @@ def test_a_signal_stops_it_after_the_batch_and_it_says_where_to_go_on(
 ) -> None:
     ids = schedule(50)
     with monkeypatch.context() as patch:
-        patch.setattr(common.Bar, "__call__", lambda bar, done: os.kill(os.getpid(), number))
+        patch.setattr(common.ProgressBar, "__call__", lambda bar, done: os.kill(os.getpid(), number))
         ran = run("delayq_restore", "--json", "--batch-size", "5")
 
     assert ran.code == code
@@ -359,7 +359,7 @@ def test_redis_lost_on_the_way_is_an_error_that_says_where_to_go_on(
 ) -> None:
     schedule(50)
     with monkeypatch.context() as patch:
-        patch.setattr(common.Bar, "__call__", lambda bar, done: redis_client.flushall())
+        patch.setattr(common.ProgressBar, "__call__", lambda bar, done: redis_client.flushall())
         ran = run("delayq_restore", "--json", "--batch-size", "5")
     assert ran.code == 69
     assert ran.json["position"]

@@ -9,28 +9,44 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 
-from django_delayq import client
-from django_delayq.management import _common as common
-from django_delayq.models import Message
-from django_delayq.states import LIVE, State
-from django_delayq.transitions import BATCH, DONE, Verdict
+from ... import client
+from ...models import Message
+from ...states import LIVE, State
+from ...transitions import BATCH, DONE, Verdict
+from .. import _common as common
 
 SELECTORS = ("topic", "key", "queue", "state", "due_after", "due_before")
+
+# The lines for people. With --json the verdicts themselves are the keys.
+LINES = {
+    Verdict.CANCELLED: "{} cancelled",
+    Verdict.REQUESTED: "{} running, asked to stop",
+    Verdict.OUTCOME_UNKNOWN: "{} cancelled, but an earlier delivery crashed and may have had its effect",
+    Verdict.TOO_LATE: "{} not cancelled: finished already",
+    Verdict.NOT_FOUND: "{} not found",
+}
+DRY_RUN_LINES = {
+    **LINES,
+    Verdict.CANCELLED: "{} would be cancelled",
+    Verdict.REQUESTED: "{} running, would be asked to stop",
+    Verdict.OUTCOME_UNKNOWN: "{} would be cancelled, but an earlier delivery crashed and may have had its effect",
+}
 
 
 class Command(common.DelayqCommand):
     help = (
-        "Cancel messages by id, or all live ones that selectors name. Says of how many it came to which answer: "
-        "cancelled (none will start), requested (running: the handler can see it, no retry follows), outcome unknown "
-        "(a delivery that died may have had its effect), too late, not found."
+        "Cancel messages by id, or all live messages that match the selectors. The answer counts the messages by "
+        "verdict: cancelled (no delivery will start), requested (running: the handler can see the request, and no "
+        "retry follows), outcome unknown (cancelled, but a delivery that crashed may have had its effect), too late "
+        "(finished already), not found."
     )
     exits = (0, 1, 2, 4, 69, 78, 130)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("ids", nargs="*", type=_id, metavar="ID", help="ids of messages; - reads them from stdin")
+        parser.add_argument("ids", nargs="*", type=_id, metavar="ID", help="ids of messages; - reads ids from stdin")
         common.add_selectors(parser)
         parser.add_argument("--key", help="only the message with this key")
         parser.add_argument(
@@ -38,95 +54,120 @@ class Command(common.DelayqCommand):
             action="append",
             choices=sorted(state.value for state in LIVE),
             default=[],
-            help="only in this state (default: both)",
+            help="only messages in this state (default: both)",
         )
         parser.add_argument("--reason", default="", help="written to the log of each message")
-        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
+        parser.add_argument("--dry-run", action="store_true", help="show what would be cancelled, and write nothing")
         common.add_yes(parser)
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         ids = _ids(options["ids"])
-        selected = any(options[name] for name in SELECTORS)
-        if not ids and not selected and "-" not in options["ids"]:
-            raise CommandError("Name ids or selectors: --topic, --key, --queue, …", returncode=common.USAGE)
-        if (ids or "-" in options["ids"]) and selected:
+        by_id, by_selectors = bool(options["ids"]), any(options[name] for name in SELECTORS)
+        if not by_id and not by_selectors:
+            raise CommandError(
+                "Give ids of messages, or selectors such as --topic and --queue.", returncode=common.USAGE
+            )
+        if by_id and by_selectors:
             raise CommandError("Give ids or selectors, not both.", returncode=common.USAGE)
-        rows = _selected(using, options)
-        foreseen = self._foresee(using, ids, rows if selected else None)
-        counts, interrupted = foreseen, None
+        rows = _selected(using, options) if by_selectors else None
+        verdicts = _foresee(using, ids, rows)
+        interrupted = None
         if not options["dry_run"]:
-            number = sum(foreseen.values())
-            if number > 1 or selected:
-                self.confirm(f"{number:,} messages are to be cancelled.", yes=options["yes"])
-            counts, interrupted = self._cancel(using, ids, rows if selected else None, options)
-            self._record(using, ids, counts, options)
-        self._say(using, counts, options)
+            number = sum(verdicts.values())
+            if number > 1 or by_selectors:
+                self.confirm(f"This will cancel {common.messages(number)}.", yes=options["yes"])
+            verdicts, interrupted = self._cancel(using, ids, rows, options["reason"])
+            self._record(using, ids, verdicts, options)
+        self._say(using, verdicts, options)
         if interrupted is not None:
-            raise CommandError("Interrupted between two batches.", returncode=interrupted)
-        left = sum(number for verdict, number in counts.items() if verdict not in DONE)
+            raise CommandError(
+                "Interrupted between two batches: the other messages were not cancelled.", returncode=interrupted
+            )
+        total, left = sum(verdicts.values()), sum(verdicts[verdict] for verdict in verdicts if verdict not in DONE)
         if left:
-            raise CommandError(f"{left:,} were left as they are.", returncode=common.PARTIAL)
-
-    def _foresee(self, using: str, ids: list[int], rows: QuerySet[Message] | None) -> Counter[Verdict]:
-        """What it would come to now, as far as one can know."""
-        counts: Counter[Verdict] = Counter()
-        for chunk in [rows] if rows is not None else _chunks(using, ids):
-            for state, deliveries, reported, number in _grouped(chunk):
-                counts[_verdict(State(state), deliveries > reported)] += number
-        missing = len(ids) - sum(counts.values())
-        if rows is None and missing:
-            counts[Verdict.NOT_FOUND] = missing
-        return counts
+            raise CommandError(
+                f"{left:,} of {common.messages(total)} cannot be cancelled: finished already, or not found.",
+                returncode=common.PARTIAL,
+            )
 
     def _cancel(
-        self, using: str, ids: list[int], rows: QuerySet[Message] | None, options: dict[str, Any]
+        self, using: str, ids: list[int], rows: QuerySet[Message] | None, reason: str
     ) -> tuple[Counter[Verdict], int | None]:
-        counts: Counter[Verdict] = Counter()
+        """Cancel batch by batch. Return the verdicts, and the exit code if a signal has interrupted it."""
+        verdicts: Counter[Verdict] = Counter()
         seen = 0
         with common.Interruptible() as interruption:
-            for chunk in _chunks(using, ids) if rows is None else _pages(rows):
-                counts += client.cancel_message(chunk, reason=options["reason"], using=using)
+            for batch in _batches_of_ids(using, ids) if rows is None else _batches_of_rows(rows):
+                verdicts += client.cancel_message(batch, reason=reason, using=using)
                 seen += BATCH
                 if interruption.asked():
                     break
         if rows is None:
-            missing = min(seen, len(ids)) - sum(counts.values())
-            counts += Counter({Verdict.NOT_FOUND: missing})
-        return counts, interruption.returncode if interruption.asked() else None
+            verdicts += _not_found(ids[:seen], verdicts)
+        return verdicts, interruption.returncode if interruption.asked() else None
 
-    def _record(self, using: str, ids: list[int], counts: Counter[Verdict], options: dict[str, Any]) -> None:
+    def _record(self, using: str, ids: list[int], verdicts: Counter[Verdict], options: dict[str, Any]) -> None:
         self.record_action(
             using,
             "cancel",
             _target(ids, options),
             message_id=ids[0] if len(ids) == 1 else None,
             reason=options["reason"],
-            outcomes={verdict.value: number for verdict, number in counts.items() if number},
+            outcomes={verdict.value: number for verdict, number in verdicts.items() if number},
         )
 
-    def _say(self, using: str, counts: Counter[Verdict], options: dict[str, Any]) -> None:
+    def _say(self, using: str, verdicts: Counter[Verdict], options: dict[str, Any]) -> None:
         if options["json"]:
-            answers = {str(verdict): number for verdict, number in counts.items() if number}
+            answers = {str(verdict): number for verdict, number in verdicts.items() if number}
             self.say_json(database=using, dry_run=options["dry_run"], answers=answers)
             return
-        would = "would be " if options["dry_run"] else ""
-        for verdict, number in counts.items():
-            self.say(f"{number:,} {would}{verdict}")
-        if not counts:
-            self.say("No such message.")
+        lines = DRY_RUN_LINES if options["dry_run"] else LINES
+        for verdict, number in verdicts.items():
+            self.say(lines[verdict].format(f"{number:,}"))
+        if not verdicts:
+            self.say("No message matches.")
+
+
+def _foresee(using: str, ids: list[int], rows: QuerySet[Message] | None) -> Counter[Verdict]:
+    """Count the verdicts that a cancel would have now, without writing anything."""
+    if rows is not None:
+        return _foresee_cancel(rows)
+    verdicts = sum(map(_foresee_cancel, _batches_of_ids(using, ids)), Counter[Verdict]())
+    return verdicts + _not_found(ids, verdicts)
+
+
+def _foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
+    counts: Counter[Verdict] = Counter()
+    groups = rows.order_by().values_list("state", "deliveries", "reported").annotate(Count("pk"))
+    for state, deliveries, reported, number in groups:
+        counts[_verdict(State(state), deliveries > reported)] += number
+    return counts
+
+
+def _verdict(state: State, crashed: bool) -> Verdict:
+    if state == State.RUNNING:
+        return Verdict.REQUESTED
+    if state != State.SCHEDULED:
+        return Verdict.TOO_LATE
+    return Verdict.OUTCOME_UNKNOWN if crashed else Verdict.CANCELLED
+
+
+def _not_found(ids: list[int], verdicts: Counter[Verdict]) -> Counter[Verdict]:
+    """Count those of the ids that have no verdict, because there is no such message."""
+    return Counter({Verdict.NOT_FOUND: len(ids) - sum(verdicts.values())})
 
 
 def _target(ids: list[int], options: dict[str, Any]) -> str:
-    """The messages in words, for the audit."""
+    """Describe the messages in words, for the audit."""
     if len(ids) == 1:
         return f"message #{ids[0]}"
     if ids:
         return f"{len(ids)} messages: {', '.join(f'#{pk}' for pk in ids[:50])}{', …' if len(ids) > 50 else ''}"
-    return ", ".join(f"{name.replace('_', ' ')} {_shown(options[name])}" for name in SELECTORS if options[name])
+    return ", ".join(f"{name.replace('_', ' ')} {_in_words(options[name])}" for name in SELECTORS if options[name])
 
 
-def _shown(value: Any) -> str:
+def _in_words(value: Any) -> str:
     return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -135,6 +176,7 @@ def _id(text: str) -> int | str:
 
 
 def _ids(given: list[int | str]) -> list[int]:
+    """Return the ids of the command line, and those of stdin if a ``-`` is among them."""
     ids = {number for number in given if isinstance(number, int)}
     if "-" in given:
         try:
@@ -145,6 +187,7 @@ def _ids(given: list[int | str]) -> list[int]:
 
 
 def _selected(using: str, options: dict[str, Any]) -> QuerySet[Message]:
+    """Return the live messages that match the selectors."""
     rows = Message.objects.using(using).filter(state__in=options["state"] or sorted(LIVE))
     for name, lookup in (
         ("topic", "topic__in"),
@@ -158,32 +201,18 @@ def _selected(using: str, options: dict[str, Any]) -> QuerySet[Message]:
     return rows
 
 
-def _chunks(using: str, ids: list[int]) -> Iterator[QuerySet[Message]]:
+def _batches_of_ids(using: str, ids: list[int]) -> Iterator[QuerySet[Message]]:
     for start in range(0, len(ids), BATCH):
         yield Message.objects.using(using).filter(pk__in=ids[start : start + BATCH])
 
 
-def _pages(rows: QuerySet[Message]) -> Iterator[QuerySet[Message]]:
-    """The selected ones by key, each page as ids: rows that leave the selection on the way disturb nothing."""
+def _batches_of_rows(rows: QuerySet[Message]) -> Iterator[QuerySet[Message]]:
+    """Yield the selected messages in the order of their ids, so that those that leave the selection disturb nothing."""
     last = 0
     while True:
         ids = list(rows.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH])
         if not ids:
             return
         last = ids[-1]
-        # The state again: what has finished since does not count as selected.
+        # The conditions once more: a message that has finished meanwhile is not selected any more.
         yield rows.filter(pk__in=ids)
-
-
-def _grouped(rows: QuerySet[Message]) -> Iterator[tuple[str, int, int, int]]:
-    from django.db.models import Count
-
-    yield from rows.order_by().values_list("state", "deliveries", "reported").annotate(Count("pk"))
-
-
-def _verdict(state: State, silent: bool) -> Verdict:
-    if state == State.RUNNING:
-        return Verdict.REQUESTED
-    if state != State.SCHEDULED:
-        return Verdict.TOO_LATE
-    return Verdict.OUTCOME_UNKNOWN if silent else Verdict.CANCELLED

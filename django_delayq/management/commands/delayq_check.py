@@ -1,4 +1,4 @@
-"""``manage.py delayq_check``: is all well? For monitors."""
+"""``manage.py delayq_check``: check the database, Redis and the workers, for monitors."""
 
 from __future__ import annotations
 
@@ -7,36 +7,45 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.broker import index
-from django_delayq.inspector import diagnostics
-from django_delayq.inspector.diagnostics import Finding, Level, Limits
-from django_delayq.management import _common as common
+from ...broker import index
+from ...inspector import diagnostics
+from ...inspector.diagnostics import Finding, Level, Limits
+from .. import _common as common
 
 NAGIOS = {Level.OK: "OK", Level.WARN: "WARNING", Level.CRITICAL: "CRITICAL"}
 
 
 class Command(common.DelayqCommand):
     help = (
-        "Check the database, the migrations, Redis, the workers, and what is overdue: one line each. Warnings leave "
-        "the exit code 0. With --nagios the exit codes are 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN instead."
+        "Check the database, the migrations, Redis, the workers and the overdue messages, and write one line for each. "
+        "A warning leaves the exit code 0. With --nagios the exit codes are 0 OK, 1 WARNING, 2 CRITICAL and 3 UNKNOWN."
     )
     exits = (0, 1, 2, 3, 69, 78)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--min-workers", type=common.count, default=1, help="alive at least (default 1)")
         parser.add_argument(
-            "--max-overdue-age", type=common.span, default=60.0, help="of the oldest overdue message (default 60s)"
+            "--min-workers", type=common.count, default=1, help="critical with fewer live workers (default 1)"
         )
-        parser.add_argument("--max-dead", type=common.count, help="dead messages at most (default: any number)")
-        parser.add_argument("--nagios", action="store_true", help="a summary first, and the exit codes of a plugin")
+        parser.add_argument(
+            "--max-overdue-age",
+            type=common.duration,
+            default=60.0,
+            help="critical when a message has been due for longer (default 60s)",
+        )
+        parser.add_argument(
+            "--max-dead", type=common.count, help="critical with more dead messages (default: no limit)"
+        )
+        parser.add_argument(
+            "--nagios", action="store_true", help="write a summary first, and use the exit codes of a Nagios plugin"
+        )
         common.add_json(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             super().handle(*args, **options)
         except CommandError as error:
-            # Nothing could be asked: for a monitor that is neither well nor ill.
+            # The checks could not be made: a monitor shows that as unknown.
             if options["nagios"] and error.returncode != common.USAGE:
                 self.say(f"DELAYQ UNKNOWN - {error}")
                 sys.exit(3)
@@ -67,7 +76,7 @@ class Command(common.DelayqCommand):
                 sys.exit(int(level))
         elif (cause := diagnostics.worst(findings)) is not None:
             bad = sum(finding.level == Level.CRITICAL for finding in findings)
-            raise CommandError(f"{bad} of {len(findings)} checks failed.", returncode=int(cause))
+            raise CommandError(f"{bad} of {len(findings)} checks found a critical problem.", returncode=int(cause))
 
     def _word(self, level: Level) -> str:
         style = {Level.OK: self.style.SUCCESS, Level.WARN: self.style.WARNING, Level.CRITICAL: self.style.ERROR}

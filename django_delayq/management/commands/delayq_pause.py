@@ -1,4 +1,4 @@
-"""``manage.py delayq_pause``: stop queues."""
+"""``manage.py delayq_pause``: pause queues."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq import pausing
-from django_delayq.exceptions import InvalidMessage
-from django_delayq.management import _common as common
+from ... import pausing
+from ...exceptions import InvalidMessage
+from .. import _common as common
 
 
 class Command(common.DelayqCommand):
     help = (
-        "Pause queues: once this has ended, no worker starts a message of them any more. Running messages go on; those "
-        "that fall due wait. The pause ends with delayq_resume, or by itself with --for or --until. A queue that is "
-        "paused already gets the new end and reason."
+        "Pause queues. When the command has ended, no worker starts a message of these queues any more. Running "
+        "messages go on; messages that fall due wait. The pause ends with delayq_resume, or by itself with --for or "
+        "--until. A queue that is paused already gets the new end and reason."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("queues", nargs="+", type=common.queue_name, metavar="QUEUE", help="the names of queues")
         end = parser.add_mutually_exclusive_group()
-        end.add_argument("--for", type=common.span, dest="duration", metavar="TIME", help="end it after this time: 30m")
-        end.add_argument("--until", type=common.moment, help="end it at this time (ISO 8601 with zone)")
-        parser.add_argument("--reason", default="", help="shown with the queue, and written to the audit trail")
+        end.add_argument(
+            "--for",
+            type=common.duration,
+            dest="duration",
+            metavar="TIME",
+            help="end the pause after this time, e.g. 30m",
+        )
+        end.add_argument("--until", type=common.moment, help="end the pause at this time (ISO 8601 with time zone)")
+        parser.add_argument("--reason", default="", help="shown with the queue, and recorded with the action")
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:

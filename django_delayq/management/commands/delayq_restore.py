@@ -9,20 +9,20 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import InterfaceError, OperationalError
 
-from django_delayq import actors, restore, transitions
-from django_delayq.durations import brief
-from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.extensions import RestoreObservers, RestoreStart
-from django_delayq.management import _common as common
-from django_delayq.restore import Overdue, Report, Restore, Selection, Tally
+from ... import actors, restore, transitions
+from ...durations import brief
+from ...exceptions import BrokerUnavailable
+from ...extensions import RestoreObservers, RestoreStart
+from ...restore import Overdue, Report, Restore, Selection, Tally
+from .. import _common as common
 
 
 class Command(common.DelayqCommand):
     help = (
-        "Put what is scheduled in the record back into Redis, while producers and workers go on. Nothing is cleared "
-        "first; running it twice, or twice at once, changes nothing. Running messages are left to their workers. Only "
-        "what is due within DELAYQ['HORIZON'] is put: a worker loads what is due later in time. A running worker "
-        "does all this by itself within seconds of Redis being lost."
+        "Put the scheduled messages of the record back into Redis, while producers and workers go on. Nothing is "
+        "cleared first, and a second restore, even at the same time, changes nothing. Running messages are left to "
+        "their workers. Only messages that are due within DELAYQ['HORIZON'] are put; a worker loads the later ones in "
+        "time. A running worker does all this by itself within seconds after Redis was lost."
     )
     exits = (0, 1, 2, 69, 78, 130)
 
@@ -38,22 +38,24 @@ class Command(common.DelayqCommand):
             default=(Overdue.RUN, 0.0),
             metavar="{run,skip,dead,spread=TIME}",
             help=(
-                "what to do with messages that should have started already (by more than DELAYQ['OVERDUE_AFTER']). "
+                "what to do with overdue messages, which should have started more than DELAYQ['OVERDUE_AFTER'] ago. "
                 "run (default): put them, so that they start at once. skip: do not put them; they stay scheduled, "
                 "and a running worker will still find and start them, so this saves Redis a burst but stops nothing. "
-                "dead: give them up in the record (they can be requeued). spread=10m: give them new due times in the "
+                "dead: make them dead in the record (they can be requeued). spread=10m: give them new due times in the "
                 "record, evenly over that time from now. dead and spread ask first, or need --yes"
             ),
         )
         parser.add_argument(
             "--no-expired",
             action="store_true",
-            help="expire in the record what was not started in its time (a worker's reaper does the same)",
+            help="first expire the messages whose time to start is over (the reaper of a worker does the same)",
         )
-        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
-        parser.add_argument("--batch-size", type=common.positive, default=1000, help="rows per query (default 1000)")
+        parser.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
         parser.add_argument(
-            "--resume", metavar="POSITION", help="go on from the position that an interrupted restore printed"
+            "--batch-size", type=common.positive, default=1000, help="messages per query (default 1000)"
+        )
+        parser.add_argument(
+            "--resume", metavar="POSITION", help="go on at the position that an interrupted restore printed"
         )
         common.add_yes(parser)
         common.add_json(parser)
@@ -85,10 +87,10 @@ class Command(common.DelayqCommand):
         if not options["json"]:
             self._say_preview(using, job.report, found)
         if job.overdue in (Overdue.DEAD, Overdue.SPREAD) and found.overdue and not job.dry_run:
-            what = "given up" if job.overdue == Overdue.DEAD else "given new due times"
-            self.confirm(f"{found.overdue:,} overdue messages will be {what} in the record.", yes=options["yes"])
+            what = "make dead" if job.overdue == Overdue.DEAD else "give new due times to"
+            self.confirm(f"This will {what} {common.messages(found.overdue, 'overdue')}.", yes=options["yes"])
         total = job.report.expected(job.overdue)
-        bar = common.Bar(self.stderr, total, options["verbosity"])
+        bar = common.ProgressBar(self.stderr, total, options["verbosity"])
         observers = None if job.dry_run else RestoreObservers(_start(using, job, total))
         stop_requested = False
 
@@ -98,19 +100,19 @@ class Command(common.DelayqCommand):
             if observers is not None:
                 stop_requested = observers.progress(done, job.report.total(), job.report.position)
 
-        why = "the command was ended"
+        error_text = "the command was ended"
         with common.Interruptible() as interruption:
             try:
                 job.run(should_stop=lambda: interruption.asked() or stop_requested, progress=progress)
-                why = ""
+                error_text = ""
             except (BrokerUnavailable, OperationalError, InterfaceError) as error:
-                why = f"{type(error).__name__}: {error}"
+                error_text = f"{type(error).__name__}: {error}"
                 bar.close()
                 self._say_summary(using, job, options)
                 raise
             finally:
                 if observers is not None:
-                    observers.ended(job.report.total(), job.report.position, why)
+                    observers.ended(job.report.total(), job.report.position, error_text)
         bar.close()
         self._say_summary(using, job, options)
         if job.report.position is not None and not interruption.asked():
@@ -120,8 +122,8 @@ class Command(common.DelayqCommand):
 
     def _say_preview(self, using: str, report: Report, found: Tally) -> None:
         self.say(
-            f"Record: {found.found:,} messages scheduled, {found.beyond:,} of them due beyond the horizon; "
-            f"{found.running:,} running. Redis: {found.held:,} ids."
+            f"Record: {common.messages(found.found, 'scheduled')}, {found.beyond:,} of them due beyond the horizon; "
+            f"{found.running:,} running. Redis: {found.held:,} {'id' if found.held == 1 else 'ids'}."
         )
         for name, tally in report.queues.items():
             self.say(f"  {name}: {tally.found:,} scheduled, {tally.overdue:,} overdue; {tally.held:,} in Redis")
@@ -144,15 +146,19 @@ class Command(common.DelayqCommand):
             return
         total = report.total()
         would = "Would put" if job.dry_run else "Put"
-        parts = [f"{would} {total.put:,}", f"{total.present:,} were there already", f"{total.beyond:,} are due later"]
-        changed = (("given up", total.dead), ("spread", total.spread), ("expired", total.expired))
-        parts += [f"{'would be ' * job.dry_run}{what} {number:,}" for what, number in changed if number]
+        parts = [
+            f"{would} {common.messages(total.put)} into Redis",
+            f"already there: {total.present:,}",
+            f"due beyond the horizon: {total.beyond:,}",
+        ]
+        changed = (("made dead", total.dead), ("spread", total.spread), ("expired", total.expired))
+        parts += [f"{'would be ' * job.dry_run}{what}: {number:,}" for what, number in changed if number]
         if total.skipped:
-            parts.append(f"skipped {total.skipped:,} overdue")
+            parts.append(f"overdue and skipped: {total.skipped:,}")
         rate = (total.put + total.present) / max(0.001, report.seconds)
-        self.say(f"{', '.join(parts)}; {report.seconds:.2f} s, {rate:,.0f}/s.")
+        self.say(f"{', '.join(parts)}; {report.seconds:.2f} s, {rate:,.0f} messages/s.")
         if report.position is not None:
-            self.say(f"Not finished. Go on with the same options and --resume {report.position}")
+            self.say(f"The restore is not complete. Repeat it with the same options and --resume {report.position}")
 
 
 def _overdue(text: str) -> tuple[Overdue, float]:
@@ -160,10 +166,10 @@ def _overdue(text: str) -> tuple[Overdue, float]:
     try:
         policy = Overdue(word)
     except ValueError:
-        raise argparse.ArgumentTypeError("is one of run, skip, dead, spread=10m") from None
+        raise argparse.ArgumentTypeError("must be one of run, skip, dead, spread=10m") from None
     if (policy == Overdue.SPREAD) != bool(equals):
-        raise argparse.ArgumentTypeError("only spread has a time, and needs one: spread=10m")
-    return policy, common.span(time) if equals else 0.0
+        raise argparse.ArgumentTypeError("spread needs a time, such as spread=10m; the others take none")
+    return policy, common.duration(time) if equals else 0.0
 
 
 def _selection(options: dict[str, Any]) -> Selection:
@@ -177,7 +183,7 @@ def _selection(options: dict[str, Any]) -> Selection:
 
 
 def _start(using: str, job: Restore, total: int) -> RestoreStart:
-    """Describe this restore to those that follow it."""
+    """Describe this restore for those who observe it."""
     chosen = job.selection
     what = [*chosen.queues, *(f"topic {topic}" for topic in chosen.topics)]
     what += [f"{len(chosen.ids)} ids"] if chosen.ids else []

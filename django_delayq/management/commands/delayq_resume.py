@@ -1,4 +1,4 @@
-"""``manage.py delayq_resume``: let paused queues go on."""
+"""``manage.py delayq_resume``: resume paused queues."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_delayq import pausing
-from django_delayq.management import _common as common
+from ... import pausing
+from .. import _common as common
 
 
 class Command(common.DelayqCommand):
-    help = "Let paused queues go on. Workers see it within about a second."
+    help = "Resume paused queues. Workers start messages of these queues again within about a second."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("queues", nargs="+", type=common.queue_name, metavar="QUEUE", help="the names of queues")
-        parser.add_argument("--reason", default="", help="written to the audit trail")
+        parser.add_argument("--reason", default="", help="recorded with the action")
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``manage.py delayq_stats``: how much there is, and how late."""
+"""``manage.py delayq_stats``: show how many messages there are, and how late they start."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq import extensions
-from django_delayq.broker import index
-from django_delayq.broker.base import Index
-from django_delayq.durations import brief
-from django_delayq.extensions import StatisticsSection
-from django_delayq.inspector import snapshot, stats
-from django_delayq.inspector.numbers import Capped
-from django_delayq.inspector.snapshot import QueueSnapshot
-from django_delayq.inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
-from django_delayq.inspector.workers import WorkerState, state_of
-from django_delayq.management import _common as common
-from django_delayq.management._watch import Screen
+from ... import extensions
+from ...broker import index
+from ...broker.base import Index
+from ...durations import brief
+from ...extensions import StatisticsSection
+from ...inspector import snapshot, stats
+from ...inspector.numbers import Capped
+from ...inspector.snapshot import QueueSnapshot
+from ...inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
+from ...inspector.workers import WorkerState, state_of
+from .. import _common as common
+from .._watch import Screen
 
 # Workers that the text shows; --json shows all.
 WORKERS_SHOWN = 8
@@ -29,9 +29,10 @@ WORKERS_SHOWN = 8
 
 class Command(common.DelayqCommand):
     help = (
-        "Show how many messages are in which state, what is overdue, what falls due next, how many were delivered and "
-        "how late, the workers and Redis. Fast on a table of any size: of the finished messages the last "
-        f"{stats.FINISHED_CAP:,} are counted, and a + behind a number means at least. Works while Redis is away."
+        "Show how many messages are in each state, how many are overdue, when the next one falls due, how late "
+        "messages start, the workers and Redis. The command is fast on a table of any size: only the last "
+        f"{stats.FINISHED_CAP:,} finished messages are counted, and a + after a number means that there are more. It "
+        "works while Redis is away."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -43,7 +44,7 @@ class Command(common.DelayqCommand):
             const=2.0,
             type=_interval,
             metavar="SECONDS",
-            help="again and again, by default every 2 s, until q or Ctrl-C; with --json one object per line",
+            help="repeat every so many seconds (default 2) until q or Ctrl-C; with --json, write one object per line",
         )
 
     def work(self, using: str, options: dict[str, Any]) -> None:
@@ -77,23 +78,24 @@ class Command(common.DelayqCommand):
 
     def _block(self, using: str, broker: Index | None, seconds: float) -> list[str]:
         try:
-            with common.outside_world():
+            with common.errors_as_exit_codes():
                 found = stats.collect(using, broker, snapshot.ROWS_PER_QUEUE)
                 sections = extensions.statistics(using, found.at)
         except CommandError as error:
-            # It may answer again: those who watch want to see that.
+            # The database may answer again, and the screen will show it.
             connections[using].close()
             return [f"{timezone.localtime():%H:%M:%S}  {error}"]
-        head = f"{timezone.localtime(found.at):%Y-%m-%d %H:%M:%S}  database {using}, every {brief(seconds)}; q ends it"
+        now = f"{timezone.localtime(found.at):%Y-%m-%d %H:%M:%S}"
+        head = f"{now}  database {using}, every {brief(seconds)}; press q to end"
         return [head, "", *_lines(found, sections)]
 
 
 def _interval(text: str) -> float:
-    return max(0.1, common.span(text))
+    return max(0.1, common.duration(text))
 
 
 def _lines(found: Stats, sections: list[StatisticsSection]) -> Iterator[str]:
-    estimate = "" if found.estimate is None else f" (≈ {found.estimate:,} rows)"
+    estimate = "" if found.estimate is None else f" (about {found.estimate:,} rows)"
     yield f"Messages{estimate}"
     for state, number in found.states.items():
         yield f"  {state.value:<10} {number!s:>12}"
@@ -114,7 +116,7 @@ def _lines(found: Stats, sections: list[StatisticsSection]) -> Iterator[str]:
 def _lateness(late: Lateness) -> str:
     if late.p50 is None or late.p95 is None:
         return "nothing was delivered yet"
-    return f"p50 {brief(late.p50)}, p95 {brief(late.p95)} (last {late.of:,})"
+    return f"p50 {brief(late.p50)}, p95 {brief(late.p95)} (of the last {late.of:,} finished)"
 
 
 def _alive(found: Stats) -> int:

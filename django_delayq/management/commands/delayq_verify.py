@@ -1,4 +1,4 @@
-"""``manage.py delayq_verify``: compare the record with Redis."""
+"""``manage.py delayq_verify``: the consistency check of the record against Redis."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq import restore
-from django_delayq.inspector import consistency
-from django_delayq.inspector.consistency import ConsistencyCheck, Mismatches
-from django_delayq.management import _common as common
+from ... import restore
+from ...inspector import consistency
+from ...inspector.consistency import ConsistencyCheck, Mismatches
+from .. import _common as common
 
 
 class Command(common.DelayqCommand):
     help = (
-        "Compare the record with Redis: messages that are missing there, ids that are extra, due times that are "
-        "different, and running messages whose lease ran out long ago. What differs is looked at a second time after "
-        "DELAYQ['GRACE'], since a message may have been on its way. Workers mend all of it by themselves in time; "
-        "--fix does at once (except for the running ones, which are a worker's)."
+        "Compare the record with Redis. The check finds messages that are missing in Redis, ids that are extra there, "
+        "due times that are different, and running messages whose lease ran out long ago. A mismatch counts if it is "
+        "still there after DELAYQ['GRACE'], because a message may be on its way. Workers repair all of this by "
+        "themselves in time. --fix repairs it at once, except for running messages, which are left to workers."
     )
     exits = (0, 1, 2, 3, 69, 78)
 
@@ -26,12 +26,14 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "--queue", action="append", type=common.queue_name, default=[], help="only this queue (repeatable)"
         )
-        parser.add_argument("--fix", action="store_true", help="put what is missing or different, remove what is extra")
+        parser.add_argument(
+            "--fix", action="store_true", help="put ids that are missing or different, and remove extra ids"
+        )
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         broker = common.required_broker(using)
-        bar = common.Bar(self.stderr, 0, options["verbosity"])
+        bar = common.ProgressBar(self.stderr, 0, options["verbosity"])
         found: dict[str, Mismatches] = {}
         try:
             restore.writable_server(broker)
@@ -50,22 +52,26 @@ class Command(common.DelayqCommand):
             )
         else:
             self._say(found, stuck)
-        differing = sum(one.total - one.fixed for one in found.values())
-        if differing or stuck.count:
-            raise CommandError(f"{differing + stuck.count} differ.", returncode=common.PROBLEMS)
+        problems = sum(one.total - one.fixed for one in found.values()) + stuck.count
+        if problems:
+            raise CommandError(
+                f"{problems:,} problem{'' if problems == 1 else 's'} found."
+                f"{'' if options['fix'] else ' Run delayq_verify --fix to repair mismatches now.'}",
+                returncode=common.PROBLEMS,
+            )
 
     def _say(self, found: dict[str, Mismatches], stuck: consistency.Stuck) -> None:
         for name, one in found.items():
-            kinds = ", ".join(f"{number:,} {kind}" for kind, number in one.counts.items() if number)
+            counts = ", ".join(f"{number:,} {mismatch}" for mismatch, number in one.counts.items() if number)
             fixed = f"; {one.fixed:,} fixed" if one.fixed else ""
-            self.say(f"{name}: {kinds or 'the same'}{fixed}")
-            for kind, ids in one.examples.items():
+            self.say(f"{name}: {counts or 'no mismatch'}{fixed}")
+            for mismatch, ids in one.examples.items():
                 if ids:
-                    self.say(f"  {kind}: {', '.join(map(str, ids))}{' …' * (one.counts[kind] > len(ids))}")
+                    self.say(f"  {mismatch}: {', '.join(map(str, ids))}{' …' * (one.counts[mismatch] > len(ids))}")
         if stuck.count:
             self.say(
-                f"Stuck: {stuck.count:,} running though their lease ran out, the first at {common.iso(stuck.oldest)}: "
-                "is a worker with the role of the reaper alive?"
+                f"Stuck: {common.messages(stuck.count, 'running')} without a lease; the first one ran out at "
+                f"{common.iso(stuck.oldest)}. Start a worker with the role reaper: it takes these messages back."
             )
 
 
@@ -73,6 +79,6 @@ def _plain(one: Mismatches) -> dict[str, Any]:
     return {
         "compared": one.compared,
         "fixed": one.fixed,
-        **{str(kind): number for kind, number in one.counts.items()},
-        "examples": {str(kind): ids for kind, ids in one.examples.items()},
+        **{str(mismatch): number for mismatch, number in one.counts.items()},
+        "examples": {str(mismatch): ids for mismatch, ids in one.examples.items()},
     }

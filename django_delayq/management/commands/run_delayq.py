@@ -1,4 +1,4 @@
-"""``manage.py run_delayq``: the worker."""
+"""``manage.py run_delayq``: run a worker."""
 
 from __future__ import annotations
 
@@ -13,56 +13,65 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
-from django.db import connections, router
+from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
 from django.utils import autoreload
 
-from django_delayq import __version__, conf, durations, registry, validation
-from django_delayq.broker import describe
-from django_delayq.exceptions import InvalidMessage
-from django_delayq.models import Message
-from django_delayq.worker.budget import Budget
-from django_delayq.worker.connections import leave_pools
-from django_delayq.worker.once import drain
-from django_delayq.worker.options import Options, all_roles
-from django_delayq.worker.process import WorkerProcess
-from django_delayq.worker.supervisor import Supervisor
+from ... import __version__, conf, registry
+from ...broker import describe
+from ...models import Message
+from ...worker.budget import Budget
+from ...worker.connections import leave_pools
+from ...worker.once import drain
+from ...worker.options import Options, all_roles
+from ...worker.process import WorkerProcess
+from ...worker.supervisor import Supervisor
+from .. import _common as common
 
 logger = logging.getLogger("django_delayq")
 
 
 class Command(BaseCommand):
     help = (
-        "Deliver messages: every role in one command. Run as many of them as you like, on as many hosts; any may be "
-        "killed at any moment. First SIGTERM or SIGINT: finish what runs and exit. Second: exit at once."
+        "Run a worker, which delivers messages and has every role. Run as many workers as you like, on as many hosts; "
+        "each may be killed at any moment. The first SIGTERM or SIGINT ends the worker when its running handlers are "
+        "finished, the second ends it at once."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--queues", type=_queues, default=(), help="only these, in strict order of priority: a,b")
-        parser.add_argument("--processes", type=_positive, help="worker processes (default: the cores, at most 4)")
-        parser.add_argument("--threads", type=_positive, default=8, help="handlers at once in each process")
-        parser.add_argument("--roles", type=_roles, help=f"only these roles: {','.join(all_roles())}")
-        parser.add_argument("--once", action="store_true", help="deliver what is due now, and exit")
-        parser.add_argument("--max-messages", type=_positive, help="exit after so many deliveries in all")
-        parser.add_argument("--max-runtime", type=_duration, help="exit after this time, e.g. 1h")
+        parser.add_argument(
+            "--queues", type=_queues, default=(), help="serve only these queues, in strict order of priority: a,b"
+        )
+        parser.add_argument(
+            "--processes", type=common.positive, help="worker processes (default: one per core, at most 4)"
+        )
+        parser.add_argument(
+            "--threads", type=common.positive, default=8, help="handlers that run at once in each process (default 8)"
+        )
+        parser.add_argument("--roles", type=_roles, help=f"have only these roles of {','.join(all_roles())}")
+        parser.add_argument("--once", action="store_true", help="deliver the messages that are due now, and exit")
+        parser.add_argument("--max-messages", type=common.positive, help="exit after this number of deliveries")
+        parser.add_argument("--max-runtime", type=common.duration, help="exit after this time, e.g. 1h")
         parser.add_argument(
             "--graceful-timeout",
-            type=_duration,
-            help="how long running handlers may go on at the end (default 30s)",
+            type=common.duration,
+            help="how long running handlers may go on after the first signal (default 30s)",
         )
-        parser.add_argument("--worker-name", default="", help="shown in the log instead of the host's name")
-        parser.add_argument("--heartbeat-file", help="touched every second while every process goes round")
-        parser.add_argument("--reload", action="store_true", help="start anew when code changes (development)")
-        parser.add_argument("--database", help="the database alias to work on")
+        parser.add_argument(
+            "--worker-name", default="", help="the name of the worker in the log (default: the name of the host)"
+        )
+        parser.add_argument("--heartbeat-file", help="a file to touch every second while every process is responsive")
+        parser.add_argument("--reload", action="store_true", help="restart when code changes (for development)")
+        common.add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         settings = conf.get()
-        using = options["database"] or router.db_for_write(Message)
-        if using not in connections:
-            raise CommandError(f"There is no database {using!r}.", returncode=2)
+        using = common.database(options)
         name = options["worker_name"]
         if name and (len(name) > 60 or not conf.WORD.fullmatch(name)):
-            raise CommandError("--worker-name is up to 60 of the characters A-Z a-z 0-9 _ . -", returncode=2)
+            raise CommandError(
+                "--worker-name takes up to 60 of the characters A-Z a-z 0-9 _ . -", returncode=common.USAGE
+            )
         given = options["graceful_timeout"]
         chosen = Options(
             using=using,
@@ -118,13 +127,13 @@ class Command(BaseCommand):
         self.stdout.write(f"{delivered} delivered")
 
     def _inline(self, options: Options) -> None:
-        """In this process, under the reloader, which ends it when code changes."""
+        """Run one worker process here, under the reloader, which ends this process when code changes."""
         self._banner(options)
         process = WorkerProcess(options, Budget(options.max_messages))
         ended = threading.Event()
 
         def end() -> None:
-            """The reloader exits from its own thread: what runs here gives its messages back first."""
+            """Stop the worker before the reloader exits from its own thread, so that it releases its messages."""
             process.stop()
             ended.wait(options.graceful_timeout + 5)
 
@@ -136,7 +145,7 @@ class Command(BaseCommand):
 
 
 def default_processes(using: str) -> int:
-    """The cores, at most four; one on SQLite, which has one writer."""
+    """Return one process per core, at most four; one on SQLite, which has one writer."""
     if connections[using].vendor == "sqlite":
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
@@ -144,23 +153,23 @@ def default_processes(using: str) -> int:
 
 
 def _check_tables(using: str) -> None:
-    """A database that is away is waited for; one without our tables will not do."""
+    """Raise ``CommandError`` if the tables are missing. If the database is away, the worker will wait for it."""
     try:
         executor = MigrationExecutor(connections[using])
         mine = [node for node in executor.loader.graph.leaf_nodes() if node[0] == Message._meta.app_label]
         pending = executor.migration_plan(mine)
         missing = Message._meta.db_table not in connections[using].introspection.table_names()
     except DatabaseError as error:
-        logger.warning("The database does not answer yet: %s", error)
+        logger.warning("The database does not answer; the worker starts and tries again until it does: %s", error)
         return
     if missing:
-        raise CommandError("The tables are missing: run manage.py migrate.", returncode=78)
+        raise CommandError("The tables are missing: run manage.py migrate.", returncode=common.MISCONFIGURED)
     if pending:
-        logger.warning("Migrations are pending: run manage.py migrate")
+        logger.warning("Migrations are not applied yet: run manage.py migrate")
 
 
 def _ensure_logging(verbosity: int) -> None:
-    """A project that configured no logging still sees what the worker does."""
+    """Write the log to stderr if the project has configured no logging."""
     if verbosity == 0 or logger.hasHandlers():
         return
     handler = logging.StreamHandler()
@@ -169,30 +178,10 @@ def _ensure_logging(verbosity: int) -> None:
     logger.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
-
-
-def _duration(text: str) -> float:
-    try:
-        span = durations.seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if span < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return span
-
-
 def _queues(text: str) -> tuple[str, ...]:
-    try:
-        names = tuple(validation.queue(name.strip()) for name in text.split(","))
-    except InvalidMessage as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    names = tuple(common.queue_name(name.strip()) for name in text.split(","))
     if len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError("a queue is named twice")
+        raise argparse.ArgumentTypeError("names a queue twice")
     return names
 
 
@@ -201,6 +190,6 @@ def _roles(text: str) -> frozenset[str]:
     unknown = names - set(all_roles())
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"no such role: {', '.join(sorted(unknown))}; there are {', '.join(all_roles())}"
+            f"there is no role {', '.join(sorted(unknown))}; the roles are {', '.join(all_roles())}"
         )
     return names
