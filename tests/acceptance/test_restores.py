@@ -1,4 +1,4 @@
-"""delayq_restore while everything goes on: the same end as without it."""
+"""Tests of delayq_restore while producers and workers go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.workers import eventually
 
 
 def restore_again_and_again(until: int) -> int:
-    """Until so many are consumed; how often."""
+    """Restore until ``until`` messages are consumed, and return how often."""
     times = 0
     try:
         while states()[State.CONSUMED] < until:

@@ -1,4 +1,4 @@
-"""Commands as an operator calls them, and what they leave in Redis."""
+"""Runs commands as an operator does, and reads what they leave in Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from django_delayq.sql.rows import Ticket
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command said, and its exit code."""
+    """The output and the exit code of a command."""
 
     out: str
     err: str
@@ -30,12 +30,12 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        """All of stdout, as one object."""
+        """The one object that stdout holds."""
         return json.loads(self.out)
 
 
 def run(*words: str) -> Ran:
-    """Call a command; it ends with the code that the shell would see."""
+    """Call a command, and return its output with the exit code that a shell would see."""
     out, err = StringIO(), StringIO()
     code = 0
     try:
@@ -49,7 +49,7 @@ def run(*words: str) -> Ran:
 
 
 def schedule(number: int = 1, *, due: float = 60.0, **more: Any) -> list[int]:
-    """Messages that fall due in so many seconds; the first one then, each of the others a millisecond later."""
+    """Schedule messages: the first is due in ``due`` seconds, each of the others a millisecond after the one before."""
     now = timezone.now()
     given = [
         {"topic": "t.ok", "due": now + timedelta(seconds=max(due, -50), milliseconds=place), **more}
@@ -64,13 +64,13 @@ def schedule(number: int = 1, *, due: float = 60.0, **more: Any) -> list[int]:
 
 
 def claim(*ids: int, lease: float = 60.0) -> None:
-    """Have a worker take messages that are due."""
+    """Claim due messages for a worker."""
     claimed = transitions.claim("default", [Ticket(pk) for pk in ids], {"t.ok": lease}, "a worker")
     assert {row.id for row in claimed} == set(ids)
 
 
 def held(queue: str = "default") -> dict[int, int]:
-    """Id → due tenth in delayed, 0 in ready."""
+    """Return the ids in Redis, each with its due tenth if it is delayed, or 0 if it is ready."""
     redis_broker = broker()
     ids = sorted({pk for batch in redis_broker.ids(queue) for pk in batch})
     return {
@@ -80,7 +80,7 @@ def held(queue: str = "default") -> dict[int, int]:
 
 
 def due_tenths(*ids: int) -> dict[int, int]:
-    """Id → due tenth in the record."""
+    """Return the due tenths of messages in the record."""
     return {m.pk: to_tenths(m.due_at) for m in Message.objects.filter(pk__in=ids)}
 
 
@@ -89,8 +89,8 @@ def broker() -> RedisBroker:
 
 
 @pytest.fixture(autouse=True)
-def _publisher_is_awake() -> Iterator[None]:
-    """A publisher rests after a failure, which a test that stops Redis causes."""
+def _new_publisher() -> Iterator[None]:
+    """Make a new publisher for each test: after a failure, such as a stopped Redis, a publisher pauses."""
     publisher.get.cache_clear()
     yield
     publisher.get.cache_clear()

@@ -21,7 +21,7 @@ def cancelled() -> set[int]:
     return set(Message.objects.filter(state=State.CANCELLED).values_list("pk", flat=True))
 
 
-def test_by_id_with_reason_and_actor() -> None:
+def test_a_cancel_by_id_logs_reason_and_actor() -> None:
     [pk, other] = schedule(2)
     run("delayq_restore")
 
@@ -36,18 +36,18 @@ def test_by_id_with_reason_and_actor() -> None:
     assert "@" in last.actor
 
 
-def test_ids_come_from_stdin_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dash_reads_ids_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = schedule(3)
     monkeypatch.setattr(sys, "stdin", StringIO(f"{ids[0]}\n{ids[1]} \n\n"))
     assert run("delayq_cancel", "-", "--yes").code == 0
     assert cancelled() == set(ids[:2])
 
 
-def test_mixed_answers_are_counted_and_exit_code_4() -> None:
+def test_mixed_verdicts_are_counted_and_end_with_exit_code_4() -> None:
     waiting, again, unknown, running, done = schedule(5, due=-1)
     claim(running)
     claim(unknown, again)
-    # One ended without a word, the other was reported.
+    # The delivery of one crashed, that of the other was reported.
     Message.objects.filter(pk__in=[unknown, again]).update(state=State.SCHEDULED, leased_until=None, worker="")
     Message.objects.filter(pk=again).update(reported=F("deliveries"))
     run("delayq_cancel", str(done))
@@ -74,7 +74,7 @@ def test_mixed_answers_are_counted_and_exit_code_4() -> None:
         (["--due-after", "SPLIT"], {"later"}),
     ],
 )
-def test_selectors_narrow_it(words: list[str], chosen: set[str]) -> None:
+def test_selectors_narrow_the_cancelled_messages(words: list[str], chosen: set[str]) -> None:
     names = {
         schedule(key="k")[0]: "keyed",
         schedule(topic="t.effect")[0]: "effect",
@@ -93,35 +93,35 @@ def test_selectors_narrow_it(words: list[str], chosen: set[str]) -> None:
     assert {names[pk] for pk in touched} == chosen
 
 
-def test_more_than_one_is_not_cancelled_unasked() -> None:
+def test_several_messages_are_not_cancelled_without_a_confirmation() -> None:
     schedule(2)
     ran = run("delayq_cancel", "--topic", "t.ok")
     assert (ran.code, cancelled()) == (2, set())
     assert "--yes" in ran.err
 
 
-def test_without_a_selector_nothing_is_cancelled() -> None:
+def test_a_cancel_without_ids_and_selectors_is_refused() -> None:
     schedule(2)
     assert run("delayq_cancel", "--yes").code == 2
     assert run("delayq_cancel", "--yes", "1", "--topic", "t.ok").code == 2
     assert cancelled() == set()
 
 
-def test_no_ids_on_stdin_cancel_nothing(monkeypatch: Any) -> None:
+def test_an_empty_stdin_cancels_nothing(monkeypatch: Any) -> None:
     schedule(2)
     monkeypatch.setattr(sys, "stdin", StringIO(""))
     assert run("delayq_cancel", "-", "--yes").code == 0
     assert cancelled() == set()
 
 
-def test_a_dry_run_writes_nothing() -> None:
+def test_a_dry_run_of_a_cancel_writes_nothing() -> None:
     schedule(3)
     ran = run("delayq_cancel", "--topic", "t.ok", "--dry-run")
     assert (ran.code, ran.out) == (0, "3 would be cancelled\n")
     assert cancelled() == set()
 
 
-def test_many_are_cancelled_in_batches() -> None:
+def test_many_messages_are_cancelled_in_batches() -> None:
     ids = schedule(1100)
     ran = run("delayq_cancel", "--json", "--queue", "default", "--yes")
     assert (ran.code, ran.json["answers"]) == (0, {"cancelled": 1100})

@@ -36,14 +36,14 @@ def levels(*words: str) -> dict[str, str]:
     return {check["name"]: check["level"] for check in run("delayq_check", "--json", *words).json["checks"]}
 
 
-def test_all_is_well() -> None:
+def test_a_healthy_system_passes_all_checks() -> None:
     ran = run("delayq_check")
     assert ran.code == 0, ran.out
     assert "Redis persistence" in ran.out
     assert set(levels().values()) == {"ok", "warn"}
 
 
-def test_redis_that_is_away_is_exit_code_69(redis_server: RedisServer) -> None:
+def test_an_unreachable_redis_is_exit_code_69(redis_server: RedisServer) -> None:
     redis_server.kill()
     ran = run("delayq_check", "--json")
     assert ran.code == 69
@@ -52,7 +52,7 @@ def test_redis_that_is_away_is_exit_code_69(redis_server: RedisServer) -> None:
     assert run("delayq_check", "--nagios").code == 2
 
 
-def test_a_database_that_is_away_is_exit_code_69(postgres_server: PostgresServer) -> None:
+def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer) -> None:
     connections["default"].close()
     postgres_server.kill()
     ran = run("delayq_check", "--json")
@@ -69,13 +69,13 @@ def test_a_database_that_is_away_is_exit_code_69(postgres_server: PostgresServer
 
 
 @pytest.mark.usefixtures("eviction")
-def test_a_redis_that_may_evict_is_a_problem() -> None:
+def test_a_redis_that_may_evict_is_critical() -> None:
     ran = run("delayq_check")
     assert ran.code == 3
     assert "allkeys-lru" in ran.out
 
 
-def test_a_redis_that_does_not_tell_its_settings_is_a_warning(redis_client: redis.Redis, settings: Any) -> None:
+def test_a_redis_that_hides_its_settings_is_a_warning(redis_client: redis.Redis, settings: Any) -> None:
     redis_client.acl_setuser("shy", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config", "-info"])
     port = redis_client.connection_pool.connection_kwargs["port"]
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shy:x@127.0.0.1:{port}/0"}
@@ -115,34 +115,34 @@ def test_an_unknown_database_is_a_usage_error() -> None:
     assert run("delayq_check", "--database", "nowhere").code == 2
 
 
-def test_no_worker_is_a_problem_unless_none_is_asked_for() -> None:
+def test_a_missing_worker_is_critical_unless_none_is_required() -> None:
     assert run("delayq_check", "--min-workers", "2").code == 3
     Worker.objects.update(seen_at=timezone.now() - timedelta(seconds=60))
     assert run("delayq_check").code == 3
     assert run("delayq_check", "--min-workers", "0").code == 0
 
 
-def test_what_is_long_overdue_is_a_problem() -> None:
+def test_a_long_overdue_message_is_critical() -> None:
     schedule(1, due=-40)
     assert run("delayq_check").code == 0
     assert run("delayq_check", "--max-overdue-age", "30s").code == 3
 
 
-def test_too_many_dead_are_a_problem() -> None:
+def test_too_many_dead_messages_are_critical() -> None:
     transitions.give_up("default", schedule(3), reason="", actor="")
     assert run("delayq_check").code == 0
     assert run("delayq_check", "--max-dead", "3").code == 0
     assert run("delayq_check", "--max-dead", "2").code == 3
 
 
-def test_a_nagios_plugin_says_it_in_the_first_line() -> None:
+def test_nagios_output_has_its_summary_in_the_first_line() -> None:
     ran = run("delayq_check", "--nagios")
     assert (ran.code, ran.out.split(" - ")[0]) == (1, "DELAYQ WARNING")
     ran = run("delayq_check", "--nagios", "--min-workers", "9")
     assert (ran.code, ran.out.splitlines()[0]) == (2, "DELAYQ CRITICAL - Workers: 1 alive of 9")
 
 
-def test_without_a_redis_in_the_settings_all_may_be_well(settings: Any) -> None:
+def test_settings_without_redis_pass_the_checks(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     assert conf.get().REDIS is None
     assert run("delayq_check").code == 0

@@ -1,4 +1,4 @@
-"""delayq_pause and delayq_resume."""
+"""Tests of delayq_pause and delayq_resume."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_queues_are_paused_and_resumed() -> None:
     assert paused() == {}
 
 
-def test_it_ends_after_a_time_or_at_one() -> None:
+def test_a_pause_ends_after_a_duration_or_at_a_time() -> None:
     assert run("delayq_pause", "mail", "--for", "30m").code == 0
     end = paused()["mail"].resumes_at
     assert end is not None
@@ -45,14 +45,14 @@ def test_it_ends_after_a_time_or_at_one() -> None:
     assert paused()["mail"].resumes_at == later
 
 
-def test_it_is_written_to_the_audit_trail() -> None:
+def test_pause_and_resume_are_written_to_the_audit() -> None:
     run("delayq_pause", "mail", "--reason", "why")
     run("delayq_resume", "mail", "other", "--reason", "over")
     found = AuditEvent.objects.order_by("pk").values_list("verb", "target", "reason")
     assert list(found) == [("pause", "mail", "why"), ("resume", "mail", "over")]
 
 
-def test_json() -> None:
+def test_pause_and_resume_write_json() -> None:
     assert run("delayq_pause", "mail", "--json").json["paused_until"] == {"mail": None}
     assert run("delayq_resume", "mail", "other", "--json").json["resumed"] == {"mail": True, "other": False}
 
@@ -69,16 +69,16 @@ def test_json() -> None:
         ("mail", "--until", "2099-01-01T00:00:00"),
     ],
 )
-def test_what_cannot_be_is_wrong_usage(words: tuple[str, ...]) -> None:
+def test_an_impossible_pause_is_refused(words: tuple[str, ...]) -> None:
     ran = run("delayq_pause", *words)
-    # What the parser refuses ends with 2 only when a shell has called.
+    # An error of the parser has exit code 2 only when a shell calls the command.
     assert ran.code in (1, 2)
     assert ran.out == ""
     assert not Queue.objects.exists()
     assert not AuditEvent.objects.exists()
 
 
-def test_the_check_warns_of_a_pause_and_takes_what_waits_for_no_problem() -> None:
+def test_the_check_warns_of_a_paused_queue_and_ignores_its_overdue_messages() -> None:
     schedule(1, due=-300, queue="mail")
 
     def overdue() -> str:

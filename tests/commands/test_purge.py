@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def finished(number: int, *, days: float, state: State = State.CANCELLED) -> list[int]:
-    """Messages that ended so long ago."""
+    """Make messages that finished ``days`` ago."""
     ids = schedule(number)
     if state == State.DEAD:
         transitions.give_up("default", ids, reason="", actor="")
@@ -34,7 +34,7 @@ def left() -> set[int]:
     return set(Message.objects.values_list("pk", flat=True))
 
 
-def test_what_finished_long_ago_goes_with_its_log_and_nothing_else() -> None:
+def test_purge_deletes_old_finished_messages_with_their_log_only() -> None:
     finished(5, days=40)
     young = finished(2, days=20)
     live = schedule(3) + schedule(2, due=-50)
@@ -48,7 +48,7 @@ def test_what_finished_long_ago_goes_with_its_log_and_nothing_else() -> None:
     assert set(Transition.objects.values_list("message_id", flat=True)) == left()
 
 
-def test_live_messages_stay_whatever_is_asked() -> None:
+def test_live_messages_are_never_purged() -> None:
     live = schedule(3, due=-50)
     claim(live[0])
     Message.objects.update(created_at=timezone.now() - timedelta(days=400))
@@ -58,35 +58,35 @@ def test_live_messages_stay_whatever_is_asked() -> None:
     assert left() == set(live)
 
 
-def test_by_state() -> None:
+def test_purge_by_state_keeps_the_other_states() -> None:
     cancelled = finished(2, days=40)
     finished(3, days=40, state=State.DEAD)
     run("delayq_purge", "--older-than", "30d", "--state", "dead")
     assert left() == set(cancelled)
 
 
-def test_an_age_is_required() -> None:
+def test_a_purge_without_an_age_is_refused() -> None:
     old = finished(1, days=400)
     assert run("delayq_purge").code != 0
     assert run("delayq_purge", "--older-than", "-1d").code != 0
     assert left() == set(old)
 
 
-def test_a_dry_run_writes_nothing() -> None:
+def test_a_dry_run_of_a_purge_deletes_nothing() -> None:
     old = finished(3, days=40)
     ran = run("delayq_purge", "--older-than", "30d", "--dry-run")
     assert (ran.code, ran.out) == (0, "Would delete 3 finished messages.\n")
     assert left() == set(old)
 
 
-def test_a_signal_stops_it_after_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_stops_a_purge_after_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     finished(10, days=40)
     monkeypatch.setattr(common.ProgressBar, "__call__", lambda bar, done: os.kill(os.getpid(), signal.SIGTERM))
     ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "3", "--json")
     assert (ran.code, ran.json["deleted"], len(left())) == (143, 3, 7)
 
 
-def test_one_that_was_requeued_since_it_was_found_stays() -> None:
+def test_a_message_requeued_between_two_batches_is_not_purged() -> None:
     [pk, other] = finished(2, days=40)
     delete = purge("default", FINAL, 86_400.0, batch_size=1)
     assert next(delete) == 1
@@ -96,7 +96,7 @@ def test_one_that_was_requeued_since_it_was_found_stays() -> None:
     assert pk != other
 
 
-def test_one_that_is_requeued_just_as_it_was_found_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_requeued_after_the_page_was_read_is_not_purged(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = finished(2, days=40)
     transitions.requeue("default", ids[:1])
     monkeypatch.setattr("django_delayq.purge._page", lambda rows, after, size: [(timezone.now(), pk) for pk in ids])
@@ -104,7 +104,7 @@ def test_one_that_is_requeued_just_as_it_was_found_stays(monkeypatch: pytest.Mon
     assert left() == set(ids[:1])
 
 
-def test_one_that_somebody_has_locked_is_passed_by() -> None:
+def test_a_locked_message_is_not_purged() -> None:
     if not connections["default"].features.has_select_for_update_skip_locked:
         pytest.skip("locks rows")
     locked, *_others = finished(5, days=40)

@@ -40,7 +40,7 @@ def everything(client: redis.Redis) -> dict[bytes, bytes]:
 # --- what is put ------------------------------------------------------------------------------------------------------
 
 
-def test_after_a_flush_exactly_what_is_scheduled_and_due_within_the_horizon_is_put_back() -> None:
+def test_a_restore_after_a_flush_puts_exactly_the_scheduled_messages_within_the_horizon() -> None:
     soon = schedule(3)
     overdue = schedule(2, due=-100)
     later = schedule(2, due=86_400)
@@ -62,7 +62,7 @@ def test_after_a_flush_exactly_what_is_scheduled_and_due_within_the_horizon_is_p
     assert not set(later) & held().keys()
 
 
-def test_a_second_restore_finds_all_there_and_changes_nothing(redis_client: redis.Redis) -> None:
+def test_a_second_restore_changes_nothing(redis_client: redis.Redis) -> None:
     schedule(5)
     schedule(5, due=-20)
     run("delayq_restore")
@@ -99,7 +99,7 @@ def test_two_restores_at_once_put_each_message_once() -> None:
     assert sum(report.total().present for report in reports) == 300
 
 
-def test_while_a_worker_loads_a_queue_what_lies_beyond_its_horizon_is_left_to_it() -> None:
+def test_messages_beyond_the_horizon_are_left_to_the_worker_that_loads_the_queue() -> None:
     redis_broker = broker()
     begun = redis_broker.load(
         "default",
@@ -119,11 +119,11 @@ def test_while_a_worker_loads_a_queue_what_lies_beyond_its_horizon_is_left_to_it
     assert (ran.code, ran.json["complete"], ran.json["total"]["put"]) == (0, True, 2)
     assert set(held()) == set(ids)
     assert not set(later) & set(held())
-    # It is still loading.
+    # The load of the queue is not finished.
     assert redis_broker.read_meta("default").horizon_tenths == begun[1]
 
 
-def test_what_is_put_meanwhile_by_producers_is_not_disturbed() -> None:
+def test_messages_put_by_producers_during_a_restore_stay_as_they_are() -> None:
     ids = schedule(30)
     job = Restore("default", broker(), batch_size=10)
     job.preview()
@@ -138,7 +138,7 @@ def test_what_is_put_meanwhile_by_producers_is_not_disturbed() -> None:
     assert held() == due_tenths(*ids, *added)
 
 
-def test_messages_with_the_same_due_time_are_all_found() -> None:
+def test_messages_with_the_same_due_time_are_all_put() -> None:
     ids = schedule(23)
     Message.objects.update(due_at=timezone.now() + timedelta(seconds=60))
 
@@ -147,14 +147,14 @@ def test_messages_with_the_same_due_time_are_all_found() -> None:
     assert held().keys() == set(ids)
 
 
-def test_a_whole_restore_leaves_nothing_to_load_for_a_worker() -> None:
+def test_a_restore_of_all_queues_leaves_nothing_for_a_loader() -> None:
     schedule(3)
     run("delayq_restore")
     meta = broker().read_meta("default")
     assert meta.loaded_tenths == meta.horizon_tenths is not None
 
 
-def test_a_partial_restore_leaves_the_loading_to_a_worker_at_once() -> None:
+def test_a_partial_restore_leaves_the_loading_to_a_worker() -> None:
     ids = schedule(3)
     run("delayq_restore", "--id", str(ids[0]))
     meta = broker().read_meta("default")
@@ -177,7 +177,7 @@ def test_a_partial_restore_leaves_the_loading_to_a_worker_at_once() -> None:
         ([], {"a", "b", "effect", "later b"}),
     ],
 )
-def test_selectors_narrow_it(words: list[str], chosen: set[str]) -> None:
+def test_selectors_narrow_the_restored_messages(words: list[str], chosen: set[str]) -> None:
     [a] = schedule(queue="a")
     [b] = schedule(queue="b")
     [effect] = schedule(queue="a", topic="t.effect")
@@ -192,7 +192,7 @@ def test_selectors_narrow_it(words: list[str], chosen: set[str]) -> None:
     assert ran.json["total"]["put"] == ran.json["total"]["found"] == len(chosen)
 
 
-def test_receivers_hear_of_it_and_by_whom() -> None:
+def test_a_restore_sends_its_signal_with_its_actor() -> None:
     schedule(3)
     heard: list[dict[str, Any]] = []
 
@@ -213,7 +213,7 @@ def test_receivers_hear_of_it_and_by_whom() -> None:
 # --- what is overdue --------------------------------------------------------------------------------------------------
 
 
-def test_overdue_skip_leaves_them_as_they_are() -> None:
+def test_overdue_skip_leaves_overdue_messages_as_they_are() -> None:
     schedule(3, due=-20)
     soon = schedule(2)
     before = record()
@@ -225,7 +225,7 @@ def test_overdue_skip_leaves_them_as_they_are() -> None:
     assert record() == before
 
 
-def test_overdue_dead_gives_them_up_with_a_reason_and_forgets_them() -> None:
+def test_overdue_dead_makes_messages_dead_and_removes_them_from_redis() -> None:
     overdue = schedule(7, due=-20)
     soon = schedule(2)
     run("delayq_restore")
@@ -242,7 +242,7 @@ def test_overdue_dead_gives_them_up_with_a_reason_and_forgets_them() -> None:
         assert last.actor.startswith("command:delayq_restore ")
 
 
-def test_overdue_spread_gives_them_new_times_evenly() -> None:
+def test_overdue_spread_spreads_due_times_evenly() -> None:
     overdue = schedule(10, due=-100, queue="a") + schedule(10, due=-100, queue="b")
     soon = schedule(2)
     began = timezone.now()
@@ -256,12 +256,12 @@ def test_overdue_spread_gives_them_new_times_evenly() -> None:
     ]
     assert offsets == pytest.approx([5 * place for place in range(20)], abs=2)
     assert held() == {**due_tenths(*soon)}
-    # The very first is due at once; the others wait their turn.
+    # Only the first one is due at once.
     assert {**held("a"), **held("b")} == {**due_tenths(*overdue), min(overdue): 0}
 
 
 @pytest.mark.parametrize("policy", ["dead", "spread=10m"])
-def test_what_changes_the_record_is_not_done_unasked(policy: str) -> None:
+def test_a_restore_that_changes_the_record_is_refused_without_a_confirmation(policy: str) -> None:
     schedule(2, due=-20)
     before = record()
 
@@ -273,7 +273,7 @@ def test_what_changes_the_record_is_not_done_unasked(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["dead", "spread=10m"])
-def test_one_that_its_owner_moves_meanwhile_is_left_alone(policy: str) -> None:
+def test_an_overdue_message_rescheduled_meanwhile_is_left_alone(policy: str) -> None:
     [pk, other] = schedule(2, due=-20)
     job = Restore("default", broker(), overdue=Overdue(policy.partition("=")[0]), spread=600, selection=Selection())
     job.preview()
@@ -291,7 +291,7 @@ def test_one_that_its_owner_moves_meanwhile_is_left_alone(policy: str) -> None:
     assert Message.objects.get(pk=other).moves == 2
 
 
-def test_no_expired_expires_what_was_not_started_in_its_time() -> None:
+def test_no_expired_expires_messages_that_did_not_start_in_time() -> None:
     late = schedule(3, due=-20, expires="10s")
     still = schedule(1, due=-20, expires="10m")
 
@@ -307,7 +307,7 @@ def test_no_expired_expires_what_was_not_started_in_its_time() -> None:
 
 @pytest.mark.parametrize("policy", ["run", "skip", "dead", "spread=1000s"])
 @pytest.mark.parametrize("batches", [0, 1, 3, 5])
-def test_resumed_at_a_position_it_ends_as_an_uninterrupted_one(policy: str, batches: int) -> None:
+def test_a_resumed_restore_ends_like_an_uninterrupted_one(policy: str, batches: int) -> None:
     overdue = schedule(8, due=-100, queue="a") + schedule(8, due=-100, queue="b")
     schedule(8, queue="a")
     schedule(8, queue="b")
@@ -337,7 +337,7 @@ def test_resumed_at_a_position_it_ends_as_an_uninterrupted_one(policy: str, batc
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_it_after_the_batch_and_it_says_where_to_go_on(
+def test_a_signal_stops_a_restore_after_the_batch_with_its_position(
     number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = schedule(50)
@@ -354,7 +354,7 @@ def test_a_signal_stops_it_after_the_batch_and_it_says_where_to_go_on(
     assert held() == due_tenths(*ids)
 
 
-def test_redis_lost_on_the_way_is_an_error_that_says_where_to_go_on(
+def test_a_restore_that_loses_redis_fails_with_its_position(
     monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis
 ) -> None:
     schedule(50)
@@ -388,7 +388,9 @@ def test_a_damaged_position_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["run", "skip", "dead", "spread=10s"])
-def test_a_dry_run_writes_nothing_and_foresees_the_same(policy: str, redis_client: redis.Redis) -> None:
+def test_a_dry_run_of_a_restore_writes_nothing_and_foresees_the_same_numbers(
+    policy: str, redis_client: redis.Redis
+) -> None:
     schedule(4, due=-20)
     schedule(3, due=-20, expires="10s")
     schedule(6)
@@ -409,14 +411,14 @@ def test_a_dry_run_writes_nothing_and_foresees_the_same(policy: str, redis_clien
     assert would["total"]["beyond"] == did["total"]["beyond"] == 2
 
 
-def test_a_dry_run_knows_what_is_there_already() -> None:
+def test_a_dry_run_counts_messages_that_redis_has_already() -> None:
     ids = schedule(6)
     run("delayq_restore", "--id", str(ids[0]), "--id", str(ids[1]))
     total = run("delayq_restore", "--json", "--dry-run").json["total"]
     assert (total["put"], total["present"], total["held"]) == (4, 2, 2)
 
 
-def test_the_preview_says_what_is_overdue_and_since_when() -> None:
+def test_the_preview_shows_the_oldest_overdue_message() -> None:
     schedule(2, due=-3600)
     ran = run("delayq_restore", "--dry-run")
     assert "Overdue: 2, the oldest since" in ran.out
@@ -428,7 +430,7 @@ def test_the_preview_says_what_is_overdue_and_since_when() -> None:
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_redis_of_another_database_is_left_alone(redis_client: redis.Redis) -> None:
+def test_the_redis_of_another_database_is_not_restored(redis_client: redis.Redis) -> None:
     schedule(2, due=-20)
     redis_client.hset("{delayq:default:0}:meta", "identity", "somebody else")
     before = record()
@@ -438,12 +440,12 @@ def test_the_redis_of_another_database_is_left_alone(redis_client: redis.Redis) 
     assert record() == before
 
 
-def test_a_redis_that_is_away_is_exit_code_69(redis_server: RedisServer) -> None:
+def test_a_restore_without_an_answer_of_redis_is_exit_code_69(redis_server: RedisServer) -> None:
     redis_server.kill()
     assert run("delayq_restore").code == 69
 
 
-def test_without_a_redis_in_the_settings_there_is_nothing_to_restore(settings: Any) -> None:
+def test_a_restore_without_redis_in_the_settings_is_exit_code_78(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     assert run("delayq_restore").code == 78
 
@@ -462,9 +464,9 @@ def test_without_a_redis_in_the_settings_there_is_nothing_to_restore(settings: A
         ["--batch-size", "0"],
     ],
 )
-def test_words_that_make_no_sense_are_refused(words: list[str]) -> None:
+def test_impossible_options_are_refused(words: list[str]) -> None:
     schedule(1)
-    # Called from Python, Django turns argparse's exit code 2 into a CommandError.
+    # If the command is called from Python, Django turns exit code 2 of argparse into a CommandError.
     assert run("delayq_restore", *words).code != 0
     assert held() == {}
 
@@ -491,20 +493,20 @@ def test_pages_are_read_along_the_index(django_assert_num_queries: Any) -> None:
     assert "ROW(due_at, id) >" in plan.partition("Index Cond:")[2]
 
 
-def test_chosen_ids_are_not_looked_for_among_all_that_is_scheduled() -> None:
+def test_selected_ids_are_read_by_primary_key() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("asks PostgreSQL for its plan")
     for pk in schedule(100):
         cancel_message(pk)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE delayq_message")
-    # Of the many that are scheduled now the planner knows nothing.
+    # The planner does not know of the many messages that are scheduled from here on.
     chosen = schedule(3_000)[:50]
     rows = Selection(ids=tuple(chosen)).rows("default", "default").filter(pk__in=chosen, due_at__lte=timezone.now())
     assert "delayq_message_pkey" in rows.explain()
 
 
-def test_the_settings_horizon_says_how_far(settings: Any) -> None:
+def test_messages_beyond_the_horizon_of_the_settings_are_not_restored(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": "30s"}
     assert conf.get().HORIZON == 30
     near = schedule(1, due=20)
@@ -514,7 +516,7 @@ def test_the_settings_horizon_says_how_far(settings: Any) -> None:
     assert ran.json["total"]["beyond"] == 1
 
 
-def test_when_redis_goes_away_what_was_read_ahead_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_read_ahead_are_not_put_once_redis_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(9)
     read, ending = threading.Semaphore(0), threading.Event()
     tried: list[list[Entry]] = []
@@ -533,7 +535,7 @@ def test_when_redis_goes_away_what_was_read_ahead_is_not_tried(monkeypatch: pyte
         if len(tried) == 1:
             assert all(read.acquire(timeout=30) for _ in range(engine.BATCHES_AHEAD + 1))
         else:
-            # It may have begun before anybody knows that the first failed.
+            # The second put may begin before the failure of the first is noticed.
             assert ending.wait(30)
         raise BrokerUnavailable("no answer")
 
@@ -545,7 +547,7 @@ def test_when_redis_goes_away_what_was_read_ahead_is_not_tried(monkeypatch: pyte
     assert len(tried) <= 2
 
 
-def test_when_redis_does_not_say_that_it_was_told_nothing_is_put_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_mark_ends_a_restore_and_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(9)
     job = Restore("default", broker(), batch_size=1)
     job.preview()
@@ -555,14 +557,14 @@ def test_when_redis_does_not_say_that_it_was_told_nothing_is_put_any_more(monkey
 
     monkeypatch.setattr(engine, "MARK_INTERVAL", 0.0)
     monkeypatch.setattr(RedisBroker, "loaded", loaded)
-    # As long as the error is kept, so is the frame in which it was raised.
+    # The error keeps the frame in which it was raised alive, so the thread must have ended by itself.
     with pytest.raises(BrokerUnavailable) as failed:
         job.run()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("delayq-restore")]
     assert failed.type is BrokerUnavailable
 
 
-def test_it_reads_a_few_batches_ahead_of_the_one_that_is_put_and_keeps_their_order(
+def test_a_restore_reads_a_few_batches_ahead_and_keeps_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     schedule(9)
@@ -581,7 +583,7 @@ def test_it_reads_a_few_batches_ahead_of_the_one_that_is_put_and_keeps_their_ord
         return entries
 
     def slowly(broker: RedisBroker, queue: str, entries: list[Entry], **named: Any) -> Put:
-        # The first is put when so many others have been read.
+        # The first batch is put when the batches ahead have been read.
         assert full.wait(30)
         assert put or not too_full.wait(0.2)
         put.append([entry.id for entry in entries])

@@ -32,7 +32,7 @@ from .conftest import claim, run, schedule
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_counts_what_is_where() -> None:
+def test_messages_are_counted_by_state_and_queue() -> None:
     schedule(3)
     schedule(2, due=-100, queue="slow")
     claim(*schedule(1, due=-1))
@@ -83,7 +83,7 @@ def test_lateness_is_from_the_due_time_to_the_first_claim() -> None:
     assert found == {"of": 20, "p50": 10.0, "p95": 19.0}
 
 
-def test_it_works_while_redis_is_away(redis_server: RedisServer) -> None:
+def test_stats_work_while_redis_is_away(redis_server: RedisServer) -> None:
     schedule(3)
     redis_server.kill()
     ran = run("delayq_stats", "--json")
@@ -94,7 +94,7 @@ def test_it_works_while_redis_is_away(redis_server: RedisServer) -> None:
     assert "does not answer" in run("delayq_stats").out
 
 
-def test_it_tells_no_secrets(settings: Any, redis_server: RedisServer) -> None:
+def test_stats_show_no_password(settings: Any, redis_server: RedisServer) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://anna:hunter2@127.0.0.1:{redis_server.port}/0"}
     for words in ([], ["--json"]):
         ran = run("delayq_stats", *words)
@@ -102,7 +102,7 @@ def test_it_tells_no_secrets(settings: Any, redis_server: RedisServer) -> None:
         assert f"127.0.0.1:{redis_server.port}" in ran.out
 
 
-def test_an_empty_record_is_no_trouble() -> None:
+def test_stats_of_an_empty_record_are_shown() -> None:
     ran = run("delayq_stats")
     assert ran.code == 0
     assert "nothing was delivered yet" in ran.out
@@ -117,8 +117,8 @@ def rolled(minutes_ago: int, **counts: int) -> None:
     Rollup.objects.create(at=at, queue="default", topic="t.ok", **counts)
 
 
-def test_throughput_is_that_of_full_minutes() -> None:
-    # The minute that is not over does not count. By a clock that is ahead, so that it is not over in a second either.
+def test_throughput_counts_full_minutes_only() -> None:
+    # The current minute does not count. This row is a minute ahead, so that it still does not count a moment later.
     rolled(-1, consumed=1000)
     for minutes, number in ((5, 20), (40, 300), (600, 4000)):
         rolled(minutes, consumed=number, dead=1, late_100=9, late_more=1)
@@ -137,8 +137,8 @@ def test_throughput_is_that_of_full_minutes() -> None:
     assert text.count("Lateness") == 1
 
 
-def test_it_shows_when_messages_fall_due() -> None:
-    # In the middle of a minute.
+def test_the_coming_hour_shows_when_messages_fall_due() -> None:
+    # Both due times are in the middle of a minute.
     second = timezone.now().second
     schedule(3, due=1830 - second)
     schedule(1, due=150 - second)
@@ -151,7 +151,7 @@ def test_it_shows_when_messages_fall_due() -> None:
     assert lines[1].count("█") > 2 * lines[0].count("█") > 0
 
 
-def test_it_lists_the_workers() -> None:
+def test_workers_are_listed_with_their_state() -> None:
     now = transitions.now("default")
     for name, seen in (("w/1", 1), ("w/2", 60), ("w/3", 3600)):
         seen_at = now - timedelta(seconds=seen)
@@ -173,7 +173,7 @@ class Terminal(StringIO):
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, rounds: int, *words: str, stdout: StringIO | None = None) -> str:
-    """What it shows until it is ended after so many rounds."""
+    """Return what delayq_stats --watch shows in so many rounds."""
     left = iter(range(rounds - 1, -1, -1))
     monkeypatch.setattr(Screen, "wait", lambda self, seconds, ended: next(left) == 0)
     out = stdout or StringIO()
@@ -181,7 +181,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, rounds: int, *words: str, stdout: Str
     return out.getvalue()
 
 
-def test_piped_one_block_follows_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_follow_one_another_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(3)
     shown = watch(monkeypatch, 2)
     assert shown.count("Messages") == 2
@@ -189,7 +189,7 @@ def test_piped_one_block_follows_the_other(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown.count("every 2.0 s") == 2
 
 
-def test_on_a_terminal_a_block_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_replaces_the_one_before_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("LINES", "10")
     shown = watch(monkeypatch, 3, "5s", stdout=Terminal())
@@ -201,12 +201,12 @@ def test_on_a_terminal_a_block_takes_the_place_of_the_one_before(monkeypatch: py
     assert max(map(len, lines)) <= 59
 
 
-def test_with_json_there_is_one_object_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_with_json_writes_one_object_per_line(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = watch(monkeypatch, 3, "1s", "--json").splitlines()
     assert [json.loads(line)["schema"] for line in lines] == [1, 1, 1]
 
 
-def test_it_watches_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = stats.collect, iter([OperationalError("gone"), None])
 
     def collect(*args: Any) -> Any:
@@ -228,7 +228,7 @@ def test_the_wait_ends_with_a_signal() -> None:
 
 
 @pytest.mark.parametrize("end", ["q", "Ctrl-C"])
-def test_it_ends_in_order(end: str) -> None:
+def test_watching_ends_in_order(end: str) -> None:
     ours, theirs = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "django", "delayq_stats", "--watch", "60s"],
@@ -256,7 +256,7 @@ def test_it_ends_in_order(end: str) -> None:
         os.close(ours)
 
 
-def test_an_interval_that_is_none_is_refused() -> None:
+def test_an_invalid_interval_is_refused() -> None:
     ran = run("delayq_stats", "--watch", "soon")
     assert ran.code == 1
     assert "not a duration" in ran.err

@@ -21,7 +21,7 @@ class Terminal(StringIO):
         return True
 
 
-def test_on_a_terminal_a_bar_shows_how_far_it_is_and_stdout_stays_clean() -> None:
+def test_a_progress_bar_is_shown_on_a_terminal_and_stays_out_of_stdout() -> None:
     schedule(30)
     out, err = StringIO(), Terminal()
     call_command("delayq_restore", "--json", "--batch-size", "10", stdout=out, stderr=err, no_color=True)
@@ -31,13 +31,15 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is_and_stdout_stays_clean() -> Non
     assert out.getvalue().count("\n") == 1
 
 
-def test_piped_there_is_no_bar() -> None:
+def test_no_progress_bar_is_shown_without_a_terminal() -> None:
     schedule(30)
     assert run("delayq_restore", "--batch-size", "10").err == ""
 
 
 @pytest.mark.parametrize(("answer", "state"), [("y\n", State.DEAD), ("n\n", State.SCHEDULED), ("", State.SCHEDULED)])
-def test_on_a_terminal_it_asks_first(answer: str, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_asks_for_confirmation_on_a_terminal(
+    answer: str, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [pk] = schedule(1, due=-20)
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     ran = run("delayq_restore", "--json", "--overdue", "dead")
@@ -48,7 +50,7 @@ def test_on_a_terminal_it_asks_first(answer: str, state: State, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("command", ["restore", "verify", "stats", "check", "cancel", "purge"])
-def test_the_help_tells_the_exit_codes(command: str, capsys: Any) -> None:
+def test_the_help_lists_the_exit_codes(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         call_command(f"delayq_{command}", "--help")
     text = " ".join(capsys.readouterr().out.split())

@@ -25,12 +25,12 @@ def _the_grace_is_short(settings: Any) -> None:
 
 
 def found(ran: Ran) -> dict[str, int]:
-    """The kinds of drift in the default queue."""
+    """Return the mismatches of the default queue by their kind."""
     default = ran.json["queues"]["default"]
-    return {kind: default[kind] for kind in ("missing", "extra", "different") if default[kind]}
+    return {mismatch: default[mismatch] for mismatch in ("missing", "extra", "different") if default[mismatch]}
 
 
-def test_after_a_restore_they_agree() -> None:
+def test_a_restored_redis_has_no_mismatch() -> None:
     schedule(5)
     schedule(3, due=-20)
     schedule(2, due=86_400)
@@ -42,7 +42,7 @@ def test_after_a_restore_they_agree() -> None:
 
 
 @pytest.mark.parametrize("due", [60, -20])
-def test_what_redis_has_lost_is_missing(due: float, redis_client: redis.Redis) -> None:
+def test_ids_that_redis_lost_are_missing(due: float, redis_client: redis.Redis) -> None:
     ids = schedule(5, due=due)
     run("delayq_restore")
     redis_client.zrem(DELAYED, *ids[:2])
@@ -56,7 +56,7 @@ def test_what_redis_has_lost_is_missing(due: float, redis_client: redis.Redis) -
     assert held().keys() == set(ids)
 
 
-def test_a_redis_that_forgot_everything_misses_all_of_it(redis_client: redis.Redis) -> None:
+def test_all_ids_are_missing_after_a_flush(redis_client: redis.Redis) -> None:
     ids = schedule(5)
     run("delayq_restore")
     redis_client.flushall()
@@ -95,7 +95,7 @@ def test_another_due_time_is_different(shift: int) -> None:
     assert held() == due_tenths(pk, other)
 
 
-def test_one_in_ready_though_due_later_is_different() -> None:
+def test_a_ready_id_that_is_due_later_is_different() -> None:
     [pk] = schedule(due=-20)
     run("delayq_restore")
     Message.objects.filter(pk=pk).update(due_at=timezone.now() + timedelta(seconds=90))
@@ -105,7 +105,7 @@ def test_one_in_ready_though_due_later_is_different() -> None:
     assert held() == due_tenths(pk)
 
 
-def test_one_that_a_worker_set_aside_for_a_moment_is_not_drift(redis_client: redis.Redis) -> None:
+def test_an_id_that_a_worker_put_aside_is_no_mismatch(redis_client: redis.Redis) -> None:
     [pk] = schedule(due=-20)
     run("delayq_restore")
     redis_client.zrem(READY, pk)
@@ -113,7 +113,7 @@ def test_one_that_a_worker_set_aside_for_a_moment_is_not_drift(redis_client: red
     assert found(run("delayq_verify", "--json")) == {}
 
 
-def test_one_that_was_merely_on_its_way_is_not_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_that_was_on_its_way_is_no_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(3)
     paused: list[float] = []
 
@@ -136,7 +136,7 @@ def test_a_running_message_whose_lease_ran_out_long_ago_is_stuck() -> None:
     assert Message.objects.filter(state=State.RUNNING).count() == 1
 
 
-def test_it_changes_nothing_unless_told_to(redis_client: redis.Redis) -> None:
+def test_a_check_without_fix_changes_nothing(redis_client: redis.Redis) -> None:
     schedule(3)
     assert run("delayq_verify").code == 3
     assert redis_client.keys("*") == []
@@ -149,6 +149,6 @@ def test_the_redis_of_another_database_is_neither_compared_nor_changed(redis_cli
     assert redis_client.zcard(READY) == 1
 
 
-def test_a_redis_that_is_away_is_exit_code_69(redis_server: RedisServer) -> None:
+def test_a_check_without_an_answer_of_redis_is_exit_code_69(redis_server: RedisServer) -> None:
     redis_server.kill()
     assert run("delayq_verify").code == 69

@@ -1,4 +1,4 @@
-"""A Redis user with no more rights than are documented, a password that nobody sees, a Redis that is another's."""
+"""Tests of access to Redis: the documented rights, passwords, and the Redis of another database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMANDS = [
 
 
 def documented_rights() -> list[str]:
-    """The rights that docs/howto/deploy.rst gives the user."""
+    """Read the rights of the Redis user in docs/howto/deploy.rst."""
     text = Path(ROOT, "docs", "howto", "deploy.rst").read_text()
     found = re.search(r"ACL SETUSER delayq on >password ((?:.+\n)+)", text)
     assert found is not None
@@ -48,9 +48,7 @@ def url_of(server: RedisServer) -> str:
     return f"redis://delayq:{SECRET}@127.0.0.1:{server.port}/0"
 
 
-def test_a_user_with_the_documented_rights_can_do_all_that_delayq_does_and_nothing_else(
-    start: Start, configure: Configure
-) -> None:
+def test_the_documented_rights_suffice_and_nothing_else_is_tried(start: Start, configure: Configure) -> None:
     with RedisServer() as server, of(server) as client:
         make_user(client, documented_rights())
         configure(REDIS=url_of(server))
@@ -110,7 +108,7 @@ def test_the_documented_rights_reach_nothing_of_others() -> None:
 
 
 def test_each_documented_right_is_needed(start: Start, configure: Configure) -> None:
-    """Counted by Redis itself, over all that the application does."""
+    """Compare the documented rights with the commands that Redis has counted."""
     with RedisServer() as server, of(server) as client:
         configure(REDIS=server.url)
         client.config_resetstat()
@@ -130,12 +128,14 @@ def test_each_documented_right_is_needed(start: Start, configure: Configure) -> 
         }
     granted = {right[1:] for right in documented_rights() if right[0] == "+" and right[1] != "@"}
     covered = set().union(*categories.values())
-    # What this test itself asked, and what is optional: without CONFIG GET a check says that it does not know.
+    # This test itself uses CONFIG. The check uses it too, but does without: it then warns that it cannot tell.
     assert used - granted - covered == {"config"}
     assert granted <= used, granted - used
 
 
-def test_a_wrong_password_is_told_without_being_shown_and_delivery_goes_on(start: Start, configure: Configure) -> None:
+def test_a_wrong_password_is_reported_without_being_shown_and_delivery_goes_on(
+    start: Start, configure: Configure
+) -> None:
     with RedisServer() as server, of(server) as client:
         client.config_set("requirepass", "another one")
         configure(REDIS=url_of(server))
@@ -149,15 +149,13 @@ def test_a_wrong_password_is_told_without_being_shown_and_delivery_goes_on(start
         worker.stop()
         for text in (worker.log, *(ran.out + ran.err for ran in said)):
             assert SECRET not in text
-    # And when nothing listens there any more.
+    # The server has ended by now.
     for words in COMMANDS:
         ran = run(*words)
         assert SECRET not in ran.out + ran.err
 
 
-def test_a_password_that_works_is_not_shown_either(
-    start: Start, configure: Configure, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_valid_password_is_never_shown(start: Start, configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer() as server, of(server) as client:
         client.config_set("requirepass", SECRET)
         configure(REDIS=f"redis://:{SECRET}@127.0.0.1:{server.port}/0")

@@ -1,4 +1,4 @@
-"""20,000 due at once cost Redis no long moment, and thousands of deliveries leave nothing behind in a worker."""
+"""Tests under load: 20,000 messages that are due at once, and thousands of deliveries by one worker."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MANY = 20_000
 
 
 @pytest.mark.skipif("DELAYQ_TIMED" not in os.environ, reason="asserts a time: with DELAYQ_TIMED, on a quiet machine")
-def test_20000_at_once_keep_redis_for_10_ms_in_no_script(configure: Configure) -> None:
-    """Redis's own clock says; since it runs on while others have the processor, the best of three rounds counts."""
+def test_no_script_keeps_redis_for_10_ms_while_20000_are_due_at_once(configure: Configure) -> None:
+    """Redis measures by its clock, which runs on while other processes run: the best of three rounds counts."""
     with RedisServer("--slowlog-log-slower-than", "10000", "--slowlog-max-len", "1000") as server, of(server) as client:
         configure(REDIS=server.url)
         for start in range(0, MANY, 10_000):
@@ -48,7 +48,7 @@ def test_20000_at_once_keep_redis_for_10_ms_in_no_script(configure: Configure) -
             assert client.zcard(KEYS.delayed) == MANY
             assert run("delayq_restore").code == 0
             assert take_all(broker, at=last) == MANY
-            # And those of a backlog, which become ready with the put.
+            # The same for a backlog, whose ids become ready with the put.
             broker.now = last
             broker.put("default", entries, fill=True)
             assert take_all(broker, at=last) == MANY
@@ -71,13 +71,13 @@ def take_all(broker: RedisBroker, *, at: int) -> int:
 
 def _open_files(pid: int) -> Iterator[str]:
     for place in Path(f"/proc/{pid}/fd").iterdir():
-        # It may be closed meanwhile.
+        # The file may be closed meanwhile.
         with suppress(OSError):
             yield os.readlink(place)
 
 
 class Footprint:
-    """What a worker holds: of its processes by /proc, and by what the servers say."""
+    """The resources of a worker, as /proc and the servers report them."""
 
     def __init__(self, worker: Worker, server: RedisServer) -> None:
         pids = [worker.pid, *worker.children]
@@ -109,10 +109,10 @@ def test_thousands_of_deliveries_leave_nothing_behind_in_the_worker(start: Start
         worker.stop()
     assert after.children == before.children
     assert after.threads == before.threads
-    # Services that ask Redis in the same moment for the first time open another connection; deliveries open none.
+    # Two services that ask Redis at the same moment for the first time open another connection; deliveries open none.
     assert after.descriptors <= before.descriptors + 2
     assert after.redis <= before.redis + 2
-    # One that asks SQLite for the first time has two files then.
+    # A thread that uses SQLite for the first time opens two files.
     assert after.database <= before.database + (connection.vendor == "sqlite")
     # SQLite fills its page caches, 2 MB for each connection, as the file grows.
     growth = 1.05 if connection.vendor == "postgresql" else 1.15
@@ -120,7 +120,7 @@ def test_thousands_of_deliveries_leave_nothing_behind_in_the_worker(start: Start
 
 
 def deliver(number: int, done: int) -> int:
-    """Some of each kind, until all are delivered."""
+    """Schedule messages of several topics, and wait until all are delivered."""
     topics = ["t.ok"] * 6 + ["t.tx"] * 2 + ["t.second_time", "t.async"]
     schedule_messages({"topic": topics[n % 10], "delay": n / number} for n in range(number))
     eventually(lambda: states()[State.CONSUMED] == done + number, "all are delivered", timeout=60)

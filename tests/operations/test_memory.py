@@ -1,4 +1,4 @@
-"""A Redis that is full refuses new ids, and stops neither who schedules nor who delivers."""
+"""Tests with a full Redis: it refuses new ids, but messages are scheduled and delivered."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 KEYS = keys("delayq", "default")
 
 
-def test_while_redis_is_full_messages_are_scheduled_and_delivered_from_the_database(
-    start: Start, configure: Configure
-) -> None:
+def test_messages_are_delivered_from_the_database_while_redis_is_full(start: Start, configure: Configure) -> None:
     with RedisServer() as server, of(server) as client:
         configure(REDIS=server.url)
         worker = start()

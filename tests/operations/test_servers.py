@@ -1,4 +1,4 @@
-"""Other servers than the usual one: every Redis on this machine, and a pair behind Sentinel of which one dies."""
+"""Tests with other servers: every installed Redis, and a failover by Sentinel."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ KEYS = keys("delayq", "default")
 
 
 def programs() -> list[Path]:
-    """One redis-server of each version: on PATH, of the wheel, and those named in DELAYQ_TEST_REDIS_SERVERS."""
+    """Return one redis-server of each version: on PATH, in the wheel, and those in DELAYQ_TEST_REDIS_SERVERS."""
     named = map(Path, filter(None, os.environ.get("DELAYQ_TEST_REDIS_SERVERS", "").split(os.pathsep)))
     found = {_output(program, "--version"): program for program in (*named, *_redis_candidates())}
     return [program for version, program in found.items() if version]
 
 
 @pytest.mark.parametrize("program", programs(), ids=lambda program: _output(program, "--version").split()[2])
-def test_every_redis_here_does_it_all(start: Start, configure: Configure, program: Path) -> None:
+def test_every_installed_redis_supports_everything(start: Start, configure: Configure, program: Path) -> None:
     with ThisRedis(program) as server, of(server) as client:
         configure(REDIS=server.url)
         worker = start()
