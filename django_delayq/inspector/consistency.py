@@ -64,7 +64,7 @@ class Mismatches:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """How many running messages have a lease that ran out long ago, and when the first one ran out."""
+    """The number of running messages whose lease ran out long ago, and when the first lease ran out."""
 
     count: int
     oldest: datetime | None

@@ -20,7 +20,7 @@ from . import stats
 
 
 class Level(IntEnum):
-    """How severe a finding is."""
+    """The severity of a finding."""
 
     OK = 0
     WARN = 1

@@ -48,7 +48,7 @@ class QueueInRedis:
 
 @dataclass(slots=True)
 class RedisStats:
-    """What is known of Redis. ``reachable`` is None when no Redis is configured."""
+    """Redis, as the process that asks sees it. ``reachable`` is None when no Redis is configured."""
 
     where: str
     reachable: bool | None = None
@@ -78,7 +78,7 @@ class Stats:
 
     @property
     def states(self) -> dict[State, Capped]:
-        """How many messages are in each state."""
+        """The number of messages in each state."""
         return {State.SCHEDULED: self.snapshot.scheduled, State.RUNNING: self.snapshot.running, **self.finished}
 
 

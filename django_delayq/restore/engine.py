@@ -75,8 +75,8 @@ class Restore:
         self._began = transitions.now(using) if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
-        # Whether a queue that is restored from its beginning to its end counts as loaded afterwards.
-        self._loads = self.selection.whole_queues and overdue != Overdue.SKIP
+        # Whether a queue counts as loaded once it was restored from its beginning to its end.
+        self._counts_as_load = self.selection.whole_queues and overdue != Overdue.SKIP
         self._horizons: dict[str, int] = {}
 
     # --- count ----------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Restore:
             self.report.queues[queue] = Tally()
             if self._from is None and self.overdue == Overdue.SPREAD:
                 self._total += sum(rows.filter(due_at__lte=self._cutoff).count() for rows in self._chunks(queue))
-        self._loads = False
+        self._counts_as_load = False
         return self.report
 
     def _read_horizon(self, queue: str, server: ServerRun) -> int:
@@ -244,11 +244,11 @@ class Restore:
     # --- filling --------------------------------------------------------------------------------------------------
 
     def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
-        whole = self._loads and after is None
+        whole = self._counts_as_load and after is None
         horizon, loading = self._horizons[queue], False
         worker = f"restore:{actors.host()}/{os.getpid()}/{id(self):x}"
         if not self.dry_run:
-            # Unless all of the queue is restored, its loading is still a worker's: leave it to the next one at once.
+            # Unless all of the queue is restored, its loading stays a worker's: any worker may begin at once.
             lease = LOADER_LEASE if whole else NO_LEASE
             horizon, loading = ensure_horizon(self.using, self.broker, queue, lease=lease, worker=worker)
         load = None

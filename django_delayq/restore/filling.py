@@ -76,7 +76,7 @@ def fill(
             if not load.mark(batch.entries[-1].due_at):
                 if load.required:
                     raise BrokerUnavailable("Redis was lost while it was being loaded")
-                # The lease has run out, and another process is the loader now. It loads from where we have marked.
+                # The lease has run out, and another process may be the loader now. It loads on from the last mark.
                 load = None
             marked = time.monotonic()
     if load is not None:

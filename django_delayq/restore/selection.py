@@ -18,7 +18,7 @@ from ..states import State
 
 
 class Overdue(StrEnum):
-    """What a restore does with messages that should have started already."""
+    """The choices for messages that should have started already."""
 
     RUN = "run"
     SKIP = "skip"
@@ -119,7 +119,7 @@ class Position(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """How many messages a restore found in a queue, and what it did with them."""
+    """The numbers of one queue: messages that a restore found, and messages by what it did with them."""
 
     # Selected messages in the record: scheduled; overdue, and the oldest due time of those; due beyond the horizon;
     # running.
@@ -149,7 +149,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Report:
-    """What a restore has done so far. ``position`` says where it stopped; None when it is complete."""
+    """The report of a restore so far. ``position`` says where it stopped; None when it is complete."""
 
     queues: dict[str, Tally] = field(default_factory=dict)
     position: str | None = None

@@ -25,10 +25,10 @@ IDENTIFY = 5.0
 ROOM = 100
 
 
-class _Observed:
-    """Tells the observers of restores about a load from the beginning, once something is found to load."""
+class _ObservedLoad:
+    """Reports a load from the beginning of a queue to the observers of restores, once a message is found."""
 
-    def __init__(self, using: str, worker: str, queue: str, *, told: bool) -> None:
+    def __init__(self, using: str, worker: str, queue: str, *, from_beginning: bool) -> None:
         self._start = RestoreStart(
             using,
             f"loader:{worker}",
@@ -40,12 +40,12 @@ class _Observed:
             total=None,
         )
         self._actor = f"worker:{worker}"
-        self._told = told
+        self._from_beginning = from_beginning
         self._observers: RestoreObservers | None = None
         self._tally = restore.Tally()
 
     def progress(self, put: Put, found: int) -> None:
-        if not self._told:
+        if not self._from_beginning:
             return
         self._tally.add(restore.Tally(put=put.put, present=put.present))
         if self._observers is None:
@@ -174,7 +174,7 @@ class Loader(Service):
         put = partial(self.broker.put, queue, fill=True)
         load = restore.Load(self.broker, queue, self.worker, horizon)
         found, total = 0, Put()
-        with _Observed(self.using, self.worker, queue, told=start is None) as observed:
+        with _ObservedLoad(self.using, self.worker, queue, from_beginning=start is None) as observed:
             for batch, answer in restore.fill(batches, put, load=load, failpoint="mid_load"):
                 total += answer
                 found += len(batch.entries)
