@@ -48,7 +48,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--threads", type=common.positive, default=8, help="handlers that run at once in each process (default 8)"
         )
-        parser.add_argument("--roles", type=_roles, help=f"have only these roles of {','.join(all_roles())}")
+        parser.add_argument(
+            "--roles", type=_roles, help=f"have only these roles, separated by commas: {', '.join(all_roles())}"
+        )
         parser.add_argument("--once", action="store_true", help="deliver the messages that are due now, and exit")
         parser.add_argument("--max-messages", type=common.positive, help="exit after this number of deliveries")
         parser.add_argument("--max-runtime", type=common.duration, help="exit after this time, e.g. 1h")
