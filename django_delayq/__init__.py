@@ -9,20 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import (
-        OnConflict,
+    from .actions import (
         acancel_message,
         arequeue_message,
         areschedule_message,
         arun_message_now,
-        aschedule_message,
-        aschedule_messages,
         cancel_message,
         requeue_message,
         reschedule_message,
         run_message_now,
-        schedule_message,
-        schedule_messages,
     )
     from .exceptions import (
         DelayqError,
@@ -37,26 +32,23 @@ if TYPE_CHECKING:
     from .pausing import apause_queue, aresume_queue, pause_queue, resume_queue
     from .registry import Delivered, handler
     from .retry import RetryPolicy
-    from .transitions import Answer, Verdict
+    from .scheduling import OnConflict, aschedule_message, aschedule_messages, schedule_message, schedule_messages
+    from .transitions import Answer
+    from .verdicts import Verdict
 
 __version__ = "0.1.0"
 
 # Loaded at first use: importing the package must not import models before the apps are ready.
 _HOMES = {
-    "client": (
-        "OnConflict",
+    "actions": (
         "acancel_message",
         "arequeue_message",
         "areschedule_message",
         "arun_message_now",
-        "aschedule_message",
-        "aschedule_messages",
         "cancel_message",
         "requeue_message",
         "reschedule_message",
         "run_message_now",
-        "schedule_message",
-        "schedule_messages",
     ),
     "exceptions": (
         "DelayqError",
@@ -71,7 +63,15 @@ _HOMES = {
     "pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
     "registry": ("Delivered", "handler"),
     "retry": ("RetryPolicy",),
-    "transitions": ("Answer", "Verdict"),
+    "scheduling": (
+        "OnConflict",
+        "aschedule_message",
+        "aschedule_messages",
+        "schedule_message",
+        "schedule_messages",
+    ),
+    "transitions": ("Answer",),
+    "verdicts": ("Verdict",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

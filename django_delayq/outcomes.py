@@ -26,8 +26,8 @@ def storable(text: str, limit: int = TEXT_LIMIT) -> str:
     return f"{text[:half]} [...] {text[-half:]}"
 
 
-def kind(error: str) -> str:
-    """What like failures have in common: the last line, with what varies (numbers, ids, quoted text) taken out."""
+def error_kind(error: str) -> str:
+    """Return what like failures have in common: the last line without what varies (numbers, ids, quoted text)."""
     line = error.strip().rpartition("\n")[2][: 4 * KIND_LENGTH]
     return _VARYING.sub("…", line)[:KIND_LENGTH]
 

@@ -16,7 +16,7 @@ from .durations import Duration
 from .exceptions import InvalidMessage
 from .models import Message, Queue
 from .outcomes import storable
-from .sql.portable import writing
+from .sql.moves import writing
 
 logger = logging.getLogger("django_delayq")
 
@@ -95,10 +95,10 @@ def _await_claims(using: str) -> None:
     """Claims that began before the pause was committed do not see it: let them end."""
     deadline = time.monotonic() + UNDER_WAY
     try:
-        begun = transitions.claiming(using)
+        begun = transitions.claims_under_way(using)
         while begun and time.monotonic() < deadline:
             time.sleep(0.005)
-            begun &= transitions.claiming(using)
+            begun &= transitions.claims_under_way(using)
         if begun:
             logger.warning("The queue is paused, but a claim that began before has not ended in %g s", UNDER_WAY)
     except DatabaseError as error:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from . import transitions
 from .models import Message, Transition
+from .sql.moves import locked, writing
 from .states import FINAL, State
 
-# Rows per transaction.
-BATCH = 1000
+# Messages that one transaction deletes at most.
+PURGED_PER_TRANSACTION = 1000
 
 
 def finished(using: str, states: Iterable[State], older_than: float) -> QuerySet[Message]:
-    """The finished messages of these states that finished more than ``older_than`` seconds ago."""
+    """Return the messages of these states that finished more than ``older_than`` seconds ago."""
     before = transitions.now(using) - timedelta(seconds=older_than)
     return Message.objects.using(using).filter(
         finished_at__isnull=False, finished_at__lt=before, state__in=sorted(FINAL & set(states))
@@ -30,11 +31,11 @@ def purge(
     older_than: float,
     *,
     limit: int | None = None,
-    batch_size: int = BATCH,
+    batch_size: int = PURGED_PER_TRANSACTION,
 ) -> Iterator[int]:
     """Delete messages that finished more than ``older_than`` seconds ago, in batches; yields each batch's size.
 
-    Only finished messages are ever deleted. It goes along the index of what is finished, each batch in a transaction.
+    Only finished messages are ever deleted. Each batch is a transaction, and read along the index of finished messages.
     """
     doomed = finished(using, states, older_than)
     after: tuple[datetime, int] | None = None
@@ -43,13 +44,13 @@ def purge(
         size = batch_size if limit is None else min(batch_size, limit - deleted)
         with transaction.atomic(using=using):
             batch = _page(doomed, after, size)
-            gone = delete(using, doomed, [pk for _at, pk in batch])
+            gone = _delete(using, doomed, [pk for _at, pk in batch])
         if batch:
-            deleted += gone
-            yield gone
+            deleted += len(gone)
+            yield len(gone)
         if len(batch) < size:
             return
-        # Those that somebody else has locked are passed by, not waited for.
+        # Messages that another transaction has locked are passed over, not waited for.
         after = batch[-1]
 
 
@@ -61,14 +62,21 @@ def _page(rows: QuerySet[Message], after: tuple[datetime, int] | None, size: int
     return [(at, pk) for at, pk in found if at is not None]
 
 
-def delete(using: str, rows: QuerySet[Message], ids: Sequence[int]) -> int:
-    """Delete those of ``rows`` with these ids that nobody has locked, in a transaction of the caller's."""
-    # The state again: one of them may have been requeued since.
-    locked = rows.filter(pk__in=ids)
-    features = connections[using].features
-    if features.has_select_for_update:
-        locked = locked.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
-    gone = list(locked.values_list("pk", flat=True))
+def purge_ids(using: str, ids: Sequence[int]) -> set[int]:
+    """Delete those of these messages that are finished, in batches, and return the ids of the deleted ones."""
+    doomed = Message.objects.using(using).filter(finished_at__isnull=False, state__in=sorted(FINAL))
+    gone: set[int] = set()
+    for start in range(0, len(ids), PURGED_PER_TRANSACTION):
+        with writing(using):
+            gone.update(_delete(using, doomed, ids[start : start + PURGED_PER_TRANSACTION]))
+    return gone
+
+
+def _delete(using: str, rows: QuerySet[Message], ids: Sequence[int]) -> list[int]:
+    """Delete those of ``rows`` with these ids that nobody has locked, in the caller's transaction; return their ids."""
+    # The conditions of ``rows`` again: a message may have been requeued since.
+    doomed = locked(using, rows.filter(pk__in=ids), wait=False, to_delete=True)
+    gone = list(doomed.values_list("pk", flat=True))
     Transition.objects.using(using).filter(message_id__in=gone)._raw_delete(using)
     Message.objects.using(using).filter(pk__in=gone)._raw_delete(using)
-    return len(gone)
+    return gone

@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django.db import transaction
 from django.dispatch import Signal
 
 from .states import State
@@ -44,18 +45,27 @@ messages_restored = Signal()
 operator_action = Signal()
 
 
-def emit(signal: Signal, sender: Any, **facts: Any) -> None:
-    """Tell the receivers; log those that fail, and go on."""
+def emit(signal: Signal, sender: Any, **arguments: Any) -> None:
+    """Call the receivers of a signal; log those that fail, and go on."""
     if not signal.receivers:
         return
-    for receiver, answer in signal.send_robust(sender, **facts):
-        # send_robust catches Exception only, and hands it back.
+    for receiver, answer in signal.send_robust(sender, **arguments):
+        # send_robust catches Exception only, and returns it.
         if isinstance(answer, Exception):
             logger.error("A signal receiver failed: %r", receiver, exc_info=answer)
 
 
+def emit_on_commit(signal: Signal, sender: Any, using: str, **arguments: Any) -> None:
+    """Call the receivers of a signal when the transaction on ``using`` commits; at once outside of one."""
+
+    def emit_now() -> None:
+        emit(signal, sender, using=using, **arguments)
+
+    transaction.on_commit(emit_now, using=using, robust=True)
+
+
 class MessageFacts(Protocol):
-    """The facts that every view of a message has, whether it was moved or delivered."""
+    """What every view of a message has: the model, and the rows of a move or a delivery."""
 
     @property
     def id(self) -> int: ...
@@ -71,10 +81,10 @@ def message_arguments(message: MessageFacts, using: str) -> dict[str, Any]:
 
 
 def emit_end(sender: Any, moved: Moved, using: str, *, error: str = "") -> None:
-    """Tell that a message is dead, cancelled or expired; nothing of one that is none of these."""
+    """Send the signal of a message that is dead, cancelled or expired; none for a message in another state."""
     if moved.after == State.DEAD:
-        told = {"delivery": moved.deliveries, "error": error or moved.reason}
-        emit(message_dead, sender, **told, **message_arguments(moved, using))
+        arguments = message_arguments(moved, using)
+        emit(message_dead, sender, delivery=moved.deliveries, error=error or moved.reason, **arguments)
     elif moved.after == State.CANCELLED:
         emit(message_cancelled, sender, **message_arguments(moved, using))
     elif moved.after == State.EXPIRED:

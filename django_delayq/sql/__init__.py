@@ -1,38 +1,68 @@
-"""Everything that depends on the database's vendor."""
+"""Everything that depends on the database's vendor. Other modules ask ``statements`` and never for the vendor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Protocol
 
 from django.db import connections
 
-from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket
+from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 
 
 class Statements(Protocol):
-    """The hot moves. Each is atomic, and writes the log rows with the moves."""
+    """What the queue asks of a database alias. Each move is atomic, and writes the log rows with the moves."""
 
-    def now(self) -> datetime: ...
-    def insert(self, new: NewMessage, actor: str) -> Inserted | None: ...
-    def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]: ...
-    def queues(self) -> list[str]: ...
-    def until_due(self, queue: str, topics: Iterable[str]) -> float | None: ...
-    def anything_overdue(self) -> tuple[bool, bool]: ...
-    def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]: ...
-    def claiming(self) -> set[str]: ...
+    def now(self) -> datetime:
+        """Return the time by the database's clock."""
+
+    def insert(self, new: NewMessage, actor: str) -> Inserted | None:
+        """Write one message; return None when a live message has its key."""
+
+    def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
+        """Write messages without keys, in the caller's transaction; all are written when the iterator is exhausted."""
+
+    def queues(self) -> list[str]:
+        """Return the queues that hold scheduled messages, by name."""
+
+    def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
+        """Return the seconds until the next message of a queue falls due; None: no message, or the queue is paused."""
+
+    def anything_expired(self) -> tuple[bool, bool]:
+        """Tell whether a lease has run out, and whether a scheduled message has expired."""
+
+    def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
+        """Return what is due, the highest priority first among the thousand most overdue."""
+
+    def claims_under_way(self) -> set[str]:
+        """Return the transactions that may be claiming at this moment."""
+
     def claim(
         self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
-    ) -> list[Claimed]: ...
-    def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]: ...
-    def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]: ...
-    def extend(self, holdings: Sequence[Holding], *, wait: bool) -> dict[int, bool]: ...
-    def settled(self, seconds: float) -> bool: ...
+    ) -> list[Claimed]:
+        """``scheduled → running`` for those that may start, of the topics in ``leases`` (topic → seconds)."""
+
+    def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
+        """``→ consumed`` while the message is live; return the ids that moved."""
+
+    def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
+        """``running → scheduled | dead | cancelled`` for the current delivery."""
+
+    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
+        """Extend leases; return id → whether a cancel was requested, for the deliveries that still have one."""
+
+    def has_been_up_for(self, seconds: float) -> bool:
+        """Tell whether the database has been up for so long."""
+
+    def estimated_rows(self, relation: str) -> int | None:
+        """Return how many rows the planner believes a table or index has; None where it does not say."""
 
 
+@cache
 def statements(using: str) -> Statements:
-    """The statements for the database behind an alias. A new vendor needs nothing more than ``Portable``."""
+    """Return the statements for the database behind an alias. A new vendor needs nothing more than ``Portable``."""
     # Imported here: psycopg is needed only where the database is PostgreSQL.
     if connections[using].vendor == "postgresql":
         from .postgresql import PostgreSQL
@@ -41,3 +71,13 @@ def statements(using: str) -> Statements:
     from .portable import Portable
 
     return Portable(using)
+
+
+def vendor_name(using: str) -> str:
+    """Return what Django calls the vendor of a database, for people to read."""
+    return connections[using].vendor
+
+
+def has_one_writer(using: str) -> bool:
+    """Tell whether only one transaction can write at a time, so that more worker processes gain nothing."""
+    return connections[using].vendor == "sqlite"

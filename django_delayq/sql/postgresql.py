@@ -15,9 +15,9 @@ import psycopg
 from django.db import NotSupportedError, connections
 
 from ..clock import SECOND, ceil_tenth
-from ..outcomes import kind
+from ..outcomes import error_kind
 from ..states import State
-from .rows import Claimed, Failure, Holding, Inserted, Moved, NewMessage, Success, Ticket, decoded
+from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket, decoded
 
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
@@ -112,13 +112,13 @@ SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM delayq_messag
 """  # noqa: S608
 
 # READ COMMITTED takes the locks of a statement before its snapshot: who holds none after a commit will see it.
-CLAIMING = """
+CLAIMS_UNDER_WAY = """
 SELECT virtualtransaction FROM pg_locks
  WHERE relation = 'delayq_queue'::regclass AND mode = 'AccessShareLock' AND granted AND pid <> pg_backend_pid()
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
-ANYTHING_OVERDUE = """
+ANYTHING_EXPIRED = """
 SELECT EXISTS (SELECT FROM delayq_message WHERE state = 'running' AND leased_until < clock_timestamp()),
        EXISTS (SELECT FROM delayq_message
                 WHERE state = 'scheduled' AND expires_at IS NOT NULL AND expires_at <= clock_timestamp())
@@ -218,7 +218,7 @@ WITH o AS (
                          THEN greatest(m.due_at, {CEIL_TENTH.format(AFTER)})
                          ELSE m.due_at END
       FROM x WHERE m.id = x.id
-    RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, m.reported, x.after, x.delivery,
+    RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, x.after, x.delivery,
               x.actor, CASE WHEN x.after = 'cancelled' THEN 'cancel requested; ' ELSE '' END || x.reason AS reason,
               x.error, x.traceback
 ), l AS (
@@ -226,7 +226,7 @@ WITH o AS (
     SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, NULL, actor, reason, error, traceback
       FROM u
 )
-SELECT id, topic, queue, priority, after, due_at, deliveries, reported, reason FROM u
+SELECT id, topic, queue, priority, after, due_at, deliveries, reason FROM u
 """  # noqa: S608
 
 EXTEND = f"""
@@ -350,8 +350,8 @@ class PostgreSQL:
         rows = self._rows(UNTIL_DUE, {"queue": queue, "topics": _texts(topics)})
         return rows[0][0] if rows else None
 
-    def anything_overdue(self) -> tuple[bool, bool]:
-        leased, expired = self._rows(ANYTHING_OVERDUE, None)[0]
+    def anything_expired(self) -> tuple[bool, bool]:
+        leased, expired = self._rows(ANYTHING_EXPIRED, None)[0]
         return leased, expired
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
@@ -359,9 +359,8 @@ class PostgreSQL:
         rows = self._rows(DUE, {"queue": queue, "topics": _texts(topics), "limit": limit})
         return [Ticket(row[0]) for row in rows]
 
-    def claiming(self) -> set[str]:
-        """The transactions that may be claiming at this moment."""
-        return {row[0] for row in self._rows(CLAIMING, None)}
+    def claims_under_way(self) -> set[str]:
+        return {row[0] for row in self._rows(CLAIMS_UNDER_WAY, None)}
 
     def claim(
         self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
@@ -410,33 +409,32 @@ class PostgreSQL:
                 "reasons": [failure.reason for failure in failures],
                 "errors": [failure.error for failure in failures],
                 "tracebacks": [failure.traceback for failure in failures],
-                "kinds": [kind(failure.error) for failure in failures],
+                "kinds": [error_kind(failure.error) for failure in failures],
             },
         )
-        return [
-            Moved(row[0], row[1], row[2], row[3], State.RUNNING, State(row[4]), row[5], row[6], row[7], row[8])
-            for row in rows
-        ]
+        return [Moved(row[0], row[1], row[2], row[3], State(row[4]), row[5], row[6], row[7]) for row in rows]
 
-    def extend(self, holdings: Sequence[Holding], *, wait: bool) -> dict[int, bool]:
+    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
         rows = self._rows(
             EXTENDS[wait],
             {
-                "ids": [holding.id for holding in holdings],
-                "deliveries": [holding.delivery for holding in holdings],
-                "leases": [holding.lease for holding in holdings],
+                "ids": [renewal.id for renewal in renewals],
+                "deliveries": [renewal.delivery for renewal in renewals],
+                "leases": [renewal.lease for renewal in renewals],
             },
         )
         return {row[0]: row[1] for row in rows}
 
-    def settled(self, seconds: float) -> bool:
-        """Whether the server has been up long enough for holders of leases to report after a restart."""
-        return bool(
-            self._rows(
-                "SELECT pg_postmaster_start_time() < clock_timestamp() - %s * interval '1 second'",
-                [float(seconds)],
-            )[0][0]
-        )
+    def has_been_up_for(self, seconds: float) -> bool:
+        sql = "SELECT pg_postmaster_start_time() < clock_timestamp() - %s * interval '1 second'"
+        return bool(self._rows(sql, [float(seconds)])[0][0])
+
+    def estimated_rows(self, relation: str) -> int | None:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass", [relation])
+            rows: int = cursor.fetchone()[0]
+        # -1: never analysed.
+        return rows if rows >= 0 else None
 
 
 def _copied(number: int, message: NewMessage, due: datetime) -> str:

@@ -1,4 +1,4 @@
-"""What goes into the statements and what comes out of them."""
+"""The rows that go into the statements and that come out of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def decoded(text: str) -> Any:
-    """What a JSON column holds, from its text: ours, or the database's, so without a blank before it."""
+    """Return the value of a JSON column from its text, which has no blank before it: we or the database wrote it."""
     return _decode(text)[0]
 
 
@@ -30,11 +30,13 @@ class NewMessage(NamedTuple):
     expires: timedelta | None
     retry: str | None
     max_attempts: int | None
-    # For the caller: what to do when a live message has its key.
+    # For scheduling alone: what to do when a live message has its key (a value of OnConflict).
     on_conflict: str = "error"
 
 
 class Inserted(NamedTuple):
+    """What the database chose for a new message."""
+
     id: int
     due_at: datetime
     created_at: datetime
@@ -56,7 +58,7 @@ class Ticket(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """A message that has just become ours."""
+    """A message that a worker has just claimed, with all that its delivery needs."""
 
     id: int
     topic: str
@@ -77,6 +79,8 @@ class Claimed(NamedTuple):
 
 
 class Success(NamedTuple):
+    """A delivery that succeeded."""
+
     id: int
     delivery: int
     actor: str
@@ -96,7 +100,7 @@ class Failure(NamedTuple):
     traceback: str = ""
 
 
-class Holding(NamedTuple):
+class LeaseRenewal(NamedTuple):
     """A delivery whose lease is to run for ``lease`` seconds from now."""
 
     id: int
@@ -105,15 +109,13 @@ class Holding(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A message after its move."""
+    """A message after its move, without its content."""
 
     id: int
     topic: str
     queue: str
     priority: int
-    before: State
     after: State
     due_at: datetime
     deliveries: int
-    reported: int
     reason: str = ""

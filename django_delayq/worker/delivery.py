@@ -19,7 +19,7 @@ from .. import transitions
 from ..durations import Duration, seconds
 from ..exceptions import HandlerTimeout, LeaseLost, Superseded
 from ..registry import Handler
-from ..sql.rows import Claimed, Holding
+from ..sql.rows import Claimed, LeaseRenewal
 
 
 class Delivery:
@@ -103,7 +103,7 @@ class Delivery:
         if span < 0:
             raise ValueError("extend needs 0 seconds or more")
         lease = max(span, self.handler.lease)
-        answer = self._extend([Holding(self.id, self.deliveries, lease)])
+        answer = self._extend([LeaseRenewal(self.id, self.deliveries, lease)])
         if self.id not in answer:
             self.lost = True
             raise LeaseLost
@@ -116,7 +116,7 @@ class Delivery:
                 loop.call_soon_threadsafe(scope.reschedule, loop.time() + span)
         return self.deadline
 
-    def _extend(self, holdings: list[Holding]) -> dict[int, bool]:
+    def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
         """Not in the handler's own transaction: nobody would see it, and who cancels would wait for its end."""
         connection = connections[self.using]
         if not (connection.in_atomic_block and connection.features.has_select_for_update):

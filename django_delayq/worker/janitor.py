@@ -8,7 +8,7 @@ from datetime import timedelta
 from .. import conf, transitions
 from ..extensions import Service
 from ..models import Worker
-from ..purge import BATCH, purge
+from ..purge import PURGED_PER_TRANSACTION, purge
 from ..states import FINAL, State
 
 logger = logging.getLogger("django_delayq")
@@ -31,10 +31,10 @@ class Janitor(Service):
         for states, retention in kept:
             if retention is None:
                 continue
-            deleted = sum(purge(self.using, states, retention, limit=self.batches * BATCH))
+            deleted = sum(purge(self.using, states, retention, limit=self.batches * PURGED_PER_TRANSACTION))
             if deleted:
                 logger.info("Purged %d finished messages older than %g s", deleted, retention)
-            full = full or deleted >= self.batches * BATCH
+            full = full or deleted >= self.batches * PURGED_PER_TRANSACTION
         gone = transitions.now(self.using) - timedelta(days=1)
         Worker.objects.using(self.using).filter(seen_at__lt=gone).delete()
         return 0.5 if full else self.interval

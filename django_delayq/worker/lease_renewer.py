@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .. import transitions
 from ..extensions import Service
-from ..sql.rows import Holding
+from ..sql.rows import LeaseRenewal
 from ..states import State
 from .delivery import Delivery
 from .pool import Pool
@@ -78,7 +78,7 @@ class LeaseRenewer(Service):
         now = time.monotonic()
         holdings = [
             # A lease is renewed in its last two thirds; before that this is only a look.
-            Holding(d.id, d.deliveries, d.handler.lease if now - d.leased_mono > d.handler.lease / 3 else 0.0)
+            LeaseRenewal(d.id, d.deliveries, d.handler.lease if now - d.leased_mono > d.handler.lease / 3 else 0.0)
             for d in deliveries
         ]
         # A row that somebody's long transaction has locked must not cost the others their leases.
@@ -96,7 +96,7 @@ class LeaseRenewer(Service):
 
     def _locked(self, missed: list[Delivery]) -> list[Delivery]:
         """Those that are ours still: nobody reaps a locked row either."""
-        rows = transitions.still(self.using, [d.id for d in missed]) if missed else {}
+        rows = transitions.live_deliveries(self.using, [d.id for d in missed]) if missed else {}
         return [d for d in missed if rows.get(d.id) == (State.RUNNING, d.deliveries)]
 
     def _lost(self, delivery: Delivery) -> None:

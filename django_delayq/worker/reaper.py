@@ -28,16 +28,16 @@ class Reaper(Service):
 
     def tick(self) -> float:
         # One query while there is nothing to do.
-        leased, expiring = transitions.anything_overdue(self.using)
+        leased, expiring = transitions.anything_expired(self.using)
         moved: list[Moved] = []
-        if leased and transitions.is_settled(self.using):
+        if leased and transitions.may_reap(self.using):
             moved += transitions.reap(self.using, max_crashes=conf.get().MAX_CRASHES, actor=self.actor)
             failpoints.reach("after_reap")
         if expiring:
             moved += transitions.expire(self.using, actor=self.actor)
         self.extensions.ended(moved)
         tell(self.using, moved)
-        return 0.0 if len(moved) >= transitions.BATCH else self.interval
+        return 0.0 if len(moved) >= transitions.MOVES_PER_TRANSACTION else self.interval
 
 
 def tell(using: str, moved: Sequence[Moved]) -> None:

@@ -214,7 +214,7 @@ class Recorder(threading.Thread):
                 _tell_failure(self.using, ended, failure, moved.get(failure.id))
 
     def _live(self, ids: list[int]) -> dict[int, tuple[State, int]]:
-        return transitions.still(self.using, ids) if ids else {}
+        return transitions.live_deliveries(self.using, ids) if ids else {}
 
 
 UNPRINTABLE = "(the error's text could not be stored)"

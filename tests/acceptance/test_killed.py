@@ -92,7 +92,7 @@ def test_a_poison_message_dies_with_a_reason_and_harms_no_other(start: Start) ->
     poison = wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
     eventually(lambda: states() == {State.CONSUMED: 20, State.DEAD: 1}, "the good ones are consumed")
     assert poison.crashes == 3
-    assert log_of(poison)[-1].reason == "worker process died; 3 deliveries ended without a word"
+    assert log_of(poison)[-1].reason == "worker process died; 3 deliveries crashed"
 
 
 @BOTH
@@ -112,7 +112,7 @@ def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) ->
     start("--threads", "10")
     eventually(lambda: states() == {State.CONSUMED: 3, State.DEAD: 2}, "each is what it is")
     for message in Message.objects.filter(state=State.DEAD):
-        assert log_of(message)[-1].reason == "worker process died; 3 deliveries ended without a word"
+        assert log_of(message)[-1].reason == "worker process died; 3 deliveries crashed"
 
 
 @BOTH

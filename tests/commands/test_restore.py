@@ -20,7 +20,7 @@ from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.management import _common as common
 from django_delayq.models import Identity, Message, identity
 from django_delayq.restore import InvalidPosition, Overdue, Position, Restore, Selection, engine
-from django_delayq.sql.portable import move
+from django_delayq.sql.moves import move
 from django_delayq.states import State
 from testproject.servers import RedisServer
 

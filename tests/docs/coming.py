@@ -3,4 +3,3 @@
 from __future__ import annotations
 
 SETTINGS = {"CLAIM_AHEAD": 0.01}
-VERDICTS = {"GIVEN_UP"}

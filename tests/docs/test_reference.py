@@ -30,11 +30,11 @@ from django_delayq.broker import keys as broker_keys
 from django_delayq.broker.keys import Keys, keys, namespace
 from django_delayq.models import Message, Transition
 from django_delayq.states import MOVES, State
-from django_delayq.transitions import Verdict
+from django_delayq.verdicts import Verdict
 from tests.commands.conftest import run
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of
-from .coming import SETTINGS, VERDICTS
+from .coming import SETTINGS
 
 COMMANDS = sorted(path.stem for path in (ROOT / "django_delayq/management/commands").glob("[!_]*.py"))
 # Those of every Django command.
@@ -216,7 +216,7 @@ def test_the_moves_are_those_of_the_state_machine() -> None:
 def test_the_verdicts_are_described_and_no_others() -> None:
     table = README.read_text("utf-8").partition(".. verdicts: begin")[2].partition(".. verdicts: end")[0]
     described = set(re.findall(r"^``(\w+)``", table, re.MULTILINE))
-    assert described - VERDICTS == {verdict.name for verdict in Verdict} - VERDICTS
+    assert described == {verdict.name for verdict in Verdict}
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------

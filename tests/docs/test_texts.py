@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from django_delayq import checks, conf, states
-from django_delayq.transitions import Verdict
+from django_delayq.verdicts import Verdict
 
 from .coming import SETTINGS
 

@@ -56,7 +56,7 @@ def test_a_segfault_is_the_end_of_its_message_after_three_times_and_of_no_other(
     eventually(all_are_final, "all are final")
     assert effects_per_message() == once_each(others)
     assert (poison.deliveries, poison.crashes) == (3, 3)
-    assert "3 deliveries ended without a word" in log_of(poison)[-1].reason
+    assert "3 deliveries crashed" in log_of(poison)[-1].reason
     assert there.count(r"died \(killed by signal 11\)") == 3
     assert_paths_are_legal()
 

@@ -20,7 +20,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.outcomes import Release
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
-from django_delayq.transitions import Verdict
+from django_delayq.verdicts import Verdict
 from django_delayq.worker import claim_ahead
 from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.budget import Budget

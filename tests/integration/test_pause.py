@@ -192,7 +192,7 @@ def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeyp
     (message,) = due()
     with claiming(message) as go:
         seen: list[str] = []
-        original = transitions.claiming
+        original = transitions.claims_under_way
 
         def look(using: str) -> set[str]:
             found = original(using)
@@ -201,7 +201,7 @@ def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeyp
                 go.set()
             return found
 
-        monkeypatch.setattr(transitions, "claiming", look)
+        monkeypatch.setattr(transitions, "claims_under_way", look)
         pause_queue(QUEUE)
     assert seen[:3] == [State.SCHEDULED] * 3
     assert Message.objects.get(pk=message.pk).state == State.RUNNING

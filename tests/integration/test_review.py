@@ -15,7 +15,16 @@ import pytest
 from django.conf import settings as django_settings
 from django.db import connection, connections, transaction
 
-from django_delayq import cancel_message, conf, registry, schedule_message, schedule_messages, signals, transitions
+from django_delayq import (
+    Verdict,
+    cancel_message,
+    conf,
+    registry,
+    schedule_message,
+    schedule_messages,
+    signals,
+    transitions,
+)
 from django_delayq.broker.base import Entry, Taken
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.listener import wait_readable
@@ -175,7 +184,7 @@ def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_n
         thread.join(5)
         assert answers, "the cancel waits for the handler's transaction"
     thread.join()
-    assert answers[0] == transitions.Verdict.REQUESTED
+    assert answers[0] == Verdict.REQUESTED
     assert answers[1] > before + timedelta(minutes=5)
 
 

@@ -97,7 +97,7 @@ def test_only_first_deliveries_have_a_lateness() -> None:
 
 def test_what_ended_without_its_handlers_word_is_counted_too() -> None:
     counts = Counts()
-    moved = [Moved(1, "t.a", "default", 0, State.RUNNING, state, AT, 1, 0) for state in State if state != State.RUNNING]
+    moved = [Moved(1, "t.a", "default", 0, state, AT, 1) for state in State if state != State.RUNNING]
     counts.moved(moved)
     rollups.write(DB, counts.take())
     assert totals() == {"dead": 1, "expired": 1}

@@ -18,7 +18,7 @@ from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
 from django_delayq.sql.rows import Claimed
 from django_delayq.states import State
-from django_delayq.transitions import Verdict
+from django_delayq.verdicts import Verdict
 from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.budget import Budget
 from django_delayq.worker.consumer import Consumer

@@ -27,18 +27,17 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from django_delayq import restore, transitions
+from django_delayq import restore, schedule_message, transitions
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.client import schedule_message
 from django_delayq.clock import SECOND, to_tenths
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.models import Message, Transition
 from django_delayq.registry import handlers
 from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
 from django_delayq.states import FINAL, State, is_legal
-from django_delayq.transitions import Verdict
+from django_delayq.verdicts import Verdict
 from django_delayq.worker.broker_switch import Source
 from django_delayq.worker.loader import Loader
 from django_delayq.worker.sweeper import Sweeper

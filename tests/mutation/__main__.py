@@ -101,8 +101,8 @@ MUTANTS = [
         [
             (
                 MOVES,
-                "        if message.state == State.SCHEDULED:\n            return Change(State.CANCELLED, reason=reason)",
-                "        if message.state in LIVE:\n            return Change(State.CANCELLED, reason=reason)",
+                "    if message.state == State.SCHEDULED:\n",
+                "    if message.state in LIVE:\n",
             )
         ],
     ),

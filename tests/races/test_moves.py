@@ -22,7 +22,7 @@ from django_delayq import (
     transitions,
 )
 from django_delayq.models import Message, Transition
-from django_delayq.sql.rows import Claimed, Failure, Holding, Success, Ticket
+from django_delayq.sql.rows import Claimed, Failure, LeaseRenewal, Success, Ticket
 from django_delayq.states import State, is_legal
 from tests.races.conftest import Together
 from tests.record_of import path_of
@@ -249,7 +249,7 @@ def test_a_reaper_against_an_extension_takes_no_lease_that_was_just_extended(tog
         Message.objects.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
         reaped, extended = together(
             lambda: transitions.reap(DB, max_crashes=3, actor="reaper"),
-            lambda c=claimed: transitions.extend(DB, [Holding(c.id, c.deliveries, 60.0)]),
+            lambda c=claimed: transitions.extend(DB, [LeaseRenewal(c.id, c.deliveries, 60.0)]),
         )
         assert bool(reaped) != bool(extended), (reaped, extended)
         assert fresh(message).state == (State.SCHEDULED if reaped else State.RUNNING)

@@ -14,9 +14,9 @@ from django.utils import timezone
 from django_delayq import cancel_message, requeue_message, reschedule_message, transitions
 from django_delayq.clock import to_tenths
 from django_delayq.models import Message
-from django_delayq.sql.rows import Failure, Holding, Success, Ticket
+from django_delayq.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.states import FINAL, State
-from django_delayq.transitions import Verdict
+from django_delayq.verdicts import Verdict
 
 from .steps import (
     LEASES,
@@ -333,20 +333,20 @@ def test_a_lease_is_lengthened_by_its_own_delivery_only_and_never_shortened() ->
     row = claimed()
     until = message(row.id).leased_until
     assert until is not None
-    assert transitions.extend("default", [Holding(row.id, 1, 1.0)]) == {row.id: False}
+    assert transitions.extend("default", [LeaseRenewal(row.id, 1, 1.0)]) == {row.id: False}
     assert message(row.id).leased_until == until
-    assert transitions.extend("default", [Holding(row.id, 1, 300.0)]) == {row.id: False}
+    assert transitions.extend("default", [LeaseRenewal(row.id, 1, 300.0)]) == {row.id: False}
     longer = message(row.id).leased_until
     assert longer is not None
     assert longer > until + timedelta(seconds=200)
-    assert transitions.extend("default", [Holding(row.id, 2, 300.0), Holding(10**12, 1, 9.0)]) == {}
+    assert transitions.extend("default", [LeaseRenewal(row.id, 2, 300.0), LeaseRenewal(10**12, 1, 9.0)]) == {}
     assert transitions.extend("default", []) == {}
 
 
 def test_an_extension_tells_the_handler_that_a_cancel_was_requested() -> None:
     row = claimed()
     cancel_message(row.id)
-    assert transitions.extend("default", [Holding(row.id, 1, 60.0)]) == {row.id: True}
+    assert transitions.extend("default", [LeaseRenewal(row.id, 1, 60.0)]) == {row.id: True}
 
 
 def test_a_lease_that_runs_on_is_left_alone() -> None:
@@ -376,7 +376,7 @@ def test_a_message_that_keeps_killing_its_worker_is_dead_with_a_reason() -> None
     assert [crash(id_, 3) for _ in range(3)] == [State.SCHEDULED, State.SCHEDULED, State.DEAD]
     last = message(id_).transitions.last()
     assert last is not None
-    assert "3 deliveries ended without a word" in last.reason
+    assert "3 deliveries crashed" in last.reason
 
 
 def test_reported_failures_are_no_crashes() -> None:

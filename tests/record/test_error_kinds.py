@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.outcomes import KIND_LENGTH, kind
+from django_delayq.outcomes import KIND_LENGTH, error_kind
 
 
 @pytest.mark.parametrize(
@@ -18,14 +18,14 @@ from django_delayq.outcomes import KIND_LENGTH, kind
     ],
 )
 def test_like_failures_are_of_one_kind(one: str, other: str) -> None:
-    assert kind(one) == kind(other)
+    assert error_kind(one) == error_kind(other)
 
 
 def test_other_failures_are_of_another_kind() -> None:
-    assert kind("Timeout: no answer") != kind("Refused: no answer")
-    assert kind("Timeout: connect") != kind("Timeout: read")
+    assert error_kind("Timeout: no answer") != error_kind("Refused: no answer")
+    assert error_kind("Timeout: connect") != error_kind("Timeout: read")
 
 
 def test_a_kind_is_short_and_no_error_is_none() -> None:
-    assert len(kind("Error: " + "x " * 10_000)) == KIND_LENGTH
-    assert kind("") == ""
+    assert len(error_kind("Error: " + "x " * 10_000)) == KIND_LENGTH
+    assert error_kind("") == ""

@@ -13,9 +13,9 @@ from django.db.models import Q
 from django_delayq import cancel_message, requeue_message, reschedule_message, run_message_now, transitions
 from django_delayq.exceptions import InvalidTransition
 from django_delayq.models import Message, Transition
-from django_delayq.sql.portable import Change, move
+from django_delayq.sql.moves import Decision, move
 from django_delayq.states import MOVES, State
-from django_delayq.transitions import Verdict
+from django_delayq.verdicts import Verdict
 
 from .steps import ago, bring, claim, due, fail, lose, message, moves, snapshot, state, succeed
 
@@ -135,7 +135,7 @@ def test_a_move_that_the_table_has_not_is_refused(pair: tuple[State, State]) -> 
     id_ = bring(pair[0])
     before = snapshot(id_)
     with pytest.raises(InvalidTransition, match=f"{pair[0]} → {pair[1]}"):
-        move("default", Q(pk=id_), lambda message, now: Change(pair[1]), actor="test")
+        move("default", Q(pk=id_), lambda message, now: Decision(pair[1]), actor="test")
     assert snapshot(id_) == before
 
 
@@ -181,12 +181,12 @@ def test_no_report_of_a_delivery_changes_what_is_finished(where: State) -> None:
 def test_somebody_elses_move_in_between_is_noticed_and_not_overwritten() -> None:
     id_ = bring(S)
 
-    def change(row: Message, now: Any) -> Change:
+    def decide(row: Message, now: Any) -> Decision:
         # As another process would have done it.
         Message.objects.filter(pk=id_).update(moves=99)
-        return Change(CAN)
+        return Decision(CAN)
 
-    assert move("default", Q(pk=id_), change, actor="test") == []
+    assert move("default", Q(pk=id_), decide, actor="test") == []
     assert message(id_).state == S
     assert Transition.objects.filter(message_id=id_).count() == 1
 

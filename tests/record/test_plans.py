@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 
 from django_delayq import schedule_messages, transitions
-from django_delayq.sql.rows import Holding
+from django_delayq.sql.rows import LeaseRenewal
 
 from .steps import TOPIC, claim, due, fail, succeed
 
@@ -69,7 +69,7 @@ def test_rows_are_found_by_id_although_nothing_was_scheduled_when_the_table_was_
     schedule_messages([{"topic": TOPIC, "delay": "1h"}] * 3_000)
     for end in (fail, succeed):
         (row,) = claim(due().pk)
-        assert transitions.extend("default", [Holding(row.id, row.deliveries, 60.0)], wait=False)
+        assert transitions.extend("default", [LeaseRenewal(row.id, row.deliveries, 60.0)], wait=False)
         assert end(row.id)
     for words in (CLAIM, SUCCEED, FAIL, EXTEND):
         found = plan(words)

@@ -339,7 +339,7 @@ class Oracle:
         """Died as often as is allowed, without a word: poison, or one whose every death was the nemesis's doing."""
         log = self.evidence.log[pk]
         unreported = [row for row in log if row.is_death]
-        if "without a word" not in log[-1].reason or len(unreported) != self.evidence.run["max_crashes"]:
+        if "deliveries crashed" not in log[-1].reason or len(unreported) != self.evidence.run["max_crashes"]:
             return False
         if self._kind(pk) == "poison":
             return True

@@ -193,7 +193,7 @@ def good() -> Scene:
         scene.claim(8, at, pid)
         scene.ran(8, delivery, pid, at + 0.01, "die")
         over = delivery == 3
-        scene.end(8, "dead" if over else "scheduled", at + 0.1, reason="worker process died; ended without a word")
+        scene.end(8, "dead" if over else "scheduled", at + 0.1, reason="worker process died; 3 deliveries crashed")
     # 9: due while Redis was empty.
     scene.fault("redis-empty", NOON + 50, NOON + 51)
     scene.message(9, "torture.row", NOON + 50.5)
@@ -223,7 +223,7 @@ def good() -> Scene:
             continue
         scene.ran(11, delivery, pid, at + 0.01)
         scene.fault("kill-child", at + 0.02, at + 0.03, pids=[pid])
-        final = "; 3 deliveries ended without a word" if delivery == 4 else ""
+        final = "; 3 deliveries crashed" if delivery == 4 else ""
         scene.end(11, "dead" if final else "scheduled", at + 0.1, reason=f"worker process died{final}")
     # 12: the database is away for longer than its lease, while it runs (W2).
     scene.message(12, "torture.line", NOON + 130)

@@ -68,7 +68,10 @@ def public_functions(module: ModuleType) -> list[str]:
     ]
 
 
-API = "actors publisher client clock conf durations outcomes registry restore retry signals states transitions"
+API = (
+    "actions actors clock conf durations outcomes publisher purge registry restore retry scheduling signals states"
+    " transitions"
+)
 
 
 @pytest.mark.parametrize("name", [*API.split(), "validation"])

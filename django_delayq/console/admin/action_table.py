@@ -13,7 +13,7 @@ from django.utils.translation import ngettext_lazy, pgettext_lazy
 
 from ... import conf
 from ...states import FINAL, State
-from ...transitions import DONE, Verdict
+from ...verdicts import DONE, Verdict
 from .forms import ReasonForm, RescheduleForm, SpreadForm
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ... import actors
 from ...models import Message
-from ...sql.portable import writing
+from ...sql.moves import writing
 from .. import audit, operations
 from ..models import AuditEvent, DeadLetter, Operation
 from ..operations import BulkAction, Scope

@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 
 from ... import actors, conf, transitions
 from ...inspector import stats
-from ...sql.portable import writing
+from ...sql.moves import writing
 from .. import audit, operations
 from ..models import Operation
 from . import action_table, page

@@ -24,7 +24,7 @@ from ...exceptions import InvalidMessage
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.workers import WorkerState
 from ...models import Message, Queue
-from ...sql.portable import writing
+from ...sql.moves import writing
 from .. import audit
 from . import page, page_data, panels
 from .explanation import moment, span

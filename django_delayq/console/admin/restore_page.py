@@ -22,7 +22,7 @@ from ...exceptions import BrokerUnavailable
 from ...inspector import workers
 from ...models import Message
 from ...restore import Overdue, Report, Selection, Tally
-from ...sql.portable import writing
+from ...sql.moves import writing
 from .. import audit, operations
 from ..models import Operation
 from ..operations.restores import RestoreWork, arguments_of, scope_of

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 from django.db.models import Q
 from django.utils import timezone
 
-from ... import client, purge, transitions
+from ... import actions, purge, transitions
 from ...models import Message
-from ...sql.portable import writing
 from ...states import FINAL, REQUEUEABLE, State
 from ...transitions import Answer
 from ..models import Operation
@@ -149,7 +148,7 @@ class BulkAction(Work):
 
 def _told(using: str, answers: Iterable[Answer]) -> Counter[str]:
     answers = list(answers)
-    client.publish_moves(using, answers)
+    actions.publish_moves(using, answers)
     return Counter(str(answer.verdict.value) for answer in answers)
 
 
@@ -215,11 +214,5 @@ class Purge(BulkAction):
     states = FINAL
 
     def act(self, using: str, ids: Sequence[int], share: Share, reason: str) -> Counter[str]:
-        finished = Message.objects.using(using).filter(finished_at__isnull=False, state__in=sorted(FINAL))
-        counts: Counter[str] = Counter()
-        for start in range(0, len(ids), BATCH):
-            batch = ids[start : start + BATCH]
-            with writing(using):
-                gone = purge.delete(using, finished, batch)
-            counts += Counter({"purged": gone, "too late": len(batch) - gone})
-        return counts
+        gone = len(purge.purge_ids(using, ids))
+        return Counter({"purged": gone, "too late": len(ids) - gone})

@@ -12,7 +12,7 @@ from django.db.models import F, Q, QuerySet
 
 from ... import actors, transitions
 from ...outcomes import storable
-from ...sql.portable import writing
+from ...sql.moves import writing
 from ..models import Operation
 from .work import WORKS, Step, Work
 

@@ -17,7 +17,7 @@ from django.db import connections
 from ... import transitions
 from ...extensions import Service
 from ...signals import MessageFacts
-from ...sql.portable import writing
+from ...sql.moves import writing
 from ...sql.rows import Claimed, Moved
 from ...states import State
 from ..models import Rollup

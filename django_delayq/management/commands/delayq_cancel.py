@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db.models import Count, QuerySet
+from django.db.models import QuerySet
 
-from ... import client
+from ... import actions
 from ...models import Message
-from ...states import LIVE, State
-from ...transitions import BATCH, DONE, Verdict
+from ...states import LIVE
+from ...transitions import MOVES_PER_TRANSACTION
+from ...verdicts import DONE, Verdict
 from .. import _common as common
 
 SELECTORS = ("topic", "key", "queue", "state", "due_after", "due_before")
@@ -99,8 +100,8 @@ class Command(common.DelayqCommand):
         seen = 0
         with common.Interruptible() as interruption:
             for batch in _batches_of_ids(using, ids) if rows is None else _batches_of_rows(rows):
-                verdicts += client.cancel_message(batch, reason=reason, using=using)
-                seen += BATCH
+                verdicts += actions.cancel_message(batch, reason=reason, using=using)
+                seen += MOVES_PER_TRANSACTION
                 if interruption.asked():
                     break
         if rows is None:
@@ -132,25 +133,9 @@ class Command(common.DelayqCommand):
 def _foresee(using: str, ids: list[int], rows: QuerySet[Message] | None) -> Counter[Verdict]:
     """Count the verdicts that a cancel would have now, without writing anything."""
     if rows is not None:
-        return _foresee_cancel(rows)
-    verdicts = sum(map(_foresee_cancel, _batches_of_ids(using, ids)), Counter[Verdict]())
+        return actions.foresee_cancel(rows)
+    verdicts = sum(map(actions.foresee_cancel, _batches_of_ids(using, ids)), Counter[Verdict]())
     return verdicts + _not_found(ids, verdicts)
-
-
-def _foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
-    counts: Counter[Verdict] = Counter()
-    groups = rows.order_by().values_list("state", "deliveries", "reported").annotate(Count("pk"))
-    for state, deliveries, reported, number in groups:
-        counts[_verdict(State(state), deliveries > reported)] += number
-    return counts
-
-
-def _verdict(state: State, crashed: bool) -> Verdict:
-    if state == State.RUNNING:
-        return Verdict.REQUESTED
-    if state != State.SCHEDULED:
-        return Verdict.TOO_LATE
-    return Verdict.OUTCOME_UNKNOWN if crashed else Verdict.CANCELLED
 
 
 def _not_found(ids: list[int], verdicts: Counter[Verdict]) -> Counter[Verdict]:
@@ -202,15 +187,15 @@ def _selected(using: str, options: dict[str, Any]) -> QuerySet[Message]:
 
 
 def _batches_of_ids(using: str, ids: list[int]) -> Iterator[QuerySet[Message]]:
-    for start in range(0, len(ids), BATCH):
-        yield Message.objects.using(using).filter(pk__in=ids[start : start + BATCH])
+    for start in range(0, len(ids), MOVES_PER_TRANSACTION):
+        yield Message.objects.using(using).filter(pk__in=ids[start : start + MOVES_PER_TRANSACTION])
 
 
 def _batches_of_rows(rows: QuerySet[Message]) -> Iterator[QuerySet[Message]]:
     """Yield the selected messages in the order of their ids, so that those that leave the selection disturb nothing."""
     last = 0
     while True:
-        ids = list(rows.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:BATCH])
+        ids = list(rows.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:MOVES_PER_TRANSACTION])
         if not ids:
             return
         last = ids[-1]

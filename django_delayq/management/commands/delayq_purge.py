@@ -37,8 +37,8 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "--batch-size",
             type=common.positive,
-            default=purge.BATCH,
-            help=f"messages per transaction (default {purge.BATCH})",
+            default=purge.PURGED_PER_TRANSACTION,
+            help=f"messages per transaction (default {purge.PURGED_PER_TRANSACTION})",
         )
         common.add_json(parser)
 

@@ -1,0 +1,341 @@
+"""The actions on messages: cancel, reschedule, run now, requeue, purge. API, commands and console share them.
+
+``ACTIONS`` is the table of what there is; the functions below it are the Python API.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, overload
+
+from asgiref.sync import sync_to_async
+from django.db import router
+from django.db.models import Count, QuerySet
+
+from . import publisher, purge, signals, transitions, validation
+from .broker.base import Entry
+from .durations import Duration
+from .exceptions import InvalidMessage
+from .models import Message
+from .states import FINAL, LIVE, REQUEUEABLE, State
+from .transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
+from .verdicts import Verdict
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The due times that an action gives to its messages. Cancel and purge give none.
+
+    Messages are due at ``due``, or ``delay`` from now, or moved by ``shift`` from their own due times; from there on
+    ``spread`` evenly over a time, in the order of their ids.
+    """
+
+    due: datetime | None = None
+    delay: timedelta = NO_TIME
+    shift: timedelta | None = None
+    spread: timedelta = NO_TIME
+
+
+NOW = Times()
+
+Move = Callable[[str, Sequence[int], Times, str], list[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action. It answers TOO_LATE for messages that are in none of its ``states``."""
+
+    # In URLs, in operations, in the audit and, as "<name>_message", of the permission.
+    name: str
+    states: frozenset[State]
+    move: Move
+
+    def apply(self, using: str, ids: Sequence[int], *, times: Times = NOW, reason: str = "") -> list[Answer]:
+        """Do the action to messages, and answer for each in the order of ``ids``.
+
+        Each batch is a transaction. Redis and the receivers of signals are told on commit.
+        """
+        answers = self.move(using, ids, times, reason)
+        publish_moves(using, answers)
+        return answers
+
+
+def _cancel(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    return transitions.cancel(using, ids, reason=reason)
+
+
+def _reschedule(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    return transitions.reschedule(
+        using, ids, due=times.due, delay=times.delay, shift=times.shift, spread=times.spread, reason=reason
+    )
+
+
+def _run_now(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    return _reschedule(using, ids, times, reason or "run now")
+
+
+def _requeue(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    return transitions.requeue(using, ids, delay=times.delay, spread=times.spread, reason=reason)
+
+
+def _purge(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    gone = purge.purge_ids(using, ids)
+    return [Answer(pk, Verdict.PURGED if pk in gone else Verdict.TOO_LATE) for pk in ids]
+
+
+CANCEL = Action("cancel", LIVE, _cancel)
+RESCHEDULE = Action("reschedule", frozenset({State.SCHEDULED}), _reschedule)
+RUN_NOW = Action("run", frozenset({State.SCHEDULED}), _run_now)
+REQUEUE = Action("requeue", REQUEUEABLE, _requeue)
+PURGE = Action("purge", FINAL, _purge)
+
+ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN_NOW, REQUEUE, PURGE)}
+
+
+def publish_moves(using: str, answers: Sequence[Answer]) -> None:
+    """Tell Redis and the receivers of signals, on commit, what became of messages."""
+    gone: dict[str, list[int]] = {}
+    for moved in (answer.moved for answer in answers if answer.moved is not None):
+        if moved.after == State.SCHEDULED:
+            publisher.put_on_commit(using, moved.queue, [Entry.at(moved.id, moved.due_at, moved.priority)])
+        elif moved.after == State.CANCELLED:
+            gone.setdefault(moved.queue, []).append(moved.id)
+            arguments = signals.message_arguments(moved, using)
+            signals.emit_on_commit(signals.message_cancelled, Message, **arguments)
+    for queue, ids in gone.items():
+        publisher.remove_on_commit(using, queue, ids)
+
+
+def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a cancel of these messages would have now. Writes nothing."""
+    counts: Counter[Verdict] = Counter()
+    groups = rows.order_by().values_list("state", "deliveries", "reported").annotate(Count("pk"))
+    for state, deliveries, reported, number in groups:
+        decision = transitions.cancel_decision(Message(state=state, deliveries=deliveries, reported=reported))
+        assert decision.verdict is not None
+        counts[decision.verdict] += number
+    return counts
+
+
+# --- the API ----------------------------------------------------------------------------------------------------------
+
+Target = int | Message
+
+
+@overload
+def cancel_message(
+    target: Target | None = ...,
+    *,
+    topic: str = ...,
+    key: str | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Answer: ...
+@overload
+def cancel_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+def cancel_message(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Cancel a message, given by id, by ``topic`` and ``key``, or as a queryset of messages.
+
+    The answer's ``verdict`` is the truth at the commit: CANCELLED (no delivery is running, none has crashed with an
+    unknown result, and none will start), REQUESTED (a delivery is running or about to start: a handler that goes on
+    for more than a second can see the request, and no retry follows), OUTCOME_UNKNOWN (no delivery will start, but one
+    that crashed may have had its effect), TOO_LATE (``answer.state`` says why), NOT_FOUND. An answer is true when
+    something was done. A queryset is worked off in batches, each in a transaction of its own, and answered by a count
+    per verdict.
+    """
+    return _apply(CANCEL, target, topic, key, using, reason=reason)
+
+
+@overload
+def reschedule_message(
+    target: Target | None = ...,
+    *,
+    due: datetime | None = ...,
+    delay: Duration | None = ...,
+    topic: str = ...,
+    key: str | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Answer: ...
+@overload
+def reschedule_message(
+    target: QuerySet[Message],
+    *,
+    due: datetime | None = ...,
+    delay: Duration | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Counter[Verdict]: ...
+def reschedule_message(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    due: datetime | None = None,
+    delay: Duration | None = None,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Give a scheduled message another due time: ``due``, or ``delay`` from now. Targets as in ``cancel_message``.
+
+    Answers RESCHEDULED, TOO_LATE (it runs or is finished: ``answer.state``) or NOT_FOUND. An ``expires`` moves along.
+    Raises ``InvalidMessage`` for an impossible time.
+    """
+    if (due is None) == (delay is None):
+        raise InvalidMessage("reschedule_message needs either due or delay")
+    at = None if due is None else validation.due(due)
+    wait = NO_TIME if delay is None else validation.delay(delay)
+    return _apply(RESCHEDULE, target, topic, key, using, times=Times(due=at, delay=wait), reason=reason)
+
+
+@overload
+def run_message_now(
+    target: Target | None = ...,
+    *,
+    topic: str = ...,
+    key: str | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Answer: ...
+@overload
+def run_message_now(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+def run_message_now(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Make a scheduled message due now. Targets and answers as in ``reschedule_message``."""
+    return _apply(RUN_NOW, target, topic, key, using, reason=reason)
+
+
+@overload
+def requeue_message(
+    target: Target | None = ...,
+    *,
+    delay: Duration | None = ...,
+    topic: str = ...,
+    key: str | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Answer: ...
+@overload
+def requeue_message(
+    target: QuerySet[Message], *, delay: Duration | None = ..., reason: str = ..., using: str | None = ...
+) -> Counter[Verdict]: ...
+def requeue_message(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    delay: Duration | None = None,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Schedule a dead, expired or cancelled message again, due now or after ``delay``; its attempts start anew.
+
+    Answers REQUEUED, TOO_LATE (it is live, or was consumed: ``answer.state``), KEY_TAKEN (another live message has its
+    topic and key) or NOT_FOUND. ``topic`` and ``key`` name the youngest finished message with that key.
+    """
+    wait = NO_TIME if delay is None else validation.delay(delay)
+    return _apply(REQUEUE, target, topic, key, using, times=Times(delay=wait), reason=reason)
+
+
+def _apply(
+    action: Action,
+    target: Target | QuerySet[Message] | None,
+    topic: str,
+    key: str | None,
+    using: str | None,
+    *,
+    times: Times = NOW,
+    reason: str,
+) -> Answer | Counter[Verdict]:
+    if isinstance(target, QuerySet):
+        return _apply_to_queryset(action, target, using, times, reason)
+    using = using or (target._state.db if isinstance(target, Message) else None) or router.db_for_write(Message)
+    pk = _find(using, topic, key, finished=action is REQUEUE) if target is None else _id(target)
+    if pk is None:
+        return Answer(None, Verdict.NOT_FOUND)
+    return action.apply(using, [pk], times=times, reason=reason)[0]
+
+
+def _id(target: Any) -> int:
+    number = target.pk if isinstance(target, Message) else target
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
+        raise InvalidMessage(f"not the id of a message: {type(target).__name__}")
+    return number
+
+
+def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | None:
+    if key is None:
+        raise InvalidMessage("name the message by its id, or by topic and key")
+    topic, checked = validation.topic(topic), validation.key(key)
+    assert checked is not None
+    live = transitions.live_with_key(using, topic, checked)
+    if live is not None or not finished:
+        return None if live is None else live.pk
+    rows = Message.objects.using(using).filter(topic=topic, key=checked)
+    return rows.order_by("-pk").values_list("pk", flat=True).first()
+
+
+def _apply_to_queryset(
+    action: Action, queryset: QuerySet[Message], using: str | None, times: Times, reason: str
+) -> Counter[Verdict]:
+    # Only an alias that was named: a router may have sent the reading to a replica.
+    using = using or getattr(queryset, "_db", None) or router.db_for_write(Message)
+    counts: Counter[Verdict] = Counter()
+    for ids in _batches(queryset.using(using)):
+        counts.update(answer.verdict for answer in action.apply(using, ids, times=times, reason=reason))
+    return counts
+
+
+def _batches(queryset: QuerySet[Message]) -> Iterator[list[int]]:
+    """Yield the ids of a queryset in their order, so that rows which leave it on the way disturb nothing."""
+    if queryset.query.is_sliced:
+        yield list(queryset.values_list("pk", flat=True))
+        return
+    last = 0
+    while True:
+        ids = list(queryset.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:MOVES_PER_TRANSACTION])
+        if not ids:
+            return
+        yield ids
+        last = ids[-1]
+
+
+# --- the same for async code ------------------------------------------------------------------------------------------
+
+
+async def acancel_message(target: Any = None, **options: Any) -> Any:
+    """Cancel from async code: ``cancel_message`` with the same arguments."""
+    return await sync_to_async(cancel_message, thread_sensitive=True)(target, **options)
+
+
+async def areschedule_message(target: Any = None, **options: Any) -> Any:
+    """Reschedule from async code: ``reschedule_message`` with the same arguments."""
+    return await sync_to_async(reschedule_message, thread_sensitive=True)(target, **options)
+
+
+async def arun_message_now(target: Any = None, **options: Any) -> Any:
+    """Run now from async code: ``run_message_now`` with the same arguments."""
+    return await sync_to_async(run_message_now, thread_sensitive=True)(target, **options)
+
+
+async def arequeue_message(target: Any = None, **options: Any) -> Any:
+    """Requeue from async code: ``requeue_message`` with the same arguments."""
+    return await sync_to_async(requeue_message, thread_sensitive=True)(target, **options)

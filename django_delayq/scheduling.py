@@ -1,0 +1,282 @@
+"""Schedules messages: writes their rows in the caller's transaction, and tells Redis about them on commit."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import islice
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import router
+from django.db.models.base import ModelState
+
+from . import actors, publisher, registry, retry, signals, transitions, validation
+from .actions import publish_moves
+from .broker.base import Entry
+from .durations import Duration
+from .exceptions import InvalidMessage, KeyConflict
+from .models import Message
+from .retry import RetryLike
+from .sql.moves import writing
+from .sql.rows import Inserted, NewMessage, decoded
+from .states import State
+
+# Messages that travel to the database together.
+INSERTED_TOGETHER = 1000
+# A key that changes its holder so often between an insert and the look at the holder is given up.
+KEY_ROUNDS = 20
+
+
+class OnConflict(StrEnum):
+    """What to do when a live message has the topic and key already."""
+
+    # Raise KeyConflict.
+    ERROR = "error"
+    # Leave the old message as it is, and return it.
+    KEEP = "keep"
+    # Give the old message the new payload, due time and options.
+    REPLACE = "replace"
+    # Push the old message's due time further out, to the new one; keep its payload.
+    DEBOUNCE = "debounce"
+
+
+def schedule_message(
+    topic: str,
+    payload: Any = None,
+    *,
+    delay: Duration | None = None,
+    due: datetime | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    on_conflict: OnConflict | str = OnConflict.ERROR,
+    expires: Duration | None = None,
+    max_attempts: int | None = None,
+    retry: RetryLike = None,
+    headers: Mapping[str, Any] | None = None,
+    using: str | None = None,
+) -> Message:
+    """Schedule one message and return it.
+
+    The row is written in the caller's transaction: the message exists exactly when that commits. It is delivered at
+    least once and never before its due time, whatever happens to Redis.
+
+    ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due`` (an aware
+    datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
+    ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100, the greater first among what is due. ``key``: at most one
+    live message per topic and key; ``on_conflict`` says what to do about a second ("error", "keep", "replace",
+    "debounce"). ``expires``: do not start it any more this long after its due time. ``retry`` (a policy or a list of
+    delays, not a function) and ``max_attempts`` override the handler's. ``headers``: a small dict that travels along.
+
+    Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
+    is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
+    before its due time), or when a delivery of it crashed and may still succeed.
+
+    ::
+
+        schedule_message("orders.close", {"order": order.pk}, delay="15m", key=str(order.pk))
+    """
+    new = _checked(topic, payload, delay, due, queue, priority, key, expires, max_attempts, retry, headers, on_conflict)
+    using = using or router.db_for_write(Message)
+    if new.key is None:
+        inserted = transitions.insert(using, new, actors.current())
+        assert inserted is not None
+        return _scheduled(using, [(new, inserted)])[0]
+    return _schedule_keyed(using, new, new.key)
+
+
+def schedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | None = None) -> list[Message]:
+    """Schedule many messages at once, all or none; returns them in the same order.
+
+    Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. Up to a thousand
+    travel in one round trip to the database, and in one to Redis; those with a ``key`` go one by one.
+
+    Raises as ``schedule_message`` does; then nothing is written.
+    """
+    checked: list[NewMessage] = []
+    numbered = enumerate(messages)
+    while unchecked := list(islice(numbered, INSERTED_TOGETHER)):
+        with _without_garbage_collection():
+            checked += [_from_mapping(number, message) for number, message in unchecked]
+    using = using or router.db_for_write(Message)
+    actor = actors.current()
+    plain: list[Message] = []
+    keyed: dict[int, Message] = {}
+    with writing(using):
+        news = [new for new in checked if new.key is None]
+        for start in range(0, len(news), INSERTED_TOGETHER):
+            with _without_garbage_collection():
+                plain += _scheduled(
+                    using, transitions.insert_many(using, news[start : start + INSERTED_TOGETHER], actor)
+                )
+        keys = [(new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None]
+        # In one order, so that two such calls cannot wait for each other's keys in a circle.
+        for _topic, key, place in sorted(keys):
+            keyed[place] = _schedule_keyed(using, checked[place], key)
+    if not keyed:
+        return plain
+    others = iter(plain)
+    return [keyed.get(place) or next(others) for place in range(len(checked))]
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Stop the garbage collector for one batch: it would search thousands of new objects that are all in use."""
+    working = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if working:
+            gc.enable()
+
+
+def _from_mapping(number: int, message: Any) -> NewMessage:
+    try:
+        if not isinstance(message, (dict, Mapping)) or "topic" not in message:
+            raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
+        if not message.keys() <= _OPTIONS:
+            raise InvalidMessage(f"unknown: {', '.join(sorted(map(str, message.keys() - _OPTIONS)))}")
+        return _checked(**message)
+    except InvalidMessage as error:
+        raise type(error)(f"message {number}: {error}") from error
+
+
+def _checked(
+    topic: str,
+    payload: Any = None,
+    delay: Duration | None = None,
+    due: datetime | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    expires: Duration | None = None,
+    max_attempts: int | None = None,
+    retry: RetryLike = None,
+    headers: Mapping[str, Any] | None = None,
+    on_conflict: OnConflict | str = OnConflict.ERROR,
+) -> NewMessage:
+    """Check all arguments of ``schedule_message`` before anything is written."""
+    topic = validation.topic(topic)
+    if delay is not None and due is not None:
+        raise InvalidMessage("give delay or due, not both")
+    return NewMessage(
+        topic,
+        validation.queue(registry.default_queue(topic) if queue is None else queue),
+        validation.payload(payload),
+        validation.headers(headers),
+        validation.key(key),
+        validation.priority(priority),
+        None if due is None else validation.due(due),
+        _NONE if delay is None else validation.delay(delay),
+        validation.expires(expires),
+        None if retry is None else _stored_policy(retry),
+        validation.max_attempts(max_attempts),
+        _on_conflict(on_conflict),
+    )
+
+
+_NONE = timedelta(0)
+_OPTIONS = frozenset(inspect.signature(_checked).parameters)
+
+
+def _stored_policy(value: RetryLike) -> str:
+    try:
+        return json.dumps(retry.as_policy(value).to_json())
+    except (ValueError, TypeError) as error:
+        raise InvalidMessage(f"retry: {error}") from error
+
+
+def _on_conflict(value: Any) -> OnConflict:
+    if type(value) is OnConflict:
+        return value
+    try:
+        return OnConflict(value)
+    except ValueError:
+        shown = ascii(value[:40]) if isinstance(value, str) else type(value).__name__
+        raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown}") from None
+
+
+def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
+    actor = actors.current()
+    # Between the refused insert and the query for the holder of the key, the holder may finish: then the key is free.
+    for _round in range(KEY_ROUNDS):
+        inserted = transitions.insert(using, new, actor)
+        if inserted is not None:
+            return _scheduled(using, [(new, inserted)])[0]
+        holder = transitions.live_with_key(using, new.topic, key)
+        if holder is None:
+            continue
+        if new.on_conflict == OnConflict.ERROR:
+            raise KeyConflict(f"message {holder.pk} of topic {new.topic!r} is live and has this key")
+        if new.on_conflict == OnConflict.KEEP:
+            holder.existed = True
+            return holder
+        change = transitions.debounce if new.on_conflict == OnConflict.DEBOUNCE else transitions.replace
+        answer = change(using, holder.pk, new, actor=actor)
+        if answer:
+            publish_moves(using, [answer])
+            holder = Message.objects.using(using).get(pk=holder.pk)
+            holder.existed = True
+            return holder
+        if answer.state == State.RUNNING:
+            raise KeyConflict(f"message {holder.pk} of topic {new.topic!r} has this key and is running already")
+        if answer.state == State.SCHEDULED:
+            raise KeyConflict(f"a delivery of message {holder.pk}, which has this key, may still report its success")
+    raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
+
+
+def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> list[Message]:
+    """Return the messages of these rows, and have Redis and the receivers of signals told about them on commit."""
+    messages: list[Message] = []
+    entries: dict[str, list[Entry]] = {}
+    for new, inserted in written:
+        messages.append(_message(using, new, inserted))
+        entries.setdefault(new.queue, []).append(Entry.at(inserted.id, inserted.due_at, new.priority))
+    for queue, group in entries.items():
+        publisher.put_on_commit(using, queue, group)
+    if signals.message_scheduled.receivers:
+        for message in messages:
+            arguments = signals.message_arguments(message, using)
+            signals.emit_on_commit(signals.message_scheduled, Message, **arguments, due_at=message.due_at)
+    return messages
+
+
+# The fields of a message before it gets its own values.
+_BLANK = {field.attname: field.get_default() for field in Message._meta.concrete_fields if field.attname != "headers"}
+
+
+def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
+    """Make the object as if the row were read. Not by the constructor, which takes longer than all else here."""
+    message = Message.__new__(Message)
+    state = ModelState()
+    state.adding, state.db = False, using
+    values = message.__dict__
+    values.update(_BLANK)
+    values["_state"] = state
+    values["id"], values["due_at"], values["created_at"] = inserted
+    values["topic"], values["queue"] = new.topic, new.queue
+    values["payload"] = decoded(new.payload)
+    values["headers"] = {} if new.headers == "{}" else decoded(new.headers)
+    values["key"], values["priority"], values["max_attempts"] = new.key, new.priority, new.max_attempts
+    if new.expires is not None:
+        values["expires_at"] = inserted.due_at + new.expires
+    if new.retry is not None:
+        values["retry"] = decoded(new.retry)
+    return message
+
+
+async def aschedule_message(topic: str, payload: Any = None, **options: Any) -> Message:
+    """Schedule one message from async code: ``schedule_message`` with the same arguments."""
+    return await sync_to_async(schedule_message, thread_sensitive=True)(topic, payload, **options)
+
+
+async def aschedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | None = None) -> list[Message]:
+    """Schedule many messages from async code: ``schedule_messages`` with the same arguments."""
+    return await sync_to_async(schedule_messages, thread_sensitive=True)(messages, using=using)

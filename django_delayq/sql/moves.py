@@ -1,0 +1,233 @@
+"""Moves in Django's ORM, for every database: rows are locked, decided on, written and logged in one transaction."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+from django.db import connections, transaction
+from django.db.models import F, Model, Q, QuerySet
+from django.utils import timezone
+
+from ..exceptions import InvalidTransition
+from ..models import Message, Transition
+from ..outcomes import error_kind, storable
+from ..states import LIVE, State, is_legal
+from ..verdicts import Verdict
+from .rows import Moved
+
+AModel = TypeVar("AModel", bound=Model)
+
+# Up to this many groups of rows that become the same are written with one statement for each group.
+MOST_GROUPS = 5
+# Rows in one statement that writes something else to each row.
+ROWS_PER_UPDATE = 200
+
+
+@dataclass(slots=True)
+class Decision:
+    """What becomes of one row: the state that it goes to, the values that change, and what the log says of it.
+
+    ``to`` None leaves the row as it is. ``verdict`` is what an action answers for the message; the moves that workers
+    make have none.
+    """
+
+    to: State | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    verdict: Verdict | None = None
+    error: str = ""
+    traceback: str = ""
+    actor: str | None = None
+    attempt: int | None = None
+    ready_at: datetime | None = None
+    partition: int | None = None
+
+
+LEFT_ALONE = Decision()
+
+Decide = Callable[[Message, datetime], Decision]
+
+
+def clock(using: str) -> datetime:
+    """Return the time by the database's clock; on a database without a clock of its own, by the host's."""
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return timezone.now()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        now: datetime = cursor.fetchone()[0]
+        return now
+
+
+@contextmanager
+def writing(using: str) -> Iterator[None]:
+    """Open a transaction that will write.
+
+    SQLite refuses at once to let a transaction write that has begun by reading while another one wrote: this one
+    takes the write lock when it begins. Inside a transaction of the caller's this is only a savepoint: there
+    OPTIONS["transaction_mode"] must help.
+    """
+    connection = connections[using]
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        with transaction.atomic(using=using):
+            yield
+        return
+    connection.ensure_connection()
+    mode: str | None = vars(connection)["transaction_mode"]
+    vars(connection)["transaction_mode"] = "IMMEDIATE"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(transaction.atomic(using=using))
+        finally:
+            vars(connection)["transaction_mode"] = mode
+        yield
+
+
+def locked(using: str, rows: QuerySet[AModel], *, wait: bool, to_delete: bool = False) -> QuerySet[AModel]:
+    """Return ``rows`` so that reading them locks them, where the database can lock rows.
+
+    ``wait=False`` passes over rows that another transaction has locked.
+    """
+    features = connections[using].features
+    if not features.has_select_for_update:
+        return rows
+    return rows.select_for_update(
+        skip_locked=not wait and features.has_select_for_update_skip_locked,
+        no_key=not to_delete and features.has_select_for_no_key_update,
+    )
+
+
+def move(
+    using: str,
+    where: Q,
+    decide: Decide,
+    *,
+    actor: str,
+    limit: int | None = None,
+    wait: bool = True,
+    order_by: Sequence[str] = ("id",),
+) -> list[tuple[Message, Decision]]:
+    """Lock the rows that match, decide on each of them once, write and log the moves: all in one transaction.
+
+    ``decide`` gets the row and the time. Returns each row, as it is after the move, with its decision; a row that
+    another process changed meanwhile, on a database without row locks, is missing. ``wait=False`` passes over rows
+    that another transaction has locked.
+    """
+    with writing(using):
+        found = locked(using, Message.objects.using(using).filter(where).order_by(*order_by), wait=wait)
+        rows = list(found if limit is None else found[:limit])
+        now = clock(using)
+        decided = [(message, decide(message, now)) for message in rows]
+        plans = [_plan(message, made, made.to, now) for message, made in decided if made.to is not None]
+        written = {plan.message.pk for plan in _write(using, plans)}
+        Transition.objects.using(using).bulk_create(
+            _logged(plan, actor, now) for plan in plans if plan.message.pk in written
+        )
+    return [(message, made) for message, made in decided if made.to is None or message.pk in written]
+
+
+class _Plan(NamedTuple):
+    """A decision that moves a row, with all values that the row gets."""
+
+    message: Message
+    decision: Decision
+    before: State
+    after: State
+    values: dict[str, Any]
+
+
+def _plan(message: Message, decision: Decision, after: State, now: datetime) -> _Plan:
+    before = State(message.state)
+    if not is_legal(before, after):
+        raise InvalidTransition(f"{before} → {after}")
+    return _Plan(message, decision, before, after, _values(message, decision, after, now))
+
+
+def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
+    """Update the rows, and the objects with them; return the plans that came true."""
+    if connections[using].features.has_select_for_update:
+        _write_locked(using, plans)
+        written = plans
+    else:
+        # The guard on `moves` stands in for the row lock.
+        rows = Message.objects.using(using)
+        written = [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves).update(**p.values)]
+    for plan in written:
+        for name, value in plan.values.items():
+            setattr(plan.message, name, value)
+    return written
+
+
+def _write_locked(using: str, plans: list[_Plan]) -> None:
+    """Write each group of rows that become the same with one statement; many groups with one statement for all."""
+    groups: dict[str, list[_Plan]] = {}
+    for plan in plans:
+        alike = {name: value for name, value in plan.values.items() if name != "moves"}
+        groups.setdefault(repr(sorted(alike.items())), []).append(plan)
+    rows = Message.objects.using(using)
+    if len(groups) > MOST_GROUPS:
+        # A column that only other plans name gets the value that it has: the rows are locked.
+        copies = [_copy(plan) for plan in plans]
+        rows.bulk_update(copies, sorted({name for plan in plans for name in plan.values}), batch_size=ROWS_PER_UPDATE)
+        return
+    for group in groups.values():
+        values = {**group[0].values, "moves": F("moves") + 1}
+        rows.filter(pk__in=[plan.message.pk for plan in group]).update(**values)
+
+
+def _copy(plan: _Plan) -> Message:
+    made = copy.copy(plan.message)
+    for name, value in plan.values.items():
+        setattr(made, name, value)
+    return made
+
+
+def _logged(plan: _Plan, actor: str, now: datetime) -> Transition:
+    message, decision = plan.message, plan.decision
+    return Transition(
+        message_id=message.pk,
+        number=message.moves,
+        at=now,
+        from_state=plan.before,
+        to_state=plan.after,
+        attempt=message.deliveries if decision.attempt is None else decision.attempt,
+        due_at=message.due_at,
+        ready_at=decision.ready_at,
+        partition=decision.partition,
+        actor=decision.actor or actor,
+        reason=storable(decision.reason),
+        error=decision.error,
+        traceback=decision.traceback,
+    )
+
+
+def _values(message: Message, decision: Decision, after: State, now: datetime) -> dict[str, Any]:
+    values: dict[str, Any] = {"state": after, "moves": message.moves + 1}
+    values["finished_at"] = None if after in LIVE else now
+    if after != State.RUNNING:
+        values["leased_until"] = None
+        values["worker"] = ""
+    # A message whose last delivery nobody reported is dead for the reason that the log gives.
+    kind = error_kind(decision.error or (decision.reason if after == State.DEAD else ""))
+    if kind:
+        values["error"] = kind
+    return {**values, **decision.values}
+
+
+def moved(message: Message, reason: str = "") -> Moved:
+    """Return what other modules need to know of a row after its move."""
+    return Moved(
+        message.pk,
+        message.topic,
+        message.queue,
+        message.priority,
+        State(message.state),
+        message.due_at,
+        message.deliveries,
+        reason,
+    )
