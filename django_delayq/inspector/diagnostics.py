@@ -15,6 +15,7 @@ from ..broker.base import Index, ServerInfo
 from ..durations import brief
 from ..exceptions import BrokerUnavailable, ForeignBroker
 from ..models import Message
+from ..sql import vendor_name
 from ..states import State
 from . import stats
 
@@ -86,7 +87,7 @@ def _database(using: str) -> Finding:
             cursor.execute("SELECT 1")
     except (DatabaseError, InterfaceError) as error:
         return Finding("Database", Level.CRITICAL, _first_line(error), Cause.UNREACHABLE)
-    return Finding("Database", Level.OK, f"{using}: {connections[using].vendor}")
+    return Finding("Database", Level.OK, f"{using}: {vendor_name(using)}")
 
 
 def _migrations(using: str) -> Finding:

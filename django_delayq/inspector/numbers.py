@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from django.db import connections
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 
@@ -43,12 +40,3 @@ def total(numbers: Iterable[Capped]) -> Capped:
 def _rounded(number: int) -> int:
     """Round to three digits: an estimate is not more exact than that."""
     return int(float(f"{number:.3g}"))
-
-
-def moment(using: str, value: datetime | str | None) -> datetime | None:
-    """Turn a moment that came out of raw SQL into an aware datetime: some drivers return text."""
-    if isinstance(value, str):
-        value = parse_datetime(value)
-    if value is None or value.tzinfo is not None:
-        return value
-    return value.replace(tzinfo=connections[using].timezone or UTC)

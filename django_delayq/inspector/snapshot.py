@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import connections
-
 from .. import conf, restore, transitions
-from .numbers import NONE, Capped, capped, moment, total
+from ..sql import statements
+from ..sql.waiting import count_waiting
+from .numbers import NONE, Capped, capped, total
 
 # Rows of each queue that are counted.
 ROWS_PER_QUEUE = 10_000
@@ -75,51 +75,21 @@ def overdue_cutoff(now: datetime) -> datetime:
 
 
 def _queues(using: str, names: Sequence[str], now: datetime, cap: int) -> tuple[dict[str, QueueSnapshot], int]:
-    connection = connections[using]
-    late = connection.ops.adapt_datetimefield_value(overdue_cutoff(now))
-    moment_ = connection.ops.adapt_datetimefield_value(now)
-    rows = ", ".join(["(%s)"] * len(names))
-    # Each part asks for the order of the index, so that the planner walks along the index.
-    sql = f"""
-    WITH q(queue) AS (VALUES {rows})
-    SELECT queue,
-        (SELECT count(*) FROM ({_SCHEDULED} ORDER BY m.due_at, m.id LIMIT %s) x),
-        (SELECT count(*) FROM ({_SCHEDULED} AND m.due_at > %s AND m.due_at <= %s
-                               ORDER BY m.due_at, m.id LIMIT %s) x),
-        (SELECT count(*) FROM ({_SCHEDULED} AND m.due_at <= %s ORDER BY m.due_at, m.id LIMIT %s) x),
-        (SELECT m.due_at FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue
-          AND m.due_at <= %s ORDER BY m.due_at, m.id LIMIT 1),
-        (SELECT m.due_at FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue
-          AND m.due_at > %s ORDER BY m.due_at, m.id LIMIT 1),
-        (SELECT count(*) FROM (SELECT 1 FROM delayq_message m WHERE m.state = 'running'
-                               ORDER BY m.leased_until LIMIT %s) x)
-    FROM q
-    """  # noqa: S608
-    limit = cap + 1
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [*names, limit, late, moment_, limit, late, limit, late, moment_, limit])
-        answers = cursor.fetchall()
+    rows = count_waiting(using, names, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
     queues = {
-        name: QueueSnapshot(
-            capped(scheduled, cap),
-            capped(ready, cap),
-            capped(overdue, cap),
-            moment(using, oldest),
-            moment(using, following),
+        row.queue: QueueSnapshot(
+            capped(row.scheduled, cap),
+            capped(row.ready, cap),
+            capped(row.overdue, cap),
+            row.oldest_overdue,
+            row.next_due,
         )
-        for name, scheduled, ready, overdue, oldest, following, _running in answers
+        for row in rows
     }
-    return queues, answers[0][-1] if answers else 0
-
-
-_SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue"
+    return queues, rows[0].running if rows else 0
 
 
 def _guess(using: str, scheduled: Capped) -> Capped:
-    """Return PostgreSQL's estimate of the entries in the index of live messages, if it is higher than the count."""
-    if connections[using].vendor != "postgresql":
-        return scheduled
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = 'delayq_todo'::regclass")
-        rows: int = cursor.fetchone()[0]
+    """Return the estimate of the entries in the index of scheduled messages, if it is higher than the count."""
+    rows = statements(using).estimated_rows("delayq_todo") or 0
     return Capped(rows, about=True) if rows > scheduled.count else scheduled

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import connections
 from django.db.models import QuerySet
 
 from .. import conf, restore
@@ -15,6 +14,7 @@ from ..broker.base import Index, ServerInfo
 from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
 from ..models import Message, Transition, Worker
+from ..sql import statements
 from ..states import FINAL, State
 from .numbers import Capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot
@@ -142,13 +142,7 @@ def finished(using: str) -> dict[State, Capped]:
 
 def estimate(using: str) -> int | None:
     """Return how many rows PostgreSQL estimates in the table of messages; None on other databases."""
-    if connections[using].vendor != "postgresql":
-        return None
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = 'delayq_message'::regclass")
-        rows: int = cursor.fetchone()[0]
-    # PostgreSQL says -1 of a table that was never analysed.
-    return rows if rows >= 0 else None
+    return statements(using).estimated_rows("delayq_message")
 
 
 def lateness(using: str) -> Lateness:

@@ -19,7 +19,7 @@ from ..broker.base import IDS_PER_CALL, Entry, Index, Put, ServerRun
 from ..clock import SECOND, from_tenths, from_us, to_us
 from ..exceptions import BrokerUnavailable
 from ..models import Message
-from ..sql.expressions import places
+from ..sql import statements
 from ..states import State
 from .filling import LOADER_LEASE, Batch, BatchEnd, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
@@ -224,7 +224,8 @@ class Restore:
                 rows = chosen.rows(self.using, queue).filter(pk__in=batch, due_at__lte=end)
                 if start is not None:
                     rows = rows.filter(due_at__gte=start)
-                yield Batch(list(starmap(Entry, places(self.using, rows.order_by("pk")))), (None, batch[-1]))
+                entries = list(starmap(Entry, statements(self.using).places(rows.order_by("pk"))))
+                yield Batch(entries, (None, batch[-1]))
             return
         start = max((moment for moment in (start, chosen.due_after) if moment is not None), default=None)
         if chosen.due_before is not None:

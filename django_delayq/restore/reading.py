@@ -10,7 +10,8 @@ from .. import conf, registry, transitions
 from ..broker.base import IDS_PER_CALL, Entry
 from ..clock import from_tenths
 from ..models import Message
-from ..sql.expressions import After, places
+from ..sql import statements
+from ..sql.expressions import After
 from ..states import State
 
 
@@ -37,7 +38,7 @@ def page(
         rows = rows.filter(due_at__lte=end)
     if topics is not None:
         rows = rows.filter(topic__in=topics)
-    return list(starmap(Entry, places(using, rows.order_by("due_at", "id")[:limit])))
+    return list(starmap(Entry, statements(using).places(rows.order_by("due_at", "id")[:limit])))
 
 
 def any_scheduled(using: str, queues: Sequence[str], end: datetime) -> bool:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from django.db import connections
+from django.db.models import QuerySet
 
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
+
+if TYPE_CHECKING:
+    from ..models import Message
 
 
 class Statements(Protocol):
@@ -52,6 +56,9 @@ class Statements(Protocol):
 
     def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
         """Extend leases; return id → whether a cancel was requested, for the deliveries that still have one."""
+
+    def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
+        """Return the id, the due time (microseconds since 1970) and the priority of rows: all that Redis is told."""
 
     def has_been_up_for(self, seconds: float) -> bool:
         """Tell whether the database has been up for so long."""

@@ -1,17 +1,11 @@
-"""Expressions for querysets that Django has no words for, or no fast ones."""
+"""Expressions for querysets that Django lacks, or has only in a slower form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
-from itertools import chain
 from typing import Any
 
-from django.db import connections
-from django.db.models import BigIntegerField, BooleanField, DateTimeField, F, Func, QuerySet, Value
-
-from ..clock import to_us
-from ..models import Message
+from django.db.models import BigIntegerField, BooleanField, DateTimeField, F, Func, Value
 
 
 class After(Func):
@@ -28,20 +22,8 @@ class After(Func):
         return sql, [value for _part, parameters in parts for value in parameters]
 
 
-class _Microseconds(Func):
-    """Since 1970, as a whole number."""
+class Microseconds(Func):
+    """The time since 1970 in microseconds, as a whole number (PostgreSQL)."""
 
     output_field = BigIntegerField()
     template = "(extract(epoch FROM %(expressions)s) * 1000000)::bigint"
-
-
-def places(using: str, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
-    """Id, due time (microseconds since 1970) and priority of rows.
-
-    From PostgreSQL just as its driver reads them: Django's time for each row, and that for times, are saved.
-    """
-    if connections[using].vendor != "postgresql":
-        return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))
-    compiler = rows.values_list("id", _Microseconds("due_at"), "priority").query.get_compiler(using)
-    found: Iterable[tuple[int, int, int]] = chain.from_iterable(compiler.execute_sql())
-    return found

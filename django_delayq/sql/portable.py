@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from ..clock import ceil_tenth, from_tenths
+from ..clock import ceil_tenth, from_tenths, to_us
 from ..models import Message, Queue, Transition
 from ..states import LIVE, State
 from .moves import LEFT_ALONE, Decision, clock, move, moved, writing
@@ -214,6 +214,9 @@ class Portable:
                     if rows.update(leased_until=later):
                         answers[renewal.id] = requested
         return answers
+
+    def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
+        return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))
 
     def has_been_up_for(self, seconds: float) -> bool:
         # Nothing tells how long: the database is taken to have been up for ever.

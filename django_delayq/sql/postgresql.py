@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import chain
 from typing import Any, cast
 
 import psycopg
 from django.db import NotSupportedError, connections
+from django.db.models import QuerySet
 
 from ..clock import SECOND, ceil_tenth
+from ..models import Message
 from ..outcomes import error_kind
 from ..states import State
+from .expressions import Microseconds
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket, decoded
 
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
@@ -424,6 +428,12 @@ class PostgreSQL:
             },
         )
         return {row[0]: row[1] for row in rows}
+
+    def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
+        # Just as the driver reads them: making a time of Django's for each row, and a number of that, is saved.
+        compiler = rows.values_list("id", Microseconds("due_at"), "priority").query.get_compiler(self.using)
+        found: Iterable[tuple[int, int, int]] = chain.from_iterable(compiler.execute_sql())
+        return found
 
     def has_been_up_for(self, seconds: float) -> bool:
         sql = "SELECT pg_postmaster_start_time() < clock_timestamp() - %s * interval '1 second'"

@@ -20,6 +20,7 @@ from django.utils import autoreload
 from ... import __version__, conf, registry
 from ...broker import describe
 from ...models import Message
+from ...sql import has_one_writer
 from ...worker.budget import Budget
 from ...worker.connections import leave_pools
 from ...worker.once import drain
@@ -148,7 +149,7 @@ class Command(BaseCommand):
 
 def default_processes(using: str) -> int:
     """Return one process per core, at most four; one on SQLite, which has one writer."""
-    if connections[using].vendor == "sqlite":
+    if has_one_writer(using):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     return max(1, min(4, cores))
