@@ -63,7 +63,7 @@ def assert_the_log_tells_the_whole_story(message: Message) -> None:
     assert (now.state, now.moves) == (before, len(rows))
 
 
-def test_a_cancel_against_a_claim_has_one_winner_who_is_named(together: Together) -> None:
+def test_a_cancel_against_a_claim_answers_for_the_winner(together: Together) -> None:
     for _ in rounds():
         message = due_message()
         answer, claimed = together(lambda m=message: cancel_message(m), lambda m=message: claim(m))
@@ -107,7 +107,7 @@ def test_a_reschedule_against_a_claim_has_one_winner(together: Together) -> None
         assert_the_log_tells_the_whole_story(message)
 
 
-def test_of_two_reschedules_the_log_shows_both_and_the_row_the_last(together: Together) -> None:
+def test_two_reschedules_are_both_logged_and_the_last_one_stands(together: Together) -> None:
     for _ in rounds():
         message = schedule_message("t.ok", delay=60)
         answers = together(lambda m=message: reschedule_message(m, delay=600), lambda m=message: run_message_now(m))
@@ -134,7 +134,7 @@ def test_two_consumers_that_claim_the_same_ids_share_them(together: Together) ->
         Message.objects.all().delete()
 
 
-def test_consumers_that_find_what_is_due_by_query_share_it(together: Together) -> None:
+def test_consumers_that_find_messages_by_query_share_them(together: Together) -> None:
     messages = [due_message() for _ in range(100)]
 
     def take() -> list[int]:
@@ -175,7 +175,7 @@ def test_eight_callers_with_one_key_make_one_message(together: Together, policy:
         assert_the_log_tells_the_whole_story(live)
 
 
-def test_a_keyed_schedule_against_the_end_of_the_holder_leaves_one_live_at_most(together: Together) -> None:
+def test_a_keyed_schedule_against_the_end_of_the_holder_leaves_one_live_message_at_most(together: Together) -> None:
     for number in rounds():
         key = f"k{number}"
         holder = due_message(key=key)
@@ -191,7 +191,7 @@ def test_a_keyed_schedule_against_the_end_of_the_holder_leaves_one_live_at_most(
         assert live == (0 if second.existed else 1)
 
 
-def test_of_two_requeues_one_does_it(together: Together) -> None:
+def test_two_requeues_requeue_a_message_once(together: Together) -> None:
     for _ in rounds():
         message = due_message()
         assert cancel_message(message)
@@ -255,7 +255,7 @@ def test_a_reaper_against_an_extension_takes_no_lease_that_was_just_extended(tog
         assert fresh(message).state == (State.SCHEDULED if reaped else State.RUNNING)
 
 
-def test_two_reports_of_one_success_are_one_success(together: Together) -> None:
+def test_two_reports_of_one_success_are_recorded_once(together: Together) -> None:
     for _ in rounds():
         message = due_message()
         [claimed] = claim(message)
@@ -280,7 +280,7 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other(together: Together
             assert_the_log_tells_the_whole_story(message)
 
 
-def test_everything_at_once_leaves_a_log_that_tells_the_whole_story(together: Together) -> None:
+def test_all_moves_at_once_leave_a_log_without_gaps(together: Together) -> None:
     for _ in rounds():
         message = due_message()
 
@@ -326,7 +326,7 @@ def row_locks(transactional_db: None) -> None:
 @pytest.mark.parametrize(
     ("committed", "verdict"), [(True, Verdict.REQUESTED), (False, Verdict.CANCELLED)], ids=["commit", "rollback"]
 )
-def test_a_cancel_that_meets_an_uncommitted_claim_waits_and_tells_what_came_of_it(
+def test_a_cancel_that_meets_an_uncommitted_claim_waits_for_its_end(
     together: Together, committed: bool, verdict: Verdict
 ) -> None:
     message = due_message()

@@ -85,7 +85,7 @@ def test_two_fills_against_two_consumers_start_each_message_once(
         Message.objects.all().delete()
 
 
-def test_fills_against_cancels_and_reschedules_start_none_that_must_not(
+def test_fills_against_cancels_and_reschedules_start_no_wrong_message(
     together: Together, brokers: list[RedisBroker]
 ) -> None:
     for _ in range(10):
@@ -116,7 +116,7 @@ def test_fills_against_cancels_and_reschedules_start_none_that_must_not(
         Message.objects.all().delete()
 
 
-def test_what_is_flushed_while_it_is_filled_can_be_filled_again(together: Together, brokers: list[RedisBroker]) -> None:
+def test_a_redis_flushed_during_a_fill_can_be_filled_again(together: Together, brokers: list[RedisBroker]) -> None:
     messages = due(50)
     together(
         *[lambda b=b: fill(b) for b in brokers[:2]],
@@ -130,7 +130,7 @@ def test_what_is_flushed_while_it_is_filled_can_be_filled_again(together: Togeth
     assert delivering.claimed == Counter({message.pk: 1 for message in messages})
 
 
-def test_of_two_loaders_one_loads(together: Together, brokers: list[RedisBroker]) -> None:
+def test_two_loaders_load_a_queue_once(together: Together, brokers: list[RedisBroker]) -> None:
     for _ in range(20):
         brokers[0].client.flushall()
         server = brokers[0].server()

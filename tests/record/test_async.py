@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 VERBS = [name for name in django_delayq.__all__ if name.endswith(("_message", "_messages", "_message_now"))]
 
 
-def test_every_verb_has_a_twin() -> None:
+def test_every_function_has_an_async_twin() -> None:
     sync = {name for name in VERBS if not name.startswith("a")}
     assert {name for name in VERBS if name.startswith("a")} == {f"a{name}" for name in sync}
     assert len(sync) == 6
@@ -38,7 +38,7 @@ def test_every_verb_has_a_twin() -> None:
         assert inspect.iscoroutinefunction(getattr(django_delayq, f"a{name}"))
 
 
-def test_the_twins_do_what_the_verbs_do() -> None:
+def test_the_async_twins_do_what_the_functions_do() -> None:
     async def life() -> list[Any]:
         one = await aschedule_message(TOPIC, {"n": 1}, delay="10m", key="k")
         two, three = await aschedule_messages([{"topic": TOPIC, "delay": 60}, {"topic": TOPIC, "delay": 90}])
@@ -63,7 +63,7 @@ def test_the_twins_do_what_the_verbs_do() -> None:
     assert len(moves(id_)) == 5
 
 
-def test_an_error_comes_through() -> None:
+def test_an_async_twin_raises_the_error_of_its_function() -> None:
     async def wrong() -> None:
         await aschedule_message(TOPIC, delay=-1)
 
@@ -71,7 +71,7 @@ def test_an_error_comes_through() -> None:
         async_to_sync(wrong)()
 
 
-def test_a_twin_takes_part_in_the_callers_transaction() -> None:
+def test_an_async_twin_takes_part_in_the_callers_transaction() -> None:
     class Undo(Exception):
         pass
 

@@ -66,14 +66,14 @@ def test_a_claim_returns_the_message_as_it_was_scheduled() -> None:
 
 
 @pytest.mark.parametrize("where", sorted(FINAL | {State.RUNNING}))
-def test_what_is_not_scheduled_cannot_be_claimed(where: State) -> None:
+def test_a_message_that_is_not_scheduled_is_not_claimed(where: State) -> None:
     id_ = bring(where)
     before = snapshot(id_)
     assert claim(id_, worker="b") == []
     assert snapshot(id_) == before
 
 
-def test_what_is_not_due_cannot_be_claimed_even_if_redis_said_so() -> None:
+def test_a_message_that_is_not_due_is_not_claimed_even_if_redis_said_so() -> None:
     id_ = later().pk
     assert claim(id_) == []
     ready_tenths = to_tenths(timezone.now())
@@ -81,7 +81,7 @@ def test_what_is_not_due_cannot_be_claimed_even_if_redis_said_so() -> None:
     assert moves(id_) == ["scheduled"]
 
 
-def test_what_was_moved_to_later_than_it_became_ready_cannot_be_claimed() -> None:
+def test_a_message_moved_to_later_than_it_became_ready_is_not_claimed() -> None:
     id_ = due(due=ago(20)).pk
     ready_tenths = to_tenths(ago(10))
     reschedule_message(id_, due=ago(5))
@@ -89,7 +89,7 @@ def test_what_was_moved_to_later_than_it_became_ready_cannot_be_claimed() -> Non
     assert [row.id for row in claim(id_)] == [id_]
 
 
-def test_what_was_not_started_in_its_time_cannot_be_claimed() -> None:
+def test_a_message_past_its_expiry_is_not_claimed() -> None:
     gone, still = due(due=ago(30), expires=10).pk, due(due=ago(30), expires=60).pk
     assert [row.id for row in claim(gone, still)] == [still]
 
@@ -101,14 +101,14 @@ def test_a_topic_without_a_handler_here_is_left_to_another_worker() -> None:
     assert state(id_) == State.SCHEDULED
 
 
-def test_ids_that_never_were_and_ids_given_twice_harm_nothing() -> None:
+def test_unknown_ids_and_ids_given_twice_are_ignored() -> None:
     id_ = due().pk
     assert [row.id for row in claim(id_, 10**12, id_)] == [id_]
     assert claim() == []
     assert moves(id_) == ["scheduled", "scheduled>running"]
 
 
-def test_the_log_of_a_claim_tells_waiting_for_a_consumer_from_lateness() -> None:
+def test_the_log_of_a_claim_separates_waiting_in_redis_from_lateness() -> None:
     timed, queried = due(due=ago(20)).pk, due(due=ago(20)).pk
     ready_tenths = to_tenths(ago(3))
     transitions.claim("default", [Ticket(timed, ready_tenths, 0)], LEASES, "a")
@@ -146,13 +146,13 @@ def locked(transactional_db: None) -> Iterator[int]:
 
 
 @committed
-def test_a_claim_passes_over_what_another_move_has_locked_and_does_not_wait(locked: int) -> None:
+def test_a_claim_passes_over_locked_rows_and_does_not_wait(locked: int) -> None:
     free = due().pk
     assert [row.id for row in claim(locked, free)] == [free]
 
 
 @committed
-def test_a_look_for_due_rows_passes_over_what_is_locked(locked: int) -> None:
+def test_a_query_for_due_rows_passes_over_locked_rows(locked: int) -> None:
     free = due(queue="default").pk
     with transaction.atomic():
         assert [ticket.id for ticket in transitions.due("default", "default", [TOPIC], 10)] == [free]
@@ -206,7 +206,7 @@ def test_a_late_success_is_accepted_while_the_message_waits_again() -> None:
     assert moves(row.id) == ["scheduled", "scheduled>running", "running>scheduled", "scheduled>consumed"]
 
 
-def test_a_late_success_is_accepted_while_another_delivery_runs_whose_report_is_then_refused() -> None:
+def test_a_late_success_wins_over_the_report_of_the_delivery_that_runs() -> None:
     row = claimed()
     lose(row.id)
     claim(row.id, worker="b")
@@ -279,7 +279,7 @@ def test_a_failure_recorded_twice_is_recorded_once() -> None:
     assert snapshot(row.id) == before
 
 
-def test_of_two_reports_in_one_batch_the_later_delivery_counts() -> None:
+def test_the_report_of_the_later_delivery_in_a_batch_counts() -> None:
     row = claimed()
     lose(row.id)
     claim(row.id)
@@ -310,7 +310,7 @@ def test_no_retry_follows_a_cancel_that_was_requested() -> None:
     assert last.reason.startswith("cancel requested")
 
 
-def test_a_handler_that_succeeds_in_spite_of_a_requested_cancel_has_succeeded() -> None:
+def test_a_success_after_a_requested_cancel_is_a_success() -> None:
     row = claimed()
     cancel_message(row.id)
     assert succeed(row.id)
@@ -329,7 +329,7 @@ def test_hundreds_of_reports_are_recorded_in_one_call() -> None:
 # --- leases -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_is_lengthened_by_its_own_delivery_only_and_never_shortened() -> None:
+def test_a_lease_is_extended_by_its_own_delivery_only_and_never_shortened() -> None:
     row = claimed()
     until = message(row.id).leased_until
     assert until is not None
@@ -349,13 +349,13 @@ def test_an_extension_tells_the_handler_that_a_cancel_was_requested() -> None:
     assert transitions.extend("default", [LeaseRenewal(row.id, 1, 60.0)]) == {row.id: True}
 
 
-def test_a_lease_that_runs_on_is_left_alone() -> None:
+def test_a_lease_that_has_not_run_out_is_not_reaped() -> None:
     row = claimed()
     assert transitions.reap("default", max_crashes=3, actor="reaper") == []
     assert state(row.id) == State.RUNNING
 
 
-def test_a_lease_that_ran_out_gives_the_message_to_another_and_counts_a_crash() -> None:
+def test_a_lease_that_ran_out_counts_a_crash_and_the_message_can_be_claimed_again() -> None:
     row = claimed()
     lose(row.id)
     now = message(row.id)
@@ -371,7 +371,7 @@ def crash(id_: int, max_crashes: int) -> State:
     return moved.after
 
 
-def test_a_message_that_keeps_killing_its_worker_is_dead_with_a_reason() -> None:
+def test_a_message_that_keeps_crashing_its_worker_is_dead_with_a_reason() -> None:
     id_ = due().pk
     assert [crash(id_, 3) for _ in range(3)] == [State.SCHEDULED, State.SCHEDULED, State.DEAD]
     last = message(id_).transitions.last()
@@ -379,7 +379,7 @@ def test_a_message_that_keeps_killing_its_worker_is_dead_with_a_reason() -> None
     assert "3 deliveries crashed" in last.reason
 
 
-def test_reported_failures_are_no_crashes() -> None:
+def test_reported_failures_do_not_count_as_crashes() -> None:
     id_ = due().pk
     for delivery in (1, 2, 3):
         claim(id_)
@@ -387,7 +387,7 @@ def test_reported_failures_are_no_crashes() -> None:
     assert crash(id_, 2) == State.SCHEDULED
 
 
-def test_a_requeue_forgives_the_crashes_and_starts_the_attempts_anew() -> None:
+def test_a_requeue_excuses_the_crashes_and_counts_the_attempts_anew() -> None:
     id_ = due().pk
     assert [crash(id_, 2) for _ in range(2)][-1] == State.DEAD
     assert requeue_message(id_)
@@ -397,7 +397,7 @@ def test_a_requeue_forgives_the_crashes_and_starts_the_attempts_anew() -> None:
     assert crash(id_, 2) == State.SCHEDULED
 
 
-def test_a_lost_delivery_that_was_to_be_cancelled_is_cancelled() -> None:
+def test_a_crashed_delivery_with_a_requested_cancel_is_cancelled() -> None:
     row = claimed()
     cancel_message(row.id)
     Message.objects.filter(pk=row.id).update(leased_until=ago())
@@ -405,7 +405,7 @@ def test_a_lost_delivery_that_was_to_be_cancelled_is_cancelled() -> None:
     assert moved.after == State.CANCELLED
 
 
-def test_a_bounded_reap_takes_the_rest_next_time() -> None:
+def test_a_reap_with_a_limit_leaves_the_rest_to_the_next() -> None:
     ids = [claimed().id for _ in range(5)]
     Message.objects.update(leased_until=ago())
     sizes = [len(transitions.reap("default", max_crashes=3, limit=2, actor="r")) for _ in range(4)]
@@ -413,7 +413,7 @@ def test_a_bounded_reap_takes_the_rest_next_time() -> None:
     assert {state(id_) for id_ in ids} == {State.SCHEDULED}
 
 
-def test_a_dead_workers_messages_are_given_back_at_once_and_nobody_elses() -> None:
+def test_the_messages_of_a_dead_worker_are_released_and_no_others() -> None:
     own, other = claimed(worker="host/1/child-2/thread"), claimed(worker="host/1/child-3/thread")
     moved = transitions.release_worker("default", "host/1/child-2", max_crashes=3, actor="s", shutdown=False)
     assert [one.id for one in moved] == [own.id]
@@ -421,7 +421,7 @@ def test_a_dead_workers_messages_are_given_back_at_once_and_nobody_elses() -> No
     assert state(other.id) == State.RUNNING
 
 
-def test_an_ordered_shutdown_is_held_against_nobody() -> None:
+def test_an_ordered_shutdown_counts_as_no_crash() -> None:
     id_ = due().pk
     for _ in range(5):
         claim(id_, worker="w")
@@ -433,7 +433,7 @@ def test_an_ordered_shutdown_is_held_against_nobody() -> None:
 # --- expiry -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_started_in_its_time_expires_and_nothing_else() -> None:
+def test_a_message_past_its_expiry_expires_and_no_other() -> None:
     gone = due(due=ago(30), expires=10).pk
     still, forever = due(due=ago(30), expires=60).pk, due(due=ago(30)).pk
     running = due(due=ago(30), expires=31).pk
@@ -458,7 +458,7 @@ def test_the_due_rows_of_a_queue_come_best_priority_first() -> None:
     assert transitions.due("default", "default", ["another"], 10) == []
 
 
-def test_how_long_until_the_next_is_due() -> None:
+def test_until_due_returns_the_seconds_to_the_next_message() -> None:
     assert transitions.until_due("default", "default", [TOPIC]) is None
     later(delay=120)
     wait = transitions.until_due("default", "default", [TOPIC])

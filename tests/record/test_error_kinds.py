@@ -17,15 +17,15 @@ from django_delayq.outcomes import KIND_LENGTH, error_kind
         ("outer\nValueError: 1", "other\nValueError: 2"),
     ],
 )
-def test_like_failures_are_of_one_kind(one: str, other: str) -> None:
+def test_like_failures_have_one_error_kind(one: str, other: str) -> None:
     assert error_kind(one) == error_kind(other)
 
 
-def test_other_failures_are_of_another_kind() -> None:
+def test_other_failures_have_another_error_kind() -> None:
     assert error_kind("Timeout: no answer") != error_kind("Refused: no answer")
     assert error_kind("Timeout: connect") != error_kind("Timeout: read")
 
 
-def test_a_kind_is_short_and_no_error_is_none() -> None:
+def test_an_error_kind_is_short_and_empty_without_an_error() -> None:
     assert len(error_kind("Error: " + "x " * 10_000)) == KIND_LENGTH
     assert error_kind("") == ""

@@ -90,7 +90,7 @@ def test_debounce_never_makes_a_message_earlier() -> None:
 
 
 @pytest.mark.parametrize("policy", ["replace", "debounce", "error"])
-def test_what_runs_already_cannot_be_replaced(policy: str) -> None:
+def test_a_running_message_cannot_be_replaced(policy: str) -> None:
     row = claimed(key="k")
     before = snapshot(row.id)
     with pytest.raises(KeyConflict):
@@ -98,7 +98,7 @@ def test_what_runs_already_cannot_be_replaced(policy: str) -> None:
     assert snapshot(row.id) == before
 
 
-def test_what_runs_already_is_kept() -> None:
+def test_a_running_message_is_kept() -> None:
     row = claimed(key="k")
     kept = later(key="k", on_conflict="keep")
     assert (kept.pk, kept.state, kept.existed) == (row.id, State.RUNNING, True)
@@ -144,7 +144,7 @@ def raced(call: Callable[[int], Any]) -> tuple[list[Any], list[BaseException]]:
 
 @committed
 @pytest.mark.parametrize("policy", ["keep", "replace", "debounce"])
-def test_eight_threads_with_one_key_come_to_one_message(policy: str) -> None:
+def test_eight_threads_with_one_key_make_one_message(policy: str) -> None:
     rows, errors = raced(lambda number: later(key="k", payload=number, on_conflict=policy))
     assert errors == []
     assert len({row.pk for row in rows}) == 1
@@ -155,7 +155,7 @@ def test_eight_threads_with_one_key_come_to_one_message(policy: str) -> None:
 
 
 @committed
-def test_of_eight_threads_with_one_key_one_schedules_and_seven_are_told() -> None:
+def test_seven_of_eight_threads_with_one_key_get_a_conflict() -> None:
     rows, errors = raced(lambda number: later(key="k", payload=number))
     assert len(rows) == 1
     assert [type(error) for error in errors] == [KeyConflict] * 7
@@ -163,7 +163,7 @@ def test_of_eight_threads_with_one_key_one_schedules_and_seven_are_told() -> Non
 
 
 @committed
-def test_eight_threads_in_transactions_of_their_own_come_to_one_message() -> None:
+def test_eight_transactions_with_one_key_make_one_message() -> None:
     def call(number: int) -> Message:
         with transaction.atomic():
             return later(key="k", payload=number, on_conflict="keep")
@@ -192,7 +192,7 @@ def test_a_key_that_changes_hands_meanwhile_never_has_two_live_messages() -> Non
 
 
 @committed
-def test_of_many_requeues_of_one_key_at_once_one_wins() -> None:
+def test_many_requeues_of_one_key_at_once_requeue_one_message() -> None:
     ids = []
     for _ in range(6):
         ids.append(due(key="k").pk)

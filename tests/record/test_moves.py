@@ -82,12 +82,12 @@ def name(pair: tuple[State | None, State]) -> str:
 PAIRS = pytest.mark.parametrize("pair", WAYS, ids=name)
 
 
-def test_there_is_a_way_to_make_every_move_but_the_first() -> None:
+def test_every_move_but_the_first_has_a_way_to_be_made() -> None:
     assert WAYS.keys() | {(None, S)} == MOVES.keys()
 
 
 @PAIRS
-def test_a_move_writes_one_log_row_that_says_what_it_was(pair: tuple[State, State]) -> None:
+def test_a_move_writes_one_log_row_with_its_states(pair: tuple[State, State]) -> None:
     prepare, act = WAYS[pair]
     id_ = prepare()
     before = message(id_)
@@ -119,7 +119,7 @@ def test_a_move_that_is_rolled_back_leaves_neither_change_nor_log_row(pair: tupl
     assert snapshot(id_) == before
 
 
-def test_a_message_that_is_rolled_back_never_was() -> None:
+def test_a_message_that_is_rolled_back_leaves_no_row() -> None:
     with pytest.raises(Undo), transaction.atomic():
         id_ = due().pk
         assert moves(id_) == ["scheduled"]
@@ -131,7 +131,7 @@ ILLEGAL = [pair for pair in product(State, State) if pair not in MOVES]
 
 
 @pytest.mark.parametrize("pair", ILLEGAL, ids=name)
-def test_a_move_that_the_table_has_not_is_refused(pair: tuple[State, State]) -> None:
+def test_a_move_outside_the_table_is_refused(pair: tuple[State, State]) -> None:
     id_ = bring(pair[0])
     before = snapshot(id_)
     with pytest.raises(InvalidTransition, match=f"{pair[0]} → {pair[1]}"):
@@ -149,7 +149,7 @@ VERBS: dict[str, tuple[Callable[[int], Any], set[State]]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("where", State)
-def test_a_verb_says_truthfully_whether_it_was_too_late(verb: str, where: State) -> None:
+def test_an_action_answers_too_late_in_exactly_the_states_that_it_leaves_alone(verb: str, where: State) -> None:
     act, possible = VERBS[verb]
     id_ = bring(where)
     before = snapshot(id_)
@@ -164,7 +164,7 @@ def test_a_verb_says_truthfully_whether_it_was_too_late(verb: str, where: State)
 
 
 @pytest.mark.parametrize("where", [CON, D, CAN, E])
-def test_no_report_of_a_delivery_changes_what_is_finished(where: State) -> None:
+def test_no_report_of_a_delivery_changes_a_finished_message(where: State) -> None:
     id_ = bring(where)
     before = snapshot(id_)
     for delivery in (0, 1, 2):
@@ -178,7 +178,7 @@ def test_no_report_of_a_delivery_changes_what_is_finished(where: State) -> None:
 @pytest.mark.skipif(
     connection.features.has_select_for_update, reason="the rows are locked: nobody can move them in between"
 )
-def test_somebody_elses_move_in_between_is_noticed_and_not_overwritten() -> None:
+def test_a_move_of_another_process_in_between_is_not_overwritten() -> None:
     id_ = bring(S)
 
     def decide(row: Message, now: Any) -> Decision:
@@ -191,7 +191,7 @@ def test_somebody_elses_move_in_between_is_noticed_and_not_overwritten() -> None
     assert Transition.objects.filter(message_id=id_).count() == 1
 
 
-def test_the_log_of_a_long_life_can_be_read_like_a_story() -> None:
+def test_the_log_of_a_long_life_shows_every_move_in_order() -> None:
     id_ = due().pk
     claim(id_, worker="a")
     fail(id_, 1, error="first", traceback="where")

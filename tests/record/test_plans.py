@@ -58,7 +58,7 @@ def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int)
     assert kept(words) > before
 
 
-def test_rows_are_found_by_id_although_nothing_was_scheduled_when_the_table_was_looked_at() -> None:
+def test_rows_are_found_by_id_although_nothing_was_scheduled_at_the_last_analyze() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs PostgreSQL")
     for message in schedule_messages([{"topic": TOPIC}] * 100):

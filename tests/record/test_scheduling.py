@@ -66,13 +66,13 @@ def test_members_of_enums_are_written_as_their_values() -> None:
 
 
 @pytest.mark.parametrize("payload", ["x", object()])
-def test_the_collector_works_after_many_were_scheduled(payload: Any) -> None:
+def test_the_garbage_collector_runs_again_after_many_were_scheduled(payload: Any) -> None:
     with contextlib.suppress(InvalidMessage):
         schedule_messages([{"topic": TOPIC, "payload": payload}] * 3)
     assert gc.isenabled()
 
 
-def test_what_is_returned_is_what_is_written() -> None:
+def test_the_returned_message_equals_the_written_row() -> None:
     returned = schedule_message(
         TOPIC,
         {"order": 7, "list": [1, 2.5, None, True, "ü"]},
@@ -110,7 +110,7 @@ def test_a_due_time_is_rounded_up_to_a_tenth_of_a_millisecond() -> None:
         assert row.due_at == message(row.pk).due_at == expected
 
 
-def test_an_expiry_over_a_change_of_the_clocks_is_as_long_as_it_was_said() -> None:
+def test_an_expiry_over_a_change_of_the_clocks_keeps_its_length() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     local = datetime(2050, 10, 30, 1, 30, tzinfo=berlin)
     terms: dict[str, Any] = {"topic": TOPIC, "due": local, "expires": "2h"}
@@ -157,7 +157,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("terms", WRONG.values(), ids=list(WRONG))
-def test_a_message_that_cannot_be_is_refused_before_anything_is_written(terms: dict[str, Any]) -> None:
+def test_an_impossible_message_is_refused_before_anything_is_written(terms: dict[str, Any]) -> None:
     terms = {"topic": TOPIC, **terms}
     with pytest.raises(InvalidMessage):
         schedule_message(**terms)
@@ -168,12 +168,12 @@ def test_a_message_that_cannot_be_is_refused_before_anything_is_written(terms: d
 
 
 @pytest.mark.parametrize("wrong", ["x", {}, {"payload": 1}, None, {"topic": TOPIC, "using": "other"}], ids=repr)
-def test_what_is_no_dict_of_arguments_is_refused(wrong: Any) -> None:
+def test_anything_but_a_dict_of_arguments_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidMessage, match=r"^message 0: "):
         schedule_messages([wrong])
 
 
-def test_an_error_of_many_is_of_the_same_kind_as_of_one() -> None:
+def test_an_error_in_a_batch_has_the_type_of_the_single_call() -> None:
     with pytest.raises(PayloadTooLarge, match="message 1"):
         schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "payload": "x" * 300_000}])
 
@@ -195,12 +195,12 @@ def test_many_messages_are_written_in_their_order_with_all_they_have() -> None:
     assert sorted(numbers) == sorted((row.pk, 1, "scheduled") for row in returned)
 
 
-def test_no_messages_are_no_messages() -> None:
+def test_an_empty_list_schedules_nothing() -> None:
     assert schedule_messages([]) == []
     assert schedule_messages(iter([])) == []
 
 
-def test_of_many_all_are_written_or_none() -> None:
+def test_a_batch_with_one_bad_message_writes_nothing() -> None:
     later(key="taken")
     with pytest.raises(KeyConflict):
         schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "key": "taken"}, {"topic": TOPIC}])
@@ -208,14 +208,14 @@ def test_of_many_all_are_written_or_none() -> None:
     assert Transition.objects.count() == 1
 
 
-def test_many_with_one_key_among_them_come_to_one_message() -> None:
+def test_a_batch_with_one_key_several_times_makes_one_message() -> None:
     rows = schedule_messages([{"topic": TOPIC, "key": "k", "payload": n, "on_conflict": "keep"} for n in range(3)])
     assert len({row.pk for row in rows}) == 1
     assert [row.existed for row in rows] == [False, True, True]
     assert message(rows[0].pk).payload == 0
 
 
-def test_what_a_caller_rolls_back_is_not_there() -> None:
+def test_a_batch_that_the_caller_rolls_back_leaves_no_rows() -> None:
     with pytest.raises(Undo), transaction.atomic():
         schedule_message(TOPIC)
         schedule_messages([{"topic": TOPIC}] * 3)
@@ -225,7 +225,7 @@ def test_what_a_caller_rolls_back_is_not_there() -> None:
 
 
 @both
-def test_a_message_of_another_database_is_written_and_steered_there() -> None:
+def test_a_message_of_another_database_is_written_and_changed_there() -> None:
     one = later(using="other", key="k")
     (two,) = schedule_messages([{"topic": TOPIC, "delay": 60}], using="other")
     assert one._state.db == "other"

@@ -55,7 +55,7 @@ def test_an_illegal_row_is_refused_by_the_database_itself(name: str) -> None:
     assert Message.objects.get(pk=id_).state == where
 
 
-def test_a_due_time_without_end_is_refused_where_there_is_such_a_thing() -> None:
+def test_an_infinite_due_time_is_refused() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL knows infinity")
     id_ = later().pk
@@ -83,7 +83,7 @@ def test_a_log_has_each_number_once() -> None:
         Transition.objects.create(message_id=id_, number=1, at=NOW, to_state=State.SCHEDULED, due_at=NOW)
 
 
-def test_there_is_one_identity() -> None:
+def test_a_second_identity_is_refused() -> None:
     assert identity("default") == identity("default")
     with pytest.raises(IntegrityError), transaction.atomic():
         Identity.objects.create(id=2)
@@ -94,7 +94,7 @@ def test_the_farthest_due_time_that_is_accepted_can_be_stored() -> None:
     assert Message.objects.get(pk=row.pk).due_at == row.due_at
 
 
-def test_what_is_still_to_do_is_read_along_partial_indexes() -> None:
+def test_live_messages_are_read_along_partial_indexes() -> None:
     with connection.cursor() as cursor:
         constraints = connection.introspection.get_constraints(cursor, Message._meta.db_table)
     indexes = {name for name, found in constraints.items() if found["index"]}
@@ -102,7 +102,7 @@ def test_what_is_still_to_do_is_read_along_partial_indexes() -> None:
     assert all(index.condition is not None for index in Message._meta.indexes)
 
 
-def test_the_migrations_say_what_the_models_say() -> None:
+def test_the_migrations_agree_with_the_models() -> None:
     out = StringIO()
     call_command("makemigrations", "django_delayq", check=True, dry_run=True, stdout=out)
     assert "No changes" in out.getvalue()
@@ -128,7 +128,7 @@ def test_the_migrations_can_be_taken_back_and_applied_again() -> None:
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL keeps plans")
 @pytest.mark.django_db(transaction=True)
-def test_a_column_of_another_type_does_not_stop_who_has_claimed_before() -> None:
+def test_a_column_of_another_type_does_not_stop_a_connection_that_has_claimed_before() -> None:
     def claimed() -> int:
         pk = schedule_message(TOPIC).pk
         return len(transitions.claim("default", [Ticket(pk)], {TOPIC: 60.0}, "w"))

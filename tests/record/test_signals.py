@@ -47,7 +47,7 @@ def listener() -> Iterator[Listener]:
     listener.close()
 
 
-def test_a_scheduled_message_is_told_with_plain_facts_and_without_its_payload(listener: Listener) -> None:
+def test_the_signal_of_a_scheduled_message_has_plain_arguments_without_the_payload(listener: Listener) -> None:
     row = schedule_message(TOPIC, {"secret": 1}, delay=60, queue="slow", key="k")
     (facts,) = listener.heard
     facts.pop("signal")
@@ -68,7 +68,7 @@ def test_a_signal_is_sent_after_the_commit_and_not_before(listener: Listener) ->
     assert [facts["message_id"] for facts in listener.heard] == [row.pk for row in (*rows, rows[0])]
 
 
-def test_of_what_was_rolled_back_nobody_hears(listener: Listener) -> None:
+def test_a_rolled_back_message_sends_no_signal(listener: Listener) -> None:
     with pytest.raises(Undo), transaction.atomic():
         later()
         raise Undo
@@ -81,12 +81,12 @@ def test_of_what_was_rolled_back_nobody_hears(listener: Listener) -> None:
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_the_database_of_a_message_is_told(listener: Listener) -> None:
+def test_a_signal_names_the_database_of_its_message(listener: Listener) -> None:
     later(using="other")
     assert listener.heard[0]["using"] == "other"
 
 
-def test_a_cancel_that_changed_nothing_is_not_told(listener: Listener) -> None:
+def test_a_cancel_that_changed_nothing_sends_no_signal(listener: Listener) -> None:
     row = later()
     cancel_message(row.pk)
     cancel_message(row.pk)

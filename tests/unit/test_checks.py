@@ -47,14 +47,14 @@ def test_each_mistake_has_its_id(delayq: Any, ids: list[str]) -> None:
     assert found(DELAYQ=delayq, CACHES=LOCMEM) == ids
 
 
-def test_without_time_zones_it_is_e005() -> None:
+def test_a_project_without_time_zones_is_e005() -> None:
     assert found(USE_TZ=False) == ["delayq.E005"]
 
 
 @pytest.mark.parametrize(
     "redis", ["redis://h:1/0", "rediss://u:p@h:1/0", "unix:///run/redis.sock?db=1", "fast"], ids=repr
 )
-def test_what_names_a_redis_passes_without_one_that_answers(redis: str) -> None:
+def test_a_redis_that_does_not_answer_passes_the_checks(redis: str) -> None:
     assert found(DELAYQ={"REDIS": redis}, CACHES={**LOCMEM, "fast": DJANGO_REDIS}) == []
 
 

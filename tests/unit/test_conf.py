@@ -39,7 +39,7 @@ def test_a_list_of_delays_is_a_retry_policy() -> None:
 
 
 @pytest.mark.parametrize("given", [None, [], "redis://", 3], ids=repr)
-def test_something_else_than_a_dict_is_e001(given: Any) -> None:
+def test_anything_but_a_dict_is_e001(given: Any) -> None:
     settings, problems = conf.parse(given)
     assert settings == conf.Settings()
     assert [problem.id for problem in problems] == ["E001"]
@@ -102,7 +102,7 @@ def test_a_default_queue_that_no_worker_serves_is_e004() -> None:
     assert conf.parse({"QUEUES": ["fast", "slow"], "DEFAULT_QUEUE": "slow"})[1] == []
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     _settings, problems = conf.parse({"HORIZON": 0, "LEASE": "long", "COLOUR": "red", "QUEUES": ["a"], 5: 6})
     assert sorted(problem.id for problem in problems) == ["E002", "E002", "E003", "E003", "E004"]
 

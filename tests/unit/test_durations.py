@@ -44,7 +44,7 @@ def test_a_duration_means_what_people_expect(written: Any, meant: float) -> None
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_anything_else_is_refused(wrong: Any) -> None:
+def test_any_other_duration_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="not a"):
         seconds(wrong)
 

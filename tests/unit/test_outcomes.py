@@ -14,7 +14,7 @@ def test_plain_text_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["a\x00b", "a\ud800b", "\udfff", "\x00" * 10_000], ids=ascii)
-def test_what_no_database_takes_is_replaced(wrong: str) -> None:
+def test_characters_that_no_database_takes_are_replaced(wrong: str) -> None:
     text = storable(wrong)
     assert "\x00" not in text
     text.encode()

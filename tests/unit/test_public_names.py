@@ -46,7 +46,7 @@ def test_importing_the_package_loads_neither_models_nor_redis_nor_django() -> No
 
 
 @pytest.mark.parametrize("name", django_delayq.__all__)
-def test_every_public_name_says_what_it_is_for(name: str) -> None:
+def test_every_public_name_has_a_docstring(name: str) -> None:
     thing = getattr(django_delayq, name)
     inherited = {inspect.getdoc(base) for base in inspect.getmro(thing)[1:]} if inspect.isclass(thing) else set()
     text = inspect.getdoc(thing)
@@ -55,7 +55,7 @@ def test_every_public_name_says_what_it_is_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_says_what_it_is_for(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     module = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(module) or not module.body
 
@@ -75,5 +75,5 @@ API = (
 
 
 @pytest.mark.parametrize("name", [*API.split(), "validation"])
-def test_every_function_that_other_modules_call_says_what_it_does(name: str) -> None:
+def test_every_function_that_other_modules_call_has_a_docstring(name: str) -> None:
     assert public_functions(importlib.import_module(f"django_delayq.{name}")) == []

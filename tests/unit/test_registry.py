@@ -68,7 +68,7 @@ def test_two_local_functions_of_one_name_conflict() -> None:
         handler(TOPIC)(make())
 
 
-def test_terms_that_are_not_given_come_from_the_settings(settings: Settings) -> None:
+def test_options_that_are_not_given_come_from_the_settings(settings: Settings) -> None:
     handler(TOPIC)(at_module_level)
     settings.DELAYQ = {"LEASE": 33, "TIMEOUT": 44, "RETRY": ["5s"], "DEFAULT_QUEUE": "lane"}
     assert (found().lease, found().timeout, found().retry) == (33, 44, RetryPolicy.fixed([5]))
@@ -76,7 +76,7 @@ def test_terms_that_are_not_given_come_from_the_settings(settings: Settings) -> 
     assert not found().transactional
 
 
-def test_terms_that_are_given_win(settings: Settings) -> None:
+def test_options_that_are_given_win_over_the_settings(settings: Settings) -> None:
     settings.DELAYQ = {"LEASE": 33, "TIMEOUT": 44, "RETRY": ["5s"]}
     terms = handler(TOPIC, retry=["4m"], lease="2m", timeout="90s", transactional=True, queue="slow")
     terms(at_module_level)
@@ -91,7 +91,7 @@ def test_none_means_never_and_is_not_the_default() -> None:
     assert found().timeout is None
 
 
-def test_an_async_function_is_known_as_one() -> None:
+def test_an_async_function_is_registered_as_async() -> None:
     async def coroutine(message: Any) -> None: ...
 
     handler(TOPIC)(coroutine)
@@ -112,7 +112,7 @@ def test_an_async_function_is_known_as_one() -> None:
     ],
     ids=repr,
 )
-def test_impossible_terms_are_refused_at_the_decorator(terms: dict[str, Any]) -> None:
+def test_impossible_options_are_refused_at_the_decorator(terms: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         handler(TOPIC, **terms)(at_module_level)
     assert registry.find(TOPIC) is None

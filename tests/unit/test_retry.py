@@ -22,7 +22,7 @@ def waits(policy: RetryPolicy, attempts: int) -> list[float | None]:
     return [None if delay is None else delay.total_seconds() for delay in delays]
 
 
-def test_fixed_delays_come_one_after_the_other_and_then_it_gives_up() -> None:
+def test_fixed_delays_come_one_after_the_other_and_then_end() -> None:
     assert waits(RetryPolicy.fixed(PAYMENT), 9) == [240, 600, 600, 3600, 7200, 21_600, 54_000, None, None]
 
 
@@ -61,14 +61,14 @@ def test_an_exponential_delay_stays_within_its_bounds(
     assert lowest - tick <= delay <= highest + tick
 
 
-def test_jitter_spreads_what_failed_together() -> None:
+def test_jitter_spreads_messages_that_failed_together() -> None:
     policy = RetryPolicy.exponential(100, cap=100, jitter=0.5)
     delays = {policy.delay(1) for _ in range(50)}
     assert len(delays) > 40
     assert all(delay is not None and 100 <= delay.total_seconds() <= 150 for delay in delays)
 
 
-def test_a_function_decides_by_attempt_and_error() -> None:
+def test_a_custom_policy_decides_by_attempt_and_error() -> None:
     def chooser(attempt: int, error: BaseException | None) -> Duration | None:
         return "1m" if isinstance(error, TimeoutError) and attempt < 3 else None
 
@@ -79,7 +79,7 @@ def test_a_function_decides_by_attempt_and_error() -> None:
 
 
 @pytest.mark.parametrize("chosen", [-1, math.nan, math.inf, "soon", LONGEST + timedelta(days=1)], ids=repr)
-def test_an_impossible_answer_of_a_function_is_an_error(chosen: Any) -> None:
+def test_an_impossible_answer_of_a_custom_policy_is_an_error(chosen: Any) -> None:
     with pytest.raises(ValueError):
         RetryPolicy.custom(lambda attempt, error: chosen).delay(1)
 
@@ -100,7 +100,7 @@ def test_an_impossible_answer_of_a_function_is_an_error(chosen: Any) -> None:
     ],
     ids=repr,
 )
-def test_impossible_terms_are_refused_when_the_policy_is_made(options: dict[str, Any]) -> None:
+def test_impossible_arguments_are_refused_when_the_policy_is_made(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         RetryPolicy.exponential(**options)
 
@@ -141,13 +141,13 @@ def test_a_policy_comes_back_from_json_as_it_was(policy: RetryPolicy) -> None:
     assert RetryPolicy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
 
 
-def test_a_function_cannot_be_stored() -> None:
+def test_a_custom_policy_cannot_be_stored() -> None:
     with pytest.raises(ValueError, match="cannot be stored"):
         RetryPolicy.custom(lambda attempt, error: None).to_json()
 
 
 @pytest.mark.parametrize("stored", [None, [], "x", 3, {}, {"base": 1}, {"fixed": 5}, {"fixed": [-1]}], ids=repr)
-def test_what_was_not_stored_by_us_is_refused(stored: Any) -> None:
+def test_json_that_is_no_stored_policy_is_refused(stored: Any) -> None:
     with pytest.raises(ValueError):
         RetryPolicy.from_json(stored)
 

@@ -66,7 +66,7 @@ def test_every_arrow_of_the_drawing_is_a_move_of_the_table() -> None:
     assert drawn() <= MOVES.keys()
 
 
-def test_every_move_of_the_table_is_drawn_or_said_not_to_be() -> None:
+def test_every_move_of_the_table_is_drawn_or_listed_as_not_drawn() -> None:
     assert drawn() | NOT_DRAWN == MOVES.keys()
     assert not drawn() & NOT_DRAWN
 
@@ -84,7 +84,7 @@ def blocks(text: str) -> list[str]:
     return [dedent(block).strip("\n").rstrip() for block in indented]
 
 
-def test_a_state_is_live_or_final_and_only_what_ended_badly_comes_back() -> None:
+def test_a_state_is_live_or_final_and_only_unconsumed_messages_come_back() -> None:
     assert set(State) == LIVE | FINAL
     assert not LIVE & FINAL
     assert {before for before, _after in MOVES if before in FINAL} | {State.CONSUMED} == FINAL
@@ -95,7 +95,7 @@ def test_nothing_ever_leaves_consumed() -> None:
     assert not any(is_legal(State.CONSUMED, after) for after in State)
 
 
-def test_the_table_alone_says_what_is_legal() -> None:
+def test_a_move_is_legal_exactly_when_the_table_has_it() -> None:
     for before, after in product([None, *State], State):
         assert is_legal(before, after) == ((before, after) in MOVES)
 

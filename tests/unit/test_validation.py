@@ -77,7 +77,7 @@ def test_plain_json_comes_through_as_it_was(value: Any) -> None:
 
 
 @given(wild)
-def test_whatever_is_accepted_is_strict_json_that_a_database_takes(value: Any) -> None:
+def test_an_accepted_payload_is_strict_json_that_a_database_takes(value: Any) -> None:
     try:
         text = validation.payload(value)
     except InvalidMessage:
@@ -116,7 +116,7 @@ def test_whatever_is_accepted_is_strict_json_that_a_database_takes(value: Any) -
     ],
     ids=lambda value: value if isinstance(value, str) and value.isprintable() else type(value).__name__,
 )
-def test_what_is_not_json_or_cannot_be_stored_is_refused(value: Any, why: str) -> None:
+def test_a_payload_that_is_not_json_or_cannot_be_stored_is_refused(value: Any, why: str) -> None:
     with pytest.raises(InvalidMessage, match=why):
         validation.payload(value)
 
@@ -146,7 +146,7 @@ def test_values_that_django_can_encode_become_strings() -> None:
     }
 
 
-def test_a_payload_over_the_limit_is_refused_and_told_its_size(settings: Settings) -> None:
+def test_a_payload_over_the_limit_is_refused_with_its_size(settings: Settings) -> None:
     settings.DELAYQ = {"PAYLOAD_MAX_BYTES": 10}
     assert validation.payload("x" * 8) == '"xxxxxxxx"'
     with pytest.raises(PayloadTooLarge, match=r"11 bytes.*= 10"):
@@ -314,7 +314,7 @@ class Nowhere(tzinfo):
     ],
     ids=str,
 )
-def test_a_due_time_that_cannot_be_is_refused(value: Any, why: str) -> None:
+def test_an_impossible_due_time_is_refused(value: Any, why: str) -> None:
     with pytest.raises(InvalidMessage, match=why):
         validation.due(value)
 
@@ -332,7 +332,7 @@ def test_both_hours_of_a_clock_set_back_are_told_apart(fold: int) -> None:
     assert due == datetime(year, 10, sunday, fold, 30, tzinfo=UTC)
 
 
-def test_what_is_reckoned_from_a_due_time_does_not_meet_a_change_of_the_clocks() -> None:
+def test_an_expiry_after_a_due_time_does_not_meet_a_change_of_the_clocks() -> None:
     year = django_timezone.now().year + 1
     sunday = max(day for day in range(25, 32) if date(year, 10, day).weekday() == 6)
     local = datetime(year, 10, sunday, 2, 59, 59, 999_950, tzinfo=BERLIN)
@@ -342,7 +342,7 @@ def test_what_is_reckoned_from_a_due_time_does_not_meet_a_change_of_the_clocks()
     assert (due + timedelta(hours=3)).astimezone(UTC) == datetime(year, 10, sunday, 3, 59, 59, 999_950, tzinfo=UTC)
 
 
-def test_an_hour_that_the_clocks_leave_out_is_still_a_moment() -> None:
+def test_a_due_time_in_the_hour_that_the_clocks_leave_out_is_accepted() -> None:
     year = django_timezone.now().year + 1
     sunday = max(day for day in range(25, 32) if date(year, 3, day).weekday() == 6)
     due = validation.due(datetime(year, 3, sunday, 2, 30, tzinfo=BERLIN))

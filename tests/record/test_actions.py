@@ -33,7 +33,7 @@ committed = pytest.mark.django_db(transaction=True)
 # --- cancel's four answers --------------------------------------------------------------------------------------------
 
 
-def test_cancelled_means_that_no_delivery_ran_or_will() -> None:
+def test_a_cancelled_message_never_runs() -> None:
     answer = cancel_message(later().pk, reason="paid")
     assert (answer.verdict, answer.state) == (Verdict.CANCELLED, State.CANCELLED)
     assert answer
@@ -45,7 +45,7 @@ def test_cancelled_means_that_no_delivery_ran_or_will() -> None:
     assert last.reason == "paid"
 
 
-def test_requested_means_that_it_runs_and_no_retry_follows() -> None:
+def test_a_cancel_of_a_running_message_is_requested() -> None:
     row = claimed()
     answer = cancel_message(row.id)
     assert (answer.verdict, answer.state) == (Verdict.REQUESTED, State.RUNNING)
@@ -59,7 +59,7 @@ def test_a_cancel_requested_twice_is_logged_once() -> None:
     assert moves(row.id) == ["scheduled", "scheduled>running", "running>running"]
 
 
-def test_outcome_unknown_means_that_a_dead_delivery_may_have_had_its_effect() -> None:
+def test_a_cancel_after_a_crash_has_an_unknown_outcome() -> None:
     row = claimed()
     lose(row.id)
     answer = cancel_message(row.id)
@@ -67,21 +67,21 @@ def test_outcome_unknown_means_that_a_dead_delivery_may_have_had_its_effect() ->
     assert claim(row.id) == []
 
 
-def test_a_reported_failure_is_no_unknown_outcome() -> None:
+def test_a_cancel_after_a_reported_failure_has_a_known_outcome() -> None:
     row = claimed()
     transitions.fail("default", [Failure(row.id, 1, "a", delay=timedelta(0))])
     assert cancel_message(row.id).verdict == Verdict.CANCELLED
 
 
 @pytest.mark.parametrize("where", [State.CONSUMED, State.DEAD, State.CANCELLED, State.EXPIRED])
-def test_too_late_says_which_state_it_is_in(where: State) -> None:
+def test_a_cancel_that_is_too_late_names_the_state(where: State) -> None:
     answer = cancel_message(bring(where))
     assert (answer.verdict, answer.state) == (Verdict.TOO_LATE, where)
     assert not answer
 
 
 @committed
-def test_of_a_cancel_and_a_claim_at_once_exactly_one_wins_and_says_so() -> None:
+def test_a_cancel_and_a_claim_at_once_have_one_winner() -> None:
     for _round in range(5):
         id_ = due().pk
         claims, answer = at_once(2, lambda number, id_=id_: cancel_message(id_) if number else claim(id_))  # type: ignore[misc]
@@ -133,7 +133,7 @@ def test_an_impossible_time_is_refused_and_nothing_moves(times: dict[str, Any]) 
     assert moves(id_) == ["scheduled"]
 
 
-def test_run_now_makes_it_due_now() -> None:
+def test_run_now_makes_a_message_due_now() -> None:
     id_ = later().pk
     answer = run_message_now(id_)
     assert answer.verdict == Verdict.RESCHEDULED
@@ -170,7 +170,7 @@ def test_a_requeue_is_refused_while_another_live_message_has_the_key() -> None:
     assert requeue_message(old).verdict == Verdict.REQUEUED
 
 
-def test_two_messages_of_one_key_requeued_together_are_one_requeued_and_one_refused() -> None:
+def test_one_of_two_messages_with_one_key_is_requeued_and_the_other_refused() -> None:
     ids = []
     for _ in range(2):
         ids.append(due(key="k").pk)
@@ -192,7 +192,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_message_that_never_was_is_not_found(verb: str) -> None:
+def test_an_unknown_message_is_not_found(verb: str) -> None:
     act: Any = VERBS[verb]
     for answer in (act(10**12), act(topic=TOPIC, key="nobody")):
         assert (answer.verdict, answer.state, bool(answer)) == (Verdict.NOT_FOUND, None, False)
@@ -200,21 +200,21 @@ def test_a_message_that_never_was_is_not_found(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("target", ["7", 0, -1, 2**63, True, 1.5], ids=repr)
-def test_what_is_no_id_is_refused(verb: str, target: Any) -> None:
+def test_an_impossible_id_is_refused(verb: str, target: Any) -> None:
     act: Any = VERBS[verb]
     with pytest.raises(InvalidMessage, match="not the id"):
         act(target)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_message_must_be_named(verb: str) -> None:
+def test_an_action_without_a_target_is_refused(verb: str) -> None:
     act: Any = VERBS[verb]
     for name in ({}, {"topic": TOPIC}, {"key": "k"}):
         with pytest.raises(InvalidMessage):
             act(**name)
 
 
-def test_a_message_is_named_by_itself_its_id_or_its_topic_and_key() -> None:
+def test_an_action_takes_a_message_an_id_or_a_topic_and_key() -> None:
     assert cancel_message(later())
     assert cancel_message(later().pk)
     later(key="k")
@@ -222,7 +222,7 @@ def test_a_message_is_named_by_itself_its_id_or_its_topic_and_key() -> None:
     assert cancel_message(topic=TOPIC, key="k").verdict == Verdict.NOT_FOUND
 
 
-def test_by_key_the_youngest_finished_message_is_requeued() -> None:
+def test_requeue_by_key_finds_the_youngest_finished_message() -> None:
     for _ in range(2):
         young = due(key="k").pk
         cancel_message(young)
@@ -255,7 +255,7 @@ def test_more_than_a_batch_of_messages_is_cancelled_and_requeued() -> None:
     assert list(left) == [row.pk for row in rows[:30]]
 
 
-def test_an_empty_queryset_is_answered_by_nothing() -> None:
+def test_an_empty_queryset_is_answered_by_no_counts() -> None:
     assert cancel_message(Message.objects.none()) == {}
     assert run_message_now(Message.objects.filter(topic="nobody")) == {}
 
@@ -282,7 +282,7 @@ def test_a_batch_spread_over_a_time_keeps_its_order_and_everything_else(count: i
         assert [entry.due_at for entry in row.transitions.all()][1:] == [row.due_at]
 
 
-def test_many_that_become_each_something_else_keep_their_own_counts() -> None:
+def test_many_messages_moved_together_keep_their_own_counts() -> None:
     ids = [due().pk for _ in range(12)]
     for place, id_ in enumerate(ids):
         for _ in range(place):
@@ -298,7 +298,7 @@ def test_many_that_become_each_something_else_keep_their_own_counts() -> None:
 # --- who did it -------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_names_who_did_it() -> None:
+def test_the_log_names_the_actor() -> None:
     with actors.acting_as("user:anna"):
         id_ = due().pk
         with actors.acting_as("command:cancel\n"):
@@ -309,7 +309,7 @@ def test_the_log_names_who_did_it() -> None:
     assert actors.current().startswith("process:")
 
 
-def test_a_very_long_name_of_an_actor_is_cut_and_does_not_fail() -> None:
+def test_a_very_long_name_of_an_actor_is_cut() -> None:
     with actors.acting_as("x" * 1000):
         id_ = due().pk
     assert message(id_).transitions.get().actor == "x" * actors.LENGTH
@@ -323,7 +323,7 @@ class Undo(Exception):
 
 
 @committed
-def test_a_cancel_that_is_rolled_back_was_never_made() -> None:
+def test_a_cancel_that_is_rolled_back_changes_nothing() -> None:
     id_ = later().pk
     with pytest.raises(Undo), transaction.atomic():
         assert cancel_message(id_)

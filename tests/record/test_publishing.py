@@ -69,20 +69,20 @@ def soon(queue: str = "default") -> Message:
     return schedule_message(TOPIC, delay=60, queue=queue)
 
 
-def test_outside_of_a_transaction_redis_is_told_at_once(redis_client: redis.Redis) -> None:
+def test_a_message_outside_of_a_transaction_is_published_at_once(redis_client: redis.Redis) -> None:
     waiting, ready = soon().pk, due().pk
     assert held(redis_client) == {waiting, ready}
     assert redis_client.zscore(keys("delayq", "default").ready, str(ready)) is not None
 
 
-def test_inside_of_one_redis_is_told_after_the_commit(redis_client: redis.Redis) -> None:
+def test_a_message_in_a_transaction_is_published_after_the_commit(redis_client: redis.Redis) -> None:
     with transaction.atomic():
         id_ = soon().pk
         assert held(redis_client) == set()
     assert held(redis_client) == {id_}
 
 
-def test_a_rolled_back_transaction_is_not_told(redis_client: redis.Redis) -> None:
+def test_a_message_that_is_rolled_back_is_not_published(redis_client: redis.Redis) -> None:
     with pytest.raises(Undo), transaction.atomic():
         soon()
         schedule_messages([{"topic": TOPIC, "delay": 60}] * 3)
@@ -90,7 +90,7 @@ def test_a_rolled_back_transaction_is_not_told(redis_client: redis.Redis) -> Non
     assert held(redis_client) == set()
 
 
-def test_what_a_savepoint_rolled_back_is_not_told_and_everything_else_is(redis_client: redis.Redis) -> None:
+def test_only_the_messages_of_a_rolled_back_savepoint_are_not_published(redis_client: redis.Redis) -> None:
     with transaction.atomic():
         kept = [soon().pk, soon().pk]
         with pytest.raises(Undo), transaction.atomic():
@@ -122,7 +122,7 @@ def test_a_savepoint_rolled_back_by_hand_leaves_at_most_an_id_that_no_claim_find
     assert sorted(row.id for row in claim(kept, gone, last)) == [kept, last]
 
 
-def test_many_messages_of_one_transaction_are_told_in_one_call(redis_client: redis.Redis) -> None:
+def test_many_messages_of_one_transaction_are_published_in_one_call(redis_client: redis.Redis) -> None:
     soon()
     calls(redis_client)
     with transaction.atomic():
@@ -131,7 +131,7 @@ def test_many_messages_of_one_transaction_are_told_in_one_call(redis_client: red
     assert ids <= held(redis_client)
 
 
-def test_more_than_a_thousand_are_told_in_calls_of_a_thousand(redis_client: redis.Redis) -> None:
+def test_more_than_a_thousand_messages_are_published_in_calls_of_a_thousand(redis_client: redis.Redis) -> None:
     soon()
     calls(redis_client)
     rows = schedule_messages([{"topic": TOPIC, "delay": 60}] * 2_300)
@@ -139,7 +139,7 @@ def test_more_than_a_thousand_are_told_in_calls_of_a_thousand(redis_client: redi
     assert {row.pk for row in rows} <= held(redis_client)
 
 
-def test_the_queues_of_one_transaction_are_kept_apart(redis_client: redis.Redis) -> None:
+def test_the_queues_of_one_transaction_are_published_apart(redis_client: redis.Redis) -> None:
     with transaction.atomic():
         here, there, again = soon().pk, soon("slow").pk, soon().pk
     assert held(redis_client) == {here, again}
@@ -157,14 +157,14 @@ def test_a_batch_of_one_transaction_does_not_grow_in_the_next(redis_client: redi
     assert held(redis_client) == {first, second}
 
 
-def test_what_is_scheduled_and_cancelled_in_one_transaction_is_not_left_in_redis(redis_client: redis.Redis) -> None:
+def test_a_message_scheduled_and_cancelled_in_one_transaction_is_not_left_in_redis(redis_client: redis.Redis) -> None:
     with transaction.atomic():
         id_, kept = soon().pk, soon().pk
         cancel_message(id_)
     assert held(redis_client) == {kept}
 
 
-def test_what_moves_in_the_record_moves_in_redis(redis_client: redis.Redis) -> None:
+def test_a_message_that_moves_in_the_record_moves_in_redis(redis_client: redis.Redis) -> None:
     delayed = keys("delayq", "default").delayed
     id_ = soon().pk
     before = redis_client.zscore(delayed, str(id_))
@@ -183,14 +183,14 @@ def test_what_moves_in_the_record_moves_in_redis(redis_client: redis.Redis) -> N
     assert held(redis_client) == {id_}
 
 
-def test_what_is_due_in_ten_years_costs_redis_nothing(redis_client: redis.Redis) -> None:
+def test_a_message_due_in_ten_years_costs_redis_nothing(redis_client: redis.Redis) -> None:
     before = redis_client.dbsize()
     schedule_message(TOPIC, delay="520w")
     assert held(redis_client) == set()
     assert redis_client.dbsize() == before
 
 
-def test_a_replaced_message_is_where_its_new_queue_is(redis_client: redis.Redis) -> None:
+def test_a_replaced_message_is_put_into_its_new_queue(redis_client: redis.Redis) -> None:
     id_ = schedule_message(TOPIC, delay=60, key="k").pk
     schedule_message(TOPIC, delay=90, key="k", queue="slow", on_conflict="replace")
     assert held(redis_client, "slow") == {id_}
@@ -212,7 +212,7 @@ def test_no_payload_key_or_topic_ever_reaches_redis(redis_client: redis.Redis) -
         assert b"s3cret" not in name + (redis_client.dump(name) or b"")
 
 
-def test_without_redis_nothing_is_told(redis_client: redis.Redis, settings: Settings) -> None:
+def test_nothing_is_published_without_redis(redis_client: redis.Redis, settings: Settings) -> None:
     settings.DELAYQ = {"REDIS": None}
     with transaction.atomic():
         id_ = soon().pk
@@ -221,7 +221,7 @@ def test_without_redis_nothing_is_told(redis_client: redis.Redis, settings: Sett
     cancel_message(id_)
 
 
-def test_threads_tell_redis_at_once(redis_client: redis.Redis) -> None:
+def test_threads_publish_beside_each_other(redis_client: redis.Redis) -> None:
     answers = at_once(4, lambda number: [soon().pk for _ in range(10)])
     ids = {id_ for answer in answers if isinstance(answer, list) for id_ in answer}
     assert len(ids) == 40
@@ -283,7 +283,7 @@ def test_a_view_neither_fails_nor_hangs_while_redis_is_away(away: RedisServer, h
     assert Message.objects.filter(state="cancelled").count() == visits
 
 
-def test_while_redis_does_not_answer_callers_do_not_wait_for_it_again_and_again(
+def test_callers_wait_only_once_for_a_redis_that_does_not_answer(
     away: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     away.freeze()
@@ -296,7 +296,7 @@ def test_while_redis_does_not_answer_callers_do_not_wait_for_it_again_and_again(
     assert Message.objects.count() == 20
 
 
-def test_when_redis_is_back_it_is_told_again(away: RedisServer) -> None:
+def test_messages_are_published_again_when_redis_is_back(away: RedisServer) -> None:
     away.kill()
     soon()
     away.start()
@@ -323,7 +323,7 @@ def test_a_redis_that_answers_nonsense_harms_no_caller(
 
 
 @both
-def test_the_other_databases_connection_is_not_touched(redis_client: redis.Redis) -> None:
+def test_the_connection_of_another_database_is_not_touched(redis_client: redis.Redis) -> None:
     with transaction.atomic(using="other"):
         soon()
         assert len(held(redis_client)) == 1
