@@ -1,6 +1,6 @@
 """Delayed messages for Django that survive losing Redis.
 
-A message is a row, committed with your own transaction; Redis only says when it is due.
+A message is a row that commits with your own transaction. Redis only times it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded at first use: importing the package must not import models before the apps are ready.
+# The names are loaded at first use: importing the package must not import models before the apps are ready.
 _HOMES = {
     "actions": (
         "acancel_message",

@@ -1,4 +1,4 @@
-"""Who makes a move: a worker, a user, a command. It stands in every row of the log."""
+"""The actor of a move: a worker, a user, a command. Every row of the log names it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 
+# Characters of an actor's name.
 LENGTH = 200
 
 _actor: ContextVar[str | None] = ContextVar("django_delayq_actor", default=None)
@@ -16,12 +17,12 @@ _actor: ContextVar[str | None] = ContextVar("django_delayq_actor", default=None)
 
 @cache
 def host() -> str:
-    """The short name of this host."""
+    """Return the short name of this host."""
     return socket.gethostname().split(".")[0][:60] or "localhost"
 
 
 def current() -> str:
-    """The actor of this context: the one set with ``acting_as``, else this process."""
+    """Return the actor of this context: the one set with ``acting_as``, else this process."""
     return _actor.get() or f"process:{host()}/{os.getpid()}"
 
 

@@ -7,6 +7,8 @@ from django.utils.translation import gettext_lazy as _
 
 
 class DelayqConfig(AppConfig):
+    """The queue: registers the checks and finds the handlers of the project."""
+
     name = "django_delayq"
     verbose_name = _("Delayed messages")
     default_auto_field = "django.db.models.BigAutoField"

@@ -1,4 +1,4 @@
-"""System checks. Those of the settings touch neither the database nor Redis."""
+"""The system checks. None of them touches the database or Redis."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TAG = "delayq"
 
 
 def register() -> None:
-    """Called when the apps are ready."""
+    """Register the checks with Django when the apps are ready."""
     checks.register(check_settings, TAG)
     checks.register(check_project, TAG)
 
 
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """``delayq.E001``-``E004``: the DELAYQ dict."""
+    """Check the DELAYQ dict: ``delayq.E001`` to ``E004``."""
     _settings, problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
     return [checks.Error(problem.message, hint=problem.hint, id=f"delayq.{problem.id}") for problem in problems]
 
 
 def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """``delayq.E005``-``E007``: the rest of the project's settings."""
+    """Check the rest of the project's settings: ``delayq.E005`` to ``E007``."""
     found: list[checks.CheckMessage] = []
     if not django_settings.USE_TZ:
         found.append(
@@ -69,7 +69,7 @@ def _is_django_redis(alias: str) -> bool:
 
 
 def _has_client(alias: str) -> bool:
-    """A cache of the project's own that django-redis can take a connection from."""
+    """Tell whether a cache of the project's own class gives out Redis clients as django-redis does."""
     if alias not in django_settings.CACHES:
         return False
     from django.core.cache import caches

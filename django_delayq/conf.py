@@ -21,56 +21,56 @@ from .retry import RetryPolicy
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What ``settings.DELAYQ`` may hold. Times are seconds, or text such as ``"10m"``."""
+    """The settings in ``settings.DELAYQ``. Times are seconds, or text such as ``"10m"``."""
 
-    # A django-redis cache alias, a redis://, rediss:// or unix:// URL, or None: deliver by query alone.
+    # A django-redis cache alias, a redis://, rediss:// or unix:// URL, or None: workers find due messages by query.
     REDIS: str | None = None
     # The first part of every Redis key. Two deployments that share a Redis need two prefixes.
     PREFIX: str = "delayq"
     # The queue of a message that names none.
     DEFAULT_QUEUE: str = "default"
-    # The queues that a worker without --queues serves, in strict order of priority. Empty: all that it finds.
+    # The queues that a worker without --queues serves, in strict order of priority. Empty: all queues that it finds.
     QUEUES: tuple[str, ...] = ()
-    # How far ahead of now Redis is filled. What is due later costs Redis nothing.
+    # How far ahead of now Redis is filled. Messages that are due later cost Redis nothing.
     HORIZON: float = 600.0
-    # A message overdue by this much that is nowhere in Redis is put there again …
+    # A sweep puts a message into Redis again that is overdue by this much and is nowhere in Redis.
     GRACE: float = 2.0
-    # … by a sweep that runs this often.
+    # The time between two sweeps.
     SWEEP_INTERVAL: float = 3.0
-    # How often a worker looks for due rows when it delivers without Redis.
+    # The time between two queries for due messages of a worker that delivers without Redis.
     POLL_INTERVAL: float = 1.0
-    # How long a delivery is a worker's own. Longer handlers extend it by themselves, each third of it.
+    # How long a delivery belongs to its worker. A worker extends the lease of a longer handler each third of it.
     LEASE: float = 60.0
-    # A handler that runs longer is ended. None: never.
+    # A handler that runs longer than this is ended. None: never.
     TIMEOUT: float | None = 600.0
-    # When a failed message comes back, if neither it nor its handler says.
+    # The retry policy of messages that have none of their own and whose handler has none.
     RETRY: RetryPolicy = retry.DEFAULT
-    # A message whose delivery ended this often without a word (it killed its worker) is dead.
+    # A message with this many crashed deliveries is dead.
     MAX_CRASHES: int = 3
     # How long run_delayq waits for running handlers after the first SIGTERM.
     GRACEFUL_TIMEOUT: float = 30.0
-    # Larger payloads are refused at the call. In bytes of JSON.
+    # Payloads with more bytes of JSON are refused at the call.
     PAYLOAD_MAX_BYTES: int = 262_144
-    # Deeper payloads are refused at the call.
+    # Payloads that are nested deeper are refused at the call.
     PAYLOAD_MAX_DEPTH: int = 64
-    # How long scheduling waits for Redis. The message is safe without it: a sweep finds it.
+    # How long scheduling waits for Redis. The message is safe without Redis: a sweep finds it.
     REDIS_TIMEOUT: float = 0.25
     # Finished messages and their log are deleted after this time (dead ones: DEAD_RETENTION). None: never.
     RETENTION: float | None = 30 * 86_400.0
     DEAD_RETENTION: float | None = 90 * 86_400.0
     # A message not started this long after its due time counts as overdue in statistics and checks.
     OVERDUE_AFTER: float = 5.0
-    # Whether the admin only shows: every verb is refused, whatever the user's permissions.
+    # Whether the console only shows: every action is refused, whatever the user's permissions.
     ADMIN_READ_ONLY: bool = False
-    # A word that every page of the admin shows, such as "production", so that nobody takes one site for another.
+    # A word that every page of the console shows, such as "production", so that nobody takes one site for another.
     ENVIRONMENT: str = ""
-    # The module of each installed app in which handlers are looked for.
+    # The name of the module in each installed app that holds its handlers.
     HANDLERS_MODULE: str = "handlers"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with ``settings.DELAYQ``."""
+    """A problem in ``settings.DELAYQ``."""
 
     id: str
     message: str
@@ -148,7 +148,7 @@ def _policy(value: Any) -> RetryPolicy:
     try:
         policy.delay(1)
     except Exception as error:
-        raise ValueError(f"the first delay cannot be had: {type(error).__name__}: {error}") from error
+        raise ValueError(f"the policy gives no first delay: {type(error).__name__}: {error}") from error
     return policy
 
 
@@ -181,7 +181,7 @@ PARSERS: dict[str, Parser] = {
 
 
 def parse(given: Any) -> tuple[Settings, list[Problem]]:
-    """The settings in a ``DELAYQ`` dict, and all that is wrong with it at once."""
+    """Read a ``DELAYQ`` dict: return the settings, and all that is wrong with the dict at once."""
     if not isinstance(given, Mapping):
         return Settings(), [Problem("E001", "DELAYQ is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
     values: dict[str, Any] = {}
@@ -211,7 +211,7 @@ def parse(given: Any) -> tuple[Settings, list[Problem]]:
 
 @lru_cache(maxsize=1)
 def get() -> Settings:
-    """The project's settings. Raises ``ImproperlyConfigured`` with every problem found."""
+    """Return the project's settings. Raises ``ImproperlyConfigured`` with every problem that was found."""
     settings, problems = parse(getattr(django_settings, "DELAYQ", {}))
     if problems:
         raise ImproperlyConfigured(" ".join(f"{problem.message} {problem.hint}" for problem in problems))
@@ -219,7 +219,7 @@ def get() -> Settings:
 
 
 def names() -> list[str]:
-    """The names of all settings."""
+    """Return the names of all settings."""
     return [field.name for field in dataclasses.fields(Settings)]
 
 

@@ -1,4 +1,4 @@
-"""Spans of time as people write them: "90s", "15m", "2h", "7d", "1h30m", "250ms"."""
+"""Reads durations as people write them: "90s", "15m", "2h", "7d", "1h30m", "250ms"; and writes them for people."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Duration = timedelta | int | float | str
 
 
 def seconds(value: Duration) -> float:
-    """Seconds in a timedelta, a number of seconds, or a text such as ``"10m"``.
+    """Return the seconds in a timedelta, a number of seconds, or a text such as ``"10m"``.
 
-    Raises ``ValueError`` for anything else, and for what is not a finite number.
+    Raises ``ValueError`` for anything else, and for a number that is not finite.
 
     >>> seconds("1h30m"), seconds("250ms"), seconds(5), seconds(timedelta(minutes=1))
     (5400.0, 0.25, 5.0, 60.0)
@@ -36,7 +36,7 @@ def seconds(value: Duration) -> float:
         parts = _PART.findall(text)
         if parts and "".join(number + unit for number, unit in parts) == text:
             return _finite(sum(float(number) * _UNITS[unit] for number, unit in parts))
-    # Never all of a bad value: it may be endless, or fail when it is asked for its text.
+    # Never show all of a bad value: it may be endless, or fail when it is asked for its text.
     given: object = value
     shown = repr(given[:40]) if isinstance(given, str) else type(given).__name__
     raise ValueError(f"not a duration: {shown}; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'")
@@ -49,7 +49,7 @@ def _finite(number: float) -> float:
 
 
 def brief(span: float) -> str:
-    """A span of seconds for people: ``"4 m 10 s"``.
+    """Write a span of seconds for people: ``"4 m 10 s"``.
 
     >>> brief(0.012), brief(3.04), brief(250), brief(90000)
     ('12 ms', '3.0 s', '4 m 10 s', '1 d 1 h')

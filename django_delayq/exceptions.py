@@ -1,4 +1,4 @@
-"""Everything that can go wrong, by name. The docstring is the message."""
+"""The exceptions of the package. The docstring of each is its default message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BrokerUnavailable(DelayqError):
 
 
 class BrokerFull(BrokerUnavailable):
-    """Redis has no memory left for us."""
+    """Redis has no memory left for the ids of messages."""
 
 
 class ForeignBroker(BrokerUnavailable):
@@ -62,8 +62,8 @@ class HandlerTimeout(BaseException):
 class RetryLater(Exception):
     """Raise it in a handler to have the message delivered again after ``delay``.
 
-    ``delay`` is a timedelta or a number of seconds. It counts as a failed attempt, so that ``max_attempts``
-    still bounds it, unless ``counts=False``.
+    ``delay`` is a timedelta or a number of seconds. The delivery counts as a failed attempt, so that ``max_attempts``
+    bounds how often this can happen, unless ``counts=False``.
     """
 
     def __init__(self, delay: timedelta | float, reason: str = "", *, counts: bool = True) -> None:
@@ -75,7 +75,7 @@ class RetryLater(Exception):
 
 
 class Reject(Exception):
-    """Raise it in a handler to give the message up at once: it goes to *dead* with this reason."""
+    """Raise it in a handler to give the message up at once: the message is *dead*, with this reason."""
 
     def __init__(self, reason: str = "rejected by the handler") -> None:
         super().__init__(reason)

@@ -1,11 +1,12 @@
-"""Named places at which a test has this process die, freeze, wait, fail or lose touch: at every boundary.
+"""Failpoints: named places at which a test makes this process die, freeze, wait, fail or lose its connections.
 
 They do nothing unless DELAYQ_FAILPOINTS was in the environment when the process started; no setting and no data can
-switch them on. It holds ``name:action:nth``, several with commas between:
+switch them on. The variable holds ``name:action:nth``, several of them with commas between:
 
     DELAYQ_FAILPOINTS="after_claim:kill:1,before_record:delay=2:3"
 
-``nth``: which time the place is reached, counted together with the processes forked from this one; each happens once.
+The action happens once: when the place is reached for the ``nth`` time, counted together with the processes that are
+forked from this one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ENVIRONMENT = "DELAYQ_FAILPOINTS"
 
 NAMES = frozenset(
     {
-        # Who schedules.
+        # A process that schedules.
         "before_insert",
         "after_insert",
         "before_put",
@@ -55,20 +56,20 @@ NAMES = frozenset(
         "after_reap",
     }
 )
-# More than a pipe holds makes no sense.
-MOST = 10_000
+# The greatest ``nth``: a pipe holds a byte for each time that the place is reached.
+GREATEST_NTH = 10_000
 
-Action = Callable[[], None]
+Fault = Callable[[], None]
 
 
 class Broken(OperationalError, ConnectionError):
-    """What "raise" raises: to the database's callers an error of the database, to those of Redis one of a socket."""
+    """The error of "raise": an error of the database to callers of the database, one of a socket to those of Redis."""
 
 
 class _Armed:
-    """An action and when it is due. Who reads the last byte of the pipe does it, in whichever thread and process."""
+    """An action and the time when it is due. The thread, of any process, that reads the last byte of a pipe does it."""
 
-    def __init__(self, what: str, action: Action, nth: int) -> None:
+    def __init__(self, what: str, action: Fault, nth: int) -> None:
         self.what = what
         self._action = action
         self._countdown, write = os.pipe()
@@ -98,13 +99,13 @@ def _break() -> None:
 
 
 def _reset() -> None:
-    """Cut this thread's connections to databases, which nobody notices before the next statement."""
+    """Cut this thread's connections to databases. Django notices with the next statement."""
     theirs = [connection.connection for connection in connections.all(initialized_only=True)]
     _cut(raw.fileno() for raw in theirs if hasattr(raw, "fileno"))
 
 
 def _reset_port(port: int) -> None:
-    """Cut what this process has to a port, such as that of Redis, whose connections belong to no thread."""
+    """Cut this process's connections to a port, such as that of Redis, whose connections belong to no thread."""
     _cut((int(name) for name in os.listdir("/dev/fd")), port)
 
 
@@ -112,7 +113,7 @@ def _cut(files: Iterable[int], port: int | None = None) -> None:
     cut = 0
     for file in files:
         with contextlib.suppress(OSError):
-            # A copy of anything else must not be made: closing one ends the locks that this process has on a file.
+            # Only sockets are copied: closing the copy of a file would end the locks that this process has on it.
             if not stat.S_ISSOCK(os.fstat(file).st_mode):
                 continue
             with socket.fromfd(file, socket.AF_INET, socket.SOCK_STREAM) as end:
@@ -122,10 +123,10 @@ def _cut(files: Iterable[int], port: int | None = None) -> None:
     logger.warning("Cut %d connections to %s", cut, port or "databases")
 
 
-_ACTIONS: dict[str, Action] = {"kill": _die, "stop": _freeze, "exit": _leave, "raise": _break, "reset": _reset}
+_ACTIONS: dict[str, Fault] = {"kill": _die, "stop": _freeze, "exit": _leave, "raise": _break, "reset": _reset}
 
 
-def _action(text: str) -> Action:
+def _action(text: str) -> Fault:
     word, _equals, value = text.partition("=")
     if word == "delay":
         wait = seconds(value)
@@ -139,15 +140,15 @@ def _action(text: str) -> Action:
 
 
 def parse(text: str) -> dict[str, list[_Armed]]:
-    """What the variable asks for. Raises ``ImproperlyConfigured`` for anything that it does not understand."""
+    """Read the variable. Raises ``ImproperlyConfigured`` for anything that cannot be read."""
     armed: dict[str, list[_Armed]] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:
             name, action, nth = part.split(":")
             if name not in NAMES:
                 raise ValueError(f"no failpoint {name!r}: there are {', '.join(sorted(NAMES))}")
-            if not 1 <= int(nth) <= MOST:
-                raise ValueError(f"{nth} is not between 1 and {MOST}")
+            if not 1 <= int(nth) <= GREATEST_NTH:
+                raise ValueError(f"{nth} is not between 1 and {GREATEST_NTH}")
             armed.setdefault(name, []).append(_Armed(part, _action(action), int(nth)))
         except ValueError as error:
             raise ImproperlyConfigured(f"{ENVIRONMENT}: {part!r} is not name:action:nth: {error}") from None
@@ -161,7 +162,7 @@ if _on:
 
 
 def reach(name: str) -> None:
-    """The place called ``name`` is reached. Costs nothing while failpoints are off."""
+    """Do what is due at the place called ``name``. Costs nothing while failpoints are off."""
     if _on:
         for armed in _armed.get(name, ()):
             armed.reached()

@@ -1,4 +1,4 @@
-"""What a delivery came to: the values that the executor hands to the recorder."""
+"""The outcomes of deliveries: the values that the executor hands to the recorder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 
+# Characters that are kept of a reason or error, of a traceback, and of the kind of an error.
 TEXT_LIMIT = 4_000
 TRACEBACK_LIMIT = 16_000
 KIND_LENGTH = 200
 
-# What differs between like failures: quoted text, addresses, ids, numbers.
+# The parts that differ between like failures: quoted text, addresses, ids, numbers.
 _VARYING = re.compile(
     r"""'[^']*'|"[^"]*"|\b0x[0-9a-f]+\b|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b|\d+(?:[.,:]\d+)*""",
     re.IGNORECASE,
@@ -18,7 +19,7 @@ _VARYING = re.compile(
 
 
 def storable(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Text that every database takes: no NUL, no lone surrogate, not endless (the middle is cut)."""
+    """Return the text as every database takes it: without NUL and lone surrogates, and cut in the middle."""
     text = text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
     if len(text) <= limit:
         return text
@@ -39,7 +40,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The handler failed, and the policy says to try again after ``delay``."""
+    """The handler failed, and the retry policy says to try again after ``delay``."""
 
     delay: timedelta
     error: str = ""
@@ -49,7 +50,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """The handler failed for good."""
+    """The handler failed, and the message is given up."""
 
     error: str
     traceback: str = ""
@@ -57,7 +58,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The delivery was given back unfinished; it costs no attempt. ``delay`` None: it is due as it was."""
+    """The delivery was released unfinished, which costs no attempt. ``delay`` None keeps the due time."""
 
     reason: str
     delay: timedelta | None = None
@@ -65,7 +66,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A transactional handler's own transaction already holds the outcome."""
+    """The transaction of a transactional handler has recorded the success already."""
 
 
 Outcome = Ack | Retry | DeadLetter | Release | Recorded

@@ -1,4 +1,4 @@
-"""Stops queues and lets them go on. The claim itself looks, so that every worker obeys."""
+"""Pauses and resumes queues. The claim itself checks for a pause, so every worker obeys."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from .sql.moves import writing
 
 logger = logging.getLogger("django_delayq")
 
-# How long a pause waits for claims that were under way when it was committed. They take a few ms. Seconds.
-UNDER_WAY = 2.0
+# Seconds that a pause waits for claims that were under way when it was committed. They take a few ms.
+WAIT_FOR_CLAIMS = 2.0
+# Seconds between two looks at them.
+CLAIMS_INTERVAL = 0.005
 
 
 def pause_queue(
@@ -32,13 +34,13 @@ def pause_queue(
     reason: str = "",
     using: str | None = None,
 ) -> Queue:
-    """Pause a queue: once this has returned, no worker takes a message of it any more.
+    """Pause a queue: once this has returned, no worker claims a message of the queue any more.
 
-    What is running goes on and its outcome is recorded; messages can be scheduled, cancelled and expire as before.
-    Those that fall due wait. ``until`` (an aware datetime) or ``duration`` ends the pause by itself; without either
+    Running messages go on and their outcomes are recorded; messages can be scheduled, cancelled and expire as before.
+    Messages that fall due wait. ``until`` (an aware datetime) or ``duration`` ends the pause by itself; without either
     it lasts until ``resume_queue``. A queue that is paused already gets the new end and reason.
 
-    In a transaction it is true from the commit on. Raises ``InvalidMessage`` for an impossible name or time.
+    In a transaction the pause begins with the commit. Raises ``InvalidMessage`` for an impossible name or time.
     """
     name = validation.queue(name)
     if until is not None and duration is not None:
@@ -53,7 +55,7 @@ def pause_queue(
 
 
 def resume_queue(name: str, *, using: str | None = None) -> bool:
-    """Let a paused queue go on: workers see it within about a second. Returns whether it was paused."""
+    """Resume a paused queue: workers see it within about a second. Return whether the queue was paused."""
     using = using or router.db_for_write(Message)
     rows = Queue.objects.using(using).filter(name=validation.queue(name))
     was_paused = rows.filter(Queue.PAUSED).exists()
@@ -62,17 +64,17 @@ def resume_queue(name: str, *, using: str | None = None) -> bool:
 
 
 async def apause_queue(name: str, **options: Any) -> Queue:
-    """``pause_queue`` for async code; the same arguments."""
+    """Pause a queue from async code: ``pause_queue`` with the same arguments."""
     return await sync_to_async(pause_queue, thread_sensitive=True)(name, **options)
 
 
 async def aresume_queue(name: str, *, using: str | None = None) -> bool:
-    """``resume_queue`` for async code."""
+    """Resume a queue from async code: ``resume_queue`` with the same arguments."""
     return await sync_to_async(resume_queue, thread_sensitive=True)(name, using=using)
 
 
 def paused(using: str) -> dict[str, Queue]:
-    """The queues that are paused now, by name."""
+    """Return the queues that are paused now, by name."""
     return {queue.name: queue for queue in Queue.objects.using(using).filter(Queue.PAUSED).order_by("name")}
 
 
@@ -84,22 +86,26 @@ def _pause(using: str, name: str, until: datetime | None, lasting: timedelta | N
             until = now + lasting
         if until is not None and until <= now:
             raise InvalidMessage("the pause would be over already")
-        # One that is over is another pause.
+        # A pause that is over is another one: its row must not lend this pause its beginning.
         rows.filter(name=name).exclude(Queue.PAUSED).delete()
-        facts = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
-        queue, _created = rows.update_or_create(name=name, defaults=facts, create_defaults={"paused_at": now, **facts})
+        values = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
+        created = {"paused_at": now, **values}
+        queue, _created = rows.update_or_create(name=name, defaults=values, create_defaults=created)
     return queue
 
 
 def _await_claims(using: str) -> None:
-    """Claims that began before the pause was committed do not see it: let them end."""
-    deadline = time.monotonic() + UNDER_WAY
+    """Wait for the claims that began before the pause was committed: they do not see it."""
+    deadline = time.monotonic() + WAIT_FOR_CLAIMS
     try:
         begun = transitions.claims_under_way(using)
         while begun and time.monotonic() < deadline:
-            time.sleep(0.005)
+            time.sleep(CLAIMS_INTERVAL)
             begun &= transitions.claims_under_way(using)
         if begun:
-            logger.warning("The queue is paused, but a claim that began before has not ended in %g s", UNDER_WAY)
+            logger.warning(
+                "The queue is paused, but an earlier claim has not ended within %g s",
+                WAIT_FOR_CLAIMS,
+            )
     except DatabaseError as error:
-        logger.warning("The queue is paused, but claims under way could not be awaited: %s", error)
+        logger.warning("The queue is paused, but whether claims are still under way could not be read: %s", error)

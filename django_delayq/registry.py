@@ -1,4 +1,4 @@
-"""Which function receives which topic, and how."""
+"""The registry of handlers: which function receives which topic, and with which options."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .exceptions import HandlerConflict
 
 
 class Delivered(Protocol):
-    """What a handler receives: one message, claimed once.
+    """One delivery of a message, as its handler receives it.
 
-    ``attempt`` counts from 1 what the retry policy sees; ``deliveries`` counts every claim, and with ``id`` makes a
-    fence that is never used twice. ``deadline`` is when the timeout ends the handler (None: never).
+    ``attempt`` counts from 1 the deliveries that the retry policy counts. ``deliveries`` counts every claim; together
+    with ``id`` it makes a fence that is never used twice. The timeout ends the handler at ``deadline`` (None: never).
     """
 
     id: int
@@ -39,10 +39,10 @@ class Delivered(Protocol):
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether somebody asked to cancel while it runs; no retry will follow. Known within about a second."""
+        """True when a cancel was requested while the handler runs. No retry follows. Known within about a second."""
 
     def extend(self, more: Duration) -> datetime | None:
-        """Move the deadline ``more`` seconds out from now, and the lease with it; returns the new deadline.
+        """Move the deadline and the lease to ``more`` seconds from now; return the new deadline.
 
         Raises ``LeaseLost`` when the delivery is not the current one any more. Async handlers await ``aextend``.
         """
@@ -56,7 +56,7 @@ F = TypeVar("F", bound=HandlerFunction)
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function and the terms on which it receives messages. Times in seconds."""
+    """A function and the options with which it receives messages. Times are in seconds."""
 
     topic: str
     function: HandlerFunction
@@ -101,15 +101,16 @@ def handler(
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
     Returning is success; raising is failure, answered by ``retry`` (a ``RetryPolicy``, a list of delays, a function, or
-    None for never; default ``DELAYQ["RETRY"]``). ``lease``: how long a delivery is the worker's own before another may
-    take it (default ``DELAYQ["LEASE"]``; extended by itself while the handler runs). ``timeout``: after it the handler
-    is ended (default ``DELAYQ["TIMEOUT"]``; None: never). Times are seconds, timedeltas, or text such as ``"90s"``.
+    None for never; default ``DELAYQ["RETRY"]``). ``lease``: how long a delivery belongs to its worker before another
+    worker may claim the message (default ``DELAYQ["LEASE"]``; the worker extends it while the handler runs).
+    ``timeout``: the handler is ended after this time (default ``DELAYQ["TIMEOUT"]``; None: never). Times are seconds,
+    timedeltas, or text such as ``"90s"``.
 
     ``transactional``: run it in a transaction on the message's database whose last statement records the success, so
     that its effects in that database happen exactly once. ``queue``: where messages of this topic go when
     ``schedule_message`` names no queue.
 
-    Raises ``HandlerConflict`` when the topic has a handler already, and ``ValueError`` for impossible terms.
+    Raises ``HandlerConflict`` when the topic has a handler already, and ``ValueError`` for impossible options.
     """
     topic = validation.topic(topic)
     policy = None if retry is _DEFAULT else _policy(retry)
@@ -150,7 +151,7 @@ def _policy(value: Any) -> retry.RetryPolicy:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """A module that is imported anew (a reloader, a test) registers the same function again."""
+    """Tell whether two functions are one: a module that is imported anew registers the same function again."""
     return (one.__module__, getattr(one, "__qualname__", None)) == (
         other.__module__,
         getattr(other, "__qualname__", None),
@@ -158,12 +159,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def find(topic: str) -> Handler | None:
-    """The handler of a topic."""
+    """Return the handler of a topic; None when it has none."""
     return _handlers.get(topic)
 
 
 def handlers() -> dict[str, Handler]:
-    """All handlers by topic."""
+    """Return all handlers by topic."""
     return dict(_handlers)
 
 
@@ -173,7 +174,7 @@ def unregister(topic: str) -> None:
 
 
 def default_queue(topic: str) -> str:
-    """Where a message goes when the call names no queue."""
+    """Return the queue of a message when the call names none."""
     found = _handlers.get(topic)
     return found.queue if found is not None and found.queue is not None else conf.get().DEFAULT_QUEUE
 

@@ -1,4 +1,4 @@
-"""Whether a failed message is delivered again, and when: pure values, no clock."""
+"""Retry policies decide whether a failed message is delivered again, and when. They are pure values without a clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from .durations import Duration, seconds
 
-# Longer waits than this are a mistake in a policy, and would overflow a timestamp.
+# A longer delay is a mistake in a policy, and would overflow a timestamp.
 LONGEST = timedelta(days=366)
 
 Chooser = Callable[[int, BaseException | None], "Duration | None"]
@@ -19,9 +19,9 @@ Chooser = Callable[[int, BaseException | None], "Duration | None"]
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How a handler's failures are retried. Make one with ``fixed``, ``exponential`` or ``custom``.
+    """A rule for retrying failures of a handler. Make one with ``fixed``, ``exponential`` or ``custom``.
 
-    ``delay(attempt, error)`` is the wait after the ``attempt``-th failure (the first is 1), or None to give up.
+    ``delay(attempt, error)`` returns the delay after the ``attempt``-th failure (the first is 1), or None to give up.
 
     >>> policy = RetryPolicy.fixed(["4m", "10m"])
     >>> [policy.delay(n) for n in (1, 2, 3)]
@@ -39,9 +39,9 @@ class RetryPolicy:
 
     @classmethod
     def fixed(cls, delays: Iterable[Duration]) -> RetryPolicy:
-        """Wait the given times, one after the other, then give up: ``n`` delays are ``n + 1`` attempts.
+        """Retry after the given delays, one after the other, then give up: ``n`` delays are ``n + 1`` attempts.
 
-        The schedule of payment callbacks is ``["4m", "10m", "10m", "1h", "2h", "6h", "15h"]``.
+        A usual schedule for payment callbacks is ``["4m", "10m", "10m", "1h", "2h", "6h", "15h"]``.
         """
         if isinstance(delays, str):
             raise ValueError("RetryPolicy.fixed takes a list of delays")
@@ -57,10 +57,11 @@ class RetryPolicy:
         jitter: float = 0.1,
         max_attempts: int | None = 10,
     ) -> RetryPolicy:
-        """Wait ``base``, ``base * factor``, ``base * factor²`` … but never more than ``cap``.
+        """Retry after ``base``, ``base * factor``, ``base * factor²`` … but never after more than ``cap``.
 
-        ``jitter`` is a share: 0.1 lengthens each wait by a random 0–10 %, so that messages which failed together do
-        not come back together. It never shortens a wait. ``max_attempts`` counts the first delivery; None is for ever.
+        ``jitter`` is a share: 0.1 lengthens each delay by a random 0–10 %, so that messages which failed together do
+        not come back together. It never shortens a delay. ``max_attempts`` counts the first delivery; None sets no
+        limit.
         """
         if not (math.isfinite(factor) and factor >= 1):
             raise ValueError("factor must be 1 or more")
@@ -79,7 +80,7 @@ class RetryPolicy:
 
     @classmethod
     def custom(cls, chooser: Chooser) -> RetryPolicy:
-        """Ask ``chooser(attempt, error)`` for the wait (as in ``fixed``), or None to give up."""
+        """Ask ``chooser(attempt, error)`` for the delay (as in ``fixed``); it returns None to give up."""
         return cls("custom", chooser=chooser)
 
     @classmethod
@@ -88,7 +89,7 @@ class RetryPolicy:
         return cls("fixed")
 
     def delay(self, attempt: int, error: BaseException | None = None) -> timedelta | None:
-        """The wait after failure number ``attempt``, or None when the message is to be given up."""
+        """Return the delay after failure number ``attempt``, or None when the message is to be given up."""
         if attempt < 1:
             raise ValueError("attempts are counted from 1")
         if self.max_attempts is not None and attempt >= self.max_attempts:
@@ -112,7 +113,7 @@ class RetryPolicy:
         return wait * (1 + random.random() * self.jitter)
 
     def limited(self, max_attempts: int | None) -> RetryPolicy:
-        """The same policy, ending after ``max_attempts`` deliveries at the latest."""
+        """Return the same policy, which gives up after ``max_attempts`` attempts at the latest."""
         if max_attempts is None:
             return self
         if self.max_attempts is not None:
@@ -122,7 +123,7 @@ class RetryPolicy:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The policy as it is stored with a message. A function cannot be stored: raises ``ValueError``."""
+        """Return the policy as it is stored with a message. Raises ``ValueError`` for a policy that is a function."""
         if self.kind == "fixed":
             stored: dict[str, Any] = {"fixed": list(self.delays)}
         elif self.kind == "exponential":
@@ -135,7 +136,7 @@ class RetryPolicy:
 
     @classmethod
     def from_json(cls, stored: Any) -> RetryPolicy:
-        """The inverse of ``to_json``. Raises ``ValueError`` for what it cannot read."""
+        """Read a policy that ``to_json`` wrote. Raises ``ValueError`` for anything else."""
         try:
             limit = stored.get("max_attempts")
             if "fixed" in stored:
@@ -155,7 +156,7 @@ RetryLike = RetryPolicy | Chooser | Iterable[Duration] | None
 
 
 def as_policy(value: RetryLike) -> RetryPolicy:
-    """What ``retry=`` accepts: a policy, a list of delays, a function, or None for "never again"."""
+    """Return the policy for what ``retry=`` accepts: a policy, a list of delays, a function, or None for "never"."""
     if isinstance(value, RetryPolicy):
         return value
     if value is None:
@@ -166,6 +167,7 @@ def as_policy(value: RetryLike) -> RetryPolicy:
 
 
 def _sane(delay: Duration) -> float:
+    """Return a delay in seconds. Raises ``ValueError`` for one below 0 or above ``LONGEST``."""
     wait = seconds(delay)
     if not 0 <= wait <= LONGEST.total_seconds():
         raise ValueError(f"a retry delay must be between 0 and {LONGEST.days} days, not {delay!r}")

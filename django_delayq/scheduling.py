@@ -34,7 +34,7 @@ KEY_ROUNDS = 20
 
 
 class OnConflict(StrEnum):
-    """What to do when a live message has the topic and key already."""
+    """The ways to schedule a message when a live message has its topic and key already."""
 
     # Raise KeyConflict.
     ERROR = "error"

@@ -1,8 +1,8 @@
-"""Events that other code may listen to.
+"""The signals that other code may listen to.
 
-Every signal is sent with ``sender`` = the ``Message`` class and ``send_robust``: a receiver that raises is logged and
-harms nothing. The arguments are plain values, never the payload. Except for ``message_delivered`` each is sent after
-the transaction that made it true has committed.
+Every signal is sent by ``send_robust`` with the ``Message`` class as its ``sender``: a receiver that raises is logged
+and harms nothing. The arguments are plain values, never the payload. Except for ``message_delivered`` each signal is
+sent after the transaction that made it true has committed.
 
 ==========================  ==================================================================
 signal                      arguments
@@ -65,7 +65,7 @@ def emit_on_commit(signal: Signal, sender: Any, using: str, **arguments: Any) ->
 
 
 class MessageFacts(Protocol):
-    """What every view of a message has: the model, and the rows of a move or a delivery."""
+    """The attributes that every view of a message has: the model, and the rows of a move or a delivery."""
 
     @property
     def id(self) -> int: ...

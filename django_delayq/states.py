@@ -1,4 +1,4 @@
-"""The states of a message and the moves between them: the whole machine, to be read aloud.
+"""The states of a message and the moves between them: the whole state machine.
 
 ::
 
@@ -18,6 +18,8 @@ from django.utils.translation import gettext_lazy as _
 
 
 class State(TextChoices):
+    """The state of a message."""
+
     SCHEDULED = "scheduled", _("scheduled")
     RUNNING = "running", _("running")
     CONSUMED = "consumed", _("consumed")
@@ -30,7 +32,7 @@ LIVE = frozenset({State.SCHEDULED, State.RUNNING})
 FINAL = frozenset(set(State) - LIVE)
 REQUEUEABLE = frozenset({State.DEAD, State.EXPIRED, State.CANCELLED})
 
-# (from, to): what it is called. None is "did not exist yet".
+# (from, to) → the name of the move. A message that did not exist before comes from None.
 MOVES: dict[tuple[State | None, State], str] = {
     (None, State.SCHEDULED): "schedule",
     (State.SCHEDULED, State.SCHEDULED): "reschedule",
@@ -51,5 +53,5 @@ MOVES: dict[tuple[State | None, State], str] = {
 
 
 def is_legal(before: State | None, after: State) -> bool:
-    """Whether the machine has this move."""
+    """Tell whether the state machine has this move."""
     return (before, after) in MOVES

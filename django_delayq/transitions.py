@@ -40,7 +40,7 @@ KEY_TAKEN = Decision(verdict=Verdict.KEY_TAKEN)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an action came to for one message, and the state that the message is in now. True when it was done."""
+    """The verdict on an action for one message, and the state that the message is in now. True when it was done."""
 
     id: int | None
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""What may be scheduled. Every check is made at the call, before anything is written."""
+"""Checks the arguments of a call. Every check is made at the call, before anything is written."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from . import conf
 from .durations import Duration, seconds
 from .exceptions import InvalidMessage, PayloadTooLarge
 
+# Characters.
 TOPIC_LENGTH = 100
 QUEUE_LENGTH = 64
 KEY_LENGTH = 200
 HEADERS_MAX_BYTES = 16_384
 PRIORITIES = (-100, 100)
+# The farthest due time from now: 100 years.
 FARTHEST = timedelta(days=36_525)
 # Clocks of two hosts differ a little: a due time this far in the past still means "now".
 PAST_TOLERANCE = timedelta(seconds=60)
@@ -26,7 +28,7 @@ _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/\-]*")
 
 
 def topic(value: Any) -> str:
-    """1 to 100 of ``A-Z a-z 0-9 _ . : / -``, beginning with a letter or digit."""
+    """Check a topic: 1 to 100 of ``A-Z a-z 0-9 _ . : / -``, beginning with a letter or digit."""
     if not isinstance(value, str) or len(value) > TOPIC_LENGTH or not _TOPIC.fullmatch(value):
         raise InvalidMessage(
             f"not a topic: {_shown(value)}; a topic is 1 to {TOPIC_LENGTH} of the characters"
@@ -36,7 +38,7 @@ def topic(value: Any) -> str:
 
 
 def queue(value: Any) -> str:
-    """1 to 64 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or digit."""
+    """Check a queue: 1 to 64 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or digit."""
     if not isinstance(value, str) or len(value) > QUEUE_LENGTH or not conf.WORD.fullmatch(value):
         raise InvalidMessage(
             f"not a queue: {_shown(value)}; a queue is 1 to {QUEUE_LENGTH} of the characters"
@@ -46,7 +48,7 @@ def queue(value: Any) -> str:
 
 
 def key(value: Any) -> str | None:
-    """1 to 200 printable characters, without a space at either end; or None."""
+    """Check a key: 1 to 200 printable characters, without a space at either end; or None."""
     if value is None:
         return None
     if (
@@ -62,14 +64,14 @@ def key(value: Any) -> str | None:
 
 
 def priority(value: Any) -> int:
-    """A whole number from -100 to 100; the greater one goes first."""
+    """Check a priority: a whole number from -100 to 100; the greater one goes first."""
     if isinstance(value, bool) or not isinstance(value, int) or not PRIORITIES[0] <= value <= PRIORITIES[1]:
         raise InvalidMessage(f"not a priority: {_shown(value)}; it is a whole number from -100 to 100")
     return int(value)
 
 
 def delay(value: Duration) -> timedelta:
-    """A wait of 0 or more, up to 100 years."""
+    """Check a delay: 0 or more, up to 100 years."""
     span = _seconds("delay", value)
     if span < 0:
         raise InvalidMessage(f"the delay is negative: {_shown(value)}")
@@ -79,9 +81,9 @@ def delay(value: Duration) -> timedelta:
 
 
 def due(value: Any) -> datetime:
-    """An aware datetime, not in the past, at most 100 years ahead; returned in UTC.
+    """Check a due time: an aware datetime, not in the past, at most 100 years ahead. Return it in UTC.
 
-    What is reckoned from it later (rounding, expiry) must not meet a change of the clocks.
+    Times that are computed from it later (rounding, expiry) must not meet a change of the clocks.
     """
     if not isinstance(value, datetime):
         raise InvalidMessage(f"due must be an aware datetime, not {_shown(value)}")
@@ -99,7 +101,7 @@ def due(value: Any) -> datetime:
 
 
 def expires(value: Duration | None) -> timedelta | None:
-    """How long after its due time a message may still start; more than 0."""
+    """Check how long after its due time a message may still start: more than 0, at most 100 years; or None."""
     if value is None:
         return None
     span = _seconds("expires", value)
@@ -109,7 +111,7 @@ def expires(value: Duration | None) -> timedelta | None:
 
 
 def max_attempts(value: Any) -> int | None:
-    """A whole number from 1 to 10000; or None."""
+    """Check the most attempts of a message: a whole number from 1 to 10000; or None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
@@ -118,7 +120,7 @@ def max_attempts(value: Any) -> int | None:
 
 
 def payload(value: Any) -> str:
-    """The payload as JSON text. Decimal, datetime, UUID and the like become strings as DjangoJSONEncoder has them."""
+    """Return the payload as JSON text. DjangoJSONEncoder turns Decimal, datetime, UUID and the like into strings."""
     settings = conf.get()
     text, size = _encode("payload", value, settings.PAYLOAD_MAX_DEPTH)
     if size > settings.PAYLOAD_MAX_BYTES:
@@ -130,7 +132,7 @@ def payload(value: Any) -> str:
 
 
 def headers(value: Any) -> str:
-    """A dict of JSON values, at most 16 KiB in all, as JSON text."""
+    """Return headers as JSON text: a dict of JSON values, at most 16 KiB in all."""
     if value is None:
         return "{}"
     if not isinstance(value, Mapping):
@@ -145,7 +147,7 @@ _ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",
 
 
 def _encode(what: str, value: Any, depth: int) -> tuple[str, int]:
-    """The text, and its size in bytes."""
+    """Return the value as JSON text, and the size of the text in bytes."""
     _walk(what, value, depth)
     try:
         text = _ENCODER.encode(value)
@@ -161,7 +163,7 @@ _HARMLESS = frozenset({bool, float, type(None)})
 
 
 def _walk(what: str, value: Any, depth: int) -> None:
-    """Refuse what json.dumps would take and a database would not, or would change silently."""
+    """Refuse values that json.dumps would take and a database would refuse or change silently."""
     if type(value) in _HARMLESS:
         return
     if isinstance(value, str):
@@ -187,7 +189,7 @@ def _walk(what: str, value: Any, depth: int) -> None:
 
 
 def _plain(value: str) -> str:
-    """The characters alone: what inherits from str, as a member of an enum does, may say that it is something else."""
+    """Return the characters alone: a subclass of str, such as a member of an enum, may print as something else."""
     return value if type(value) is str else str.__str__(value)
 
 
@@ -199,7 +201,7 @@ def _seconds(what: str, value: Duration) -> float:
 
 
 def _shown(value: Any) -> str:
-    """Something of a bad value, never all of it: it may be a secret, or endless."""
+    """Return a part of a bad value for an error, never all of it: it may be a secret, or endless."""
     if isinstance(value, str):
         return ascii(value[:40]) + ("…" if len(value) > 40 else "")
     if isinstance(value, int | float):

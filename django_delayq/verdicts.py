@@ -1,4 +1,4 @@
-"""The verdicts on an action: what a cancel, reschedule, run now, requeue, give-up or purge came to for one message."""
+"""The verdicts: the results that a cancel, reschedule, run now, requeue, give-up or purge has for one message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What an action came to for one message. It is true at the moment at which the action commits."""
+    """The result of an action for one message. It is true at the moment at which the action commits."""
 
     # Cancelled. No delivery is running, none has crashed with an unknown result, and none will start.
     CANCELLED = "cancelled"

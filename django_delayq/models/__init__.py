@@ -1,4 +1,4 @@
-"""The tables. Rows of messages are written by ``django_delayq.transitions`` alone."""
+"""The tables of the queue. Only ``django_delayq.transitions`` writes the rows of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queues that somebody has paused."""
+"""The table of paused queues."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .. import validation
 
 
 class Queue(models.Model):
-    """A queue that was paused: its messages wait. A queue without a row is served."""
+    """A queue that somebody paused: its messages wait. A queue without a row is not paused."""
 
-    # The pauses that last, by the database's clock.
+    # The pauses that are not over, by the database's clock.
     PAUSED = Q(resumes_at__isnull=True) | Q(resumes_at__gt=Now())
 
     name = models.CharField(_("name"), max_length=validation.QUEUE_LENGTH, primary_key=True)
     paused_at = models.DateTimeField(_("paused"), default=timezone.now)
-    # Served again from then on, without anybody's doing; NULL: when somebody resumes it.
+    # The time at which the pause ends by itself; NULL: it lasts until somebody resumes the queue.
     resumes_at = models.DateTimeField(_("resumes"), null=True, blank=True)
     paused_by = models.CharField(_("paused by"), max_length=200, default="", blank=True)
     reason = models.TextField(_("reason"), default="", blank=True)

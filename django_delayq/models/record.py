@@ -1,4 +1,4 @@
-"""The record: every message, and every move it made."""
+"""The record: every message, and every move that it made."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .. import outcomes, states, validation
 from ..states import State as _State
 
 
-def _holds(**facts: bool) -> ExpressionWrapper[Any]:
-    return ExpressionWrapper(Q(**facts), output_field=models.BooleanField())
+def _holds(**lookups: bool) -> ExpressionWrapper[Any]:
+    return ExpressionWrapper(Q(**lookups), output_field=models.BooleanField())
 
 
 class Message(models.Model):
     """A message to deliver at its due time.
 
-    Rows are written by ``django_delayq.transitions`` alone: use ``schedule_message()``, ``cancel_message()`` and their
-    kin. ``save()`` and ``QuerySet.update()`` would bypass the log and Redis.
+    Only ``django_delayq.transitions`` writes rows: use ``schedule_message()``, ``cancel_message()`` and the like.
+    ``save()`` and ``QuerySet.update()`` would bypass the log and Redis.
     """
 
     State = _State
@@ -30,7 +30,7 @@ class Message(models.Model):
     id = models.BigAutoField(primary_key=True)
     topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
     queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH)
-    # NULL is "no key": any number of live messages may have none.
+    # NULL means no key: any number of live messages may have none.
     key = models.CharField(_("key"), max_length=validation.KEY_LENGTH, null=True, blank=True)  # noqa: DJ001
     priority = models.SmallIntegerField(_("priority"), default=0)
     payload = models.JSONField(_("payload"), null=True, blank=True)
@@ -41,27 +41,28 @@ class Message(models.Model):
     # A retry policy of the message's own (RetryPolicy.to_json), and its own limit.
     retry = models.JSONField(_("retry policy"), null=True, blank=True)
     max_attempts = models.SmallIntegerField(_("attempts at most"), null=True, blank=True)
-    # What changes from move to move stands together at the end: of an updated row PostgreSQL logs only what lies
-    # between the first and the last byte that differ.
+    # The columns that moves change stand together at the end: of an updated row PostgreSQL logs only what lies between
+    # the first and the last byte that differ.
     state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
-    # Failures that were reported; what the retry policy sees. A requeue sets it back to 0.
+    # Deliveries that failed and that the retry policy counts. A requeue sets the number back to 0.
     attempts = models.IntegerField(_("attempts"), default=0)
-    # Claims. Never goes down: it is the fence that a failure must name.
+    # Claims. The number never goes down: it is the fence that the report of a failure must name.
     deliveries = models.IntegerField(_("deliveries"), default=0)
-    # Deliveries that ended with a word. deliveries - reported = deaths without one (and the one now running).
+    # Deliveries that reported how they ended. deliveries - reported = those that crashed, and the one now running.
     reported = models.IntegerField(_("reported deliveries"), default=0)
-    # Deaths without a word that a requeue has excused: they no longer count towards MAX_CRASHES.
+    # Crashed deliveries that a requeue or an ordered shutdown excused: they do not count towards MAX_CRASHES.
     excused = models.IntegerField(_("excused deliveries"), default=0)
-    # Moves made, so the number of the last row of the log.
+    # Moves that were made: the number of the last row in the log.
     moves = models.IntegerField(_("moves"), default=1)
     leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
     cancel_requested = models.BooleanField(_("cancel requested"), default=False)
-    # The kind of the last failure (outcomes.kind): alike for like failures, so that they can be counted and found.
+    # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
+    # found.
     error = models.CharField(_("error"), max_length=outcomes.KIND_LENGTH, default="", db_default="", blank=True)
 
-    # Set on what schedule_message() returns: whether a live message with this key was there already.
+    # Set on the message that schedule_message() returns: whether a live message with this key existed already.
     existed = False
 
     class Meta:
@@ -81,8 +82,8 @@ class Message(models.Model):
             ("restore_message", "Can restore Redis from the record"),
         ]
         indexes: ClassVar = [
-            # What is still to do. Loading, sweeping, restoring and delivery by query all read along it; with the
-            # priority it has all that Redis is told: what was vacuumed is loaded without a look at the table.
+            # Scheduled messages. Loading, sweeping, restoring and delivery by query all read along it. With the
+            # priority it has all that Redis is told: rows that were vacuumed are loaded without a look at the table.
             models.Index(
                 fields=["queue", "due_at", "id", "priority"], name="delayq_todo", condition=Q(state=_State.SCHEDULED)
             ),
@@ -92,15 +93,15 @@ class Message(models.Model):
                 name="delayq_expiring",
                 condition=Q(state=_State.SCHEDULED, expires_at__isnull=False),
             ),
-            # Keys are looked up by people too, after the message is finished.
+            # People look up keys too, after the message is finished.
             models.Index(fields=["key", "topic"], name="delayq_key", condition=Q(key__isnull=False)),
-            # What was not consumed is little among the finished, and looked at most; what was consumed is not in it.
+            # Few of the finished messages were not consumed, and these are looked at most; consumed ones are left out.
             models.Index(
                 fields=["state", "finished_at", "id"],
                 name="delayq_unconsumed",
                 condition=Q(state__in=sorted(states.REQUEUEABLE)),
             ),
-            # What failed, and how, with all that a search for a part of it needs; what never failed is not in it.
+            # Messages that failed, with all that a search for a part of the error needs; others are left out.
             models.Index(fields=["error", "state", "finished_at", "id"], name="delayq_error", condition=~Q(error="")),
             models.Index(fields=["finished_at", "id"], name="delayq_finished", condition=Q(finished_at__isnull=False)),
         ]
@@ -110,7 +111,7 @@ class Message(models.Model):
                 name="delayq_live_key",
                 condition=Q(key__isnull=False, state__in=sorted(states.LIVE)),
             ),
-            # One CASE: the server reads these anew for every statement, which costs it more than to write the row.
+            # One CASE: the server reads a constraint anew for every statement, which costs more than to write the row.
             models.CheckConstraint(
                 name="delayq_state",
                 condition=Case(
@@ -138,7 +139,7 @@ class Message(models.Model):
                 name="delayq_priority",
                 condition=Q(priority__gte=validation.PRIORITIES[0], priority__lte=validation.PRIORITIES[1]),
             ),
-            # 'infinity' and years that no datetime can hold would break every reader.
+            # 'infinity' and years that no datetime can hold would break everything that reads the row.
             models.CheckConstraint(
                 name="delayq_due",
                 condition=Q(due_at__gte="2000-01-01T00:00:00Z", due_at__lte="2200-01-01T00:00:00Z"),
@@ -150,30 +151,30 @@ class Message(models.Model):
 
     @property
     def crashes(self) -> int:
-        """Deliveries that ended without a word: the worker was killed, or its lease ran out."""
+        """The deliveries that crashed and are not excused: the worker was killed, or the lease ran out."""
         return self.deliveries - self.reported - self.excused - (self.state == _State.RUNNING)
 
 
 class Transition(models.Model):
-    """One logged move of the state machine."""
+    """A logged move of the state machine."""
 
     pk = models.CompositePrimaryKey("message_id", "number")
-    # No database constraint: its check would cost every move a row lock, and both rows are written in one statement.
+    # No constraint in the database: its check would cost every move a row lock, and one statement writes both rows.
     message = models.ForeignKey(
         Message, on_delete=models.CASCADE, related_name="transitions", db_constraint=False, db_index=False
     )
     number = models.IntegerField(_("number"))
     at = models.DateTimeField(_("at"))
-    # NULL: the message did not exist before.
+    # NULL: the message did not exist before this move.
     from_state = models.CharField(_("from"), max_length=9, choices=_State.choices, null=True)  # noqa: DJ001
     to_state = models.CharField(_("to"), max_length=9, choices=_State.choices)
-    # The delivery it belongs to (0 before the first).
+    # The delivery that the move belongs to (0 before the first).
     attempt = models.IntegerField(_("delivery"), default=0)
     # The due time after the move.
     due_at = models.DateTimeField(_("due"))
-    # For a claim: when it became ready, by the clock of whoever said so.
+    # For a claim: when the message became ready, by the clock of Redis or, for a query, by its due time.
     ready_at = models.DateTimeField(_("ready"), null=True)
-    # For a claim: the Redis partition it went through; empty when it was found by query.
+    # For a claim: the Redis partition through which the message went; NULL when a query found it.
     partition = models.SmallIntegerField(_("partition"), null=True)
     actor = models.CharField(_("actor"), max_length=200, default="")
     reason = models.TextField(_("reason"), default="")
@@ -192,7 +193,7 @@ class Transition(models.Model):
 
 
 class Identity(models.Model):
-    """One row: who this database is. Redis carries the same value, so that a wrong Redis is refused."""
+    """The identity of this database, in one row. Redis carries the same value, so that a wrong Redis is refused."""
 
     id = models.SmallIntegerField(primary_key=True, default=1)
     value = models.UUIDField(default=uuid.uuid4)
@@ -207,6 +208,6 @@ class Identity(models.Model):
 
 
 def identity(using: str) -> str:
-    """Who the database ``using`` is; made at the first question."""
+    """Return the identity of the database ``using``, which is made when it is first asked for."""
     row, _created = Identity.objects.using(using).get_or_create(id=1)
     return str(row.value)

@@ -1,4 +1,4 @@
-"""The worker processes."""
+"""The table of worker heartbeats."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Worker(models.Model):
-    """A worker process, alive while ``seen_at`` moves on."""
+    """The heartbeat of a worker process, which is alive while ``seen_at`` advances."""
 
-    # One that was not seen for this long is taken for dead by statistics and checks. Seconds.
+    # Statistics and checks take a worker that was not seen for this many seconds for dead.
     ALIVE = 35.0
 
     name = models.CharField(_("name"), max_length=200, primary_key=True)

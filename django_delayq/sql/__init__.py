@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Statements(Protocol):
-    """What the queue asks of a database alias. Each move is atomic, and writes the log rows with the moves."""
+    """The statements of the queue on one database alias. Each move is atomic, and writes its log rows with it."""
 
     def now(self) -> datetime:
         """Return the time by the database's clock."""

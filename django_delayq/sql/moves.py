@@ -30,7 +30,7 @@ ROWS_PER_UPDATE = 200
 
 @dataclass(slots=True)
 class Decision:
-    """What becomes of one row: the state that it goes to, the values that change, and what the log says of it.
+    """A decision on one row: the state that it goes to, the values that change, and the text for the log.
 
     ``to`` None leaves the row as it is. ``verdict`` is what an action answers for the message; the moves that workers
     make have none.
@@ -220,7 +220,7 @@ def _values(message: Message, decision: Decision, after: State, now: datetime) -
 
 
 def moved(message: Message, reason: str = "") -> Moved:
-    """Return what other modules need to know of a row after its move."""
+    """Return a row after its move, without its content."""
     return Moved(
         message.pk,
         message.topic,

@@ -1,7 +1,8 @@
-"""The hot moves on PostgreSQL: one statement each, which moves the rows and writes their log rows.
+"""The hot moves on PostgreSQL: one statement for each move changes the rows and writes their log rows.
 
 Ids are locked in ascending order, so that two batches cannot wait for each other in a circle. Times come from
-``clock_timestamp()``: the database's clock, not that of the transaction's begin. Values travel as parameters only.
+``clock_timestamp()``, the database's clock at that moment, and not from the beginning of the transaction. Values travel
+as parameters only.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ WITH m AS (
 SELECT id, due_at, created_at FROM m
 """  # noqa: S608
 
-# True for every id. An array that is a parameter counts as ten rows, and a plan for ten looks dearer than to plan anew
-# for the one or two that there mostly are: so the server would, each time, and that takes longer than to run the
-# statement. A range counts as next to nothing, and the plan is kept.
-FEW = "id BETWEEN 1 AND 9223372036854775807"
-# The state of a row that is found by its id. Said plainly, the planner could read all that is scheduled (or running)
-# along a partial index instead, and would, when it was last told of a moment in which hardly anything was: in a table
-# with a long history, with a burst since then, that is a million rows for each claim.
+# True for every id. The server takes an array that is a parameter for ten rows. A plan for ten rows looks dearer than a
+# new plan for the one or two rows that there mostly are, so the server would plan each time, which takes longer than to
+# run the statement. It takes the rows in a range for next to none, and keeps the plan.
+LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
+# The state of a row that is found by its id. With a plain comparison the planner could instead read all scheduled (or
+# running) rows along a partial index, and would do so when the last ANALYZE found hardly any: in a table with a long
+# history and a burst since then, that is a million rows for each claim.
 IS_SCHEDULED = "m.state || '' = 'scheduled'"
 IS_RUNNING = "m.state || '' = 'running'"
 
-# By whether the message has a key: to watch for a conflict costs a second log record.
+# By whether the message has a key: checking for a conflict costs a second record in the server's log.
 INSERTS = {
     False: INSERT.format(conflict=""),
     True: INSERT.format(
@@ -67,7 +68,7 @@ INSERTS = {
     ),
 }
 
-# Without OFFSET the server would look the sequence up for each id.
+# OFFSET keeps the server from looking up the sequence for each id.
 RESERVE = """
 SELECT clock_timestamp(), array_agg(nextval(sequence))
   FROM (SELECT pg_get_serial_sequence('delayq_message', 'id')::regclass OFFSET 0) s(sequence),
@@ -79,10 +80,10 @@ COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expir
     state, attempts, deliveries, reported, excused, moves, worker, cancel_requested) FROM STDIN
 """
 
-# As COPY has it.
+# NULL as COPY writes it.
 NULL = "\\N"
-# Rows that go to the server together, which works on them while the next are made.
-TOGETHER = 50
+# Rows that are sent together: the server works on them while the next ones are made.
+ROWS_PER_WRITE = 50
 
 LOG_INSERTED = f"""
 WITH l AS (
@@ -93,7 +94,7 @@ WITH l AS (
 SELECT
 """  # noqa: S608
 
-# One look-up in the index for each queue, where DISTINCT would read every row.
+# One search in the index for each queue, where DISTINCT would read every row.
 QUEUES = """
 WITH RECURSIVE q(queue) AS (
     (SELECT queue FROM delayq_message WHERE state = 'scheduled' ORDER BY queue LIMIT 1)
@@ -105,7 +106,7 @@ WITH RECURSIVE q(queue) AS (
 SELECT queue FROM q WHERE queue IS NOT NULL
 """
 
-# Read by every claim: whoever has begun one holds a lock on the table of queues until it is committed.
+# Every claim reads this: a transaction that has begun a claim holds a lock on the table of queues until it commits.
 PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at > clock_timestamp()"
 
 UNTIL_DUE = f"""
@@ -115,7 +116,8 @@ SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM delayq_messag
  ORDER BY due_at, id LIMIT 1
 """  # noqa: S608
 
-# READ COMMITTED takes the locks of a statement before its snapshot: who holds none after a commit will see it.
+# READ COMMITTED takes the locks of a statement before its snapshot: a transaction that holds no such lock after a pause
+# was committed will see the pause.
 CLAIMS_UNDER_WAY = """
 SELECT virtualtransaction FROM pg_locks
  WHERE relation = 'delayq_queue'::regclass AND mode = 'AccessShareLock' AND granted AND pid <> pg_backend_pid()
@@ -128,7 +130,7 @@ SELECT EXISTS (SELECT FROM delayq_message WHERE state = 'running' AND leased_unt
                 WHERE state = 'scheduled' AND expires_at IS NOT NULL AND expires_at <= clock_timestamp())
 """
 
-# Priority counts among the thousand most overdue: sorting all that is due would cost a backlog its index.
+# Priority counts among the thousand most overdue rows: sorting all due rows of a backlog could not use the index.
 DUE = f"""
 SELECT id FROM (
     SELECT id, priority, due_at FROM delayq_message
@@ -144,7 +146,7 @@ SELECT id FROM (
 CLAIM = f"""
 WITH t AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[], %(partitions)s::smallint[]) AS t(id, ready, partition)
-     WHERE {FEW}
+     WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT m.id, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)] AS lease, t.partition,
            to_timestamp(t.ready / {SECOND}.0) AS ready_at
@@ -177,7 +179,7 @@ SELECT id, topic, queue, key, priority, payload::text, headers::text, due_at, ex
 SUCCEED = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]) AS o(id, delivery, place)
-     WHERE {FEW}
+     WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor
       FROM o JOIN delayq_message m ON m.id = o.id
@@ -196,7 +198,7 @@ SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, NULL, 
 RETURNING message_id
 """  # noqa: S608
 
-# What was claimed a moment early and is given back falls due no earlier than it did.
+# A message that was claimed a moment early and is released must fall due no earlier than before: see greatest().
 AFTER = "clock_timestamp() + x.delay * interval '1 second'"
 
 FAIL = f"""
@@ -205,7 +207,7 @@ WITH o AS (
                          %(delays)s::float8[], %(counts)s::bool[], %(reasons)s::text[], %(errors)s::text[],
                          %(tracebacks)s::text[], %(kinds)s::text[])
         AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, kind)
-     WHERE {FEW}
+     WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT o.*, CASE WHEN o.dead THEN 'dead' WHEN m.cancel_requested THEN 'cancelled' ELSE 'scheduled' END AS after
       FROM o JOIN delayq_message m ON m.id = o.id
@@ -236,7 +238,7 @@ SELECT id, topic, queue, priority, after, due_at, deliveries, reason FROM u
 EXTEND = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(leases)s::float8[]) AS o(id, delivery, lease)
-     WHERE {FEW}
+     WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT m.id, o.lease FROM o JOIN delayq_message m ON m.id = o.id
      WHERE {IS_RUNNING} AND m.deliveries = o.delivery
@@ -250,16 +252,16 @@ RETURNING m.id, m.cancel_requested
 """  # noqa: S608
 
 
-def _passing_by(sql: str) -> str:
-    """The same, but rows that another transaction has locked are not waited for."""
+def _passing_over(sql: str) -> str:
+    """Return the statement so that it passes over rows that another transaction has locked."""
     assert sql.count("FOR NO KEY UPDATE OF m\n") == 1
     return sql.replace("FOR NO KEY UPDATE OF m\n", "FOR NO KEY UPDATE OF m SKIP LOCKED\n")
 
 
-# By whether to wait.
-SUCCEEDS = {True: SUCCEED, False: _passing_by(SUCCEED)}
-FAILS = {True: FAIL, False: _passing_by(FAIL)}
-EXTENDS = {True: EXTEND, False: _passing_by(EXTEND)}
+# By whether the statement waits for rows that another transaction has locked.
+SUCCEEDS = {True: SUCCEED, False: _passing_over(SUCCEED)}
+FAILS = {True: FAIL, False: _passing_over(FAIL)}
+EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
 
 
 class PostgreSQL:
@@ -273,7 +275,7 @@ class PostgreSQL:
         try:
             return self._fetch(connection, sql, parameters)
         except NotSupportedError:
-            # A migration changed the type of a column under a plan that the server keeps: it would fail for ever.
+            # A migration changed the type of a column under a plan that the server keeps: the plan would fail for ever.
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             connection.close()
@@ -281,11 +283,11 @@ class PostgreSQL:
 
     @staticmethod
     def _fetch(connection: Any, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
-        """Run a statement, and let the server keep its plan: to plan one of these takes longer than to run it.
+        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it.
 
-        Not behind a pooler that gives each transaction another server connection, which is what the setting about
-        cursors stands for. psycopg's own cursor: Django's would keep every statement in memory under DEBUG, and it
-        reads times in Python.
+        The server keeps no plan behind a pooler that gives each transaction another server connection:
+        DISABLE_SERVER_SIDE_CURSORS says so. The cursor is psycopg's own: Django's would keep every statement in memory
+        under DEBUG, and it reads times in Python.
         """
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
@@ -324,9 +326,9 @@ class PostgreSQL:
         return Inserted(*rows[0]) if rows else None
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
-        """Messages without keys, by COPY; call it in a transaction.
+        """Write messages without keys by COPY, in the caller's transaction.
 
-        What the caller does with each costs no time: the server is at work on those before it meanwhile.
+        The caller's work on each message costs no time: the server works on the messages before it meanwhile.
         """
         now, ids = self._rows(RESERVE, [len(new)])[0]
         connection = connections[self.using]
@@ -340,7 +342,7 @@ class PostgreSQL:
             for number, message in zip(ids, new, strict=True):
                 due = ceil_tenth(message.due or now + message.delay)
                 rows.append(_copied(number, message, due) + rest)
-                if len(rows) == TOGETHER:
+                if len(rows) == ROWS_PER_WRITE:
                     copy.write("".join(rows))
                     rows.clear()
                 yield message, Inserted(number, due, now)
@@ -359,7 +361,7 @@ class PostgreSQL:
         return leased, expired
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
-        """What is due, locked until the end of the transaction."""
+        """Return what is due, and lock it until the end of the transaction."""
         rows = self._rows(DUE, {"queue": queue, "topics": _texts(topics), "limit": limit})
         return [Ticket(row[0]) for row in rows]
 
@@ -448,10 +450,10 @@ class PostgreSQL:
 
 
 def _copied(number: int, message: NewMessage, due: datetime) -> str:
-    """The columns up to the time of creation, as COPY reads them.
+    """Return the columns up to the time of creation as COPY reads them.
 
-    A tab ends a column and a newline a row: a topic and a queue have neither, and JSON has them escaped. What is left
-    are the backslashes of JSON itself.
+    A tab ends a column and a newline a row: a topic and a queue contain neither, and JSON escapes them. Only the
+    backslashes of JSON itself have to be escaped.
     """
     payload, headers = message.payload.replace("\\", "\\\\"), message.headers.replace("\\", "\\\\")
     expires = NULL if message.expires is None else (due + message.expires).isoformat()
@@ -464,12 +466,12 @@ def _copied(number: int, message: NewMessage, due: datetime) -> str:
 
 
 def _array(numbers: Iterable[float | None]) -> str:
-    """As PostgreSQL writes one. psycopg asks each element how."""
+    """Write an array as PostgreSQL does. Faster than psycopg, which looks for the type of each element."""
     return "{" + ",".join(["NULL" if number is None else str(number) for number in numbers]) + "}"
 
 
 def _texts(texts: Iterable[str]) -> str:
-    """The same for texts, whatever is in them."""
+    """Write an array of texts, with any characters in them."""
     return "{" + ",".join([_quoted(text) for text in texts]) + "}"
 
 

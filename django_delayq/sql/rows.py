@@ -35,7 +35,7 @@ class NewMessage(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """What the database chose for a new message."""
+    """The id and times that the database chose for a new message."""
 
     id: int
     due_at: datetime

@@ -1,4 +1,4 @@
-"""What the database driver knows of a session, by vendor. None of these functions costs a round trip."""
+"""Asks the database driver about a session, by vendor. None of these functions costs a round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts what waits in each queue, with one statement that walks along the index of scheduled messages."""
+"""Counts the waiting messages of each queue, with one statement along the index of scheduled messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAITING = f"""
 
 
 class Waiting(NamedTuple):
-    """What waits in one queue. ``ready`` messages are due, but not yet overdue; ``running`` counts all queues."""
+    """The numbers of one queue. ``ready`` messages are due, but not yet overdue; ``running`` counts all queues."""
 
     queue: str
     scheduled: int
@@ -44,7 +44,7 @@ class Waiting(NamedTuple):
 def count_waiting(
     using: str, queues: Sequence[str], *, now: datetime, overdue_since: datetime, limit: int
 ) -> list[Waiting]:
-    """Count what waits in these queues, up to ``limit`` of each kind. Overdue is what was due by ``overdue_since``."""
+    """Count the messages of these queues, up to ``limit`` of each kind. Overdue ones were due by ``overdue_since``."""
     connection = connections[using]
     overdue = connection.ops.adapt_datetimefield_value(overdue_since)
     moment = connection.ops.adapt_datetimefield_value(now)

@@ -188,7 +188,7 @@ def claiming(message: Message) -> AbstractContextManager[threading.Event]:
 def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs claims side by side")
-    monkeypatch.setattr(pausing, "UNDER_WAY", 30.0)
+    monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 30.0)
     (message,) = due()
     with claiming(message) as go:
         seen: list[str] = []
@@ -210,7 +210,7 @@ def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeyp
 def test_a_pause_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs claims side by side")
-    monkeypatch.setattr(pausing, "UNDER_WAY", 0.05)
+    monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 0.05)
     (message,) = due()
     with claiming(message):
         pause_queue(QUEUE)

@@ -1,4 +1,4 @@
-"""Threads with database connections of their own that begin at the same moment."""
+"""Runs threads with database connections of their own that begin at the same moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Together = Callable[..., list[Any]]
 
 @pytest.fixture
 def together(transactional_db: None, settings: Any) -> Iterator[Together]:
-    """Run the functions at the same moment, one thread each; what they returned, or the exception that they raised."""
+    """Run the functions at the same moment, each in a thread; return their answers, or the exceptions they raised."""
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     with ThreadPoolExecutor(8) as threads:
         used: set[threading.Barrier] = set()
@@ -33,6 +33,6 @@ def together(transactional_db: None, settings: Any) -> Iterator[Together]:
             return [future.result(30) for future in [threads.submit(begin, function) for function in functions]]
 
         yield run
-        # Each thread closes its own.
+        # Each thread closes its own connections.
         used.clear()
         run(*[connections.close_all] * 8)

@@ -1,4 +1,4 @@
-"""Two moves of one message at the same moment: one winner, and everybody is told the truth."""
+"""Two moves of one message at the same moment have one winner, and all answers are true."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DB = "default"
 
 
 def rounds() -> range:
-    # SQLite has one writer: what can interleave there shows sooner, and each round is slower.
+    # SQLite has one writer: fewer moves can interleave, so fewer rounds show it, and each round is slower.
     return range(ROUNDS if connection.vendor == "postgresql" else ROUNDS // 3)
 
 
 def due_message(**options: Any) -> Message:
-    """Due for sure: "now" is rounded up to a millisecond, and would lose every race against a claim."""
+    """Schedule a message that is surely due: "now" is rounded up, and would lose every race against a claim."""
     return schedule_message("t.ok", due=timezone.now() - timedelta(seconds=1), **options)
 
 
@@ -51,7 +51,7 @@ def fresh(message: Message) -> Message:
 
 
 def assert_the_log_tells_the_whole_story(message: Message) -> None:
-    """Numbered without a gap, each row beginning where the one before ended, and ending where the message is."""
+    """Check the log: no gap in its numbers, and each row begins in the state in which the one before ended."""
     rows = list(Transition.objects.filter(message_id=message.pk).order_by("number"))
     assert [row.number for row in rows] == list(range(1, len(rows) + 1))
     before: str | None = None
@@ -265,7 +265,7 @@ def test_two_reports_of_one_success_are_recorded_once(together: Together) -> Non
 
 
 def test_batches_in_opposite_order_do_not_wait_for_each_other(together: Together) -> None:
-    """A deadlock would show as an error of one of them."""
+    """A deadlock would raise an error in one of the batches."""
     for _ in range(10):
         messages = [due_message() for _ in range(50)]
         ids = [m.pk for m in messages]

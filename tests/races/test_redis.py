@@ -1,4 +1,4 @@
-"""Redis filled, taken from and emptied by several at once: the record lets each message start once."""
+"""Several threads fill, take from and flush Redis at once: the record lets each message start once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUEUE = "default"
 
 @pytest.fixture
 def brokers(together: Together, settings: Any) -> Any:
-    """Clients of one loaded Redis."""
+    """Return clients of one loaded Redis."""
     assert REDIS_SERVER is not None
     there = [RedisBroker(conf.Settings(REDIS=REDIS_SERVER.url), "default", timeout=5.0) for _ in range(6)]
     there[0].load(QUEUE, ahead=600, worker="test", lease=10, identity="test", server=there[0].server(), lost=False)
@@ -33,7 +33,7 @@ def brokers(together: Together, settings: Any) -> Any:
 
 
 class Delivering:
-    """Takes and claims like consumers do, until told to end and nothing is left."""
+    """Take and claim as consumers do, until told to end and nothing is left."""
 
     def __init__(self) -> None:
         self.claimed: Counter[int] = Counter()
@@ -107,7 +107,7 @@ def test_fills_against_cancels_and_reschedules_start_no_wrong_message(
         assert others == [None] * 4
         for message, won in zip([*cancelled, *moved], steered, strict=True):
             assert (message.pk in delivering.claimed) != won
-        # What the last fill put after the consumers had gone.
+        # The ids that the last fill put after the consumers had gone.
         delivering.run(brokers[0])
         assert set(delivering.claimed.values()) <= {1}
         assert {message.pk for message in left} <= set(delivering.claimed)

@@ -1,4 +1,4 @@
-"""Short ways to bring a message into a state, and to read what the record says of it."""
+"""Helpers that bring a message into a state and read its rows."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ LEASES = {TOPIC: 60.0}
 
 
 def ago(seconds: float = 1.0) -> Any:
-    """A moment that has passed: what is due then is due by any clock."""
+    """Return a moment in the past: a message with this due time is due by any clock."""
     return timezone.now() - timedelta(seconds=seconds)
 
 
 def due(payload: Any = None, **options: Any) -> Message:
-    """A scheduled message that is due already."""
+    """Schedule a message that is due already."""
     return schedule_message(TOPIC, payload, **{"due": ago(), **options})
 
 
 def later(payload: Any = None, **options: Any) -> Message:
-    """A scheduled message that is not due for a while."""
+    """Schedule a message that is not due for a while."""
     return schedule_message(TOPIC, payload, **{"delay": "10m", **options})
 
 
@@ -42,7 +42,7 @@ def claim(*ids: int, using: str = "default", worker: str = "a", leases: dict[str
 
 
 def claimed(*, using: str = "default", worker: str = "a", **options: Any) -> Claimed:
-    """A message that runs."""
+    """Schedule a message and claim it."""
     (row,) = claim(due(using=using, **options).pk, using=using, worker=worker)
     return row
 
@@ -58,13 +58,13 @@ def fail(id_: int, delivery: int = 1, *, using: str = "default", **terms: Any) -
 
 
 def lose(id_: int, *, using: str = "default") -> None:
-    """Let the lease of a running message run out, and have it reaped."""
+    """Let the lease of a running message run out, and reap it."""
     Message.objects.using(using).filter(pk=id_).update(leased_until=ago(5))
     assert id_ in [moved.id for moved in transitions.reap(using, max_crashes=100, actor="reaper")]
 
 
 def bring(state: State, **options: Any) -> int:
-    """A message in that state; its id. It ends with a due time in the past, as ``due`` has it."""
+    """Make a message in a state, with a due time in the past; return its id."""
     if state == State.SCHEDULED:
         return due(**options).pk
     if state == State.EXPIRED:
@@ -96,18 +96,18 @@ def log(id_: int, using: str = "default") -> list[Transition]:
 
 
 def moves(id_: int, using: str = "default") -> list[str]:
-    """The log in short: "scheduled", "scheduled>running", …"""
+    """Return the log in short form: "scheduled", "scheduled>running", …"""
     return [f"{row.from_state}>{row.to_state}" if row.from_state else row.to_state for row in log(id_, using)]
 
 
 def snapshot(id_: int) -> tuple[list[Any], list[Any]]:
-    """All that the record says of a message."""
+    """Return all rows of a message."""
     log: Any = Transition.objects.filter(message_id=id_).order_by("number").values()
     return list(Message.objects.filter(pk=id_).values()), list(log)
 
 
 def at_once(count: int, work: Callable[[int], T]) -> list[T | BaseException]:
-    """Run ``work`` in so many threads that start together; its answers, or what it raised."""
+    """Run ``work`` in ``count`` threads that start together; return its answers, or the exceptions it raised."""
     start = threading.Barrier(count)
 
     def run(number: int) -> T | BaseException:

@@ -1,4 +1,4 @@
-"""Cancel, reschedule, run now, requeue: by id, by key, as a queryset."""
+"""The actions cancel, reschedule, run now and requeue: by id, by key, as a queryset."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_more_than_a_batch_of_messages_is_cancelled_and_requeued() -> None:
     rows = schedule_messages([{"topic": TOPIC, "delay": "1h"} for _ in range(1_050)])
     everything = Message.objects.filter(topic=TOPIC)
     assert cancel_message(everything) == {Verdict.CANCELLED: 1_050}
-    # Those that are moved leave this one on the way.
+    # Requeued messages leave this queryset on the way.
     assert requeue_message(Message.objects.filter(state=State.CANCELLED)) == {Verdict.REQUEUED: 1_050}
     assert cancel_message(everything.order_by("-pk")[:1_020]) == {Verdict.CANCELLED: 1_020}
     left = Message.objects.filter(state=State.SCHEDULED).order_by("pk").values_list("pk", flat=True)
@@ -319,7 +319,7 @@ def test_a_very_long_name_of_an_actor_is_cut() -> None:
 
 
 class Undo(Exception):
-    """Rolls a transaction back."""
+    """An exception that rolls a transaction back."""
 
 
 @committed

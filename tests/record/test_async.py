@@ -1,4 +1,4 @@
-"""The same for async code."""
+"""The async twins of the functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claiming a message, and reporting what became of it."""
+"""Claims of messages, and the reports of their deliveries."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_log_of_a_claim_separates_waiting_in_redis_from_lateness() -> None:
 
 @pytest.fixture
 def locked(transactional_db: None) -> Iterator[int]:
-    """A due message that another connection holds locked."""
+    """Return a due message that another connection holds locked."""
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
     id_ = due().pk

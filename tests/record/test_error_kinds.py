@@ -1,4 +1,4 @@
-"""The kind of an error: what like failures have in common."""
+"""Like failures have the same error kind."""
 
 from __future__ import annotations
 

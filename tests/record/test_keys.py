@@ -1,4 +1,4 @@
-"""One live message per topic and key, whoever calls and however many at once."""
+"""A topic and key have one live message at most, however many callers schedule at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of moves against the record: each is logged with what it does, and nothing else is possible."""
+"""The record makes exactly the moves of the table, and logs each of them."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ S, R, CON, D, CAN, E = (
 
 
 class Undo(Exception):
-    """Rolls a transaction back."""
+    """An exception that rolls a transaction back."""
 
 
 def lost() -> int:
-    """Scheduled again, after a delivery that nobody heard of again."""
+    """Make a message that is scheduled again after a crashed delivery."""
     id_ = bring(R)
     lose(id_)
     return id_
 
 
 def doomed() -> int:
-    """Running, and asked to be cancelled."""
+    """Make a message that is running with a requested cancel."""
     id_ = bring(R)
     assert transitions.cancel("default", [id_])[0].verdict == Verdict.REQUESTED
     return id_
@@ -56,7 +56,7 @@ def expiring() -> int:
 Prepare = Callable[[], int]
 Act = Callable[[int], object]
 
-# How each move is brought about: what comes before, and the call that makes it.
+# The way to make each move: the preparation, and the call that makes the move.
 WAYS: dict[tuple[State | None, State], tuple[Prepare, Act]] = {
     (S, S): (lambda: bring(S), lambda id_: reschedule_message(id_, delay=60)),
     (S, R): (lambda: bring(S), claim),
@@ -182,7 +182,7 @@ def test_a_move_of_another_process_in_between_is_not_overwritten() -> None:
     id_ = bring(S)
 
     def decide(row: Message, now: Any) -> Decision:
-        # As another process would have done it.
+        # Another process could have written this in between.
         Message.objects.filter(pk=id_).update(moves=99)
         return Decision(CAN)
 

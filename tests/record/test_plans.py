@@ -12,21 +12,21 @@ from .steps import TOPIC, claim, due, fail, succeed
 
 pytestmark = pytest.mark.django_db
 
-# The server makes five plans for given values before it considers to keep one for all: each move more often than that.
+# The server plans five times for given values before it considers keeping a plan for all: each move runs more often.
 ROUNDS = 16
 
 KEPT = "SELECT coalesce(sum(generic_plans), 0) FROM pg_prepared_statements WHERE strpos(statement, %s) > 0"
 
 
 def kept(words: str) -> int:
-    """How often this connection used a plan that is kept, for the statements with these words."""
+    """Return how often this connection used a kept plan of the statements with these words."""
     with connection.cursor() as cursor:
         cursor.execute(KEPT, [words])
         return int(cursor.fetchone()[0])
 
 
 def plan(words: str) -> str:
-    """The plan that is kept for the statement with these words."""
+    """Return the plan that is kept for the statement with these words."""
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         cursor.execute(
@@ -47,7 +47,7 @@ EXTEND = "AS o(id, delivery, lease)"
 def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs PostgreSQL")
-    # In a table of a few pages every plan is as good.
+    # In a table of a few pages all plans cost the same.
     schedule_messages([{"topic": TOPIC, "delay": "1h"}] * 3_000)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE delayq_message")

@@ -1,4 +1,4 @@
-"""What Redis is told, and when: after the commit, in as few calls as can be, and never so that a caller suffers."""
+"""The publisher tells Redis after the commit, in as few calls as possible, and never harms a caller."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ savepoint: Any = getattr(transaction, "savepoint_create", None) or transaction.s
 
 
 class Undo(Exception):
-    """Rolls a transaction back."""
+    """An exception that rolls a transaction back."""
 
 
 @pytest.fixture(autouse=True)
 def _horizon(redis_client: redis.Redis) -> None:
-    """Redis as a loader leaves it: what is due within ten minutes goes there."""
+    """Return Redis as a loader leaves it: messages that are due within ten minutes go there."""
     publisher.get.cache_clear()
     redis_broker(queues=["default", "slow"]).close()
 
 
 def held(client: redis.Redis, queue: str = "default", namespace: str = "delayq") -> set[int]:
-    """The ids in both sets of a queue."""
+    """Return the ids in both sets of a queue."""
     of_queue = keys(namespace, queue)
     members: Any = [id_ for name in (of_queue.delayed, of_queue.ready) for id_ in client.zrange(name, 0, -1)]
     return {int(id_) for id_ in members}
 
 
 def calls(client: redis.Redis) -> int:
-    """Scripts run since the last time."""
+    """Return how many scripts ran since the last call."""
     stats = client.info("commandstats")
     client.config_resetstat()
     return sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval"))
@@ -232,7 +232,7 @@ def test_threads_publish_beside_each_other(redis_client: redis.Redis) -> None:
 
 
 def order(request: HttpRequest) -> HttpResponse:
-    """A view as people write them: several messages in the transaction of an order."""
+    """Schedule several messages in the transaction of an order, as a view does."""
     with transaction.atomic():
         for queue in ("default", "slow", "default", "slow"):
             later(queue=queue)
@@ -246,14 +246,14 @@ urlpatterns = [path("order/", order)]
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[RedisServer]:
-    """A server that these tests may stop without disturbing others."""
+    """Start a server that these tests may stop without disturbing others."""
     with RedisServer() as server:
         yield server
 
 
 @pytest.fixture
 def away(own_server: RedisServer, settings: Settings) -> Iterator[RedisServer]:
-    """The project's Redis, to be stopped or frozen."""
+    """Return the project's Redis, to be stopped or frozen."""
     own_server.start()
     settings.DELAYQ = {"REDIS": own_server.url}
     settings.ROOT_URLCONF = __name__

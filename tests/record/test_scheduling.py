@@ -1,4 +1,4 @@
-"""schedule_message and schedule_messages: what is written, and when nothing is."""
+"""The rows that schedule_message and schedule_messages write, and the calls that they refuse."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ both = pytest.mark.django_db(databases=["default", "other"])
 
 
 class Undo(Exception):
-    """Rolls a transaction back."""
+    """An exception that rolls a transaction back."""
 
 
 FIELDS = [
@@ -48,7 +48,7 @@ FIELDS = [
 
 
 class Named(str, Enum):  # noqa: UP042
-    """Says its own name where its text is asked for, not its value."""
+    """An enum whose members print as their names, not as their values."""
 
     TOPIC = TOPIC
     QUEUE = "slow"
@@ -240,7 +240,7 @@ def test_a_message_of_another_database_is_written_and_changed_there() -> None:
 
 
 def same(stored: Any, given_: Any) -> bool:
-    """Equal as JSON: a database may give a whole float back as an integer."""
+    """Compare as JSON: a database may return a whole float as an integer."""
     if isinstance(given_, dict):
         return stored.keys() == given_.keys() and all(same(stored[name], given_[name]) for name in given_)
     if isinstance(given_, list):

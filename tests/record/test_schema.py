@@ -1,4 +1,4 @@
-"""The database guards the machine too, and its schema can be made and unmade."""
+"""The database refuses illegal rows by itself, and the migrations can be applied and taken back."""
 
 from __future__ import annotations
 

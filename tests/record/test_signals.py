@@ -1,4 +1,4 @@
-"""Signals: after the commit, with plain facts, and harmless whatever a receiver does."""
+"""Signals are sent after the commit, with plain arguments, and no receiver can harm a caller."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Undo(Exception):
-    """Rolls a transaction back."""
+    """An exception that rolls a transaction back."""
 
 
 class Listener:
-    """Remembers what it was told."""
+    """A receiver that remembers its calls."""
 
     def __init__(self, *to: Signal) -> None:
         self.heard: list[dict[str, Any]] = []

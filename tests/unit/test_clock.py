@@ -1,4 +1,4 @@
-"""Moments as whole numbers: nothing is ever early."""
+"""Moments become whole numbers, and never earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings: typed defaults, and everything wrong told at once."""
+"""The settings have typed defaults, and all problems are reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of time as people write them."""
+"""Durations are read as people write them."""
 
 from __future__ import annotations
 

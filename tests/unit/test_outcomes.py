@@ -1,4 +1,4 @@
-"""Text that a database takes."""
+"""Texts are changed so that every database takes them."""
 
 from __future__ import annotations
 

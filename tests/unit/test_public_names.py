@@ -1,4 +1,4 @@
-"""What the package offers, and when it is loaded."""
+"""The public names of the package, and the moment at which they are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which function receives which topic."""
+"""The registry finds the handler of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retry policies: whether again, and when."""
+"""Retry policies decide whether a message is delivered again, and when."""
 
 from __future__ import annotations
 

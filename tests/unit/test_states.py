@@ -1,4 +1,4 @@
-"""The table of moves, and the drawing of it."""
+"""The table of moves agrees with its drawing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_delayq.states import FINAL, LIVE, MOVES, REQUEUEABLE, State, is_lega
 
 README = Path(__file__).parents[2] / "README.rst"
 
-# Where the arrows of the drawing begin; where they end is read from it.
+# The states in which the arrows of the drawing begin. The states in which they end are read from it.
 BEGINNINGS: dict[str, set[State | None]] = {
     "schedule": {None},
     "cancel": {State.SCHEDULED},
@@ -23,7 +23,7 @@ BEGINNINGS: dict[str, set[State | None]] = {
     "retry": {State.RUNNING},
     "requeue": {State.DEAD, State.EXPIRED, State.CANCELLED},
 }
-# Moves that would crowd the drawing.
+# Moves that the drawing leaves out, because they would crowd it.
 NOT_DRAWN = {
     (State.SCHEDULED, State.SCHEDULED),
     (State.SCHEDULED, State.DEAD),
@@ -39,7 +39,7 @@ def drawing() -> list[str]:
 
 
 def arrows(lines: list[str]) -> dict[str, State]:
-    """Label → the state that its arrow points to."""
+    """Return label → the state that its arrow points to."""
     found = {}
     for line in lines:
         for label, target in re.findall(r"(\w[\w ]*?) [┌─]+► ?(\w+)", line):
@@ -51,7 +51,7 @@ def arrows(lines: list[str]) -> dict[str, State]:
 
 
 def above(lines: list[str], column: int) -> State:
-    """The state over the ▲ of a column."""
+    """Return the state over the ▲ of a column."""
     head = next(number for number, line in enumerate(lines) if line[column : column + 1] == "▲")
     words = re.finditer(r"\w+", lines[head - 1])
     return State(next(word[0] for word in words if word.start() <= column < word.end()))
@@ -79,7 +79,7 @@ def test_the_readme_has_the_same_drawing() -> None:
 
 
 def blocks(text: str) -> list[str]:
-    """The indented blocks of a text."""
+    """Return the indented blocks of a text."""
     indented = re.findall(r"(?:^[ \t]+\S.*\n(?:[ \t]*\n(?=[ \t]+\S))?)+", text, re.MULTILINE)
     return [dedent(block).strip("\n").rstrip() for block in indented]
 

@@ -1,4 +1,4 @@
-"""What may be scheduled: everything is checked at the call."""
+"""All arguments are checked at the call."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_delay_is_accepted_or_refused_but_never_overflows(value: float | timed
 
 
 class Nowhere(tzinfo):
-    """A zone that does not know its offset: such a datetime is naive."""
+    """A time zone without an offset: a datetime with it is naive."""
 
     def utcoffset(self, moment: datetime | None, /) -> None:
         return None

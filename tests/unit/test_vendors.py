@@ -1,4 +1,4 @@
-"""What differs between databases stands behind ``Statements``: other modules never ask for the vendor."""
+"""Only the statements ask for the vendor of a database."""
 
 from __future__ import annotations
 
