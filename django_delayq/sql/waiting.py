@@ -52,7 +52,7 @@ def count_waiting(
     with connection.cursor() as cursor:
         cursor.execute(sql, [*queues, limit, overdue, moment, limit, overdue, limit, overdue, moment, limit])
         rows = cursor.fetchall()
-    return [Waiting(*row[:4], _time(using, row[4]), _time(using, row[5]), row[6]) for row in rows]
+    return [Waiting._make((*row[:4], _time(using, row[4]), _time(using, row[5]), row[6])) for row in rows]
 
 
 def _time(using: str, value: datetime | str | None) -> datetime | None:
