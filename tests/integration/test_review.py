@@ -473,10 +473,10 @@ def test_a_queue_that_runs_empty_is_still_listened_to(monkeypatch: pytest.Monkey
 def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = held("t.ok")
     Message.objects.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
-    monkeypatch.setattr(transitions, "is_settled", lambda using: False)
+    monkeypatch.setattr(transitions, "may_reap", lambda using: False)
     Reaper(DB, "test", WorkerExtensions(DB, "w")).tick()
     assert state(one) == State.RUNNING
-    monkeypatch.setattr(transitions, "is_settled", lambda using: True)
+    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
     Reaper(DB, "test", WorkerExtensions(DB, "w")).tick()
     assert state(one) == State.SCHEDULED
 
