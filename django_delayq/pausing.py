@@ -22,7 +22,7 @@ logger = logging.getLogger("django_delayq")
 
 # Seconds that a pause waits for claims that were under way when it was committed. They take a few ms.
 WAIT_FOR_CLAIMS = 2.0
-# Seconds between two looks at them.
+# Seconds between two queries for them.
 CLAIMS_INTERVAL = 0.005
 
 

@@ -1,4 +1,4 @@
-"""Schedules messages: writes their rows in the caller's transaction, and tells Redis about them on commit."""
+"""Schedules messages: their rows are written in the caller's transaction, and Redis is told on commit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .states import State
 
 # Messages that travel to the database together.
 INSERTED_TOGETHER = 1000
-# A key that changes its holder so often between an insert and the look at the holder is given up.
+# Rounds after which a keyed message is refused whose key changes its holder between each insert and the query for it.
 KEY_ROUNDS = 20
 
 

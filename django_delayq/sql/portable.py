@@ -190,7 +190,7 @@ class Portable:
                 "attempts": message.attempts + failure.counts,
             }
             if to == State.SCHEDULED and failure.delay is not None:
-                # A message that was claimed a moment early and given back is due no earlier for that.
+                # A message that was claimed a moment early and released falls due no earlier than before.
                 values["due_at"] = max(message.due_at, ceil_tenth(now + failure.delay))
             return Decision(to, values, reason, error=failure.error, traceback=failure.traceback, actor=failure.actor)
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 from django_delayq import (
     InvalidMessage,
     Verdict,
+    actions,
     actors,
     cancel_message,
     requeue_message,
@@ -293,6 +294,45 @@ def test_many_messages_moved_together_keep_their_own_counts() -> None:
     rows = [message(id_) for id_ in ids]
     assert [(row.deliveries, row.excused, row.crashes) for row in rows] == [(n, n, 0) for n in range(12)]
     assert all(row.transitions.count() == row.moves for row in rows)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", actions.ACTIONS.values(), ids=lambda action: action.name)
+@pytest.mark.parametrize("where", State)
+def test_an_action_is_done_in_exactly_its_states(action: actions.Action, where: State) -> None:
+    id_ = bring(where)
+    (answer,) = action.apply("default", [id_], times=actions.Times(delay=timedelta(minutes=1)), reason="why")
+    assert bool(answer) == (where in action.states)
+    assert answer.id == id_
+
+
+def test_a_give_up_answers_given_up() -> None:
+    (answer,) = transitions.give_up("default", [later().pk], reason="why", actor="restore")
+    assert (answer.verdict, answer.state, bool(answer)) == (Verdict.GIVEN_UP, State.DEAD, True)
+
+
+def test_a_purge_answers_for_each_message_in_order() -> None:
+    ids = [bring(State.CONSUMED), later().pk, bring(State.DEAD), 10**12]
+    answers = actions.PURGE.apply("default", ids)
+    assert [answer.verdict for answer in answers] == [
+        Verdict.PURGED,
+        Verdict.TOO_LATE,
+        Verdict.PURGED,
+        Verdict.TOO_LATE,
+    ]
+    assert list(Message.objects.values_list("pk", flat=True)) == [ids[1]]
+
+
+def test_foreseen_verdicts_of_a_cancel_are_those_of_the_cancel() -> None:
+    ids = [bring(where) for where in State]
+    lost = claimed().id
+    lose(lost)
+    rows = Message.objects.filter(pk__in=[*ids, lost])
+    foreseen = actions.foresee_cancel(rows)
+    assert [state(id_) for id_ in ids] == list(State)
+    assert foreseen == cancel_message(rows)
 
 
 # --- who did it -------------------------------------------------------------------------------------------------------
