@@ -43,3 +43,8 @@ def from_us(us: int) -> datetime:
 def us_to_tenths(us: int) -> int:
     """Convert microseconds to tenths of a millisecond, rounded up as ``to_tenths`` does."""
     return -(-us // 100)
+
+
+def iso(moment: datetime | None) -> str | None:
+    """Return the moment as UTC in ISO 8601, to the millisecond; None for None."""
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

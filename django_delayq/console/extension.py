@@ -17,20 +17,20 @@ class ConsoleExtension(WorkerExtension):
 
     def __init__(self, using: str, worker: str) -> None:
         from .operations.operator import Operator
-        from .statistics.rollups import Counts, RollupWriter
+        from .statistics.rollups import RollupWriter, UnwrittenCounts
 
         super().__init__(using, worker)
-        self.counts = Counts()
+        self.counts = UnwrittenCounts()
         self._writer = RollupWriter(using, self.counts)
         self._operator = Operator(using, worker)
         self._operates = False
 
     def services(self, roles: frozenset[str]) -> Iterator[Service]:
-        from .statistics.rollups import Folder
+        from .statistics.rollups import RollupCompactor
 
         yield self._writer
         if "janitor" in roles:
-            yield Folder(self.using)
+            yield RollupCompactor(self.using)
         if self._operator.name in roles:
             self._operates = True
             yield self._operator

@@ -109,11 +109,14 @@ class Rollup(models.Model):
     claim, counted in classes: ``late_<ms>`` holds those up to that many ms that are in no smaller class.
     """
 
-    # The upper bounds of the classes in ms; the last class has none.
+    # The upper bounds of the lateness classes in ms; the last class has none.
     BOUNDS: ClassVar[tuple[int, ...]] = (
         *(1, 2, 5, 10, 20, 50, 100, 200, 500),
         *(1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000),
     )
+    # The columns that count, in the order in which they are read and written.
+    OUTCOMES: ClassVar[tuple[str, ...]] = ("consumed", "retried", "dead", "expired")
+    COUNTS: ClassVar[tuple[str, ...]] = (*OUTCOMES, *(f"late_{bound}" for bound in BOUNDS), "late_more")
 
     # Of one length, in the order of time: that is how they are read, folded and deleted.
     pk = models.CompositePrimaryKey("seconds", "at", "queue", "topic")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from django.utils.translation import gettext as _
 
@@ -20,6 +21,10 @@ class Capped:
         if self.about:
             return _("about %(number)s") % {"number": f"{_rounded(self.count):,}"}
         return f"{self.count:,}+" if self.more else f"{self.count:,}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the number for ``--json``."""
+        return {"count": self.count, "exact": not self.more and not self.about}
 
 
 NONE = Capped(0)

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from types import FrameType
 from typing import Any, Self
 
@@ -266,11 +266,6 @@ def add_json(parser: CommandParser) -> None:
 def messages(number: int, kind: str = "") -> str:
     """Return a number of messages in words: ``"1 message"``, ``"2,000 finished messages"``."""
     return f"{number:,} {kind and kind + ' '}message{'' if number == 1 else 's'}"
-
-
-def iso(when: datetime | None) -> str | None:
-    """A moment as UTC in ISO 8601."""
-    return None if when is None else when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # --- progress and interruption ----------------------------------------------------------------------------------------

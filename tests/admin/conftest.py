@@ -53,8 +53,9 @@ def chief(db: None) -> Client:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, no list gives up."""
-    monkeypatch.setattr(listing, "PATIENCE", 60_000)
-    monkeypatch.setattr(listing, "PATIENCE_FOR_COUNTS", 60_000)
+    monkeypatch.setattr(listing, "PAGE_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(listing, "COUNTS_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(preview, "PATIENCE_FOR_THE_REST", 60_000)
-    for module in (audit_pages, failures, panels, preview):
+    monkeypatch.setattr(failures, "PAGE_TIMEOUT_MS", 60_000)
+    for module in (audit_pages, panels, preview):
         monkeypatch.setattr(module, "PATIENCE", 60_000)

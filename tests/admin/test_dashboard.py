@@ -174,11 +174,11 @@ def test_an_empty_install_says_how_to_begin(viewer: Client) -> None:
 @pytest.mark.parametrize(("window", "bars"), [("hour", 60), ("day", 48), ("week", 56)])
 def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> None:
     now = ago(seconds=0)
-    size = upcoming.WINDOWS[window].seconds
+    size = upcoming.COMING_WINDOWS[window].seconds
     for place in (1, 5, 5, bars - 2):
         samples.scheduled(delay=size * place)
     late(2)
-    found = upcoming.look(samples.DB, window, ["default"], now)
+    found = upcoming.count_upcoming(samples.DB, window, ["default"], now)
     assert len(found.bars) == bars
     assert found.overdue.number == Capped(2)
     for bar in found.bars:
@@ -191,7 +191,7 @@ def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> N
 def test_a_message_that_is_due_but_not_overdue_is_in_the_first_bar(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 3600}
     late(3, seconds=1800)
-    found = upcoming.look(samples.DB, "hour", ["default"], ago(seconds=0))
+    found = upcoming.count_upcoming(samples.DB, "hour", ["default"], ago(seconds=0))
     assert (found.overdue.number, found.bars[0].number) == (Capped(0), Capped(3))
 
 
@@ -199,19 +199,19 @@ def test_all_queues_are_in_it_and_the_rare_topics_are_one() -> None:
     for place in range(6):
         for _ in range(place + 1):
             schedule_message(f"t.{place}", delay="30m", queue=("one", "two")[place % 2])
-    found = upcoming.look(samples.DB, "hour", ["one", "two"], ago(seconds=0))
+    found = upcoming.count_upcoming(samples.DB, "hour", ["one", "two"], ago(seconds=0))
     assert found.total == Capped(21)
     assert found.topics(5) == ["t.5", "t.4", "t.3", "t.2", "t.1"]
     assert not found.sampled
 
 
 def test_a_full_bar_is_a_guess_or_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upcoming, "CAP", 5)
+    monkeypatch.setattr(upcoming, "BAR_CAP", 5)
     schedule(12)
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE delayq_message")
-    found = upcoming.look(samples.DB, "day", ["default"], ago(seconds=0))
+    found = upcoming.count_upcoming(samples.DB, "day", ["default"], ago(seconds=0))
     peak = found.peak
     assert peak is not None
     if connection.vendor == "postgresql":
@@ -247,7 +247,7 @@ def test_a_window_that_is_none_is_the_hour(viewer: Client) -> None:
     week = viewer.get(URL, {"window": "week", "past": "day"})
     assert week.context["coming"].facts.window == "week"
     assert {urlsplit(choice.url).query for choice in week.context["ahead"]} == {
-        f"window={window}&past=day" for window in upcoming.WINDOWS
+        f"window={window}&past=day" for window in upcoming.COMING_WINDOWS
     }
 
 
@@ -262,7 +262,7 @@ def test_rollups_are_summed_into_the_steps_of_each_window() -> None:
     rolled(now - timedelta(minutes=61), consumed=8)
     rolled((now - timedelta(days=4)).replace(minute=0), seconds=3600, consumed=16)
     rolled(now - timedelta(days=8), seconds=3600, consumed=32)
-    found = throughput.series(samples.DB, now, ("hour", "day", "week"))
+    found = throughput.read_throughput(samples.DB, now, ("hour", "day", "week"))
     assert {name: one.sum.consumed for name, one in found.items()} == {"hour": 7, "day": 15, "week": 31}
     hour = found["hour"]
     assert [tally.consumed for tally in (hour.steps[-1], hour.steps[-2], hour.steps[0])] == [1, 2, 4]
@@ -271,7 +271,7 @@ def test_rollups_are_summed_into_the_steps_of_each_window() -> None:
 
 
 def test_a_percentile_beyond_the_last_class_has_no_bound() -> None:
-    tally = throughput.Tally()
+    tally = throughput.RollupSum()
     assert tally.lateness(50) is None
     tally.counts[-1] = 1
     assert tally.lateness(50) == float("inf")
@@ -394,8 +394,8 @@ def broken(*args: Any, **kwargs: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("module", "name", "regions"),
-    [(snapshot, "take_snapshot", ("tiles", "queues")), (upcoming, "look", ("upcoming",)),
-     (throughput, "series", ("past",)), (workers, "list_workers", ("state",))],
+    [(snapshot, "take_snapshot", ("tiles", "queues")), (upcoming, "count_upcoming", ("upcoming",)),
+     (throughput, "read_throughput", ("past",)), (workers, "list_workers", ("state",))],
 )  # fmt: skip
 @pytest.mark.parametrize("fault", [slow, broken])
 def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
@@ -481,7 +481,7 @@ def statements(client: Client, *urls: str) -> list[str]:
 
 
 def test_nothing_is_counted_without_a_limit(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upcoming, "CAP", 1)
+    monkeypatch.setattr(upcoming, "BAR_CAP", 1)
     late(3)
     samples.scheduled(delay="30m")
     samples.scheduled(delay="30m")
@@ -550,7 +550,7 @@ def test_topics_of_a_high_bar_are_told_to_be_estimated(viewer: Client, monkeypat
     schedule(4)
     assert "are estimated" not in samples.text(viewer.get(URL))
     panels.forget()
-    monkeypatch.setattr(upcoming, "SAMPLE", 3)
+    monkeypatch.setattr(upcoming, "BAR_SAMPLE", 3)
     page = viewer.get(URL)
     assert "are estimated" in samples.text(page)
     bar = page.context["coming"].facts.peak

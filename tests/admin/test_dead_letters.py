@@ -15,8 +15,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq.console.models import AuditEvent
-from django_delayq.console.search.language import exact_error, parse
-from django_delayq.console.statements.timeout import TooSlow
+from django_delayq.console.search.language import exact_error_text, parse
+from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import failures
 from django_delayq.models import Message
 from django_delayq.states import State
@@ -43,7 +43,7 @@ def groups(client: Client, table: str) -> dict[tuple[str, str | None], Any]:
     return {(shown.group.topic, shown.group.error): shown.group for shown in response.context[table]}
 
 
-def press(client: Client, verb: str, group: failures.Group, **data: Any) -> Any:
+def press(client: Client, verb: str, group: failures.DeadGroup, **data: Any) -> Any:
     """A button of the page, as it is there."""
     page = client.get(reverse(PAGE)).content.decode()
     assert samples.steer_url(verb) in page
@@ -136,8 +136,8 @@ def test_the_way_back_leads_here(chief: Client) -> None:
 
 
 def test_only_the_newest_are_looked_at_and_the_page_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "CAP", 2)
-    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.CAP", 2)
+    monkeypatch.setattr(failures, "DEAD_CAP", 2)
+    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.DEAD_CAP", 2)
     died("t.old", ago=timedelta(days=1))
     died("t.a")
     died("t.b")
@@ -150,7 +150,7 @@ def test_a_database_that_takes_too_long_is_told(viewer: Client, monkeypatch: pyt
     def slow(rows: Any) -> Any:
         raise TooSlow
 
-    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.dead", slow)
+    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.group_dead", slow)
     assert "The database took too long to answer." in samples.text(viewer.get(reverse(PAGE)))
 
 
@@ -180,7 +180,7 @@ def test_no_page_reads_more_than_a_capped_part_of_the_table(chief: Client) -> No
 
 @pytest.mark.parametrize("error", ["", "plain", HOSTILE, "=x", "a b"])
 def test_an_exact_error_is_written_as_it_is_read(error: str) -> None:
-    found = parse(exact_error(error), now=timezone.now())
+    found = parse(exact_error_text(error), now=timezone.now())
     assert found.problems == ()
     assert parse(found.frozen, now=timezone.now()).condition() == found.condition()
     assert ("error", error) in found.terms[0].condition.children

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django_delayq.console.admin import export
 from django_delayq.console.models import AuditEvent
 from django_delayq.console.search import listing
-from django_delayq.console.statements.timeout import TooSlow
+from django_delayq.console.statements import TooSlow
 
 from . import samples
 from .conftest import logged_in, person

@@ -19,7 +19,7 @@ from django.urls import reverse
 from django_delayq import schedule_message
 from django_delayq.console.admin import MessageAdmin, paginator
 from django_delayq.console.search import language, listing
-from django_delayq.console.statements.timeout import TooSlow, statement_timeout
+from django_delayq.console.statements import TooSlow, statement_timeout
 from django_delayq.models import Message, Worker
 from django_delayq.states import State
 from django_delayq.transitions import now
@@ -243,8 +243,8 @@ def test_what_has_no_index_is_ended_by_the_database_and_told(viewer: Client, mon
         pytest.skip("needs PostgreSQL")
     samples.scheduled()
     slow = RawSQL("pg_sleep(10) IS NOT NULL", (), output_field=BooleanField())
-    monkeypatch.setattr(listing, "PATIENCE", 30)
-    monkeypatch.setattr(listing, "PATIENCE_FOR_COUNTS", 30)
+    monkeypatch.setattr(listing, "PAGE_TIMEOUT_MS", 30)
+    monkeypatch.setattr(listing, "COUNTS_TIMEOUT_MS", 30)
     monkeypatch.setitem(
         language._QUALIFIERS, "topic", lambda name, value, at: language.Term(Q(slow), "slow", "topic:a")
     )
@@ -265,7 +265,7 @@ def test_of_what_has_no_index_the_nearest_are_shown(viewer: Client, monkeypatch:
         raise TooSlow
 
     monkeypatch.setattr(listing.Listing, "ids", too_slow)
-    monkeypatch.setattr(listing, "NEAREST", 2)
+    monkeypatch.setattr(listing, "NEAREST_ROWS", 2)
     first, second, third = (samples.scheduled(delay=f"{hours}h") for hours in (1, 2, 3))
     other = samples.scheduled(queue="mails", delay="4h")
     running = samples.running()
@@ -345,14 +345,16 @@ def assert_bounded(sql: str) -> None:
     """No statement may read rows without end: an order, a count or a list of values of the table has its LIMIT."""
     assert not re.search(r"\b(DISTINCT|GROUP BY|OFFSET \d{5,})\b", sql, re.IGNORECASE), sql
     if "COUNT(" in sql.upper():
-        assert re.search(rf" FROM \(.* LIMIT ({listing.CAP + 1}|{listing.LOOK + 1})\) subquery$", sql), sql
+        assert re.search(
+            rf" FROM \(.* LIMIT ({listing.COUNT_CAP + 1}|{listing.INDEX_COUNT_CAP + 1})\) subquery$", sql
+        ), sql
     elif '"delayq_message"."id" IN (' not in sql:
         assert re.search(r" LIMIT \d{1,5}\b|clock_timestamp|\bid = |\"id\" = ", sql), sql
 
 
 @pytest.mark.usefixtures("small_pages")
 def test_beyond_the_cap_nobody_counts(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "CAP", 7)
+    monkeypatch.setattr(listing, "COUNT_CAP", 7)
     samples.many(8)
     page = samples.text(viewer.get(reverse(samples.LIST)))
     assert "7+ messages" in page
@@ -367,7 +369,7 @@ def test_beyond_the_cap_nobody_counts(viewer: Client, monkeypatch: pytest.Monkey
 def test_what_is_found_beyond_the_rows_that_are_looked_at_is_counted_by_itself(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "LOOK", 7)
+    monkeypatch.setattr(listing, "INDEX_COUNT_CAP", 7)
     samples.many(8, queue="mails")
     rare = [schedule_message("t.rare", delay="2h", queue="mails").pk for _number in range(6)]
     counted = tabs(viewer, q="topic:t.rare")

@@ -240,11 +240,11 @@ def test_a_day_on_which_the_clocks_change_is_a_whole_day() -> None:
 def test_a_link_finds_exactly_the_value_it_was_made_of(db: None, value: str) -> None:
     message = samples.scheduled(key=value)
     samples.scheduled(key=value + "x")
-    assert found(language.term("key", value)) == {message.pk}
+    assert found(language.term_text("key", value)) == {message.pk}
 
 
 def test_it_names_the_names_it_looks_under() -> None:
-    assert parse("payload.user.token:1 payload.a:2").names == {"user", "token", "a"}
+    assert parse("payload.user.token:1 payload.a:2").payload_names == {"user", "token", "a"}
 
 
 # --- what is found ----------------------------------------------------------------------------------------------------
@@ -275,11 +275,11 @@ def test_what_is_given_without_a_name_is_a_key_or_else_a_topic() -> None:
     by_topic = schedule_message("mail.send")
     assert found("mail.send") == {by_topic.pk}
     asked = parse("mail.send is:live").resolved(samples.DB)
-    assert (asked.described, asked.few) == ("topic is “mail.send”, live", False)
+    assert (asked.described, asked.selective) == ("topic is “mail.send”, live", False)
     by_key = samples.consumed(key="mail.send")
     assert found("mail.send") == {by_topic.pk, by_key.pk}
     asked = parse("mail.send").resolved(samples.DB)
-    assert (asked.described, asked.few) == ("key is “mail.send”", True)
+    assert (asked.described, asked.selective) == ("key is “mail.send”", True)
     assert set(asked.rows(samples.DB)) == {by_key}
     assert parse("mail.*").resolved(samples.DB).described == "topic begins with “mail.”"
 

@@ -51,8 +51,8 @@ def live_server() -> Iterator[LiveServer]:
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, no page gives up; and none knows anything of the test before."""
     for module, name in (
-        (listing, "PATIENCE"),
-        (listing, "PATIENCE_FOR_COUNTS"),
+        (listing, "PAGE_TIMEOUT_MS"),
+        (listing, "COUNTS_TIMEOUT_MS"),
         (panels, "PATIENCE"),
         (preview, "PATIENCE"),
         (restore_page, "PATIENCE"),

@@ -1,4 +1,4 @@
-"""What worker processes count, and what becomes of it."""
+"""Tests of the counts of worker processes: how they are made, written to the rollups and compacted."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from django.utils import timezone
 
 from django_delayq import schedule_message, transitions
 from django_delayq.console.models import Rollup
+from django_delayq.console.statements.portable import ROLLUPS_PER_STATEMENT
 from django_delayq.console.statistics import rollups
 from django_delayq.console.statistics.rollups import (
-    BATCH,
-    COLUMNS,
-    HOUR,
-    MINUTE,
+    HOUR_SECONDS,
+    MINUTE_SECONDS,
     CountedOutcome,
-    Counts,
-    Folder,
+    RollupCompactor,
     RollupWriter,
+    UnwrittenCounts,
 )
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.django_db
 
 
 class Counted(NamedTuple):
-    """A message to count."""
+    """What the counts read of a message."""
 
     queue: str
     topic: str
@@ -55,12 +54,12 @@ def claimed(late_ms: float, *, deliveries: int = 1, topic: str = "t.a", queue: s
 
 
 def totals(**where: Any) -> dict[str, int]:
-    """The sums of all columns that are not 0."""
-    found = Rollup.objects.filter(**where).aggregate(**{name: Sum(name) for name in COLUMNS})
+    """Return the sums of all columns that are not 0."""
+    found = Rollup.objects.filter(**where).aggregate(**{name: Sum(name) for name in Rollup.COUNTS})
     return {name: number for name, number in found.items() if number}
 
 
-def store(at: datetime, topic: str = "t.a", seconds: int = MINUTE, **counts: int) -> None:
+def store(at: datetime, topic: str = "t.a", seconds: int = MINUTE_SECONDS, **counts: int) -> None:
     Rollup.objects.create(at=at, seconds=seconds, queue="default", topic=topic, **counts)
 
 
@@ -82,24 +81,24 @@ def store(at: datetime, topic: str = "t.a", seconds: int = MINUTE, **counts: int
     ],
 )
 def test_lateness_falls_into_the_smallest_class_that_holds_it(late_ms: float, column: str) -> None:
-    counts = Counts()
+    counts = UnwrittenCounts()
     counts.claimed([claimed(late_ms)])
-    rollups.write(DB, counts.take())
+    rollups.write(DB, counts.drain())
     assert totals() == {column: 1}
     assert Rollup.objects.get().at == AT.replace(second=0)
 
 
 def test_only_first_deliveries_have_a_lateness() -> None:
-    counts = Counts()
+    counts = UnwrittenCounts()
     counts.claimed([claimed(5, deliveries=2)])
-    assert not counts.take()
+    assert not counts.drain()
 
 
-def test_what_ended_without_its_handlers_word_is_counted_too() -> None:
-    counts = Counts()
+def test_messages_that_end_without_a_report_are_counted() -> None:
+    counts = UnwrittenCounts()
     moved = [Moved(1, "t.a", "default", 0, state, AT, 1) for state in State if state != State.RUNNING]
     counts.moved(moved)
-    rollups.write(DB, counts.take())
+    rollups.write(DB, counts.drain())
     assert totals() == {"dead": 1, "expired": 1}
 
 
@@ -132,11 +131,11 @@ def steps_handler() -> Any:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_run_leaves_its_counts_in_the_record() -> None:
+def test_a_drained_queue_leaves_its_counts_in_the_rollups() -> None:
     for _ in range(3):
         schedule_message("t.ok", delay=0)
     assert drain(Options(DB, threads=2)) == 3
-    found = totals(seconds=MINUTE, queue="default", topic="t.ok")
+    found = totals(seconds=MINUTE_SECONDS, queue="default", topic="t.ok")
     assert found.pop("consumed") == 3
     assert sum(found.values()) == 3
     assert all(name.startswith("late_") for name in found)
@@ -145,37 +144,39 @@ def test_a_run_leaves_its_counts_in_the_record() -> None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def test_writing_adds_to_what_is_there() -> None:
+def test_written_counts_are_added_to_the_rollups() -> None:
     for number in (1, 2):
-        counts = Counts()
+        counts = UnwrittenCounts()
         counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a")] * number)
         counts.ended(CountedOutcome.CONSUMED, [Counted("other", "t.a")])
-        rollups.write(DB, counts.take())
+        rollups.write(DB, counts.drain())
     assert totals(queue="default") == {"consumed": 3}
     assert totals(queue="other") == {"consumed": 2}
 
 
 def test_many_topics_are_written_in_several_statements() -> None:
-    counts = Counts()
-    counts.ended(CountedOutcome.DEAD, [Counted("default", f"t.{number}") for number in range(BATCH + 7)])
-    rollups.write(DB, counts.take())
-    assert totals() == {"dead": BATCH + 7}
+    counts = UnwrittenCounts()
+    counts.ended(
+        CountedOutcome.DEAD, [Counted("default", f"t.{number}") for number in range(ROLLUPS_PER_STATEMENT + 7)]
+    )
+    rollups.write(DB, counts.drain())
+    assert totals() == {"dead": ROLLUPS_PER_STATEMENT + 7}
 
 
 def test_an_idle_process_issues_no_statement(django_assert_num_queries: Any) -> None:
-    writer = RollupWriter(DB, Counts())
+    writer = RollupWriter(DB, UnwrittenCounts())
     with django_assert_num_queries(0):
-        assert writer.tick() == rollups.INTERVAL
+        assert writer.tick() == rollups.WRITE_SECONDS
 
 
-def test_what_the_database_refuses_is_kept_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = Counts()
+def test_counts_that_the_database_refuses_are_kept_and_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = UnwrittenCounts()
     writer = RollupWriter(DB, counts)
     counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a")])
     real = rollups.write
 
     def refuse(using: str, rows: Any) -> None:
-        # It goes on being counted meanwhile.
+        # The process goes on counting meanwhile.
         counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a"), Counted("default", "t.b")])
         raise OperationalError("away")
 
@@ -189,14 +190,14 @@ def test_what_the_database_refuses_is_kept_and_tried_again(monkeypatch: pytest.M
     assert not counts
 
 
-def test_counts_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollups, "MOST", 2)
-    counts = Counts()
+def test_unwritten_counts_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollups, "MAX_UNWRITTEN_ROLLUPS", 2)
+    counts = UnwrittenCounts()
     counts.ended(CountedOutcome.CONSUMED, [Counted("default", f"t.{number}") for number in (1, 2, 3, 1)])
-    assert sorted(key.topic for key in counts.take()) == ["t.1", "t.2"]
+    assert sorted(key.topic for key in counts.drain()) == ["t.1", "t.2"]
 
 
-# --- folding ----------------------------------------------------------------------------------------------------------
+# --- compacting -------------------------------------------------------------------------------------------------------
 
 
 def hours_ago(hours: float) -> datetime:
@@ -210,55 +211,55 @@ def test_old_minutes_become_hours_with_the_same_sums() -> None:
         store(old + timedelta(minutes=minute), consumed=minute + 1, late_5=2)
         store(old + timedelta(minutes=minute), topic="t.b", dead=1)
     store(older + timedelta(minutes=59), retried=4)
-    store(old, seconds=HOUR, consumed=10)
+    store(old, seconds=HOUR_SECONDS, consumed=10)
     store(young, consumed=5)
     before = totals()
 
-    assert Folder(DB).fold(10) is False
+    assert RollupCompactor(DB).compact(10) is False
 
     assert totals() == before
-    assert totals(seconds=MINUTE) == {"consumed": 5}
-    assert totals(seconds=HOUR, at=old, topic="t.a") == {"consumed": 16, "late_5": 6}
-    assert totals(seconds=HOUR, at=old, topic="t.b") == {"dead": 3}
-    assert totals(seconds=HOUR, at=older) == {"retried": 4}
+    assert totals(seconds=MINUTE_SECONDS) == {"consumed": 5}
+    assert totals(seconds=HOUR_SECONDS, at=old, topic="t.a") == {"consumed": 16, "late_5": 6}
+    assert totals(seconds=HOUR_SECONDS, at=old, topic="t.b") == {"dead": 3}
+    assert totals(seconds=HOUR_SECONDS, at=older) == {"retried": 4}
 
 
-def test_folding_goes_on_in_batches() -> None:
+def test_compaction_goes_on_in_batches() -> None:
     for hour in range(3):
         store(hours_ago(60 + hour), consumed=1)
-    assert Folder(DB).fold(2) is True
-    assert Rollup.objects.filter(seconds=MINUTE).count() == 1
-    assert Folder(DB).fold(2) is False
-    assert totals(seconds=HOUR) == {"consumed": 3}
+    assert RollupCompactor(DB).compact(2) is True
+    assert Rollup.objects.filter(seconds=MINUTE_SECONDS).count() == 1
+    assert RollupCompactor(DB).compact(2) is False
+    assert totals(seconds=HOUR_SECONDS) == {"consumed": 3}
 
 
-def test_an_hour_waits_until_all_of_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_hour_is_compacted_when_all_of_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     store(AT.replace(minute=1, second=0), consumed=1)
     for minutes, kept in ((-1, True), (0, False)):
         now = AT.replace(minute=0, second=0) + timedelta(days=2, hours=1, minutes=minutes)
         monkeypatch.setattr(transitions, "now", lambda using, now=now: now)
-        assert Folder(DB).fold(10) is False
-        assert Rollup.objects.filter(seconds=MINUTE).exists() is kept
-    assert totals(seconds=HOUR) == {"consumed": 1}
+        assert RollupCompactor(DB).compact(10) is False
+        assert Rollup.objects.filter(seconds=MINUTE_SECONDS).exists() is kept
+    assert totals(seconds=HOUR_SECONDS) == {"consumed": 1}
 
 
-def test_the_folder_folds_and_forgets() -> None:
+def test_the_compactor_compacts_minutes_and_deletes_old_hours() -> None:
     store(hours_ago(60), consumed=1)
-    store(hours_ago(91 * 24), seconds=HOUR, consumed=7)
-    store(hours_ago(89 * 24), seconds=HOUR, consumed=2)
-    Folder(DB).tick()
-    assert totals(seconds=HOUR) == {"consumed": 3}
-    assert not Rollup.objects.filter(seconds=MINUTE).exists()
+    store(hours_ago(91 * 24), seconds=HOUR_SECONDS, consumed=7)
+    store(hours_ago(89 * 24), seconds=HOUR_SECONDS, consumed=2)
+    RollupCompactor(DB).tick()
+    assert totals(seconds=HOUR_SECONDS) == {"consumed": 3}
+    assert not Rollup.objects.filter(seconds=MINUTE_SECONDS).exists()
 
 
-def test_where_nothing_is_old_there_is_little_to_ask(django_assert_max_num_queries: Any) -> None:
+def test_compaction_of_young_minutes_issues_few_statements(django_assert_max_num_queries: Any) -> None:
     store(hours_ago(1), consumed=1)
     with django_assert_max_num_queries(4):
-        Folder(DB).fold(10)
+        RollupCompactor(DB).compact(10)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_that_ends_in_order_has_written_everything_down() -> None:
+def test_a_worker_that_stops_in_order_has_written_all_counts() -> None:
     ids = [schedule_message("t.ok", delay=0).pk for _ in range(5)]
     with Worker("--processes", "1") as worker:
         eventually(lambda: Message.objects.filter(pk__in=ids, state=State.CONSUMED).count() == 5)

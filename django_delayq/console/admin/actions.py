@@ -30,7 +30,7 @@ from ...sql.moves import writing
 from .. import audit, operations
 from ..models import AuditEvent, DeadLetter, Operation
 from ..operations import BulkAction, Scope
-from ..statements.timeout import TooSlow, statement_timeout
+from ..statements import TooSlow, statement_timeout
 from . import action_table, page, search_box
 from .action_table import VERBS, Verb
 from .forms import ReasonForm

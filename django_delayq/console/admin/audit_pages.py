@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 
 from ...models import Message
 from ..models import AuditEvent, Operation
-from ..statements.timeout import TooSlow, statement_timeout
+from ..statements import TooSlow, statement_timeout
 from . import action_table
 from .explanation import moment
 from .page import Page, admin_url

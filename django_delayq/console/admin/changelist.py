@@ -16,9 +16,9 @@ from ... import transitions
 from ...inspector.numbers import Capped
 from ...models import Message
 from ..search import listing
-from ..search.listing import Counts, Listing
+from ..search.listing import Listing, StateCounts
 from ..search.payloads import StoredSize, small
-from ..statements.timeout import TooSlow
+from ..statements import TooSlow
 from . import search_box
 from .paginator import CAP, CappedCount, KnownPaginator
 
@@ -42,7 +42,7 @@ class MessageList(ChangeList):
     """One page of a search. What is asked for is in ``asked``; ``too_slow`` when no index has it."""
 
     asked: search_box.Asked
-    counts: Counts | None
+    counts: StateCounts | None
     too_slow: bool
     # Django's own, by names it does not declare.
     filter_specs: list[Any]
@@ -97,7 +97,7 @@ class MessageList(ChangeList):
         if self.too_slow:
             return CappedCount(offset + page)
         counted = self.tab_count(self.asked.tab)
-        if counted is None or (counted.more and counted.count < listing.CAP):
+        if counted is None or (counted.more and counted.count < listing.COUNT_CAP):
             try:
                 counted = found.count()
             except TooSlow:

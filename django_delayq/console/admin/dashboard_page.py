@@ -20,9 +20,9 @@ from ...durations import brief
 from ...inspector.numbers import Capped
 from ...inspector.snapshot import overdue_cutoff
 from ...inspector.workers import WorkerState
-from ..models import Dashboard
-from ..statistics.throughput import OUTCOMES, Series, Tally
-from ..statistics.upcoming import WINDOWS, Bar, Upcoming
+from ..models import Dashboard, Rollup
+from ..statistics.throughput import RollupSum, Throughput
+from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
 from . import banners, charts, page_data
 from .charts import Column
 from .page import Page, page_url
@@ -125,7 +125,7 @@ class _Links:
 
 def _window(request: HttpRequest, name: str) -> str:
     given = request.GET.get(name, "")
-    return given if given in WINDOWS else "hour"
+    return given if given in COMING_WINDOWS else "hour"
 
 
 def _choices(request: HttpRequest, name: str, chosen: str, labels: dict[str, Any]) -> list[Choice]:
@@ -137,7 +137,7 @@ def _choices(request: HttpRequest, name: str, chosen: str, labels: dict[str, Any
     return found
 
 
-def _tiles(known: Facts, past: Panel[dict[str, Series]], page: _Links) -> list[Tile]:
+def _tiles(known: Facts, past: Panel[dict[str, Throughput]], page: _Links) -> list[Tile]:
     tiles = []
     pulse = known.pulse.facts
     if pulse is not None:
@@ -230,11 +230,11 @@ def _peak(coming: Upcoming) -> str:
 # --- what was ---------------------------------------------------------------------------------------------------------
 
 
-def _throughput(past: Series) -> SafeString:
+def _throughput(past: Throughput) -> SafeString:
     names = [_("consumed"), _("retried"), _("dead"), _("expired")]
 
-    def column(tally: Tally) -> tuple[list[float | None], str]:
-        numbers = tally.counts[: len(OUTCOMES)]
+    def column(tally: RollupSum) -> tuple[list[float | None], str]:
+        numbers = tally.counts[: len(Rollup.OUTCOMES)]
         said = ", ".join(f"{number:,} {name}" for number, name in zip(numbers, names, strict=True) if number)
         return list(numbers), said or _("nothing")
 
@@ -256,8 +256,8 @@ def _throughput(past: Series) -> SafeString:
     )
 
 
-def _lateness(past: Series) -> SafeString:
-    def column(tally: Tally) -> tuple[list[float | None], str]:
+def _lateness(past: Throughput) -> SafeString:
+    def column(tally: RollupSum) -> tuple[list[float | None], str]:
         p50, p95 = tally.lateness(50), tally.lateness(95)
         said = _("half %(p50)s, 95 %% %(p95)s") % {"p50": charts.span(p50), "p95": charts.span(p95)}
         return [p50, p95], _("no delivery") if p50 is None else said
@@ -267,7 +267,7 @@ def _lateness(past: Series) -> SafeString:
     return charts.lines("dq-lateness", title, _late(past.sum), series, _steps(past, column), width=charts.NARROW)
 
 
-def _steps(past: Series, column: Callable[[Tally], tuple[list[float | None], str]]) -> list[Column]:
+def _steps(past: Throughput, column: Callable[[RollupSum], tuple[list[float | None], str]]) -> list[Column]:
     columns = []
     for place, tally in enumerate(past.steps):
         start = timezone.localtime(past.start + place * past.step)
@@ -278,7 +278,7 @@ def _steps(past: Series, column: Callable[[Tally], tuple[list[float | None], str
     return columns
 
 
-def _late(tally: Tally) -> str:
+def _late(tally: RollupSum) -> str:
     p50, p95 = tally.lateness(50), tally.lateness(95)
     if p50 is None:
         return _("No message was delivered in this time.")
@@ -288,7 +288,7 @@ def _late(tally: Tally) -> str:
     }
 
 
-def _lateness_now(hour: Series, known: Facts) -> str:
+def _lateness_now(hour: Throughput, known: Facts) -> str:
     pulse = known.pulse.facts
     oldest = pulse.oldest_overdue if pulse else None
     if pulse is None or oldest is None:
@@ -300,7 +300,7 @@ def _lateness_now(hour: Series, known: Facts) -> str:
 # --- queues, workers, servers -----------------------------------------------------------------------------------------
 
 
-def _queues(known: Facts, past: Panel[dict[str, Series]], page: _Links) -> list[QueueRow]:
+def _queues(known: Facts, past: Panel[dict[str, Throughput]], page: _Links) -> list[QueueRow]:
     pulse = known.pulse.facts
     if pulse is None:
         return []
@@ -308,7 +308,7 @@ def _queues(known: Facts, past: Panel[dict[str, Series]], page: _Links) -> list[
     hour = past.facts["hour"].queues if past.facts else None
     rows = []
     for name, queue in first[:_QUEUES]:
-        tally = None if hour is None else hour.get(name, Tally())
+        tally = None if hour is None else hour.get(name, RollupSum())
         p95 = None if tally is None else tally.lateness(95)
         rows.append(
             QueueRow(
@@ -367,4 +367,4 @@ def _database(known: Facts) -> list[tuple[str, str]]:
         state = known.pending.problem
     else:
         state = _("pending: %(names)s") % {"names": ", ".join(names)} if names else _("all applied")
-    return [(_("Database"), f"{known.using}: {connections[known.using].vendor}"), (_("Migrations"), state)]
+    return [(_("Database"), f"{known.using}: {connections[known.using].display_name}"), (_("Migrations"), state)]

@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from ...models import Message
 from ..models import DeadLetter
-from ..statements.timeout import TooSlow
-from ..statistics.failures import CAP, Group, dead
+from ..statements import TooSlow
+from ..statistics.failures import DEAD_CAP, DeadGroup, group_dead
 from . import action_table, search_box
 from .action_table import PURGE, REQUEUE, Verb
 from .explanation import moment, span
@@ -33,7 +33,7 @@ SHOWN = 50
 class Shown:
     """A group, ready to be shown."""
 
-    group: Group
+    group: DeadGroup
     list: str
     sample: str
     first: str
@@ -52,7 +52,7 @@ class DeadLetterAdmin(Page, _ModelAdmin):
             if steer is not None and action_table.may_bulk(request) and self._may(request, verb)
         ]
         try:
-            found = dead(Message.objects.using(self.get_queryset(request).db))
+            found = group_dead(Message.objects.using(self.get_queryset(request).db))
         except TooSlow:
             return {"too_slow": True}
         return {
@@ -61,14 +61,14 @@ class DeadLetterAdmin(Page, _ModelAdmin):
             "more_topics": max(0, len(found.topics) - SHOWN),
             "more_errors": max(0, len(found.errors) - SHOWN),
             "count": found.count,
-            "cap": CAP if found.capped else None,
+            "cap": DEAD_CAP if found.capped else None,
             "offered": offered,
         }
 
     def _may(self, request: HttpRequest, verb: Verb) -> bool:
         return verb.allowed(request) and self.has_view_permission(request)
 
-    def _show(self, group: Group) -> Shown:
+    def _show(self, group: DeadGroup) -> Shown:
         query = urlencode({search_box.TAB_VAR: "all", SEARCH_VAR: group.search})
         return Shown(
             group,

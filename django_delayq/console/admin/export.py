@@ -28,7 +28,7 @@ from ... import actors
 from ...models import Message
 from .. import audit
 from ..search.listing import Listing
-from ..statements.timeout import TooSlow
+from ..statements import TooSlow
 from . import payload, search_box
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from ...models import Message
 from .. import operations
 from ..models import Health, Operation
 from ..operations.comparison import Found, found_by
+from ..statements import statements
 from . import page_data, panels
 from .explanation import moment, span
 from .page import Page, admin_url
@@ -53,7 +54,7 @@ class Fact:
 class Server:
     """What the database knows of the table of messages."""
 
-    vendor: str
+    name: str
     rows: int | None
     dead: int | None
     vacuumed: str
@@ -223,23 +224,16 @@ def _policy(policy: str | None) -> Fact:
 
 
 def _server(using: str) -> Server:
-    vendor = connections[using].vendor
-    if vendor != "postgresql":
-        return Server(vendor, None, None, "")
-    with connections[using].cursor() as cursor:
-        cursor.execute(
-            "SELECT n_dead_tup, greatest(last_vacuum, last_autovacuum) FROM pg_stat_user_tables"
-            " WHERE relid = 'delayq_message'::regclass"
-        )
-        dead, vacuumed = cursor.fetchone() or (None, None)
-    return Server(vendor, stats.estimate(using), dead, "" if vacuumed is None else moment(vacuumed, "seconds"))
+    vacuum = statements(using).vacuum()
+    vacuumed = "" if vacuum.at is None else moment(vacuum.at, "seconds")
+    return Server(connections[using].display_name, stats.estimate(using), vacuum.dead_rows, vacuumed)
 
 
 def _database(known: Facts, panel: Panel[Server]) -> list[Fact]:
     server = panel.facts
     if server is None:
         return [Fact(_("State"), "?", "critical")]
-    found = [Fact(_("State"), _("answers, %(vendor)s") % {"vendor": server.vendor}, "ok")]
+    found = [Fact(_("State"), _("answers, %(vendor)s") % {"vendor": server.name}, "ok")]
     if server.rows is not None:
         found.append(Fact(_("Messages"), _("about %(number)s") % {"number": f"{server.rows:,}"}))
     if server.dead is not None:

@@ -197,12 +197,12 @@ class MessagePage(_Base):
 
     def _related(self, message: Message) -> list[tuple[str, str]]:
         """Labels and addresses of lists with what this message has to do with."""
-        texts = [(_("same topic"), searches.term("topic", message.topic))]
+        texts = [(_("same topic"), searches.term_text("topic", message.topic))]
         if message.key is not None:
-            texts.insert(0, (_("same key"), searches.term("key", message.key)))
+            texts.insert(0, (_("same key"), searches.term_text("key", message.key)))
         if message.error:
-            texts.append((_("same error"), searches.term("error", message.error)))
-        texts.append((_("same queue"), searches.term("queue", message.queue)))
+            texts.append((_("same error"), searches.term_text("error", message.error)))
+        texts.append((_("same queue"), searches.term_text("queue", message.queue)))
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
         url = reverse(name, current_app=self.admin_site.name)
         return [(label, f"{url}?{_query(text)}") for label, text in texts]

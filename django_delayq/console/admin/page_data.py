@@ -15,7 +15,7 @@ from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
 from ...inspector.workers import WorkerList
 from ..statistics import throughput, upcoming
-from ..statistics.throughput import Series
+from ..statistics.throughput import Throughput
 from ..statistics.upcoming import Upcoming
 from . import panels
 from .panels import Panel
@@ -74,18 +74,18 @@ def coming(facts: Facts, window: str) -> Panel[Upcoming]:
 
     def look() -> Upcoming:
         known = facts.pulse.facts
-        return upcoming.look(
+        return upcoming.count_upcoming(
             facts.using, window, list(known.queues) if known else restore.queues(facts.using), facts.at
         )
 
     return panels.load(("upcoming", facts.using, window, _zone()), FRESH, facts.using, look)
 
 
-def past(facts: Facts, window: str) -> Panel[dict[str, Series]]:
+def past(facts: Facts, window: str) -> Panel[dict[str, Throughput]]:
     """What was delivered: in this window, and in those that the tiles and the queues show."""
     key = ("past", facts.using, window, _zone())
     windows = ("hour", "day", window)
-    return panels.load(key, ROLLUPS, facts.using, lambda: throughput.series(facts.using, facts.at, windows))
+    return panels.load(key, ROLLUPS, facts.using, lambda: throughput.read_throughput(facts.using, facts.at, windows))
 
 
 def is_empty(facts: Facts) -> bool:

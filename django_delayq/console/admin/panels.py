@@ -15,7 +15,7 @@ from django.db import DatabaseError, InterfaceError
 from django.utils.translation import gettext as _
 
 from ...exceptions import BrokerUnavailable
-from ..statements.timeout import TooSlow, statement_timeout
+from ..statements import TooSlow, statement_timeout
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from ...models import Message
 from ...states import State
 from ..operations import Scope
 from ..search import language
-from ..search.listing import CAP
-from ..statements.timeout import TooSlow, statement_timeout
+from ..search.listing import COUNT_CAP
+from ..statements import TooSlow, statement_timeout
 from . import action_table
 from .action_table import Verb
 
@@ -129,17 +129,17 @@ def _of_search(rows: QuerySet[Message], verb: Verb, scope: Scope) -> Preview:
 
 
 def _states(scope: Scope) -> frozenset[State]:
-    return language.ALL if scope.search is None else language.parse(scope.search, now=timezone.now()).states
+    return language.ALL_STATES if scope.search is None else language.parse(scope.search, now=timezone.now()).states
 
 
 def _count(rows: QuerySet[Message], scope: Scope, state: State, changes: bool) -> Capped | None:
     matching = rows.filter(scope.condition() & language.of_states(frozenset({state})))
     try:
         with statement_timeout(rows.db, PATIENCE if changes else PATIENCE_FOR_THE_REST):
-            count = matching.order_by().values("pk")[: CAP + 1].count()
+            count = matching.order_by().values("pk")[: COUNT_CAP + 1].count()
     except TooSlow:
         return None
-    return Capped(min(count, CAP), count > CAP)
+    return Capped(min(count, COUNT_CAP), count > COUNT_CAP)
 
 
 def _sum(counts: Iterable[Capped | None]) -> Capped | None:
@@ -147,8 +147,8 @@ def _sum(counts: Iterable[Capped | None]) -> Capped | None:
     given = list(counts)
     known = [each for each in given if each is not None]
     total = sum(each.count for each in known)
-    more = total > CAP or any(each.more for each in known)
-    return None if len(known) < len(given) and not more else Capped(min(total, CAP), more)
+    more = total > COUNT_CAP or any(each.more for each in known)
+    return None if len(known) < len(given) and not more else Capped(min(total, COUNT_CAP), more)
 
 
 def _forecast(verb: Verb, state: State, count: Capped | None) -> Forecast:

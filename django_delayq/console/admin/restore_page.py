@@ -26,7 +26,7 @@ from ...sql.moves import writing
 from .. import audit, operations
 from ..models import Operation
 from ..operations.restores import RestoreWork, arguments_of, scope_of
-from ..statements.timeout import TooSlow, statement_timeout
+from ..statements import TooSlow, statement_timeout
 from . import page
 from .explanation import span
 from .forms import DelayField, ReasonForm

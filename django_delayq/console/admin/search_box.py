@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ... import transitions
 from ...states import LIVE, State
-from ..search.language import ALL, Search, parse
+from ..search.language import ALL_STATES, Search, parse
 from . import payload
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Tab:
 
 TABS = (
     Tab("live", _("Live"), "is:live", LIVE, _("Nothing is scheduled or running.")),
-    Tab("all", _("All"), "", ALL, _("There are no messages yet.")),
+    Tab("all", _("All"), "", ALL_STATES, _("There are no messages yet.")),
     Tab("scheduled", _("Scheduled"), "state:scheduled", frozenset({State.SCHEDULED}), _("Nothing is scheduled.")),
     Tab("overdue", _("Overdue"), "is:overdue", frozenset({State.SCHEDULED}), _("Nothing is overdue.")),
     Tab("running", _("Running"), "state:running", frozenset({State.RUNNING}), _("Nothing is running.")),
@@ -87,11 +87,11 @@ def of(request: HttpRequest, given: Mapping[str, str], using: str) -> Asked:
     """The search that ``given`` (the query string, or the fields of a form) names."""
     now = transitions.now(using)
     box = parse(given.get(SEARCH_VAR, ""), now=now).resolved(using)
-    secret = sorted(name for name in box.names if payload.is_secret(name))
+    secret = sorted(name for name in box.payload_names if payload.is_secret(name))
     if secret and not request.user.has_perm("django_delayq.reveal_message"):
         text = gettext("What stands under %(names)s is masked, so you may not search for it.")
         box = replace(box, problems=(*box.problems, text % {"names": ", ".join(secret)}))
     # A search that says where to look is not narrowed to what is live.
-    default = "all" if box.few or box.states != ALL else "live"
+    default = "all" if box.selective or box.states != ALL_STATES else "live"
     tab = _BY_NAME.get(given.get(TAB_VAR, ""), _BY_NAME[default])
     return Asked(tab, box, parse(tab.text, now=now) & box)

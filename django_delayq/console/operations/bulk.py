@@ -19,7 +19,7 @@ from ...transitions import Answer
 from ..models import Operation
 from ..search import language
 from ..search.language import Search
-from ..statements.timeout import TooSlow, statement_timeout
+from ..statements import TooSlow, statement_timeout
 from .work import BATCH, Step, Work, register
 
 # Ids that one step looks through at most, so that a search which finds little takes no longer than one that finds much.

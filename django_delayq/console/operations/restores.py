@@ -19,7 +19,7 @@ from ...extensions import RestoreObserver, RestoreStart
 from ...outcomes import storable
 from ...restore import Overdue, Restore, Selection, Tally
 from ..models import Operation
-from ..statements.timeout import TooSlow, statement_timeout
+from ..statements import TooSlow, statement_timeout
 from .lifecycle import LEASE
 from .work import Step, Work, register
 

@@ -1,7 +1,7 @@
 """The search for messages: one line of text, parsed once, the same in the admin, in exports and in operations.
 
-``topic:mail.* due:<1h attempts:>3`` – all terms must hold. It knows no request, and never fails: what it does not
-understand stands in ``problems``, and then no message matches.
+In ``topic:mail.* due:<1h attempts:>3`` all terms must hold. The parser knows no request and never raises: terms that it
+does not understand become ``problems``, and a search with problems matches no message.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from django.utils.translation import gettext as _
 from ... import conf
 from ...models import Message
 from ...states import FINAL, LIVE, State
+from ..statements.values import Scalar
 from . import periods
-from .payloads import PayloadHas, Scalar
+from .payloads import PayloadHas
 
-LONGEST = 10_000
-MOST_IDS = 1000
-MOST_TERMS = 30
+MAX_LENGTH = 10_000
+MAX_IDS = 1000
+MAX_TERMS = 30
 
-ALL = frozenset(State)
+ALL_STATES = frozenset(State)
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -40,48 +41,48 @@ _LOOKUPS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte", "": "exact", "=": "e
 
 
 class _Problem(ValueError):
-    """What is wrong with a term, in words."""
+    """A term cannot be read; the text says why, for the person who wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What stands behind the colon; in quotes it has no wildcards."""
+    """The text after the colon. A quoted value has no wildcards."""
 
     text: str
     quoted: bool = False
 
     @property
     def prefix(self) -> str | None:
-        """What it must begin with, for ``mail.*``."""
+        """The text that a match begins with, for values such as ``mail.*``; None for an exact value."""
         return self.text[:-1] if not self.quoted and self.text.endswith("*") and len(self.text) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition. ``frozen`` means the same at any moment and in any time zone."""
+    """One condition. ``described`` says it in words; ``frozen`` is its text with absolute times."""
 
     condition: Q
     described: str
     frozen: str
     # The states that can match.
-    states: frozenset[State] = ALL
-    # It names few enough rows to look at all of them.
-    few: bool = False
-    # The only queue that can match.
+    states: frozenset[State] = ALL_STATES
+    # True when the term names so few rows that all of them can be read.
+    selective: bool = False
+    # The only queue that can match; None: any.
     queue: str | None = None
-    # The names it looks under in the payload.
-    names: tuple[str, ...] = ()
-    # The column that it limits, for indexes that begin with it.
-    along: str = ""
-    # A partial index holds all that can match.
-    narrow: bool = False
-    # What was given without a name: a key or a topic.
-    bare: str | None = None
+    # The names of the path that it reads in payloads.
+    payload_names: tuple[str, ...] = ()
+    # The column that the term limits to a range, for indexes that begin with it.
+    range_column: str = ""
+    # True when a partial index holds all rows that can match.
+    has_partial_index: bool = False
+    # A value that was given without a name, so that it may be a key or a topic.
+    key_or_topic: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was asked for."""
+    """A parsed search: its terms, and the problems of the terms that could not be read."""
 
     text: str
     terms: tuple[Term, ...] = ()
@@ -90,17 +91,17 @@ class Search:
     @property
     def states(self) -> frozenset[State]:
         """The states that can match."""
-        return reduce(frozenset.__and__, (term.states for term in self.terms), ALL)
+        return reduce(frozenset.__and__, (term.states for term in self.terms), ALL_STATES)
 
     @property
-    def few(self) -> bool:
-        """Whether an id, a key or an error says which messages they are."""
-        return any(term.few for term in self.terms)
+    def selective(self) -> bool:
+        """True when an id, a key or an error narrows the search down to few rows."""
+        return any(term.selective for term in self.terms)
 
     @property
-    def narrow(self) -> bool:
-        """Whether a partial index holds all that can match, though it may be many."""
-        return any(term.narrow for term in self.terms)
+    def has_partial_index(self) -> bool:
+        """True when a partial index holds all rows that can match, though they may be many."""
+        return any(term.has_partial_index for term in self.terms)
 
     @property
     def queue(self) -> str | None:
@@ -108,13 +109,13 @@ class Search:
         return next((term.queue for term in self.terms if term.queue is not None), None)
 
     @property
-    def names(self) -> frozenset[str]:
-        """The names it looks under in payloads."""
-        return frozenset(name for term in self.terms for name in term.names)
+    def payload_names(self) -> frozenset[str]:
+        """The names that the search reads in payloads."""
+        return frozenset(name for term in self.terms for name in term.payload_names)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Soonest first for what is live, last finished first for what is finished, else newest first."""
+        """The order: live messages soonest first, finished ones last finished first, a mixture newest first."""
         if self.states <= LIVE:
             return ("due_at", "id")
         return ("-finished_at", "-id") if self.states <= FINAL else ("-id",)
@@ -126,7 +127,7 @@ class Search:
 
     @property
     def frozen(self) -> str:
-        """A text that finds the same at any moment and in any time zone: times are absolute in it."""
+        """The text of the search with absolute times, so that it means the same at any moment and in any time zone."""
         return " ".join(term.frozen for term in self.terms)
 
     def __and__(self, other: Search) -> Search:
@@ -134,21 +135,21 @@ class Search:
         return Search(text, self.terms + other.terms, self.problems + other.problems)
 
     def condition(self) -> Q:
-        """What a message must fulfil."""
+        """Return the condition that messages must fulfil; a search with problems matches none."""
         if self.problems:
             return NOTHING
         return self.filters() & of_states(self.states)
 
     def filters(self) -> Q:
-        """The same without the states."""
+        """Return the condition without the states."""
         return reduce(Q.__and__, (term.condition for term in self.terms), Q())
 
     def resolved(self, using: str) -> Search:
-        """The same, where what could be a key or a topic is the one that it is: no index has "or"."""
+        """Return the search with each "key or topic" replaced by the one that it is, since no index answers an "or"."""
         return replace(self, terms=tuple(_resolved(term, using) for term in self.terms))
 
     def rows(self, using: str) -> QuerySet[Message]:
-        """The messages, in no order."""
+        """Return the messages, in no order."""
         return Message.objects.using(using).filter(self.condition())
 
 
@@ -156,8 +157,8 @@ NOTHING = Q(pk__in=[])
 
 
 def of_states(states: frozenset[State]) -> Q:
-    """The states in the words that the partial indexes know."""
-    if states >= ALL:
+    """Return a condition on the states in the words that the partial indexes know."""
+    if states >= ALL_STATES:
         return Q()
     if not states:
         return NOTHING
@@ -170,17 +171,17 @@ def of_states(states: frozenset[State]) -> Q:
 
 
 def parse(text: str, *, now: datetime) -> Search:
-    """Read a search. ``now`` is what ``due:<1h`` and ``is:overdue`` count from."""
+    """Read a search. Times such as ``due:<1h`` and ``is:overdue`` count from ``now``."""
     text = text.strip()
-    if len(text) > LONGEST:
+    if len(text) > MAX_LENGTH:
         return Search(text, (), (_("The search is too long."),))
     if not text.isprintable() and any(not c.isprintable() and not c.isspace() for c in text):
         return Search(text, (), (_("The search has characters that no message can have."),))
     tokens, rest = _TOKEN.findall(text), _TOKEN.sub("", text)
     if '"' in rest:
         return Search(text, (), (_("A quotation mark is not closed."),))
-    if len(tokens) > MOST_TERMS:
-        return Search(text, (), (_("More than %(most)d terms.") % {"most": MOST_TERMS},))
+    if len(tokens) > MAX_TERMS:
+        return Search(text, (), (_("More than %(most)d terms.") % {"most": MAX_TERMS},))
     terms: list[Term] = []
     problems: list[str] = []
     for token in tokens:
@@ -191,18 +192,18 @@ def parse(text: str, *, now: datetime) -> Search:
     return Search(text, tuple(terms), tuple(problems))
 
 
-def term(name: str, value: str) -> str:
-    """The text of a term that means exactly this value, for links."""
+def term_text(name: str, value: str) -> str:
+    """Return the text of a term that means exactly this value, for links."""
     return f"{name}:{_quote(value)}"
 
 
-def exact_error(kind: str) -> str:
-    """The text of a term for the messages whose last error is of exactly this kind."""
+def exact_error_text(kind: str) -> str:
+    """Return the text of a term for the messages whose last error is of exactly this kind."""
     return f"error:={_quote(kind)}"
 
 
 def _quote(text: str) -> str:
-    # Digits alone would be an id.
+    # Digits without quotes would be read as an id.
     if _PLAIN.fullmatch(text) and not text.isdigit():
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -226,7 +227,7 @@ def _term(token: str, now: datetime) -> Term:
 
 
 def _split(token: str) -> tuple[str, str, str]:
-    """At the first colon outside of quotation marks."""
+    """Split a token at the first colon outside of quotation marks: name, colon and value."""
     hidden = _QUOTED.sub(lambda match: "_" * len(match[0]), token)
     place = hidden.find(":")
     return (token[:place], ":", token[place + 1 :]) if place > 0 else (token, "", "")
@@ -243,25 +244,25 @@ def _of_text(field: str, label: str, value: Value) -> tuple[Q, str, str]:
     if value.prefix is not None:
         described = _("%(field)s begins with “%(text)s”") % {"field": label, "text": value.prefix}
         # The wildcard stays outside of the quotation marks.
-        return Q(**{f"{field}__startswith": value.prefix}), described, f"{term(field, value.prefix)}*"
+        return Q(**{f"{field}__startswith": value.prefix}), described, f"{term_text(field, value.prefix)}*"
     described = _("%(field)s is “%(text)s”") % {"field": label, "text": value.text}
-    return Q(**{field: value.text}), described, term(field, value.text)
+    return Q(**{field: value.text}), described, term_text(field, value.text)
 
 
 def _id(name: str, value: Value, now: datetime) -> Term:
     parts = value.text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) <= 19 and int(part) < 2**63 for part in parts):
         raise _Problem(_("not an id. Write id:12345 or id:1,2,3."))
-    if len(parts) > MOST_IDS:
-        raise _Problem(_("more than %(most)d ids.") % {"most": MOST_IDS})
+    if len(parts) > MAX_IDS:
+        raise _Problem(_("more than %(most)d ids.") % {"most": MAX_IDS})
     ids = sorted({int(part) for part in parts})
     written = ",".join(map(str, ids))
     condition = Q(pk=ids[0]) if len(ids) == 1 else Q(pk__in=ids)
-    return Term(condition, _("id %(ids)s") % {"ids": written.replace(",", ", ")}, f"id:{written}", few=True)
+    return Term(condition, _("id %(ids)s") % {"ids": written.replace(",", ", ")}, f"id:{written}", selective=True)
 
 
 def _key(name: str, value: Value, now: datetime) -> Term:
-    return Term(*_of_text("key", _("key"), value), few=value.prefix is None)
+    return Term(*_of_text("key", _("key"), value), selective=value.prefix is None)
 
 
 def _topic(name: str, value: Value, now: datetime) -> Term:
@@ -275,7 +276,7 @@ def _queue(name: str, value: Value, now: datetime) -> Term:
 def _worker(name: str, value: Value, now: datetime) -> Term:
     prefix = value.text if value.prefix is None else value.prefix
     described = _("running on a worker whose name begins with “%(text)s”") % {"text": prefix}
-    return Term(Q(worker__startswith=prefix), described, term("worker", prefix), frozenset({State.RUNNING}))
+    return Term(Q(worker__startswith=prefix), described, term_text("worker", prefix), frozenset({State.RUNNING}))
 
 
 def _state(name: str, value: Value, now: datetime) -> Term:
@@ -298,7 +299,7 @@ def _is(name: str, value: Value, now: datetime) -> Term:
         case "overdue":
             late = now - timedelta(seconds=conf.get().OVERDUE_AFTER)
             frozen = f"state:{State.SCHEDULED} due:{periods.Period(end=late).frozen()}"
-            return Term(Q(due_at__lt=late), _("overdue"), frozen, frozenset({State.SCHEDULED}), along="due_at")
+            return Term(Q(due_at__lt=late), _("overdue"), frozen, frozenset({State.SCHEDULED}), range_column="due_at")
     raise _Problem(_("unknown. Write is:overdue, is:live, is:finished or is:retrying."))
 
 
@@ -318,8 +319,8 @@ def _time(name: str, value: Value, now: datetime) -> Term:
     if period.end is not None:
         condition &= Q(**{f"{field}__lt": period.end})
     label = {"due": _("due"), "created": _("created"), "finished": _("finished")}[name]
-    states = FINAL if name == "finished" else ALL
-    return Term(condition, f"{label} {period.described()}", f"{name}:{period.frozen()}", states, along=field)
+    states = FINAL if name == "finished" else ALL_STATES
+    return Term(condition, f"{label} {period.described()}", f"{name}:{period.frozen()}", states, range_column=field)
 
 
 def _attempts(name: str, value: Value, now: datetime) -> Term:
@@ -335,11 +336,11 @@ def _error(name: str, value: Value, now: datetime) -> Term:
     if not value.quoted and value.text.startswith("="):
         kind = value.text[1:]
         condition = Q(error=kind) & ~Q(error="") if kind else Q(error="")
-        return Term(condition, _("error is “%(text)s”") % {"text": kind}, exact_error(kind))
-    # Said again for the sake of the index on what failed.
+        return Term(condition, _("error is “%(text)s”") % {"text": kind}, exact_error_text(kind))
+    # The empty error is excluded in the words of the partial index on failed messages, so that it can be used.
     condition = ~Q(error="") & Q(error__icontains=value.text)
     described = _("error contains “%(text)s”") % {"text": value.text}
-    return Term(condition, described, term("error", value.text), few=True, narrow=True)
+    return Term(condition, described, term_text("error", value.text), selective=True, has_partial_index=True)
 
 
 def _payload(name: str, rest: str) -> Term:
@@ -350,13 +351,13 @@ def _payload(name: str, rest: str) -> Term:
     if not value.text and not value.quoted:
         raise _Problem(_("nothing stands behind the colon."))
     condition = reduce(or_, (Q(PayloadHas(path, each)) for each in _scalars(value)))
-    # In words it goes into the audit and onto pages, where a value of a payload has no place.
+    # The description is written to the audit and shown on pages, where values of payloads must not appear.
     described = _("payload %(path)s is a given value") % {"path": ".".join(path)}
-    return Term(condition, described, f"{name}:{rest}", names=path)
+    return Term(condition, described, f"{name}:{rest}", payload_names=path)
 
 
 def _scalars(value: Value) -> list[Scalar]:
-    """As text, and as the number or the constant that it could be too."""
+    """Return the value as text, and also as the number or the constant that it may be."""
     if value.quoted:
         return [value.text]
     constants: dict[str, Scalar] = {"true": True, "false": False, "null": None}
@@ -374,15 +375,17 @@ def _bare(value: Value) -> Term:
         return Term(*_of_text("topic", _("topic"), value))
     condition = Q(key=value.text) | Q(topic=value.text)
     described = _("key or topic is “%(text)s”") % {"text": value.text}
-    return Term(condition, described, _quote(value.text), bare=value.text)
+    return Term(condition, described, _quote(value.text), key_or_topic=value.text)
 
 
 def _resolved(term: Term, using: str) -> Term:
-    if term.bare is None:
+    if term.key_or_topic is None:
         return term
-    is_key = Message.objects.using(using).filter(key=term.bare).exists()
-    value = Value(term.bare, quoted=True)
-    return Term(*_of_text("key", _("key"), value), few=True) if is_key else Term(*_of_text("topic", _("topic"), value))
+    is_key = Message.objects.using(using).filter(key=term.key_or_topic).exists()
+    value = Value(term.key_or_topic, quoted=True)
+    if is_key:
+        return Term(*_of_text("key", _("key"), value), selective=True)
+    return Term(*_of_text("topic", _("topic"), value))
 
 
 _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {

@@ -1,8 +1,8 @@
-"""A page of what a search finds, and how much there is of it, in times that do not grow with the table.
+"""Pages of what a search finds, and counts of it, in times that do not grow with the table.
 
-Rows are read along an index in the order they are shown in. The live ones of all queues have no index of their own:
-they are merged from the heads of the queues. Counts look at the first rows of each index only. Whatever has no index
-is ended by the database after a time: ``TooSlow``.
+Rows are read along an index, in the order in which they are shown. No index has the live messages of all queues in that
+order: they are merged from the heads of the queues. Counts read only the first rows of each index. The database stops
+statements that no index can answer, after a time: they raise ``TooSlow``.
 """
 
 from __future__ import annotations
@@ -23,67 +23,67 @@ from ... import conf, transitions
 from ...inspector.numbers import Capped
 from ...models import Message
 from ...states import FINAL, LIVE, REQUEUEABLE, State
-from ..statements.timeout import TooSlow, statement_timeout
+from ..statements import TooSlow, statement_timeout
 from .language import Search, of_states
 
-# Rows that are counted at most.
-CAP = 10_000
-# Rows of each index that are looked at for the numbers beside a page: each may cost a read of the table.
-LOOK = 2_000
-# Rows of each index that are looked at in place of all of them, when that would take too long.
-NEAREST = 5_000
-# How long the database may think about the rows of a page, and about the numbers beside it. Milliseconds.
-PATIENCE = 500
-PATIENCE_FOR_COUNTS = 150
+# Messages that are counted at most.
+COUNT_CAP = 10_000
+# Rows that are read of each index for the counts beside a page: each may cost a read of the table.
+INDEX_COUNT_CAP = 2_000
+# Rows that are searched of each index when to search all of them would take too long.
+NEAREST_ROWS = 5_000
+# Statement timeouts for the rows of a page, and for the counts beside it.
+PAGE_TIMEOUT_MS = 500
+COUNTS_TIMEOUT_MS = 150
 
 _SOONEST = ("due_at", "id")
 _LAST = ("-finished_at", "-id")
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """Rows in the order of an index."""
+class IndexPart:
+    """Rows that one index, or one part of it, has in order."""
 
     rows: QuerySet[Message]
     order: tuple[str, ...]
-    # What is looked for among them, and whether there are rows of other states too.
+    # The states that are searched among the rows; ``mixed`` when the rows have other states too.
     states: frozenset[State]
-    # The column whose limits the index knows too, and the queue that all of them are in.
-    along: str = ""
+    # The column whose range the index can limit too, and the queue that all rows are in.
+    range_column: str = ""
     queue: str = ""
     mixed: bool = False
 
     def limited(self, search: Search) -> tuple[QuerySet[Message], Q]:
-        """The rows within what the search says of the column, and what remains to be asked of each."""
-        known = [t for t in search.terms if self.along and t.along == self.along]
+        """Return the rows within the search's range of the column, and the condition that remains for each row."""
+        known = [t for t in search.terms if self.range_column and t.range_column == self.range_column]
         rest = [t.condition for t in search.terms if t not in known and not (self.queue and t.queue == self.queue)]
         rows = self.rows.filter(*(term.condition for term in known)).order_by(*self.order)
         return rows, reduce(Q.__and__, rest, Q())
 
 
-def _scheduled(rows: QuerySet[Message], search: Search) -> Iterator[Head]:
+def _scheduled(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
     queues = transitions.queues(rows.db) if search.queue is None else [search.queue]
     for queue in queues:
-        head = rows.filter(state=State.SCHEDULED, queue=queue)
-        yield Head(head, _SOONEST, frozenset({State.SCHEDULED}), "due_at", queue)
+        scheduled = rows.filter(state=State.SCHEDULED, queue=queue)
+        yield IndexPart(scheduled, _SOONEST, frozenset({State.SCHEDULED}), "due_at", queue)
 
 
-def _running(rows: QuerySet[Message]) -> Head:
-    return Head(rows.filter(state=State.RUNNING), _SOONEST, frozenset({State.RUNNING}))
+def _running(rows: QuerySet[Message]) -> IndexPart:
+    return IndexPart(rows.filter(state=State.RUNNING), _SOONEST, frozenset({State.RUNNING}))
 
 
-def _unconsumed(rows: QuerySet[Message], states: frozenset[State]) -> Iterator[Head]:
+def _unconsumed(rows: QuerySet[Message], states: frozenset[State]) -> Iterator[IndexPart]:
     for state in sorted(states):
         one = frozenset({state})
-        yield Head(rows.filter(of_states(one)), _LAST, one, "finished_at")
+        yield IndexPart(rows.filter(of_states(one)), _LAST, one, "finished_at")
 
 
-def _finished(rows: QuerySet[Message]) -> Head:
-    return Head(rows.filter(finished_at__isnull=False), _LAST, FINAL, "finished_at")
+def _finished(rows: QuerySet[Message]) -> IndexPart:
+    return IndexPart(rows.filter(finished_at__isnull=False), _LAST, FINAL, "finished_at")
 
 
 class Listing:
-    """The messages among ``rows`` (all that the reader may see) that a search finds."""
+    """The messages that a search finds among ``rows``, which are those that the reader may see."""
 
     def __init__(self, rows: QuerySet[Message], search: Search) -> None:
         self.using = rows.db
@@ -91,62 +91,62 @@ class Listing:
         self.search = search
 
     def ids(self, limit: int, offset: int = 0, *, milliseconds: int | None = None) -> list[int]:
-        """The ids of one page, in the search's order. Raises ``TooSlow``, by default after ``PATIENCE``."""
+        """Return the ids of one page, in the search's order. Raises ``TooSlow``; ``PAGE_TIMEOUT_MS`` is the default."""
         if self._is_empty():
             return []
-        with statement_timeout(self.using, milliseconds or PATIENCE):
+        with statement_timeout(self.using, milliseconds or PAGE_TIMEOUT_MS):
             return [row[-1] for row in self._ordered(self._branches(), offset + limit)[offset:]]
 
     def nearest(self, limit: int, offset: int = 0) -> list[int]:
-        """The same, but only among the first ``NEAREST`` rows of each index. Raises ``TooSlow``."""
+        """Return the ids of one page found among the first ``NEAREST_ROWS`` rows of each index. Raises ``TooSlow``."""
         if self._is_empty():
             return []
         branches = []
-        for head in self._heads():
-            rows, _rest = head.limited(self.search)
-            branches.append(self.rows.filter(self.search.condition(), pk__in=rows.values("pk")[:NEAREST]))
-        with statement_timeout(self.using, PATIENCE):
+        for part in self._parts():
+            rows, _rest = part.limited(self.search)
+            branches.append(self.rows.filter(self.search.condition(), pk__in=rows.values("pk")[:NEAREST_ROWS]))
+        with statement_timeout(self.using, PAGE_TIMEOUT_MS):
             return [row[-1] for row in self._ordered(branches, offset + limit)[offset:]]
 
     def count(self) -> Capped:
-        """How many there are, counted up to the cap. Raises ``TooSlow``, and soon: it is not worth a wait."""
+        """Count the messages up to the cap. Raises ``TooSlow`` after a short time: the number is not worth a wait."""
         if self._is_empty():
             return Capped(0)
-        with statement_timeout(self.using, PATIENCE_FOR_COUNTS // 2):
-            count = self._ordered(self._branches(), CAP + 1).count()
-        return Capped(min(count, CAP), count > CAP)
+        with statement_timeout(self.using, COUNTS_TIMEOUT_MS // 2):
+            count = self._ordered(self._branches(), COUNT_CAP + 1).count()
+        return Capped(min(count, COUNT_CAP), count > COUNT_CAP)
 
     def _is_empty(self) -> bool:
         return bool(self.search.problems) or not self.search.states
 
     def _branches(self) -> list[QuerySet[Message]]:
-        heads = self._heads()
-        if len(heads) == 1:
+        parts = self._parts()
+        if len(parts) == 1:
             return [self.rows.filter(self.search.condition())]
-        return [head.rows.filter(self.search.filters()) for head in heads]
+        return [part.rows.filter(self.search.filters()) for part in parts]
 
-    def _heads(self) -> list[Head]:
-        """All that can match, in parts that an index has in the right order."""
+    def _parts(self) -> list[IndexPart]:
+        """Return all rows that can match, in parts that an index has in the search's order."""
         search, rows = self.search, self.rows
-        if search.few:
-            return [Head(rows, search.order, frozenset(State))]
+        if search.selective:
+            return [IndexPart(rows, search.order, frozenset(State))]
         merges = connections[self.using].features.supports_slicing_ordering_in_compound
         if search.states <= REQUEUEABLE and (merges or len(search.states) == 1):
             return list(_unconsumed(rows, search.states))
         if search.states <= FINAL:
             return [_finished(rows)]
         if not search.states <= LIVE:
-            return [Head(rows, search.order, frozenset(State))]
+            return [IndexPart(rows, search.order, frozenset(State))]
         if not merges:
-            return [Head(rows.filter(of_states(search.states)), search.order, search.states)]
-        heads = list(_scheduled(rows, search)) if State.SCHEDULED in search.states else []
-        return [*heads, _running(rows)] if State.RUNNING in search.states or not heads else heads
+            return [IndexPart(rows.filter(of_states(search.states)), search.order, search.states)]
+        parts = list(_scheduled(rows, search)) if State.SCHEDULED in search.states else []
+        return [*parts, _running(rows)] if State.RUNNING in search.states or not parts else parts
 
     def _ordered(self, branches: list[QuerySet[Message]], most: int) -> QuerySet[Message, tuple[Any, ...]]:
-        """Order columns and id of the first rows."""
+        """Return the order columns, the id last, of the first rows of all branches."""
         order = self.search.order
         columns = [name.removeprefix("-") for name in order]
-        if self.search.narrow:
+        if self.search.has_partial_index:
             (only,) = branches
             return only.order_by(*_unindexed(order)).values_list(*columns)[:most]
         found = [branch.order_by(*order).values_list(*columns) for branch in branches]
@@ -157,64 +157,65 @@ class Listing:
 
 
 def _unindexed(order: tuple[str, ...]) -> list[OrderBy | str]:
-    """The same order in words that no index knows, so that the planner takes the one of the filter."""
+    """Return the same order in words that no index has, so that the planner takes the index of the filter."""
     first = order[0].removeprefix("-")
     return [OrderBy(Coalesce(first, first), descending=order[0].startswith("-")), *order[1:]]
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """How many of what a search finds, whatever its state, are in which state."""
+class StateCounts:
+    """The messages that a search finds in each state, whatever states it names."""
 
     states: dict[State, Capped]
     overdue: Capped
 
     def of(self, states: frozenset[State]) -> Capped:
+        """Return the number of messages in any of these states."""
         chosen = [self.states[state] for state in states]
         count = sum(each.count for each in chosen)
-        return Capped(min(count, CAP), count > CAP or any(each.more for each in chosen))
+        return Capped(min(count, COUNT_CAP), count > COUNT_CAP or any(each.more for each in chosen))
 
 
-def counts(rows: QuerySet[Message], search: Search, now: datetime) -> Counts | None:
-    """Count per state, without regard to the states that the search names. None: it would take too long.
+def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts | None:
+    """Count per state, without regard to the states that the search names. Return None when that takes too long.
 
-    Only the rows at the head of each index are looked at: ``more`` says that there are others behind them.
+    Only the first rows of each index are read: ``more`` says that there are others behind them.
     """
     if search.problems:
-        return Counts(dict.fromkeys(State, Capped(0)), Capped(0))
+        return StateCounts(dict.fromkeys(State, Capped(0)), Capped(0))
     try:
-        with statement_timeout(rows.db, PATIENCE_FOR_COUNTS):
+        with statement_timeout(rows.db, COUNTS_TIMEOUT_MS):
             return _count(rows.order_by(), search, now)
     except TooSlow:
         return None
 
 
-def _count(rows: QuerySet[Message], search: Search, now: datetime) -> Counts:
+def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
     late = now - timedelta(seconds=conf.get().OVERDUE_AFTER)
     found: Counter[State] = Counter()
     more: set[State] = set()
     overdue, more_overdue = 0, False
-    deadline = time.monotonic() + PATIENCE_FOR_COUNTS / 1000
-    for head in _counted(rows, search):
+    deadline = time.monotonic() + COUNTS_TIMEOUT_MS / 1000
+    for part in _counted(rows, search):
         if time.monotonic() > deadline:
             raise TooSlow
-        limited, rest = head.limited(search)
-        most = CAP if search.few else LOOK
-        tally = limited[: most + 1].aggregate(**_questions(head, rest, late))
-        found.update({state: tally[state.value] for state in head.states})
+        limited, rest = part.limited(search)
+        most = COUNT_CAP if search.selective else INDEX_COUNT_CAP
+        tally = limited[: most + 1].aggregate(**_aggregates(part, rest, late))
+        found.update({state: tally[state.value] for state in part.states})
         overdue += tally.get("overdue", 0)
-        more |= head.states if tally["looked"] > most else set()
-        more_overdue |= tally.get("looked_overdue", 0) > most
-    capped = {state: Capped(min(found[state], CAP), found[state] > CAP or state in more) for state in State}
-    return Counts(capped, Capped(min(overdue, CAP), overdue > CAP or more_overdue))
+        more |= part.states if tally["rows"] > most else set()
+        more_overdue |= tally.get("overdue_rows", 0) > most
+    capped = {state: Capped(min(found[state], COUNT_CAP), found[state] > COUNT_CAP or state in more) for state in State}
+    return StateCounts(capped, Capped(min(overdue, COUNT_CAP), overdue > COUNT_CAP or more_overdue))
 
 
-def _counted(rows: QuerySet[Message], search: Search) -> Iterator[Head]:
-    if search.few:
+def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
+    if search.selective:
         found = rows.filter(search.filters())
-        # Apart: only for the scheduled ones the due times are read, which no index of the others has.
-        yield Head(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
-        yield Head(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
+        # Scheduled rows apart: only their due times are read, and no index of the other states has due times.
+        yield IndexPart(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
+        yield IndexPart(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
         return
     yield from _scheduled(rows, search)
     yield _running(rows)
@@ -222,15 +223,15 @@ def _counted(rows: QuerySet[Message], search: Search) -> Iterator[Head]:
     yield replace(_finished(rows), states=frozenset({State.CONSUMED}), mixed=True)
 
 
-def _questions(head: Head, rest: Q, late: datetime) -> dict[str, Count]:
+def _aggregates(part: IndexPart, rest: Q, late: datetime) -> dict[str, Count]:
     def number(condition: Q) -> Count:
         return Count("pk", filter=condition) if condition else Count("pk")
 
-    mixed = head.mixed or len(head.states) > 1
-    asked = {state.value: number(rest & (Q(state=state) if mixed else Q())) for state in head.states}
-    asked["looked"] = number(Q())
-    if State.SCHEDULED in head.states:
+    mixed = part.mixed or len(part.states) > 1
+    aggregates = {state.value: number(rest & (Q(state=state) if mixed else Q())) for state in part.states}
+    aggregates["rows"] = number(Q())
+    if State.SCHEDULED in part.states:
         is_late = Q(due_at__lt=late) & (Q(state=State.SCHEDULED) if mixed else Q())
-        asked["overdue"] = number(rest & is_late)
-        asked["looked_overdue"] = number(is_late)
-    return asked
+        aggregates["overdue"] = number(rest & is_late)
+        aggregates["overdue_rows"] = number(is_late)
+    return aggregates

@@ -1,4 +1,4 @@
-"""Times as people write them in a search: "<1h", "2026-01-02..2026-01-03", "today"."""
+"""Periods as people write them in a search: "<1h", "2026-01-02..2026-01-03", "today"."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?")
 _SPAN = re.compile(r"([+-]?)([\d.]+(?:ms|[smhdw])(?:[\d.]+(?:ms|[smhdw]))*)", re.IGNORECASE)
 _MILLISECOND = timedelta(milliseconds=1)
-_TO_THE_MS = re.compile(r"\.\d{3}(?!\d)")
+_HAS_MILLISECONDS = re.compile(r"\.\d{3}(?!\d)")
 _INSTANT = timedelta(microseconds=1)
-_TURNED = str.maketrans("<>", "><")
+_MIRRORED = str.maketrans("<>", "><")
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 
-# Beyond these no message can be, and no arithmetic with time zones fails.
+# No message lies outside of these, and within them no arithmetic with time zones fails.
 _FIRST = datetime(1900, 1, 1, tzinfo=UTC)
 _LAST = datetime(2300, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """From ``start`` on, before ``end``; None: without a limit."""
+    """The time from ``start`` on and before ``end``; None means without a limit."""
 
     start: datetime | None = None
     end: datetime | None = None
 
     def described(self) -> str:
+        """Return the period in words."""
         if self.start is None:
             return _("before %(end)s") % {"end": shown(self.end)}
         if self.end is None:
@@ -40,21 +41,22 @@ class Period:
         return _("from %(start)s until before %(end)s") % {"start": shown(self.start), "end": shown(self.end)}
 
     def frozen(self) -> str:
-        """The same, at any moment and in any time zone."""
+        """Return the text of the period with absolute times."""
         return "..".join("" if at is None else at.astimezone(UTC).isoformat() for at in (self.start, self.end))
 
 
 def shown(at: datetime | None) -> str:
-    """A moment in the current time zone."""
+    """Return a moment in the current time zone, to the second."""
     if at is None:
         return ""
     return timezone.localtime(at).replace(tzinfo=None).isoformat(sep=" ", timespec="seconds")
 
 
 def parse(text: str, now: datetime, *, past: bool) -> Period | None:
-    """A period; None when it is not one. A span such as ``1h`` counts from now: ahead, or with ``past`` back.
+    """Read a period; return None when the text is not one.
 
-    ``<1h`` is all that is nearer to now than that, in its direction.
+    A span such as ``1h`` counts from ``now``: ahead, or back when ``past`` is True. ``<1h`` is the time that is nearer
+    to now than that, in its direction.
     """
     text = text.strip()
     if ".." in text:
@@ -69,7 +71,7 @@ def parse(text: str, now: datetime, *, past: bool) -> Period | None:
     if mark in ("", "="):
         return Period(start, beyond)
     if past and _SPAN.fullmatch(operand):
-        mark = mark.translate(_TURNED)
+        mark = mark.translate(_MIRRORED)
     if mark.startswith("<"):
         return Period(end=start if mark == "<" else beyond)
     return Period(start=start if mark == ">=" else beyond)
@@ -90,7 +92,7 @@ def _range(text: str, now: datetime, *, past: bool) -> Period | None:
 
 
 def _interval(text: str, now: datetime, *, past: bool) -> tuple[datetime, datetime] | None:
-    """A day or a millisecond, or a moment as an empty interval."""
+    """Return begin and end of a day or a millisecond; of a moment they are equal. None: the text is none of these."""
     try:
         found = _unchecked(text, now, past=past)
     except (ValueError, OverflowError):
@@ -106,8 +108,8 @@ def _unchecked(text: str, now: datetime, *, past: bool) -> tuple[datetime, datet
     if _MOMENT.fullmatch(text.upper()):
         at = datetime.fromisoformat(text.upper())
         at = timezone.make_aware(at) if at.tzinfo is None else at
-        # As times are shown here, cut to the millisecond: all that is shown so is meant.
-        return at, at + (_MILLISECOND if _TO_THE_MS.search(text) else timedelta(0))
+        # Pages show times cut to the millisecond: such a text means every moment that is shown like that.
+        return at, at + (_MILLISECOND if _HAS_MILLISECONDS.search(text) else timedelta(0))
     span = _SPAN.fullmatch(text)
     if span is None:
         return None

@@ -1,4 +1,4 @@
-"""What was given up, in groups: by topic, and by topic and kind of error."""
+"""Groups of dead messages: by topic, and by topic and kind of error."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ... import transitions
 from ...models import Message
 from ...states import State
 from ..search import language
-from ..search.listing import PATIENCE
-from ..statements.timeout import statement_timeout
+from ..search.listing import PAGE_TIMEOUT_MS
+from ..statements import statement_timeout
 
-# The newest dead messages that are looked at.
-CAP = 10_000
+# The newest dead messages are read, up to this number.
+DEAD_CAP = 10_000
 
 HOUR, DAY, WEEK = timedelta(hours=1), timedelta(days=1), timedelta(days=7)
 
 # Topic, kind of error, time of death, id.
-Row = tuple[str, str, datetime, int]
+DeadRow = tuple[str, str, datetime, int]
 
 
 @dataclass(slots=True)
-class Group:
+class DeadGroup:
     """Dead messages that have something in common. ``error`` is None for those of a whole topic."""
 
     topic: str
     error: str | None
     last: datetime
     first: datetime
-    # The one that died last.
+    # The id of the message that died last.
     sample: int
     count: int = 0
     hour: int = 0
@@ -41,30 +41,30 @@ class Group:
 
     @property
     def search(self) -> str:
-        """What finds exactly these."""
-        text = f"state:{State.DEAD} {language.term('topic', self.topic)}"
-        return text if self.error is None else f"{text} {language.exact_error(self.error)}"
+        """The search that finds exactly these messages."""
+        text = f"state:{State.DEAD} {language.term_text('topic', self.topic)}"
+        return text if self.error is None else f"{text} {language.exact_error_text(self.error)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
-    """All groups, the largest first. ``capped``: there are older ones that were not looked at."""
+class DeadGroups:
+    """All groups, the largest first. ``capped`` is True when older dead messages were left out."""
 
-    topics: list[Group]
-    errors: list[Group]
+    topics: list[DeadGroup]
+    errors: list[DeadGroup]
     count: int
     capped: bool
 
 
-def dead(rows: QuerySet[Message]) -> Dead:
+def group_dead(rows: QuerySet[Message]) -> DeadGroups:
     """Group the newest dead messages among ``rows``. Raises ``TooSlow``."""
-    lying = rows.filter(state=State.DEAD, finished_at__isnull=False).order_by("-finished_at", "-id")
-    with statement_timeout(rows.db, PATIENCE):
-        newest = list(lying.values_list("topic", "error", "finished_at", "pk")[: CAP + 1])
+    dead = rows.filter(state=State.DEAD, finished_at__isnull=False).order_by("-finished_at", "-id")
+    with statement_timeout(rows.db, PAGE_TIMEOUT_MS):
+        newest = list(dead.values_list("topic", "error", "finished_at", "pk")[: DEAD_CAP + 1])
         now = transitions.now(rows.db)
-    capped = len(newest) > CAP
-    found: list[Row] = [(topic, error, at, pk) for topic, error, at, pk in newest[:CAP] if at is not None]
-    return Dead(
+    capped = len(newest) > DEAD_CAP
+    found: list[DeadRow] = [(topic, error, at, pk) for topic, error, at, pk in newest[:DEAD_CAP] if at is not None]
+    return DeadGroups(
         _groups(found, now, lambda row: row[0], whole=True),
         _groups(found, now, lambda row: row[:2], whole=False),
         len(found),
@@ -72,12 +72,14 @@ def dead(rows: QuerySet[Message]) -> Dead:
     )
 
 
-def _groups(rows: Iterable[Row], now: datetime, key: Callable[[Row], Hashable], *, whole: bool) -> list[Group]:
-    groups: dict[Hashable, Group] = {}
+def _groups(
+    rows: Iterable[DeadRow], now: datetime, key: Callable[[DeadRow], Hashable], *, whole: bool
+) -> list[DeadGroup]:
+    groups: dict[Hashable, DeadGroup] = {}
     for row in rows:
         topic, error, at, pk = row
         # The newest come first.
-        group = groups.setdefault(key(row), Group(topic, None if whole else error, at, at, pk))
+        group = groups.setdefault(key(row), DeadGroup(topic, None if whole else error, at, at, pk))
         age = now - at
         group.count += 1
         group.first = at

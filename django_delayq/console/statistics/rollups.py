@@ -1,4 +1,4 @@
-"""Counts what a worker process does, and adds it to the rollups every few seconds."""
+"""Rollups: counts of what a worker process does, added to a table every few seconds and compacted when they are old."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Any, NamedTuple
-
-from django.db import connections
 
 from ... import transitions
 from ...extensions import Service
@@ -21,23 +18,25 @@ from ...sql.moves import writing
 from ...sql.rows import Claimed, Moved
 from ...states import State
 from ..models import Rollup
+from ..statements import statements
+from ..statements.values import RollupKey
 
 logger = logging.getLogger("django_delayq")
 
-MINUTE = 60
-HOUR = 3600
-INTERVAL = 10.0
-# Minutes are kept for this long before hours take their place; hours for that long.
-MINUTES_FOR = timedelta(days=2)
-HOURS_FOR = timedelta(days=90)
-# Counts of a process whose database does not take them: those of further minutes and topics are dropped. Keys.
-MOST = 20_000
-# Rows in one statement: SQLite takes some 32,000 parameters.
-BATCH = 500
+# The two lengths of a rollup.
+MINUTE_SECONDS = 60
+HOUR_SECONDS = 3600
+# The pause between two writes of one process.
+WRITE_SECONDS = 10.0
+# Minutes are kept for this long before hours take their place; hours are kept for that long.
+MINUTES_KEPT = timedelta(days=2)
+HOURS_KEPT = timedelta(days=90)
+# Rollups that a process holds at most while the database does not take them. Counts for further ones are dropped.
+MAX_UNWRITTEN_ROLLUPS = 20_000
 
 
 class CountedOutcome(IntEnum):
-    """The outcomes that are counted besides the lateness; the value is the place in a row of counts."""
+    """The outcomes that are counted. The value is the outcome's place in ``Rollup.COUNTS``."""
 
     CONSUMED = 0
     RETRIED = 1
@@ -45,40 +44,26 @@ class CountedOutcome(IntEnum):
     EXPIRED = 3
 
 
-COLUMNS = (
-    *(what.name.lower() for what in CountedOutcome),
-    *(f"late_{bound}" for bound in Rollup.BOUNDS),
-    "late_more",
-)
-_LATE = len(CountedOutcome)
+_FIRST_CLASS = len(Rollup.OUTCOMES)
 _BOUNDS = [timedelta(milliseconds=bound) for bound in Rollup.BOUNDS]
 
-
-class Key(NamedTuple):
-    """Which row: begin and length in seconds, queue, topic."""
-
-    at: int
-    seconds: int
-    queue: str
-    topic: str
+Rollups = dict[RollupKey, list[int]]
 
 
-Rows = dict[Key, list[int]]
-
-
-class Counts:
-    """CountedOutcome happened in this process and is not written yet. Costs a look-up in a dict per message."""
+class UnwrittenCounts:
+    """Counts of what happened in this process and is not written yet. A message costs one look-up in a dict."""
 
     def __init__(self) -> None:
-        self._rows: Rows = {}
+        self._rollups: Rollups = {}
+        # Several threads of the worker count.
         self._lock = threading.Lock()
         self._dropped = False
 
     def __bool__(self) -> bool:
-        return bool(self._rows)
+        return bool(self._rollups)
 
     def ended(self, outcome: CountedOutcome, messages: Collection[MessageFacts]) -> None:
-        """Count messages that ended like this."""
+        """Count messages that ended with this outcome."""
         if not messages:
             return
         at = _minute(time.time())
@@ -87,7 +72,7 @@ class Counts:
                 self._add(at, queue, topic, outcome, number)
 
     def claimed(self, claimed: Iterable[Claimed]) -> None:
-        """Messages that were just claimed together: the lateness of those that were never before."""
+        """Count the lateness of messages that were just claimed together; only first deliveries have one."""
         first = [row for row in claimed if row.deliveries == 1]
         if not first:
             return
@@ -95,45 +80,48 @@ class Counts:
         late = Counter((row.queue, row.topic, bisect_left(_BOUNDS, row.claimed_at - row.due_at)) for row in first)
         with self._lock:
             for (queue, topic, place), number in late.items():
-                self._add(at, queue, topic, _LATE + place, number)
+                self._add(at, queue, topic, _FIRST_CLASS + place, number)
 
     def moved(self, moved: Collection[Moved]) -> None:
-        """Messages that ended without their handler's word."""
+        """Count messages that became dead or expired without a report of their handler."""
         for state, outcome in ((State.DEAD, CountedOutcome.DEAD), (State.EXPIRED, CountedOutcome.EXPIRED)):
             self.ended(outcome, [row for row in moved if row.after == state])
 
-    def take(self) -> Rows:
-        """All of it; from here on it is the caller's."""
+    def drain(self) -> Rollups:
+        """Return all counts and begin again with none."""
         with self._lock:
-            rows, self._rows = self._rows, {}
-        return rows
+            drained, self._rollups = self._rollups, {}
+        return drained
 
-    def give_back(self, rows: Rows) -> None:
-        """CountedOutcome could not be written."""
+    def put_back(self, rollups: Rollups) -> None:
+        """Add counts that were drained and could not be written."""
         with self._lock:
-            for key, counts in rows.items():
-                mine = self._row(key)
+            for key, counts in rollups.items():
+                mine = self._rollup(key)
                 if mine is not None:
                     mine[:] = map(sum, zip(mine, counts, strict=True))
 
     def _add(self, at: int, queue: str, topic: str, place: int, number: int) -> None:
-        row = self._row(Key(at, MINUTE, queue, topic))
-        if row is not None:
-            row[place] += number
+        counts = self._rollup(RollupKey(at, MINUTE_SECONDS, queue, topic))
+        if counts is not None:
+            counts[place] += number
 
-    def _row(self, key: Key) -> list[int] | None:
-        row = self._rows.get(key)
-        if row is None:
-            if len(self._rows) >= MOST:
-                self._complain()
+    def _rollup(self, key: RollupKey) -> list[int] | None:
+        counts = self._rollups.get(key)
+        if counts is None:
+            if len(self._rollups) >= MAX_UNWRITTEN_ROLLUPS:
+                self._warn()
                 return None
-            row = self._rows[key] = [0] * len(COLUMNS)
-        return row
+            counts = self._rollups[key] = [0] * len(Rollup.COUNTS)
+        return counts
 
-    def _complain(self) -> None:
+    def _warn(self) -> None:
         if not self._dropped:
             self._dropped = True
-            logger.warning("The database takes no statistics; some are dropped")
+            logger.warning(
+                "Counts for the statistics are dropped: %d rollups wait to be written to the database already",
+                MAX_UNWRITTEN_ROLLUPS,
+            )
 
 
 class RollupWriter(Service):
@@ -141,24 +129,24 @@ class RollupWriter(Service):
 
     name = "rollup writer"
 
-    def __init__(self, using: str, counts: Counts) -> None:
+    def __init__(self, using: str, counts: UnwrittenCounts) -> None:
         self.using = using
         self.counts = counts
 
     def tick(self) -> float:
-        rows = self.counts.take()
+        drained = self.counts.drain()
         try:
-            write(self.using, rows)
+            write(self.using, drained)
         except BaseException:
-            self.counts.give_back(rows)
+            self.counts.put_back(drained)
             raise
-        return INTERVAL
+        return WRITE_SECONDS
 
 
-class Folder(Service):
-    """Puts hours in the place of minutes that are old, and forgets old hours. Once a minute, a day's worth at most."""
+class RollupCompactor(Service):
+    """Puts hours in the place of old minutes, and deletes old hours. Once a minute, on a day's minutes at most."""
 
-    name = "rollup folder"
+    name = "rollup compactor"
     interval = 60.0
     hours = 24
 
@@ -166,67 +154,44 @@ class Folder(Service):
         self.using = using
 
     def tick(self) -> float:
-        return 0.5 if self.fold(self.hours) else self.interval
+        return 0.5 if self.compact(self.hours) else self.interval
 
-    def fold(self, hours: int) -> bool:
-        """At most so many hours of minutes; whether there may be more."""
+    def compact(self, hours: int) -> bool:
+        """Compact the minutes of at most so many hours. Return whether there may be more."""
         now = transitions.now(self.using)
         rows = Rollup.objects.using(self.using)
-        rows.filter(seconds=HOUR, at__lt=now - HOURS_FOR).delete()
+        rows.filter(seconds=HOUR_SECONDS, at__lt=now - HOURS_KEPT).delete()
         for _ in range(hours):
-            oldest = rows.filter(seconds=MINUTE).order_by("at").values_list("at", flat=True).first()
+            oldest = rows.filter(seconds=MINUTE_SECONDS).order_by("at").values_list("at", flat=True).first()
             if oldest is None:
                 return False
             begin = oldest.replace(minute=0, second=0, microsecond=0)
-            if begin + timedelta(hours=1) > now - MINUTES_FOR:
+            if begin + timedelta(hours=1) > now - MINUTES_KEPT:
                 return False
-            self._fold(begin)
+            self._compact_hour(begin)
         return True
 
-    def _fold(self, begin: datetime) -> None:
-        rows = Rollup.objects.using(self.using).filter(seconds=MINUTE, at__gte=begin, at__lt=begin + timedelta(hours=1))
-        sums: Rows = {}
+    def _compact_hour(self, begin: datetime) -> None:
+        end = begin + timedelta(hours=1)
+        rows = Rollup.objects.using(self.using).filter(seconds=MINUTE_SECONDS, at__gte=begin, at__lt=end)
+        names = ("queue", "topic", *Rollup.COUNTS)
+        sums: Rollups = {}
         with writing(self.using):
-            if connections[self.using].features.has_select_for_update:
-                rows = rows.select_for_update()
-            for queue, topic, *counts in rows.order_by("at", "queue", "topic").values_list("queue", "topic", *COLUMNS):
-                key = Key(int(begin.timestamp()), HOUR, queue, topic)
+            # Locked where the database locks rows: what another process adds meanwhile must not be deleted uncounted.
+            locked = rows.select_for_update().order_by("at", "queue", "topic")
+            for queue, topic, *counts in locked.values_list(*names):
+                key = RollupKey(int(begin.timestamp()), HOUR_SECONDS, queue, topic)
                 sums[key] = [a + b for a, b in zip(sums.get(key, [0] * len(counts)), counts, strict=True)]
-            _insert(self.using, sums)
+            statements(self.using).add_to_rollups(sums)
             rows.delete()
 
 
-def write(using: str, rows: Mapping[Key, list[int]]) -> None:
+def write(using: str, rollups: Mapping[RollupKey, list[int]]) -> None:
     """Add counts to the rollups: all of them, or none."""
-    if rows:
+    if rollups:
         with writing(using):
-            _insert(using, rows)
-
-
-def _insert(using: str, rows: Mapping[Key, list[int]]) -> None:
-    # In one order everywhere, so that two processes cannot wait for each other in a circle.
-    ordered = sorted(rows.items())
-    connection = connections[using]
-    with connection.cursor() as cursor:
-        for start in range(0, len(ordered), BATCH):
-            batch = ordered[start : start + BATCH]
-            values: list[Any] = []
-            for key, counts in batch:
-                at = connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(key.at, UTC))
-                values += [key.seconds, at, key.queue, key.topic, *counts]
-            cursor.execute(_upsert(len(batch)), values)
-
-
-def _upsert(rows: int) -> str:
-    """One that PostgreSQL and SQLite understand."""
-    names = ("seconds", "at", "queue", "topic", *COLUMNS)
-    row = f"({', '.join(['%s'] * len(names))})"
-    added = ", ".join(f"{name} = delayq_rollup.{name} + excluded.{name}" for name in COLUMNS)
-    return (
-        f"INSERT INTO delayq_rollup ({', '.join(names)}) VALUES {', '.join([row] * rows)}"  # noqa: S608
-        f" ON CONFLICT (seconds, at, queue, topic) DO UPDATE SET {added}"
-    )
+            statements(using).add_to_rollups(rollups)
 
 
 def _minute(moment: float) -> int:
-    return int(moment) // MINUTE * MINUTE
+    return int(moment) // MINUTE_SECONDS * MINUTE_SECONDS

@@ -1,41 +1,41 @@
-"""What the console adds to ``delayq_stats``: what falls due in the next hour, and what was delivered in the last."""
+"""The console's section of ``delayq_stats``: what falls due in the next hour, and what was delivered in the last."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
 
 from ... import restore
+from ...clock import iso
 from ...durations import brief
 from ...extensions import StatisticsSection
-from ...inspector.numbers import Capped, total
-from . import throughput, upcoming
-from .throughput import Series, Tally
-from .upcoming import Upcoming
+from ...inspector.numbers import total
+from .throughput import RollupSum, Throughput, read_throughput
+from .upcoming import Upcoming, count_upcoming
 
-# Full minutes that throughput is told for.
+# The spans in full minutes that throughput is shown for.
 SPANS = (1, 15, 60)
-# Bars of the coming hour, and their length at most.
-BARS = 12
-WIDTH = 40
+# Lines for the coming hour, and the length of the longest bar in characters.
+LINES = 12
+BAR_WIDTH = 40
 
 
-def collect(using: str, now: datetime) -> Flow:
-    """Read the rollups and the index of what is scheduled."""
-    past = throughput.series(using, now, ("hour", "day"))
-    return Flow(past, upcoming.look(using, "hour", restore.queues(using), now))
+def collect(using: str, now: datetime) -> FlowSection:
+    """Read the rollups of the past day, and count what falls due in the coming hour."""
+    past = read_throughput(using, now, ("hour", "day"))
+    return FlowSection(past, count_upcoming(using, "hour", restore.queues(using), now))
 
 
 @dataclass(frozen=True, slots=True)
-class Flow(StatisticsSection):
-    """The section: ``past`` by the names of windows, "hour" and "day"."""
+class FlowSection(StatisticsSection):
+    """The section. ``past`` has the windows "hour" and "day"."""
 
-    past: dict[str, Series]
+    past: dict[str, Throughput]
     upcoming: Upcoming
 
     def lines(self) -> Iterator[str]:
@@ -43,9 +43,9 @@ class Flow(StatisticsSection):
         yield from self._past()
 
     def _coming(self) -> Iterator[str]:
-        """Five minutes a line."""
+        """Yield a line for every five minutes."""
         bars = self.upcoming.bars
-        size = len(bars) // BARS
+        size = len(bars) // LINES
         groups = [bars[start : start + size] for start in range(0, len(bars), size)]
         numbers = [total(bar.number for bar in group) for group in groups]
         highest = max(number.count for number in numbers)
@@ -55,8 +55,8 @@ class Flow(StatisticsSection):
         yield f"Coming hour  {total(numbers)}"
         for group, number in zip(groups, numbers, strict=True):
             if group[0].start is not None:
-                bar = "█" * math.ceil(number.count / highest * WIDTH)
-                yield f"  {timezone.localtime(group[0].start):%H:%M}  {bar:<{WIDTH}} {number}"
+                bar = "█" * math.ceil(number.count / highest * BAR_WIDTH)
+                yield f"  {timezone.localtime(group[0].start):%H:%M}  {bar:<{BAR_WIDTH}} {number}"
 
     def _past(self) -> Iterator[str]:
         hour = self.past["hour"]
@@ -68,36 +68,28 @@ class Flow(StatisticsSection):
     def facts(self) -> dict[str, Any]:
         hour = self.past["hour"]
         return {
-            # Of full minutes, as the workers counted them.
+            # Of full minutes, as the workers counted.
             "throughput": {
                 **{f"{minutes}m": _ended(hour.last(minutes)) for minutes in SPANS},
                 "24h": _ended(self.past["day"].sum),
             },
             "upcoming": [
-                {"start": _iso(bar.start), "end": _iso(bar.end), **_number(bar.number)} for bar in self.upcoming.bars
+                {"start": iso(bar.start), "end": iso(bar.end), **bar.number.as_json()} for bar in self.upcoming.bars
             ],
         }
 
 
-def _ended(tally: Tally) -> dict[str, Any]:
-    late = {f"p{percent}": _finite(tally.lateness(percent)) for percent in (50, 95)}
+def _ended(sums: RollupSum) -> dict[str, Any]:
+    late = {f"p{percent}": _finite(sums.lateness(percent)) for percent in (50, 95)}
     return {
-        "consumed": tally.consumed,
-        "retried": tally.retried,
-        "dead": tally.dead,
-        "expired": tally.expired,
-        # Upper bounds in seconds; null: none were delivered, or they were later than the last bound.
-        "lateness": {"of": tally.started, **late},
+        "consumed": sums.consumed,
+        "retried": sums.retried,
+        "dead": sums.dead,
+        "expired": sums.expired,
+        # Upper bounds in seconds; null when there were no deliveries, or when they were later than the last bound.
+        "lateness": {"of": sums.started, **late},
     }
 
 
 def _finite(seconds: float | None) -> float | None:
     return None if seconds is None or math.isinf(seconds) else seconds
-
-
-def _number(number: Capped) -> dict[str, Any]:
-    return {"count": number.count, "exact": not number.more and not number.about}
-
-
-def _iso(when: datetime | None) -> str | None:
-    return None if when is None else when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ... import pausing
+from ...clock import iso
 from ...exceptions import InvalidMessage
 from .. import _common as common
 
@@ -44,8 +45,8 @@ class Command(common.DelayqCommand):
             self.record_action(using, "pause", name, reason=options["reason"])
             paused.append(queue)
         if options["json"]:
-            queues = {queue.name: common.iso(queue.resumes_at) for queue in paused}
+            queues = {queue.name: iso(queue.resumes_at) for queue in paused}
             self.say_json(database=using, paused_until=queues)
             return
         for queue in paused:
-            self.say(f"{queue.name}: paused until {common.iso(queue.resumes_at) or 'it is resumed'}")
+            self.say(f"{queue.name}: paused until {iso(queue.resumes_at) or 'it is resumed'}")

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import InterfaceError, OperationalError
 
 from ... import actors, restore, transitions
+from ...clock import iso
 from ...durations import brief
 from ...exceptions import BrokerUnavailable
 from ...extensions import RestoreObservers, RestoreStart
@@ -129,7 +130,7 @@ class Command(common.DelayqCommand):
             self.say(f"  {name}: {tally.found:,} scheduled, {tally.overdue:,} overdue; {tally.held:,} in Redis")
         if found.oldest is not None:
             age = (transitions.now(using) - found.oldest).total_seconds()
-            self.say(f"Overdue: {found.overdue:,}, the oldest since {common.iso(found.oldest)} ({brief(age)}).")
+            self.say(f"Overdue: {found.overdue:,}, the oldest since {iso(found.oldest)} ({brief(age)}).")
 
     def _say_summary(self, using: str, job: Restore, options: dict[str, Any]) -> None:
         report = job.report
@@ -187,8 +188,8 @@ def _start(using: str, job: Restore, total: int) -> RestoreStart:
     chosen = job.selection
     what = [*chosen.queues, *(f"topic {topic}" for topic in chosen.topics)]
     what += [f"{len(chosen.ids)} ids"] if chosen.ids else []
-    what += [f"due from {common.iso(chosen.due_after)}"] if chosen.due_after else []
-    what += [f"due before {common.iso(chosen.due_before)}"] if chosen.due_before else []
+    what += [f"due from {iso(chosen.due_after)}"] if chosen.due_after else []
+    what += [f"due before {iso(chosen.due_before)}"] if chosen.due_before else []
     return RestoreStart(
         using,
         f"command:{actors.host()}",
@@ -203,5 +204,5 @@ def _start(using: str, job: Restore, total: int) -> RestoreStart:
 
 def _plain(tally: Tally) -> dict[str, Any]:
     facts = asdict(tally)
-    facts["oldest_overdue"] = common.iso(facts.pop("oldest"))
+    facts["oldest_overdue"] = iso(facts.pop("oldest"))
     return facts

@@ -13,10 +13,10 @@ from django.utils import timezone
 from ... import extensions
 from ...broker import index
 from ...broker.base import Index
+from ...clock import iso
 from ...durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import snapshot, stats
-from ...inspector.numbers import Capped
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
 from ...inspector.workers import WorkerState, state_of
@@ -152,20 +152,16 @@ def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | No
     return ", ".join(parts)
 
 
-def _number(number: Capped) -> dict[str, Any]:
-    return {"count": number.count, "exact": not number.more and not number.about}
-
-
 def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[str, Any]:
     health = found.redis.health
     return {
         "database": using,
-        "at": common.iso(found.at),
-        "states": {state.value: _number(number) for state, number in found.states.items()},
+        "at": iso(found.at),
+        "states": {state.value: number.as_json() for state, number in found.states.items()},
         "estimated_rows": found.estimate,
-        "overdue": _number(found.snapshot.overdue),
-        "oldest_overdue": common.iso(found.snapshot.oldest_overdue),
-        "next_due": common.iso(found.snapshot.next_due),
+        "overdue": found.snapshot.overdue.as_json(),
+        "oldest_overdue": iso(found.snapshot.oldest_overdue),
+        "next_due": iso(found.snapshot.next_due),
         "lateness": {"of": found.lateness.of, "p50": found.lateness.p50, "p95": found.lateness.p95},
         **{name: fact for section in sections for name, fact in section.facts().items()},
         "workers": _alive(found),
@@ -177,8 +173,8 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
                 "state": state_of(worker, found.at).value,
                 "queues": worker.queues,
                 "threads": worker.threads,
-                "started_at": common.iso(worker.started_at),
-                "seen_at": common.iso(worker.seen_at),
+                "started_at": iso(worker.started_at),
+                "seen_at": iso(worker.seen_at),
             }
             for worker in found.workers.workers
         ],
@@ -198,11 +194,11 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
 
 def _plain_queue(queue: QueueSnapshot, in_redis: QueueInRedis | None) -> dict[str, Any]:
     return {
-        "scheduled": _number(queue.scheduled),
-        "overdue": _number(queue.overdue),
-        "oldest_overdue": common.iso(queue.oldest_overdue),
-        "next_due": common.iso(queue.next_due),
+        "scheduled": queue.scheduled.as_json(),
+        "overdue": queue.overdue.as_json(),
+        "oldest_overdue": iso(queue.oldest_overdue),
+        "next_due": iso(queue.next_due),
         "delayed": in_redis.delayed if in_redis else None,
         "ready": in_redis.ready if in_redis else None,
-        "horizon": common.iso(in_redis.horizon) if in_redis else None,
+        "horizon": iso(in_redis.horizon) if in_redis else None,
     }

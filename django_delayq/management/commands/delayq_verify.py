@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ... import restore
+from ...clock import iso
 from ...inspector import consistency
 from ...inspector.consistency import ConsistencyCheck, Mismatches
 from .. import _common as common
@@ -48,7 +49,7 @@ class Command(common.DelayqCommand):
                 database=using,
                 fixed=options["fix"],
                 queues={name: _plain(one) for name, one in found.items()},
-                stuck={"count": stuck.count, "lease_ran_out_at": common.iso(stuck.oldest)},
+                stuck={"count": stuck.count, "lease_ran_out_at": iso(stuck.oldest)},
             )
         else:
             self._say(found, stuck)
@@ -71,7 +72,7 @@ class Command(common.DelayqCommand):
         if stuck.count:
             self.say(
                 f"Stuck: {common.messages(stuck.count, 'running')} without a lease; the first one ran out at "
-                f"{common.iso(stuck.oldest)}. Start a worker with the role reaper: it takes these messages back."
+                f"{iso(stuck.oldest)}. Start a worker with the role reaper: it takes these messages back."
             )
 
 

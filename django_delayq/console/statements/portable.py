@@ -1,0 +1,121 @@
+"""The console's statements as SQLite understands them; PostgreSQL shares those that are the same for both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from django.db import connections
+
+from ..models import Rollup
+from .values import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, Vacuum
+
+# Rollups in one statement: SQLite takes some 32,000 parameters.
+ROLLUPS_PER_STATEMENT = 500
+# Ranges in one statement.
+RANGES_PER_STATEMENT = 5000
+
+_JSON_TYPES: dict[type, tuple[str, ...]] = {
+    str: ("text",),
+    int: ("integer", "real"),
+    float: ("integer", "real"),
+}
+
+
+class Portable:
+    """Statements for databases without words of their own."""
+
+    # The begin of a rollup in seconds since 1970. Doubled: the statement has parameters.
+    epoch: ClassVar[str] = "CAST(strftime('%%s', at) AS integer)"
+    # All topics of a subquery ``x``, as a JSON array in text.
+    topics: ClassVar[str] = "json_group_array(x.topic)"
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.connection = connections[using]
+
+    def statement_timeout(self, milliseconds: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def add_to_rollups(self, rows: Mapping[RollupKey, Sequence[int]]) -> None:
+        # In one order everywhere, so that two processes cannot wait for each other in a circle.
+        ordered = sorted(rows.items())
+        with self.connection.cursor() as cursor:
+            for start in range(0, len(ordered), ROLLUPS_PER_STATEMENT):
+                batch = ordered[start : start + ROLLUPS_PER_STATEMENT]
+                values: list[Any] = []
+                for key, counts in batch:
+                    at = self._moment(datetime.fromtimestamp(key.at, UTC))
+                    values += [key.seconds, at, key.queue, key.topic, *counts]
+                cursor.execute(_upsert(len(batch)), values)
+
+    def sum_rollups(self, windows: Sequence[RollupWindow]) -> Iterator[StepCounts]:
+        sums = ", ".join(f"sum({name})" for name in Rollup.COUNTS)
+        part = f"""
+            SELECT %s, ({self.epoch} - %s) / %s AS step, queue, {sums}
+              FROM delayq_rollup WHERE seconds IN (60, 3600) AND at >= %s GROUP BY 2, queue
+        """  # noqa: S608
+        values: list[Any] = []
+        for window in windows:
+            values += [window.name, int(window.start.timestamp()), window.step, self._moment(window.start)]
+        with self.connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join([part] * len(windows)), values)
+            for name, step, queue, *counts in cursor.fetchall():
+                yield StepCounts(str(name), int(step), queue, [int(count) for count in counts])
+
+    def count_due(self, ranges: Sequence[DueRange], cap: int, sample: int) -> Iterator[DueCount]:
+        where = "m.state = 'scheduled' AND m.queue = r.queue AND m.due_at >= r.start AND m.due_at < r.finish"
+        for begin in range(0, len(ranges), RANGES_PER_STATEMENT):
+            batch = ranges[begin : begin + RANGES_PER_STATEMENT]
+            # In the order of the index, so that no plan but a walk along it is worth considering.
+            sql = f"""
+            WITH r(place, queue, start, finish) AS (VALUES {", ".join(["(%s, %s, %s, %s)"] * len(batch))})
+            SELECT place,
+                (SELECT count(*) FROM (SELECT 1 FROM delayq_message m WHERE {where}
+                                       ORDER BY m.due_at, m.id LIMIT {cap + 1}) x),
+                (SELECT {self.topics} FROM (SELECT m.topic FROM delayq_message m WHERE {where}
+                                            ORDER BY m.due_at, m.id LIMIT {sample}) x)
+            FROM r
+            """  # noqa: S608
+            values: list[Any] = []
+            for place, part in enumerate(batch):
+                values += [place, part.queue, self._moment(part.start), self._moment(part.end)]
+            with self.connection.cursor() as cursor:
+                cursor.execute(sql, values)
+                for place, count, topics in cursor.fetchall():
+                    if count:
+                        yield DueCount(batch[place], count, json.loads(topics))
+
+    def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
+        return {}
+
+    def payload_has(self, column: str, path: Sequence[str], value: Scalar) -> tuple[str, tuple[object, ...]]:
+        place = "$" + "".join(f'."{name}"' for name in path)
+        if value is None or isinstance(value, bool):
+            return f"COALESCE(JSON_TYPE({column}, %s), '') = %s", (place, json.dumps(value))
+        types = _JSON_TYPES[type(value)]
+        marks = ", ".join(["%s"] * len(types))
+        sql = f"(COALESCE(JSON_TYPE({column}, %s), '') IN ({marks}) AND JSON_EXTRACT({column}, %s) = %s)"
+        return sql, (place, *types, place, value)
+
+    def stored_size(self, column: str) -> str:
+        return f"LENGTH({column})"
+
+    def vacuum(self) -> Vacuum:
+        return Vacuum()
+
+    def _moment(self, moment: datetime) -> Any:
+        return self.connection.ops.adapt_datetimefield_value(moment)
+
+
+def _upsert(rows: int) -> str:
+    names = ("seconds", "at", "queue", "topic", *Rollup.COUNTS)
+    row = f"({', '.join(['%s'] * len(names))})"
+    added = ", ".join(f"{name} = delayq_rollup.{name} + excluded.{name}" for name in Rollup.COUNTS)
+    return (
+        f"INSERT INTO delayq_rollup ({', '.join(names)}) VALUES {', '.join([row] * rows)}"  # noqa: S608
+        f" ON CONFLICT (seconds, at, queue, topic) DO UPDATE SET {added}"
+    )

@@ -1,0 +1,89 @@
+"""The console's statements on PostgreSQL, where they differ from the portable ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.db import OperationalError, transaction
+
+from .portable import Portable
+from .values import Scalar, TooSlow, Vacuum
+
+_QUERY_CANCELED = "57014"
+_SET_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit', %s, true)"
+
+
+class PostgreSQL(Portable):
+    """Statements that PostgreSQL has words for: a timeout, the planner's guesses, containment in JSON."""
+
+    epoch: ClassVar[str] = "extract(epoch FROM at)::bigint"
+    topics: ClassVar[str] = "json_agg(x.topic)::text"
+
+    @contextmanager
+    def statement_timeout(self, milliseconds: int) -> Iterator[None]:
+        outer = self.connection.in_atomic_block
+        try:
+            with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
+                before = None
+                if outer:
+                    cursor.execute("SELECT current_setting('statement_timeout'), current_setting('jit')")
+                    before = cursor.fetchone()
+                # To compile a statement takes longer than any statement here that is fast enough.
+                cursor.execute(_SET_LIMIT, [str(milliseconds), "off"])
+                yield
+                if before is not None:
+                    # The caller's transaction goes on with the settings that it had.
+                    cursor.execute(_SET_LIMIT, before)
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", None) == _QUERY_CANCELED:
+                raise TooSlow from error
+            raise
+
+    def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
+        """Ask for the due time alone.
+
+        The planner takes state and due time for independent, and they are not: most finished rows were due in the
+        past, and most rows with a future due time are scheduled.
+        """
+        if not spans:
+            return {}
+        part = "SELECT {} FROM delayq_message WHERE due_at >= %s AND due_at < %s"
+        union = " UNION ALL ".join(part.format(place) for place in range(len(spans)))
+        values = [moment for span in spans for moment in span]
+        with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
+            # A parallel plan would say how many rows each worker reads.
+            cursor.execute("SELECT set_config('max_parallel_workers_per_gather', '0', true)")
+            cursor.execute(f"EXPLAIN (VERBOSE, FORMAT JSON) {union}", values)
+            plan = cursor.fetchone()[0]
+        found = json.loads(plan) if isinstance(plan, str) else plan
+        scans = (node for node in _nodes(found[0]["Plan"]) if "Relation Name" in node)
+        return {int(scan["Output"][0]): scan["Plan Rows"] for scan in scans}
+
+    def payload_has(self, column: str, path: Sequence[str], value: Scalar) -> tuple[str, tuple[object, ...]]:
+        """Return a containment, which a GIN index can answer."""
+        contained: Any = value
+        for name in reversed(path):
+            contained = {name: contained}
+        return f"{column} @> %s::jsonb", (json.dumps(contained),)
+
+    def stored_size(self, column: str) -> str:
+        """Return the size in the table, which is known without reading the value."""
+        return f"pg_column_size({column})"
+
+    def vacuum(self) -> Vacuum:
+        with self.connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT n_dead_tup, greatest(last_vacuum, last_autovacuum) FROM pg_stat_user_tables"
+                " WHERE relid = 'delayq_message'::regclass"
+            )
+            return Vacuum(*(cursor.fetchone() or ()))
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
