@@ -1,4 +1,4 @@
-"""The console's part of workers, restores, commands and ``delayq_stats``, by way of the queue's extension point."""
+"""What the console adds to workers, restores, commands and ``delayq_stats``, through the queue's extension point."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..sql.rows import Claimed, Moved
 
 
 class ConsoleExtension(WorkerExtension):
-    """Counts what happens to messages, and works off operations."""
+    """Counts what happens to messages, and runs operations in processes with the role ``operator``."""
 
     def __init__(self, using: str, worker: str) -> None:
-        from .operations.operator import Operator
+        from .operations.runner import OperationRunner
         from .statistics.rollups import RollupWriter, UnwrittenCounts
 
         super().__init__(using, worker)
         self.counts = UnwrittenCounts()
         self._writer = RollupWriter(using, self.counts)
-        self._operator = Operator(using, worker)
-        self._operates = False
+        self._runner = OperationRunner(using, worker)
+        self._runs_operations = False
 
     def services(self, roles: frozenset[str]) -> Iterator[Service]:
         from .statistics.rollups import RollupCompactor
@@ -31,9 +31,9 @@ class ConsoleExtension(WorkerExtension):
         yield self._writer
         if "janitor" in roles:
             yield RollupCompactor(self.using)
-        if self._operator.name in roles:
-            self._operates = True
-            yield self._operator
+        if self._runner.name in roles:
+            self._runs_operations = True
+            yield self._runner
 
     def claimed(self, claims: Sequence[Claimed]) -> None:
         self.counts.claimed(claims)
@@ -55,14 +55,14 @@ class ConsoleExtension(WorkerExtension):
         try:
             self._writer.tick()
         finally:
-            if self._operates:
-                self._operator.leave()
+            if self._runs_operations:
+                self._runner.release()
 
 
 def _observe_restore(start: RestoreStart) -> RestoreObserver:
-    from .operations.restores import Journal
+    from .operations.restore_work import RestoreOperation
 
-    return Journal(start)
+    return RestoreOperation(start)
 
 
 def _throughput(using: str, now: datetime) -> StatisticsSection:

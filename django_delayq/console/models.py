@@ -1,4 +1,4 @@
-"""The console's tables: operations, the audit and rollups; and proxies that give pages without a table a menu entry."""
+"""The console's tables: operations, audit events and rollups; and proxies as menu entries of pages without a table."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from .. import validation
 from ..models import Message
 
 
-class Operation(models.Model):
-    """One verb on many messages: a worker does it in batches, so that nobody has to wait in front of a page."""
+class OperationState(models.TextChoices):
+    """The states of an operation. It is open while it is queued or running."""
 
-    class State(models.TextChoices):
-        QUEUED = "queued", _("queued")
-        RUNNING = "running", _("running")
-        STOPPED = "stopped", _("stopped")
-        DONE = "done", _("done")
-        FAILED = "failed", _("failed")
+    QUEUED = "queued", _("queued")
+    RUNNING = "running", _("running")
+    STOPPED = "stopped", _("stopped")
+    DONE = "done", _("done")
+    FAILED = "failed", _("failed")
+
+
+class Operation(models.Model):
+    """The record of a bulk action, restore or check. A worker does it in steps, so that nobody waits for a page."""
 
     id = models.BigAutoField(primary_key=True)
     verb = models.CharField(_("verb"), max_length=20)
-    # Which messages, and what with them; as the verb reads them.
+    # The messages, and what to do with them, as the work of the verb reads it.
     scope = models.JSONField(_("scope"), default=dict)
     arguments = models.JSONField(_("arguments"), default=dict)
     # The scope in words.
@@ -33,19 +36,19 @@ class Operation(models.Model):
     reason = models.TextField(_("reason"), default="", blank=True)
     # "user:anna", "command:…", "worker:…"
     started_by = models.CharField(_("started by"), max_length=200, default="", blank=True)
-    state = models.CharField(_("state"), max_length=7, choices=State.choices, default=State.QUEUED)
+    state = models.CharField(_("state"), max_length=7, choices=OperationState.choices, default=OperationState.QUEUED)
     created_at = models.DateTimeField(_("created"), default=timezone.now)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
-    # How many messages there were at the beginning; NULL: not counted, or too many to count.
+    # The number of messages at the beginning; NULL: not counted, or too many to count.
     total = models.BigIntegerField(_("total"), null=True, blank=True)
     done = models.BigIntegerField(_("done"), default=0)
-    # What came of them: a word → how many.
+    # The outcomes: a word → the number of messages.
     outcomes = models.JSONField(_("outcomes"), default=dict)
-    # Where to go on; as the verb reads it.
+    # The position to go on from, as the work of the verb reads it.
     position = models.TextField(_("position"), default="", blank=True)
     stop_requested = models.BooleanField(_("stop requested"), default=False)
-    # Who works on it, and until when nobody else may.
+    # The worker that does it, and until when no other worker may.
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
     leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
     error = models.TextField(_("error"), default="", blank=True)
@@ -64,7 +67,7 @@ class Operation(models.Model):
 
 
 class AuditEvent(models.Model):
-    """Who did what, when, why, and to how many. Written once, never changed.
+    """One action of a person or a command: who did what, when, why, and to how many. Written once, never changed.
 
     The user is kept by name and key, not by reference: the row outlives the user.
     """
@@ -75,13 +78,13 @@ class AuditEvent(models.Model):
     actor = models.CharField(_("actor"), max_length=200)
     user_key = models.CharField(_("user's key"), max_length=100, default="", blank=True)
     verb = models.CharField(_("verb"), max_length=20)
-    # What it was done to, in words; and the message, if it was one.
+    # The target in words; and the message, when the target was one message.
     target = models.TextField(_("target"), default="", blank=True)
     message_id = models.BigIntegerField(_("message"), null=True, blank=True)
     reason = models.TextField(_("reason"), default="", blank=True)
     # What came of it: a word → how many.
     outcomes = models.JSONField(_("outcomes"), default=dict)
-    # What was answered with this was answered once.
+    # A form that carried this nonce was carried out once.
     nonce = models.CharField(max_length=32, null=True, unique=True, editable=False)  # noqa: DJ001
     operation = models.ForeignKey(
         Operation, verbose_name=_("operation"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
@@ -102,11 +105,11 @@ class AuditEvent(models.Model):
 
 
 class Rollup(models.Model):
-    """What happened within a minute, or an hour, to the messages of one topic in one queue.
+    """Counts of what happened within a minute, or an hour, to the messages of one topic in one queue.
 
-    Worker processes add to it a few seconds after the fact, so what a killed one had not written yet is missing:
-    these are numbers to look at, the log is the truth. Lateness is that of first deliveries, from the due time to the
-    claim, counted in classes: ``late_<ms>`` holds those up to that many ms that are in no smaller class.
+    Worker processes add to it a few seconds later, so the last counts of a killed process are missing: the numbers are
+    for charts, and the log has the exact ones. Lateness is that of first deliveries, from the due time to the claim,
+    counted in classes: ``late_<ms>`` counts those up to that many ms that are in no smaller class.
     """
 
     # The upper bounds of the lateness classes in ms; the last class has none.
@@ -118,7 +121,7 @@ class Rollup(models.Model):
     OUTCOMES: ClassVar[tuple[str, ...]] = ("consumed", "retried", "dead", "expired")
     COUNTS: ClassVar[tuple[str, ...]] = (*OUTCOMES, *(f"late_{bound}" for bound in BOUNDS), "late_more")
 
-    # Of one length, in the order of time: that is how they are read, folded and deleted.
+    # Rollups of one length in the order of time: they are read, compacted and deleted like that.
     pk = models.CompositePrimaryKey("seconds", "at", "queue", "topic")
     seconds = models.IntegerField(_("seconds"), default=60)
     at = models.DateTimeField(_("from"))
@@ -157,6 +160,8 @@ class Rollup(models.Model):
 
 
 class Dashboard(Message):
+    """The menu entry of the dashboard."""
+
     class Meta:
         proxy = True
         default_permissions = ()
@@ -165,6 +170,8 @@ class Dashboard(Message):
 
 
 class DeadLetter(Message):
+    """The menu entry of the dead letters."""
+
     class Meta:
         proxy = True
         default_permissions = ()
@@ -173,6 +180,8 @@ class DeadLetter(Message):
 
 
 class Health(Message):
+    """The menu entry of the health page."""
+
     class Meta:
         proxy = True
         default_permissions = ()

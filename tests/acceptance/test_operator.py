@@ -12,8 +12,8 @@ from django.db import connection, transaction
 
 from django_delayq import schedule_message, schedule_messages, transitions
 from django_delayq.console import operations
-from django_delayq.console.models import Operation
-from django_delayq.console.operations import BATCH
+from django_delayq.console.models import Operation, OperationState
+from django_delayq.console.operations import MESSAGES_PER_STEP
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
 from tests.workers import Worker, eventually
@@ -23,7 +23,7 @@ from .conftest import Start
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DB = "default"
-MANY = BATCH + 100
+MANY = MESSAGES_PER_STEP + 100
 
 
 def scheduled() -> list[int]:
@@ -48,7 +48,7 @@ def fresh(operation: Operation) -> Operation:
 
 
 def is_done(operation: Operation) -> bool:
-    return fresh(operation).state == Operation.State.DONE
+    return fresh(operation).state == OperationState.DONE
 
 
 def all_is_well(operation: Operation) -> None:
@@ -67,7 +67,9 @@ def stuck_in_the_second_batch(ids: list[int], operation: Operation, worker: Work
         pytest.skip("needs locks of rows")
     with transaction.atomic():
         list(Message.objects.select_for_update().filter(pk=ids[-1]))
-        eventually(lambda: fresh(operation).done == BATCH and waits_for_a_lock(), "the wait in the second batch")
+        eventually(
+            lambda: fresh(operation).done == MESSAGES_PER_STEP and waits_for_a_lock(), "the wait in the second batch"
+        )
         yield
 
 
@@ -106,7 +108,7 @@ def test_a_worker_without_that_role_leaves_it(start: Start) -> None:
     worker = start("--roles", "reaper")
     eventually(lambda: Message.objects.get(pk=sign.pk).state == State.EXPIRED, "the work of another role")
     assert worker.stop() == 0
-    assert fresh(operation).state == Operation.State.QUEUED
+    assert fresh(operation).state == OperationState.QUEUED
 
 
 def test_a_worker_that_is_killed_in_the_middle_does_no_harm(start: Start) -> None:
@@ -116,7 +118,7 @@ def test_a_worker_that_is_killed_in_the_middle_does_no_harm(start: Start) -> Non
     with stuck_in_the_second_batch(ids, operation, worker):
         worker.kill()
     held = fresh(operation)
-    assert (held.state, held.done) == (Operation.State.RUNNING, BATCH)
+    assert (held.state, held.done) == (OperationState.RUNNING, MESSAGES_PER_STEP)
     # Its lease runs out.
     Operation.objects.update(leased_until=transitions.now(DB) - timedelta(seconds=1))
     start("--roles", "operator")
@@ -131,7 +133,11 @@ def test_a_worker_that_ends_in_order_gives_it_back_at_once(start: Start) -> None
     with stuck_in_the_second_batch(ids, operation, worker):
         worker.stop()
         given_back = fresh(operation)
-        assert (given_back.state, given_back.leased_until, given_back.done) == (Operation.State.QUEUED, None, BATCH)
+        assert (given_back.state, given_back.leased_until, given_back.done) == (
+            OperationState.QUEUED,
+            None,
+            MESSAGES_PER_STEP,
+        )
     start("--roles", "operator")
     eventually(lambda: is_done(operation), "the rest")
     all_is_well(operation)

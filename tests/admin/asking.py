@@ -8,7 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq.console.models import Operation
-from django_delayq.console.operations.operator import Operator
+from django_delayq.console.operations.runner import OperationRunner
 from django_delayq.models import Message
 
 from . import samples
@@ -62,8 +62,8 @@ def started(client: Client, verb: str, search: str, **data: Any) -> Operation:
     return operation
 
 
-def worked_off(operator: Operator | None = None) -> None:
+def worked_off(operator: OperationRunner | None = None) -> None:
     """What a worker does with the operations that are open."""
-    operator = operator or Operator(samples.DB, "tests/1/abc")
+    operator = operator or OperationRunner(samples.DB, "tests/1/abc")
     while operator.tick() == 0.0:
         pass

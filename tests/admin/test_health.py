@@ -19,7 +19,7 @@ from django_delayq import conf, publisher, restore
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
 from django_delayq.console.admin import panels
-from django_delayq.console.models import Operation
+from django_delayq.console.models import Operation, OperationState
 from django_delayq.models import Message
 from testproject.servers import RedisServer
 
@@ -56,7 +56,7 @@ def loaded(db: None) -> RedisBroker:
 
 
 def work_off() -> Operation:
-    operation = operations.take(DB, "an operator")
+    operation = operations.lease_next(DB, "an operator")
     assert operation is not None
     while operations.run_step(DB, operation, "an operator"):
         pass
@@ -110,7 +110,7 @@ def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loade
     assert "A check waits for a worker." in text(answer)
     assert said(restorer.post(url("check"), follow=True)) == ["A check is under way already."]
     operation = work_off()
-    assert (operation.verb, operation.state, operation.started_by) == ("check", Operation.State.DONE, "user:rosa")
+    assert (operation.verb, operation.state, operation.started_by) == ("check", OperationState.DONE, "user:rosa")
     page = text(restorer.get(url()))
     assert "The record and Redis agreed in 2 comparisons." in page
     assert re.search(r"Checked .* ago \(20.*\) by user:rosa\.", page)

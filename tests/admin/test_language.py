@@ -20,7 +20,7 @@ import django_delayq
 from django_delayq import publisher
 from django_delayq.console import operations
 from django_delayq.console.admin.page import PAGES
-from django_delayq.console.models import Operation
+from django_delayq.console.models import OperationState
 from django_delayq.models import Message, Worker
 from django_delayq.pausing import pause_queue
 from django_delayq.states import State
@@ -300,5 +300,5 @@ def test_who_asks_for_english_gets_it(boss: Client) -> None:
 def test_states_and_operations_have_their_words() -> None:
     with translation.override("zh-hans"):
         assert [str(state.label) for state in State] == ["已调度", "运行中", "已消费", "死信", "已取消", "已过期"]
-        assert str(Operation.State.DONE.label) == "已完成"
+        assert str(OperationState.DONE.label) == "已完成"
         assert str(Message._meta.verbose_name) == "消息"

@@ -18,8 +18,8 @@ from django.utils import timezone
 from django_delayq import schedule_messages, transitions
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
-from django_delayq.console.operations import Scope, Step, Work, bulk, lifecycle, work
-from django_delayq.console.operations.operator import TRIES, Operator
+from django_delayq.console.operations import OperationWork, Scope, Step, bulk, lifecycle, work
+from django_delayq.console.operations.runner import MAX_FAILURES, OperationRunner
 from django_delayq.console.search.language import parse
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.models import Message, Transition, Worker
@@ -36,9 +36,9 @@ BATCH = 4
 
 @pytest.fixture(autouse=True)
 def _small_batches_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "LEASE", 3600.0)
+    monkeypatch.setattr(lifecycle, "LEASE_SECONDS", 3600.0)
     for module in (work, bulk):
-        monkeypatch.setattr(module, "BATCH", BATCH)
+        monkeypatch.setattr(module, "MESSAGES_PER_STEP", BATCH)
 
 
 def start(verb: str, search: str = "", *, ids: list[int] | None = None, **arguments: Any) -> Operation:
@@ -139,7 +139,7 @@ def test_what_comes_later_is_left_alone_and_times_stand_still() -> None:
 
 
 def test_ids_far_apart_are_no_detour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "WINDOW", 10)
+    monkeypatch.setattr(bulk, "IDS_PER_STEP", 10)
     near, far = scheduled(2)
     Transition.objects.filter(message_id=far).update(message_id=10**12)
     Message.objects.filter(pk=far).update(id=10**12)
@@ -162,7 +162,7 @@ def test_messages_are_spread_over_all_batches() -> None:
 
 
 def test_spread_without_a_number_goes_by_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "COUNT_CAP", 3)
+    monkeypatch.setattr(bulk, "TOTAL_CAP", 3)
     ids = scheduled(10)
     due = transitions.now(samples.DB) + timedelta(days=1)
     operation = start("reschedule", "is:live", due=due.isoformat(), spread=100)
@@ -200,7 +200,7 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
     assert step(operation, "w1")
-    assert operations.take(samples.DB, "w2") is None
+    assert operations.lease_next(samples.DB, "w2") is None
     before = samples.record()
     assert not step(operation, "w2")
     assert samples.record() == before
@@ -210,7 +210,7 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
 
 def test_two_workers_do_two_operations() -> None:
     first, second = start("cancel", "is:live"), start("run", "is:live")
-    taken = [operations.take(samples.DB, name) for name in ("w1", "w2", "w3")]
+    taken = [operations.lease_next(samples.DB, name) for name in ("w1", "w2", "w3")]
     assert taken == [first, second, None]
 
 
@@ -222,7 +222,7 @@ def test_an_operation_whose_worker_was_killed_ends_as_if_it_had_not_been() -> No
     operation = start("cancel", "is:live")
     assert step(operation, "w1")
     lease_runs_out(operation)
-    worked_off(Operator(samples.DB, "w2"))
+    worked_off(OperationRunner(samples.DB, "w2"))
     assert outcome(operation) == outcome(undisturbed)
     assert states() == {"cancelled": 20}
     assert Transition.objects.filter(to_state=State.CANCELLED).count() == 20
@@ -236,7 +236,7 @@ def test_a_batch_whose_lease_was_lost_is_undone(monkeypatch: pytest.MonkeyPatch)
     def slowly(self: Any, using: str, *args: Any) -> Any:
         counts = act(self, using, *args)
         lease_runs_out(operation)
-        assert operations.take(using, "w2") is not None
+        assert operations.lease_next(using, "w2") is not None
         return counts
 
     monkeypatch.setattr(bulk.Cancel, "act", slowly)
@@ -251,11 +251,11 @@ def test_a_batch_whose_lease_was_lost_is_undone(monkeypatch: pytest.MonkeyPatch)
 def test_a_worker_that_ends_in_order_gives_its_operation_back() -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
-    leaving = Operator(samples.DB, "w1")
+    leaving = OperationRunner(samples.DB, "w1")
     assert leaving.tick() == 0.0
-    leaving.leave()
+    leaving.release()
     assert fresh(operation).state == "queued"
-    worked_off(Operator(samples.DB, "w2"))
+    worked_off(OperationRunner(samples.DB, "w2"))
     assert outcome(operation) == ("done", 10, {"cancelled": 10})
 
 
@@ -263,7 +263,7 @@ def test_while_there_is_nothing_to_do_it_costs_one_query() -> None:
     start("cancel", "is:live")
     worked_off()
     with CaptureQueriesContext(connection) as queries:
-        assert Operator(samples.DB, "w1").tick() >= 5.0
+        assert OperationRunner(samples.DB, "w1").tick() >= 5.0
     assert len(queries) == 1
 
 
@@ -273,7 +273,7 @@ def test_while_there_is_nothing_to_do_it_costs_one_query() -> None:
 def test_a_stop_comes_between_two_batches_and_a_resume_goes_on_from_there() -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
-    operator = Operator(samples.DB, "w1")
+    operator = OperationRunner(samples.DB, "w1")
     assert operator.tick() == 0.0
     assert operations.stop(fresh(operation))
     assert fresh(operation).state == "running"
@@ -304,7 +304,7 @@ def test_a_stop_that_the_worker_did_not_live_to_see(chief: Client) -> None:
     step(killed, "w2")
     for operation in (left, killed):
         operations.stop(operation)
-    operations.give_back(samples.DB, "w1")
+    operations.release(samples.DB, "w1")
     assert [fresh(operation).state for operation in (left, killed)] == ["stopped", "running"]
     stop = reverse("admin:delayq_console_operation_stop", args=[killed.pk])
     assert stop not in page(chief, killed).content.decode()
@@ -325,7 +325,7 @@ def test_what_has_ended_neither_stops_nor_goes_on() -> None:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-class Failing(Work):
+class Failing(OperationWork):
     verb = "fail"
     permission = "cancel_message"
     error: Exception = ZeroDivisionError("by nothing")
@@ -345,7 +345,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Failing]]:
     Failing.error = error
 
 
-def tries(operator: Operator, number: int) -> int:
+def tries(operator: OperationRunner, number: int) -> int:
     """Ticks, as the runner takes them; how many raised."""
     raised = 0
     for _number in range(number):
@@ -360,9 +360,9 @@ def test_a_step_that_fails_again_and_again_fails_the_operation(
     failing: type[Failing], caplog: pytest.LogCaptureFixture
 ) -> None:
     operation, other = start("fail", ids=[]), start("cancel", ids=[])
-    operator = Operator(samples.DB, "w1")
+    operator = OperationRunner(samples.DB, "w1")
     with caplog.at_level(logging.ERROR, "django_delayq"):
-        assert tries(operator, TRIES) == TRIES
+        assert tries(operator, MAX_FAILURES) == MAX_FAILURES
     now = fresh(operation)
     assert (now.state, now.error, now.worker) == ("failed", "ZeroDivisionError: by nothing", "")
     assert "by nothing" in caplog.text
@@ -379,20 +379,20 @@ def test_a_server_that_is_away_is_waited_for(
     operation = start("fail", ids=[])
     failing.error = away
     if isinstance(away, OperationalError):
-        monkeypatch.setattr(Operator, "_answers", lambda self: False)
-    assert tries(Operator(samples.DB, "w1"), 3 * TRIES) == 3 * TRIES
+        monkeypatch.setattr(OperationRunner, "_database_answers", lambda self: False)
+    assert tries(OperationRunner(samples.DB, "w1"), 3 * MAX_FAILURES) == 3 * MAX_FAILURES
     assert fresh(operation).state == "running"
 
 
 def test_an_error_now_and_then_is_forgotten(failing: type[Failing], monkeypatch: pytest.MonkeyPatch) -> None:
     operation = start("fail", ids=[])
-    operator = Operator(samples.DB, "w1")
-    tries(operator, TRIES - 1)
+    operator = OperationRunner(samples.DB, "w1")
+    tries(operator, MAX_FAILURES - 1)
     monkeypatch.setattr(failing, "step", lambda self, using, operation: Step(1, {"done": 1}, "", False))
     assert operator.tick() == 0.0
     monkeypatch.undo()
     monkeypatch.setitem(work.WORKS, "fail", failing)
-    tries(operator, TRIES - 1)
+    tries(operator, MAX_FAILURES - 1)
     assert fresh(operation).state == "running"
 
 
@@ -460,7 +460,7 @@ def test_stop_and_resume_on_the_page(chief: Client) -> None:
     stop, resume = (
         reverse(f"admin:delayq_console_operation_{name}", args=[operation.pk]) for name in ("stop", "resume")
     )
-    operator = Operator(samples.DB, "w1")
+    operator = OperationRunner(samples.DB, "w1")
     operator.tick()
     response = chief.post(stop, follow=True)
     assert samples.said(response) == ["It stops after the batch that is under way."]
@@ -479,7 +479,7 @@ def test_stop_and_resume_on_the_page(chief: Client) -> None:
 def test_a_failure_is_told_and_hostile_text_is_text(chief: Client, failing: type[Failing]) -> None:
     operation = start("fail", ids=[])
     failing.error = ValueError("<script>alert(1)</script>")
-    tries(Operator(samples.DB, "w1"), TRIES)
+    tries(OperationRunner(samples.DB, "w1"), MAX_FAILURES)
     response = page(chief, operation)
     assert "It failed: ValueError: &lt;script&gt;alert(1)" in samples.text(response)
 

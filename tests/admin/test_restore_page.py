@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_delayq import publisher, transitions
 from django_delayq.console import operations
 from django_delayq.console.admin import panels, restore_page
-from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.models import Message, Worker
 from django_delayq.restore import Restore
 from django_delayq.states import State
@@ -43,7 +43,7 @@ def restorer(db: None) -> Client:
 
 
 def work_off() -> Operation:
-    operation = operations.take(DB, "an operator")
+    operation = operations.lease_next(DB, "an operator")
     assert operation is not None
     while operations.run_step(DB, operation, "an operator"):
         pass
@@ -95,7 +95,7 @@ def test_a_restore_is_done_by_a_worker(restorer: Client, redis_client: redis.Red
     assert (operation.verb, operation.described, operation.started_by) == ("restore", "all queues", "user:rosa")
     assert not held()
     done = work_off()
-    assert (done.state, done.total, done.done, done.outcomes) == (Operation.State.DONE, 2, 2, {"put": 2})
+    assert (done.state, done.total, done.done, done.outcomes) == (OperationState.DONE, 2, 2, {"put": 2})
     assert held() == {**due_tenths(soon.pk), overdue.pk: 0}
     event = AuditEvent.objects.get()
     assert (event.actor, event.verb, event.target, event.reason, event.operation) == (

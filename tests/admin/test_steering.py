@@ -77,7 +77,7 @@ def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> N
 
 
 def test_what_is_counted_is_capped(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preview, "CAP", 3)
+    monkeypatch.setattr(preview, "COUNT_CAP", 3)
     monkeypatch.setattr(actions, "CAP", 3)
     monkeypatch.setattr(actions, "AT_ONCE", 2)
     for _number in range(5):

@@ -15,10 +15,10 @@ from django.utils import timezone
 from django_delayq import conf, restore, transitions
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
-from django_delayq.console.models import Operation
-from django_delayq.console.operations import comparison
-from django_delayq.console.operations import restores as restoring
-from django_delayq.console.operations.restores import Journal
+from django_delayq.console.models import Operation, OperationState
+from django_delayq.console.operations import consistency_check
+from django_delayq.console.operations import restore_work as restoring
+from django_delayq.console.operations.restore_work import RestoreOperation
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.management import _common as common
 from django_delayq.models import Message
@@ -44,7 +44,7 @@ OPERATOR = "host/1-operator"
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a restore is one batch."""
-    monkeypatch.setattr(restoring, "STEP", 0.0)
+    monkeypatch.setattr(restoring, "STEP_SECONDS", 0.0)
 
 
 def begin(
@@ -90,7 +90,7 @@ def test_an_operation_puts_back_what_is_due_within_the_horizon(redis_client: red
 
     done = work_off(begin())
 
-    assert (done.state, done.error, done.total, done.done) == (Operation.State.DONE, "", 28, 28)
+    assert (done.state, done.error, done.total, done.done) == (OperationState.DONE, "", 28, 28)
     assert done.outcomes == {"put": 28}
     assert held() == {**due_tenths(*soon), **dict.fromkeys(overdue, 0)}
     assert held("elsewhere") == due_tenths(*elsewhere)
@@ -104,12 +104,12 @@ def test_it_goes_on_from_its_position_under_another_worker(
     operation = begin()
     # One batch ends the step: the rest of the queues is left.
     half = work_off(operation, steps=2)
-    assert half.state == Operation.State.RUNNING
+    assert half.state == OperationState.RUNNING
     assert 0 < half.done < 9
     assert half.position
-    operations.give_back(DB, OPERATOR)
+    operations.release(DB, OPERATOR)
     done = work_off(operation)
-    assert (done.state, done.done, done.outcomes) == (Operation.State.DONE, 9, {"put": 9})
+    assert (done.state, done.done, done.outcomes) == (OperationState.DONE, 9, {"put": 9})
     assert held() | held("b") | held("c") == due_tenths(*ids)
 
 
@@ -121,7 +121,7 @@ def test_what_expires_is_done_in_steps_too(redis_client: redis.Redis, monkeypatc
     operations.run_step(DB, operation, OPERATOR)
     assert states() == {State.SCHEDULED: 3, State.EXPIRED: 2}
     done = work_off(operation)
-    assert (done.state, done.outcomes) == (Operation.State.DONE, {"expired": 5})
+    assert (done.state, done.outcomes) == (OperationState.DONE, {"expired": 5})
 
 
 def test_a_count_that_outlasts_the_lease_is_not_begun_again(
@@ -135,7 +135,7 @@ def test_a_count_that_outlasts_the_lease_is_not_begun_again(
         counted.append(using)
         # Meanwhile the lease runs out, and another worker takes it.
         Operation.objects.update(leased_until=timezone.now() - timedelta(1))
-        other = operations.take(DB, "another")
+        other = operations.lease_next(DB, "another")
         if other is not None and len(counted) < 3:
             operations.run_step(DB, other, "another")
         return count(work, using)
@@ -152,10 +152,10 @@ def test_it_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) 
     operation = begin()
     work_off(operation, steps=1)
     assert operations.stop(operation)
-    assert work_off(operation).state == Operation.State.STOPPED
+    assert work_off(operation).state == OperationState.STOPPED
     assert len(held() | held("b")) < 6
     assert operations.resume(operation)
-    assert work_off(operation).state == Operation.State.DONE
+    assert work_off(operation).state == OperationState.DONE
     assert held() | held("b") == due_tenths(*ids)
 
 
@@ -169,7 +169,7 @@ def test_the_overdue_are_given_up_or_spread_over_a_time(redis_client: redis.Redi
     assert set(Message.objects.filter(pk__in=dead).values_list("state", flat=True)) == {State.DEAD}
 
     moved = work_off(begin(Selection(queues=("spread",)), Overdue.SPREAD, 100.0))
-    assert (moved.state, moved.outcomes["spread"]) == (Operation.State.DONE, 10)
+    assert (moved.state, moved.outcomes["spread"]) == (OperationState.DONE, 10)
     waits = [(m.due_at - before).total_seconds() for m in Message.objects.filter(pk__in=spread).order_by("due_at")]
     assert 80 < waits[-1] - waits[0] < 100
     assert held("spread").keys() == set(spread)
@@ -201,10 +201,10 @@ def test_a_count_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
 
-    monkeypatch.setattr(restoring, "COUNTING", 20)
+    monkeypatch.setattr(restoring, "COUNT_TIMEOUT_MS", 20)
     monkeypatch.setattr(Restore, "preview", sleep)
     operation = work_off(begin())
-    assert (operation.state, operation.total) == (Operation.State.DONE, None)
+    assert (operation.state, operation.total) == (OperationState.DONE, None)
 
 
 # --- of commands ------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_the_command_is_shown_among_the_operations(redis_client: redis.Redis) ->
     redis_client.flushall()
     assert run("delayq_restore", "--queue", "default").code == 0
     shown = only()
-    assert (shown.verb, shown.state, shown.described) == ("restore", Operation.State.DONE, "default")
+    assert (shown.verb, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
     assert shown.started_by.startswith("command:delayq_restore ")
     assert (shown.total, shown.done, shown.outcomes) == (5, 5, {"put": 5})
     assert (shown.worker, shown.leased_until, shown.position) == ("", None, "")
@@ -233,15 +233,15 @@ def every_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], objec
     """Do something after each batch of a restore; each is written down at once."""
 
     def do(what: Callable[[], object]) -> None:
-        original = Journal.progress
+        original = RestoreOperation.progress
 
-        def progress(self: Journal, *facts: Any) -> bool:
+        def progress(self: RestoreOperation, *facts: Any) -> bool:
             self._written = float("-inf")
             answer = original(self, *facts)
             what()
             return answer
 
-        monkeypatch.setattr(Journal, "progress", progress)
+        monkeypatch.setattr(RestoreOperation, "progress", progress)
 
     return do
 
@@ -253,7 +253,7 @@ def test_nobody_else_works_on_it_while_the_command_does(
 
     def look() -> None:
         row = only()
-        seen.append((row.state, row.done, operations.take(DB, OPERATOR)))
+        seen.append((row.state, row.done, operations.lease_next(DB, OPERATOR)))
         assert row.leased_until is not None
         assert row.leased_until > transitions.now(DB)
 
@@ -261,8 +261,8 @@ def test_nobody_else_works_on_it_while_the_command_does(
     redis_client.flushall()
     every_batch(look)
     assert run("delayq_restore", "--batch-size", "3").code == 0
-    assert seen == [(Operation.State.RUNNING, number, None) for number in (3, 6, 9)]
-    assert only().state == Operation.State.DONE
+    assert seen == [(OperationState.RUNNING, number, None) for number in (3, 6, 9)]
+    assert only().state == OperationState.DONE
 
 
 def test_a_command_stops_when_the_admin_asks(
@@ -276,12 +276,12 @@ def test_a_command_stops_when_the_admin_asks(
     assert "Stopped in the admin" in ran.err
     assert "--resume" in ran.out
     stopped = only()
-    assert (stopped.state, stopped.worker) == (Operation.State.STOPPED, "")
+    assert (stopped.state, stopped.worker) == (OperationState.STOPPED, "")
     assert stopped.done < 9
     # A worker goes on where the command was.
     assert operations.resume(stopped)
     done = work_off(stopped)
-    assert (done.state, done.done) == (Operation.State.DONE, 9)
+    assert (done.state, done.done) == (OperationState.DONE, 9)
     assert held() == due_tenths(*ids)
 
 
@@ -304,8 +304,8 @@ def test_what_a_killed_command_leaves_is_finished_by_a_worker(
     with pytest.raises(Killed):
         run("delayq_restore", "--batch-size", "3", *words)
     left = only()
-    assert (left.state, left.done) == (Operation.State.RUNNING, 3)
-    assert work_off(left).state == Operation.State.DONE
+    assert (left.state, left.done) == (OperationState.RUNNING, 3)
+    assert work_off(left).state == OperationState.DONE
     assert held().keys() == set(ids)
 
 
@@ -317,7 +317,7 @@ def test_a_command_that_loses_redis_has_failed(
     every_batch(redis_server.stop)
     assert run("delayq_restore", "--batch-size", "3").code == common.UNREACHABLE
     failed = only()
-    assert failed.state == Operation.State.FAILED
+    assert failed.state == OperationState.FAILED
     assert "BrokerUnavailable" in failed.error
     assert operations.is_resumable(failed)
 
@@ -353,7 +353,7 @@ def test_a_load_from_the_beginning_is_shown_and_an_ordinary_one_is_not(
     for _ in range(4):
         loader.tick()
     shown = only()
-    assert (shown.verb, shown.state, shown.described) == ("restore", Operation.State.DONE, "default")
+    assert (shown.verb, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
     assert (shown.started_by, shown.done, shown.outcomes) == ("worker:host/1-loader", 5, {"put": 5})
     assert held() == due_tenths(*ids)
 
@@ -441,7 +441,7 @@ def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_brings_
     work_off(operation, steps=1)
     redis_client.flushall()
     work_off(operation)
-    assert operation.state == Operation.State.DONE
+    assert operation.state == OperationState.DONE
     for _ in range(4):
         loader.tick()
     assert held() | held("other") == due_tenths(*ids)
@@ -473,8 +473,8 @@ def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, sett
 
     done = work_off(check())
 
-    assert (done.state, done.error) == (Operation.State.DONE, "")
-    found = comparison.found_by(done)
+    assert (done.state, done.error) == (OperationState.DONE, "")
+    found = consistency_check.results_of(done)
     assert (found["default"].missing, found["default"].extra, found["default"].stuck) == (1, 1, 0)
     assert (found["other"].missing, found["other"].stuck, found["other"].agrees) == (0, 1, False)
     assert done.outcomes == {"missing": 1, "extra": 1}
@@ -484,7 +484,7 @@ def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, sett
 
 def test_a_check_without_drift_agrees(redis_client: redis.Redis) -> None:
     done = work_off(check())
-    assert all(found.agrees for found in comparison.found_by(done).values())
+    assert all(found.agrees for found in consistency_check.results_of(done).values())
     assert done.outcomes == {}
     assert RedisBroker(conf.get(), DB, timeout=2).client.ping()
     assert broker().size("default").total == 0

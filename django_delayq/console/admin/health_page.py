@@ -19,8 +19,8 @@ from ...inspector import consistency as inspected
 from ...inspector import stats
 from ...models import Message
 from .. import operations
-from ..models import Health, Operation
-from ..operations.comparison import Found, found_by
+from ..models import Health, Operation, OperationState
+from ..operations.consistency_check import QueueCheck, results_of
 from ..statements import statements
 from . import page_data, panels
 from .explanation import moment, span
@@ -89,9 +89,9 @@ class HealthAdmin(Restoring, Page, _ModelAdmin):
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
             "stuck": stuck.facts,
-            "drift": [] if last is None else sorted(found_by(last).items()),
-            "agrees": last is not None and all(found.agrees for found in found_by(last).values()),
-            "total": None if last is None else _total(found_by(last)),
+            "drift": [] if last is None else sorted(results_of(last).items()),
+            "agrees": last is not None and all(found.agrees for found in results_of(last).values()),
+            "total": None if last is None else _total(results_of(last)),
             "checked": "" if last is None else _when(last, known),
             "checking": current,
             "checking_url": "" if current is None else self.operation_url(request, current),
@@ -145,14 +145,14 @@ def _checks(using: str) -> tuple[Operation | None, Operation | None]:
     rows = Operation.objects.using(using).filter(verb="check").order_by("-pk")[:20]
     last = current = None
     for operation in reversed(rows):
-        if operation.state == Operation.State.DONE:
+        if operation.state == OperationState.DONE:
             last = operation
         elif operation.state in operations.OPEN:
             current = operation
     return last, current
 
 
-def _total(found: dict[str, Found]) -> int:
+def _total(found: dict[str, QueueCheck]) -> int:
     return sum(queue.compared for queue in found.values())
 
 
@@ -170,7 +170,7 @@ def _restored(operation: Operation, known: Facts) -> str:
     return _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).") % {
         "number": operation.pk,
         "actor": operation.started_by,
-        "state": Operation.State(operation.state).label,
+        "state": OperationState(operation.state).label,
         "span": span(known.at - operation.finished_at),
         "at": moment(operation.finished_at, "seconds"),
     }

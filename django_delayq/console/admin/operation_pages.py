@@ -19,7 +19,7 @@ from ... import actors, conf, transitions
 from ...inspector import stats
 from ...sql.moves import writing
 from .. import audit, operations
-from ..models import Operation
+from ..models import Operation, OperationState
 from . import action_table, page
 from .explanation import moment, span
 from .page import Page
@@ -32,8 +32,6 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 PER_PAGE = 50
-
-_State = Operation.State
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def show(operation: Operation, url: str, now: datetime) -> Shown:
     end = operation.finished_at or now
     took = end - operation.started_at if operation.started_at else None
     total = operation.total
-    is_running = operation.state == _State.RUNNING
+    is_running = operation.state == OperationState.RUNNING
     rate = operation.done / took.total_seconds() if took and took > timedelta(seconds=1) else 0.0
     left = max(0, total - operation.done) / rate if total is not None and rate and is_running else None
     return Shown(
@@ -141,7 +139,7 @@ class OperationAdmin(Page, _ModelAdmin):
         now = transitions.now(using)
         # Unless its worker is gone: then it can be told once more, and stops at once.
         is_held = operation.leased_until is not None and operation.leased_until > now
-        is_stopping = operation.stop_requested and operation.state == _State.RUNNING and is_held
+        is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held
         context = {
             **page.context(self, request, f"{action_table.label(operation.verb)} #{operation.pk}"),
             "shown": show(operation, "", now),

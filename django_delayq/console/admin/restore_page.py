@@ -25,7 +25,7 @@ from ...restore import Overdue, Report, Selection, Tally
 from ...sql.moves import writing
 from .. import audit, operations
 from ..models import Operation
-from ..operations.restores import RestoreWork, arguments_of, scope_of
+from ..operations.restore_work import RestoreWork, arguments_of, scope_of
 from ..statements import TooSlow, statement_timeout
 from . import page
 from .explanation import span
@@ -223,7 +223,7 @@ def _preview(using: str, form: RestoreForm) -> Preview:
     work = RestoreWork(form.scope, form.arguments)
     try:
         with statement_timeout(using, PATIENCE):
-            report = work.job(using, redis_publisher.broker).preview()
+            report = work.restore(using, redis_publisher.broker).preview()
             now = transitions.now(using)
     except TooSlow:
         text = _("They could not be counted within %(seconds)d s. It can be started all the same.")

@@ -1,31 +1,31 @@
-"""One verb on many messages, done by a worker in batches: it outlives the page, the web server and the worker."""
+"""Operations: a bulk action, restore or check that a worker does in steps. It outlives page, web server and worker."""
 
 from __future__ import annotations
 
 from .bulk import BulkAction, Scope
-from .comparison import CheckWork
-from .lifecycle import OPEN, fail, give_back, has_open, is_resumable, resume, run_step, start, stop, take
-from .restores import RestoreWork
-from .work import BATCH, WORKS, Step, Work, register
+from .consistency_check import CheckWork
+from .lifecycle import OPEN, fail, has_open, is_resumable, lease_next, release, resume, run_step, start, stop
+from .restore_work import RestoreWork
+from .work import MESSAGES_PER_STEP, WORKS, OperationWork, Step, register
 
 __all__ = [
-    "BATCH",
+    "MESSAGES_PER_STEP",
     "OPEN",
     "WORKS",
     "BulkAction",
     "CheckWork",
+    "OperationWork",
     "RestoreWork",
     "Scope",
     "Step",
-    "Work",
     "fail",
-    "give_back",
     "has_open",
     "is_resumable",
+    "lease_next",
     "register",
+    "release",
     "resume",
     "run_step",
     "start",
     "stop",
-    "take",
 ]

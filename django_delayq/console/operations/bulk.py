@@ -1,4 +1,4 @@
-"""The verbs on messages: cancel, reschedule, run now, requeue, purge."""
+"""Bulk actions: cancel, reschedule, run now, requeue and purge, on many messages."""
 
 from __future__ import annotations
 
@@ -20,21 +20,17 @@ from ..models import Operation
 from ..search import language
 from ..search.language import Search
 from ..statements import TooSlow, statement_timeout
-from .work import BATCH, Step, Work, register
+from .work import COUNT_TIMEOUT_MS, MESSAGES_PER_STEP, OperationWork, Step, register
 
-# Ids that one step looks through at most, so that a search which finds little takes no longer than one that finds much.
-WINDOW = 100_000
-# What is more is not counted.
-COUNT_CAP = 1_000_000
-# How long the database may count. Milliseconds.
-COUNTING = 5000
-
-NOTHING = timedelta(0)
+# Ids that one step searches at most, so that a search which finds little takes no longer than one that finds much.
+IDS_PER_STEP = 100_000
+# The total of an operation on more messages than this is not known.
+TOTAL_CAP = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which messages: those with these ids, or all that ``search`` finds up to the id ``upto``."""
+    """The messages of an action: those with these ids, or all that ``search`` finds up to the id ``upto``."""
 
     ids: tuple[int, ...] = ()
     search: str | None = None
@@ -42,28 +38,29 @@ class Scope:
 
     @classmethod
     def of_search(cls, using: str, found: Search) -> Scope:
-        """All that a search finds now: what is scheduled later does not belong to it, and its times stand still.
+        """Return the scope of all that a search finds now.
 
-        Raises ``ValueError`` for a search that cannot be read.
+        Messages that are scheduled later do not belong to it, and its relative times become absolute. Raises
+        ``ValueError`` for a search that cannot be read.
         """
         newest = Message.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
         return cls(search=_checked(found).frozen, upto=newest or 0)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Scope:
-        """Read what ``to_json`` wrote."""
+        """Read a scope that ``to_json`` wrote."""
         if "ids" in value:
             return cls(ids=tuple(sorted(map(int, value["ids"]))))
         return cls(search=str(value["search"]), upto=int(value["upto"]))
 
     def to_json(self) -> dict[str, Any]:
-        """For ``Operation.scope``."""
+        """Return the scope for ``Operation.scope``."""
         if self.search is None:
             return {"ids": list(self.ids)}
         return {"search": self.search, "upto": self.upto}
 
     def condition(self) -> Q:
-        """The messages of it. Raises ``ValueError`` for a search that cannot be read."""
+        """Return a condition for the messages. Raises ``ValueError`` for a search that cannot be read."""
         if self.search is None:
             return Q(pk__in=self.ids)
         return _checked(language.parse(self.search, now=timezone.now())).condition() & Q(pk__lte=self.upto)
@@ -76,16 +73,17 @@ def _checked(found: Search) -> Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The part of the time to spread over that falls to one batch: from ``start`` on, for ``width``."""
+class SpreadShare:
+    """The part of a spread that belongs to one batch: it begins after ``start`` and lasts for ``width``."""
 
-    start: timedelta = NOTHING
-    width: timedelta = NOTHING
+    start: timedelta = timedelta(0)
+    width: timedelta = timedelta(0)
 
 
-class BulkAction(Work):
-    """A verb on messages. What it may find in ``arguments``: "spread", in seconds, and what the verb says."""
+class BulkAction(OperationWork):
+    """An action on many messages. ``arguments`` may have "spread", in seconds, and what the subclass says."""
 
+    # The states of the messages that it applies to.
     states: ClassVar[frozenset[State]]
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
@@ -95,23 +93,23 @@ class BulkAction(Work):
         self.messages.condition()
 
     @abstractmethod
-    def act(self, using: str, ids: Sequence[int], share: Share, reason: str) -> Counter[str]:
-        """Do it to messages, and say what came of it to how many."""
+    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
+        """Do the action to these messages, and return how many had which outcome."""
 
     def at_once(self, using: str, reason: str) -> Counter[str]:
-        """Do it to all that are named by their ids."""
-        return self.act(using, self.messages.ids, Share(width=self.spread), reason)
+        """Do the action to all messages of a scope of ids."""
+        return self.act(using, self.messages.ids, SpreadShare(width=self.spread), reason)
 
     def count(self, using: str) -> int | None:
         if self.messages.search is None:
             return len(self.messages.ids)
         rows = Message.objects.using(using).filter(self.messages.condition(), state__in=sorted(self.states))
         try:
-            with statement_timeout(using, COUNTING):
-                number = rows.order_by().values("pk")[: COUNT_CAP + 1].count()
+            with statement_timeout(using, COUNT_TIMEOUT_MS):
+                number = rows.order_by().values("pk")[: TOTAL_CAP + 1].count()
         except TooSlow:
             return None
-        return number if number <= COUNT_CAP else None
+        return number if number <= TOTAL_CAP else None
 
     def step(self, using: str, operation: Operation) -> Step:
         begin = int(operation.position or 0)
@@ -120,33 +118,33 @@ class BulkAction(Work):
         return Step(len(ids), outcomes, str(end), finished)
 
     def _page(self, using: str, begin: int) -> tuple[list[int], int, bool]:
-        """The next ids after ``begin``, how far that is, and whether there are no more."""
+        """Return the next ids after ``begin``, the last id that was searched, and whether that was the end."""
         if self.messages.search is None:
             rest = [pk for pk in self.messages.ids if pk > begin]
-            page = rest[:BATCH]
-            return page, page[-1] if page else begin, len(rest) <= BATCH
+            page = rest[:MESSAGES_PER_STEP]
+            return page, page[-1] if page else begin, len(rest) <= MESSAGES_PER_STEP
         upto = self.messages.upto
         rows = Message.objects.using(using).filter(pk__lte=upto)
         first = rows.filter(pk__gt=begin).order_by("pk").values_list("pk", flat=True).first()
         if first is None:
             return [], begin, True
-        end = min(first + WINDOW - 1, upto)
+        end = min(first + IDS_PER_STEP - 1, upto)
         matching = rows.filter(self.messages.condition(), state__in=sorted(self.states), pk__gte=first, pk__lte=end)
-        page = list(matching.order_by("pk").values_list("pk", flat=True)[:BATCH])
-        if len(page) == BATCH:
+        page = list(matching.order_by("pk").values_list("pk", flat=True)[:MESSAGES_PER_STEP])
+        if len(page) == MESSAGES_PER_STEP:
             end = page[-1]
         return page, end, end >= upto
 
-    def _share(self, operation: Operation, begin: int, end: int, size: int) -> Share:
-        """By the number of messages where it is known, else by their ids."""
+    def _share(self, operation: Operation, begin: int, end: int, size: int) -> SpreadShare:
+        """Return a batch's share of the spread: by messages where their total is known, else by ids."""
         done, more, total = begin, end - begin, self.messages.upto
         if operation.total is not None:
             done, more, total = operation.done, size, operation.total
         total = max(total, 1)
-        return Share(self.spread * min(1.0, done / total), self.spread * min(1.0, more / total))
+        return SpreadShare(self.spread * min(1.0, done / total), self.spread * min(1.0, more / total))
 
 
-def _told(using: str, answers: Iterable[Answer]) -> Counter[str]:
+def _publish(using: str, answers: Iterable[Answer]) -> Counter[str]:
     answers = list(answers)
     actions.publish_moves(using, answers)
     return Counter(str(answer.verdict.value) for answer in answers)
@@ -158,13 +156,13 @@ class Cancel(BulkAction):
     permission = "cancel_message"
     states = frozenset({State.SCHEDULED, State.RUNNING})
 
-    def act(self, using: str, ids: Sequence[int], share: Share, reason: str) -> Counter[str]:
-        return _told(using, transitions.cancel(using, ids, reason=reason))
+    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
+        return _publish(using, transitions.cancel(using, ids, reason=reason))
 
 
 @register
 class Reschedule(BulkAction):
-    """``arguments``: "due" (ISO 8601), or "shift" in seconds from each message's own due time."""
+    """Reschedules to "due" (ISO 8601), or by "shift" (seconds from each message's own due time)."""
 
     verb = "reschedule"
     permission = "reschedule_message"
@@ -177,21 +175,21 @@ class Reschedule(BulkAction):
         if (self.due is None) == (self.shift is None):
             raise ValueError("reschedule needs either due or shift")
 
-    def act(self, using: str, ids: Sequence[int], share: Share, reason: str) -> Counter[str]:
+    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
         due = None if self.due is None else self.due + share.start
         answers = transitions.reschedule(using, ids, due=due, shift=self.shift, spread=share.width, reason=reason)
-        return _told(using, answers)
+        return _publish(using, answers)
 
 
 @register
-class Run(BulkAction):
+class RunNow(BulkAction):
     verb = "run"
     permission = "run_message"
     states = frozenset({State.SCHEDULED})
 
-    def act(self, using: str, ids: Sequence[int], share: Share, reason: str) -> Counter[str]:
+    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
         answers = transitions.reschedule(using, ids, delay=share.start, spread=share.width, reason=reason or "run now")
-        return _told(using, answers)
+        return _publish(using, answers)
 
 
 @register
@@ -200,9 +198,9 @@ class Requeue(BulkAction):
     permission = "requeue_message"
     states = REQUEUEABLE
 
-    def act(self, using: str, ids: Sequence[int], share: Share, reason: str) -> Counter[str]:
+    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
         answers = transitions.requeue(using, ids, delay=share.start, spread=share.width, reason=reason)
-        return _told(using, answers)
+        return _publish(using, answers)
 
 
 @register
@@ -213,6 +211,6 @@ class Purge(BulkAction):
     permission = "purge_message"
     states = FINAL
 
-    def act(self, using: str, ids: Sequence[int], share: Share, reason: str) -> Counter[str]:
+    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
         gone = len(purge.purge_ids(using, ids))
         return Counter({"purged": gone, "too late": len(ids) - gone})

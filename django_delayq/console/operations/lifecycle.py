@@ -1,4 +1,4 @@
-"""The life of an operation: started, taken by a worker under a lease, done in steps, stopped, resumed, failed."""
+"""The life of an operation: started, leased by a worker, done in steps, stopped, resumed, failed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from django.db.models import F, Q, QuerySet
 from ... import actors, transitions
 from ...outcomes import storable
 from ...sql.moves import writing
-from ..models import Operation
-from .work import WORKS, Step, Work
+from ..models import Operation, OperationState
+from .work import WORKS, OperationWork, Step
 
-# A worker that did not finish a step, or say anything, for this long has lost the operation. Seconds.
-LEASE = 10.0
+# A worker that neither finishes a step nor renews the lease for this long loses the operation.
+LEASE_SECONDS = 10.0
 
-OPEN = ("queued", "running")
+OPEN = (OperationState.QUEUED, OperationState.RUNNING)
+ENDED_EARLY = (OperationState.STOPPED, OperationState.FAILED)
 
 
 class LostLease(Exception):
-    """Somebody else works on the operation now, or it was stopped: what this step did is rolled back."""
+    """Another worker has the operation now, or it was stopped: what this step did is rolled back."""
 
 
 def start(
@@ -36,11 +37,11 @@ def start(
     reason: str,
     started_by: str,
 ) -> Operation:
-    """Queue an operation; a worker begins within seconds. ``scope`` and ``arguments`` are what the verb's work reads.
+    """Queue an operation; a worker begins within seconds. The verb's work reads ``scope`` and ``arguments``.
 
     ``described`` is the scope in words, ``started_by`` an actor such as "user:anna".
     """
-    # An unknown verb, or a scope that it cannot read, is refused here and not in the worker.
+    # An unknown verb, or a scope that its work cannot read, is refused here and not in the worker.
     WORKS[verb](scope, arguments)
     return Operation.objects.using(using).create(
         verb=verb,
@@ -54,30 +55,29 @@ def start(
 
 
 def stop(operation: Operation) -> bool:
-    """Ask for a stop: it comes between two steps, or at once when nobody works on it. False: it has ended already."""
+    """Stop an operation between two steps, or at once when no worker has it. Return False when it has ended already."""
     using = _db(operation)
     now = transitions.now(using)
     rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=OPEN)
     if not rows.update(stop_requested=True):
         return False
     idle = rows.filter(_free(now))
-    idle.update(state=Operation.State.STOPPED, finished_at=now, worker="", leased_until=None)
+    idle.update(state=OperationState.STOPPED, finished_at=now, worker="", leased_until=None)
     return True
 
 
 def is_resumable(operation: Operation) -> bool:
-    """Whether it was ended before it was through."""
-    return operation.state in (Operation.State.STOPPED, Operation.State.FAILED)
+    """Tell whether an operation ended before all was done."""
+    return operation.state in ENDED_EARLY
 
 
 def resume(operation: Operation) -> bool:
-    """Let it go on where it ended. False: it has nothing to go on with, or goes on already."""
+    """Queue an operation again, from where it ended. Return False when it is done, or open already."""
     using = _db(operation)
-    ended = (Operation.State.STOPPED, Operation.State.FAILED)
-    rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=ended)
+    rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=ENDED_EARLY)
     return bool(
         rows.update(
-            state=Operation.State.QUEUED,
+            state=OperationState.QUEUED,
             stop_requested=False,
             finished_at=None,
             error="",
@@ -88,48 +88,47 @@ def resume(operation: Operation) -> bool:
 
 
 def has_open(using: str) -> bool:
-    """Whether there is any operation to do, or being done: one cheap look."""
+    """Return whether any operation is queued or running, with one cheap query."""
     return Operation.objects.using(using).filter(state__in=OPEN).exists()
 
 
-def take(using: str, worker: str) -> Operation | None:
-    """The oldest operation that nobody works on, taken for ``worker``; None when there is none."""
-    for operation in (
-        Operation.objects.using(using).filter(_free(transitions.now(using)), state__in=OPEN).order_by("id")
-    ):
+def lease_next(using: str, worker: str) -> Operation | None:
+    """Lease the oldest open operation that no worker has, and return it; None when there is none."""
+    rows = Operation.objects.using(using).filter(_free(transitions.now(using)), state__in=OPEN)
+    for operation in rows.order_by("id"):
         if _lease(using, operation, worker):
             return operation
     return None
 
 
-def give_back(using: str, worker: str) -> None:
-    """The worker ends in order: somebody else may go on at once."""
-    rows = Operation.objects.using(using).filter(state=Operation.State.RUNNING, worker=worker)
+def release(using: str, worker: str) -> None:
+    """Give up the lease of a worker that stops in order, so that another worker can go on at once."""
+    rows = Operation.objects.using(using).filter(state=OperationState.RUNNING, worker=worker)
     free: dict[str, Any] = {"worker": "", "leased_until": None}
     stopped = rows.filter(stop_requested=True)
-    stopped.update(state=Operation.State.STOPPED, finished_at=transitions.now(using), **free)
-    rows.update(state=Operation.State.QUEUED, **free)
+    stopped.update(state=OperationState.STOPPED, finished_at=transitions.now(using), **free)
+    rows.update(state=OperationState.QUEUED, **free)
 
 
 def fail(using: str, operation: Operation, worker: str, error: str) -> bool:
-    """It cannot go on. False: the lease was lost."""
+    """End an operation with an error. Return False when the lease was lost."""
     rows = _held(using, operation, worker)
     now = transitions.now(using)
     return bool(
-        rows.update(state=Operation.State.FAILED, error=storable(error), finished_at=now, worker="", leased_until=None)
+        rows.update(state=OperationState.FAILED, error=storable(error), finished_at=now, worker="", leased_until=None)
     )
 
 
 def run_step(using: str, operation: Operation, worker: str) -> bool:
-    """Do one step of an operation under a lease, and write down what came of it. Returns whether there is more to do.
+    """Do one step of an operation under a lease, and save its result. Return whether there is more to do.
 
-    Only who holds the lease writes: should it be lost, False, and a step that only writes to the record is undone.
-    Whatever the step raises comes through.
+    Only the holder of the lease saves: when the lease was lost, the answer is False, and a step that only writes to
+    the record is rolled back. What the step raises is not caught.
     """
     if not _lease(using, operation, worker):
         return False
     if operation.stop_requested:
-        _finish(using, operation, worker, Operation.State.STOPPED)
+        _finish(using, operation, worker, OperationState.STOPPED)
         return False
     work = WORKS[operation.verb](operation.scope, operation.arguments)
     if operation.started_at is None:
@@ -156,23 +155,25 @@ def _db(operation: Operation) -> str:
 
 
 def _held(using: str, operation: Operation, worker: str) -> QuerySet[Operation]:
-    return Operation.objects.using(using).filter(pk=operation.pk, state=Operation.State.RUNNING, worker=worker)
+    return Operation.objects.using(using).filter(pk=operation.pk, state=OperationState.RUNNING, worker=worker)
 
 
 def _lease(using: str, operation: Operation, worker: str) -> bool:
-    """Take it, or hold it longer; the object then is as the row. One conditional UPDATE decides."""
+    """Get or renew the lease by one conditional UPDATE, and refresh the object. Return whether the worker has it."""
     now = transitions.now(using)
     rows = Operation.objects.using(using).filter(_free(now) | Q(worker=worker), pk=operation.pk, state__in=OPEN)
-    if not rows.update(state=Operation.State.RUNNING, worker=worker, leased_until=now + timedelta(seconds=LEASE)):
+    if not rows.update(
+        state=OperationState.RUNNING, worker=worker, leased_until=now + timedelta(seconds=LEASE_SECONDS)
+    ):
         return False
     operation.refresh_from_db(using=using)
     return operation.worker == worker
 
 
-def _begin(using: str, operation: Operation, worker: str, work: Work) -> None:
+def _begin(using: str, operation: Operation, worker: str, work: OperationWork) -> None:
     held = _held(using, operation, worker)
     operation.started_at = transitions.now(using)
-    # To count may outlast the lease: whoever takes it over meanwhile goes on without, or they would count for ever.
+    # Counting may outlast the lease. A worker that takes over meanwhile must not count again, or it would never end.
     held.update(started_at=operation.started_at)
     try:
         operation.total = work.count(using)
@@ -189,14 +190,14 @@ def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
         "done": F("done") + step.done,
         "outcomes": dict(Counter(operation.outcomes) + Counter(dict(step.outcomes))),
         "position": step.position,
-        "leased_until": now + timedelta(seconds=LEASE),
+        "leased_until": now + timedelta(seconds=LEASE_SECONDS),
     }
     if step.finished:
-        values |= {"state": Operation.State.DONE, "finished_at": now, "worker": "", "leased_until": None}
+        values |= {"state": OperationState.DONE, "finished_at": now, "worker": "", "leased_until": None}
     if not _held(using, operation, worker).update(**values):
         raise LostLease
 
 
-def _finish(using: str, operation: Operation, worker: str, state: Operation.State) -> None:
+def _finish(using: str, operation: Operation, worker: str, state: OperationState) -> None:
     now = transitions.now(using)
     _held(using, operation, worker).update(state=state, finished_at=now, worker="", leased_until=None)

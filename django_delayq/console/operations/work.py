@@ -1,4 +1,4 @@
-"""What a verb has to offer to be done step by step."""
+"""The base class of what operations do, and the table of all kinds of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any, ClassVar, TypeVar
 from ..models import Operation
 
 # Messages of one step at most.
-BATCH = 1000
+MESSAGES_PER_STEP = 1000
+# The statement timeout for counting what an operation has to do.
+COUNT_TIMEOUT_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batch that was done: how many messages, what came of them, where to go on, and whether that was all."""
+    """One batch that was done: how many messages, their outcomes, where to go on, and whether it was the last."""
 
     done: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)
@@ -23,18 +25,18 @@ class Step:
     finished: bool = False
 
 
-class Work(ABC):
-    """A verb on the messages of a scope.
+class OperationWork(ABC):
+    """What one operation does with the messages of its scope.
 
-    A step begins where ``operation.position`` says (empty: at the beginning), and does at most ``BATCH`` messages, or
-    about a second's worth. It may be done again after a worker was killed before it could write the position down.
+    A step begins at ``operation.position`` (empty: at the beginning), and does at most ``MESSAGES_PER_STEP`` messages,
+    or about a second's worth. A step may be done again after a worker was killed before it could write the position.
     """
 
-    # The name under which operations name it.
+    # The name of this kind of work in ``Operation.verb``.
     verb: ClassVar[str]
     # The codename of the permission to start, stop and resume it.
     permission: ClassVar[str]
-    # Whether a step only writes to the record: then its result and its bookkeeping are one transaction.
+    # True when a step writes to the record only: then its changes and its bookkeeping are one transaction.
     atomic: ClassVar[bool] = True
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
@@ -43,19 +45,19 @@ class Work(ABC):
 
     @abstractmethod
     def count(self, using: str) -> int | None:
-        """How many messages there are to do now; None when they are too many to count."""
+        """Return how many messages there are to do now; None when they are too many to count."""
 
     @abstractmethod
     def step(self, using: str, operation: Operation) -> Step:
         """Do one batch."""
 
 
-WORKS: dict[str, type[Work]] = {}
+WORKS: dict[str, type[OperationWork]] = {}
 
-AWork = TypeVar("AWork", bound=Work)
+AWork = TypeVar("AWork", bound=OperationWork)
 
 
 def register(work: type[AWork]) -> type[AWork]:
-    """Make a verb known, as a decorator of its class."""
+    """Add a kind of work to ``WORKS``, as a decorator of its class."""
     WORKS[work.verb] = work
     return work

@@ -18,21 +18,19 @@ from ...broker.base import Index
 from ...extensions import RestoreObserver, RestoreStart
 from ...outcomes import storable
 from ...restore import Overdue, Restore, Selection, Tally
-from ..models import Operation
+from ..models import Operation, OperationState
 from ..statements import TooSlow, statement_timeout
-from .lifecycle import LEASE
-from .work import Step, Work, register
+from .lifecycle import LEASE_SECONDS
+from .work import COUNT_TIMEOUT_MS, OperationWork, Step, register
 
 logger = logging.getLogger("django_delayq")
 
-# How long a step goes on. Seconds.
-STEP = 1.0
-# How long the database may count what there is to do. Milliseconds.
-COUNTING = 5000
+# The duration of a step.
+STEP_SECONDS = 1.0
 
 
 def scope_of(selection: Selection) -> dict[str, Any]:
-    """For ``Operation.scope``."""
+    """Return the selection for ``Operation.scope``."""
     return {
         "queues": list(selection.queues),
         "topics": list(selection.topics),
@@ -43,12 +41,12 @@ def scope_of(selection: Selection) -> dict[str, Any]:
 
 
 def arguments_of(overdue: Overdue, spread: float, *, no_expired: bool) -> dict[str, Any]:
-    """For ``Operation.arguments``."""
+    """Return the options of a restore for ``Operation.arguments``."""
     return {"overdue": overdue.value, "spread": spread, "no_expired": no_expired}
 
 
 def outcomes_of(tally: Tally) -> dict[str, int]:
-    """For ``Operation.outcomes``."""
+    """Return the counts of a restore for ``Operation.outcomes``."""
     words = {
         "put": tally.put,
         "there already": tally.present,
@@ -60,8 +58,8 @@ def outcomes_of(tally: Tally) -> dict[str, int]:
 
 
 @register
-class RestoreWork(Work):
-    """Steps of about a second. Nothing is cleared, and what was done twice changes nothing."""
+class RestoreWork(OperationWork):
+    """Restores in steps of about a second. It clears nothing, and a step that is done twice changes nothing."""
 
     verb = "restore"
     permission = "restore_message"
@@ -82,8 +80,8 @@ class RestoreWork(Work):
         if conf.get().REDIS is None:
             raise ValueError("DELAYQ['REDIS'] is None: there is nothing to restore")
 
-    def job(self, using: str, broker: Index, position: str = "") -> Restore:
-        """The restore itself, from a position on."""
+    def restore(self, using: str, broker: Index, position: str = "") -> Restore:
+        """Return the restore itself, from a position on."""
         return Restore(
             using,
             broker,
@@ -98,8 +96,8 @@ class RestoreWork(Work):
         broker = index(using)
         assert broker is not None
         try:
-            with statement_timeout(using, COUNTING):
-                return self.job(using, broker).preview().expected(self.overdue)
+            with statement_timeout(using, COUNT_TIMEOUT_MS):
+                return self.restore(using, broker).preview().expected(self.overdue)
         except TooSlow:
             return None
         finally:
@@ -110,21 +108,21 @@ class RestoreWork(Work):
         assert broker is not None
         batches: list[int] = []
         try:
-            job = self.job(using, broker, operation.position)
-            job.prepare()
-            end = time.monotonic() + STEP
-            # One batch at least, or it would never come to an end.
-            report = job.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
+            restore = self.restore(using, broker, operation.position)
+            restore.prepare()
+            end = time.monotonic() + STEP_SECONDS
+            # At least one batch is done, or a restore with slow batches would never end.
+            report = restore.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
         finally:
             broker.close()
         return Step(sum(batches), outcomes_of(report.total()), report.position or "", report.position is None)
 
 
-class Journal(RestoreObserver):
-    """Shows a restore that a command or a loader does among the operations, once a second.
+class RestoreOperation(RestoreObserver):
+    """Shows a restore of a command or a loader among the operations, and updates it once a second.
 
-    It never raises: the restore goes on whatever becomes of its trace. Should its process die, a worker finishes the
-    operation when its lease has run out.
+    Its methods do not raise database errors: the restore goes on when its operation cannot be written. When the
+    process dies, a worker finishes the operation after its lease has run out.
     """
 
     def __init__(self, start: RestoreStart) -> None:
@@ -140,7 +138,7 @@ class Journal(RestoreObserver):
             "arguments": arguments_of(start.overdue, start.spread, no_expired=start.no_expired),
             "described": storable(start.described),
             "started_by": actors.current(),
-            "state": Operation.State.RUNNING,
+            "state": OperationState.RUNNING,
             "total": start.total,
             "worker": self.worker,
         }
@@ -153,9 +151,9 @@ class Journal(RestoreObserver):
         return self._stop_requested
 
     def ended(self, tally: Tally, position: str | None, error: str) -> None:
-        state = Operation.State.DONE if position is None else Operation.State.STOPPED
+        state = OperationState.DONE if position is None else OperationState.STOPPED
         if error:
-            state = Operation.State.FAILED
+            state = OperationState.FAILED
         values = {"state": state, "error": storable(error), "worker": "", "leased_until": None}
         self._write(tally, position, values, ended=True)
         self._operation = None
@@ -184,11 +182,11 @@ class Journal(RestoreObserver):
             with transaction.atomic(using=self.using):
                 write(transitions.now(self.using))
         except (DatabaseError, InterfaceError) as error:
-            logger.debug("The operation of this restore could not be written: %s", error)
+            logger.debug("The operation that shows this restore could not be written; the restore goes on: %s", error)
 
 
 def _leased(now: datetime) -> datetime:
-    return now + timedelta(seconds=LEASE)
+    return now + timedelta(seconds=LEASE_SECONDS)
 
 
 def _iso(when: datetime | None) -> str | None:

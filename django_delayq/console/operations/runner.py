@@ -1,4 +1,4 @@
-"""Does what people started in the admin for many messages at once, batch by batch."""
+"""The service that does operations in a worker, step by step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ..models import Operation
 
 logger = logging.getLogger("django_delayq")
 
-# A step that failed this often in a row will not succeed.
-TRIES = 5
+# After so many failures of a step in a row the operation fails.
+MAX_FAILURES = 5
 
 
-class Operator(Service):
-    """One operation at a time. While there is none it costs one small query every five seconds."""
+class OperationRunner(Service):
+    """Does one operation at a time. While there is none it issues one small query every five seconds."""
 
+    # Also the role that runs it.
     name = "operator"
     thread = "operator"
     interval = 5.0
@@ -35,10 +36,10 @@ class Operator(Service):
         if operation is None:
             if not operations.has_open(self.using):
                 return self.interval
-            operation = self._current = operations.take(self.using, self.worker)
+            operation = self._current = operations.lease_next(self.using, self.worker)
             if operation is None:
                 return self.interval
-            logger.info("Operation %s begins, or goes on", operation)
+            logger.info("Working on operation %s", operation)
         try:
             more = operations.run_step(self.using, operation, self.worker)
         except Exception as error:
@@ -49,21 +50,22 @@ class Operator(Service):
             self._current = None
         return 0.0
 
-    def leave(self) -> None:
-        """The process ends in order."""
-        operations.give_back(self.using, self.worker)
+    def release(self) -> None:
+        """Release the operation when the process stops in order, so that another worker can go on at once."""
+        operations.release(self.using, self.worker)
 
     def _failed(self, operation: Operation, error: Exception) -> None:
-        """Give up a step that fails again and again, unless it is the database or Redis that is away."""
-        if isinstance(error, BrokerUnavailable) or not self._answers():
+        """Fail the operation after some failures in a row; those while the database or Redis is away do not count."""
+        if isinstance(error, BrokerUnavailable) or not self._database_answers():
             return
         self._failures += 1
-        if self._failures >= TRIES:
-            logger.error("Operation %s failed: %s: %s", operation, type(error).__name__, error)
-            operations.fail(self.using, operation, self.worker, f"{type(error).__name__}: {error}")
+        if self._failures >= MAX_FAILURES:
+            text = f"{type(error).__name__}: {error}"
+            logger.error("Operation %s failed after %d tries of a step: %s", operation, self._failures, text)
+            operations.fail(self.using, operation, self.worker, text)
             self._failures, self._current = 0, None
 
-    def _answers(self) -> bool:
+    def _database_answers(self) -> bool:
         connection = connections[self.using]
         try:
             with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""The comparison of the record with Redis as an operation, one queue in a step."""
+"""The consistency check as an operation: the record against Redis, one queue in a step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ... import conf, restore, transitions
 from ...broker import index
 from ...inspector.consistency import ConsistencyCheck, Mismatch, stuck
 from ..models import Operation
-from .lifecycle import LEASE
-from .work import Step, Work, register
+from .lifecycle import LEASE_SECONDS
+from .work import OperationWork, Step, register
 
-# What seems to differ is looked at again after the grace, but after this time at most. Seconds.
-LONGEST_PAUSE = 5.0
+# Mismatches are checked again after the grace period, but after this time at most.
+MAX_PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What differs in one queue."""
+class QueueCheck:
+    """The result for one queue: how many messages were compared, and how many mismatch in which way."""
 
     compared: int
     missing: int
@@ -32,12 +32,13 @@ class Found:
 
     @property
     def agrees(self) -> bool:
+        """True when no mismatch was found."""
         return not (self.missing or self.extra or self.different or self.stuck)
 
 
 @register
-class CheckWork(Work):
-    """Changes nothing. What was found in each queue is kept as the position."""
+class CheckWork(OperationWork):
+    """Compares the record with Redis and changes nothing. The position of the operation keeps the results."""
 
     verb = "check"
     permission = "restore_message"
@@ -52,38 +53,38 @@ class CheckWork(Work):
         return None
 
     def step(self, using: str, operation: Operation) -> Step:
-        results = found_by(operation)
+        results = results_of(operation)
         left = [queue for queue in restore.queues(using) if queue not in results]
         if not left:
             return Step(position=operation.position, finished=True)
         broker = index(using)
         assert broker is not None
         try:
-            check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, LONGEST_PAUSE))
-            found = check.run(_Holding(using, operation))
+            check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, MAX_PAUSE_SECONDS))
+            found = check.run(_LeaseRenewal(using, operation))
         finally:
             broker.close()
         counts = {mismatch.value: found.counts[mismatch] for mismatch in Mismatch}
-        results[left[0]] = Found(found.compared, **counts, stuck=stuck(using, left[:1]).count)
+        results[left[0]] = QueueCheck(found.compared, **counts, stuck=stuck(using, left[:1]).count)
         outcomes = {word: number for word, number in counts.items() if number}
-        position = json.dumps({queue: asdict(found) for queue, found in results.items()})
+        position = json.dumps({queue: asdict(result) for queue, result in results.items()})
         return Step(found.compared, outcomes, position, finished=len(left) == 1)
 
 
-def found_by(operation: Operation) -> dict[str, Found]:
-    """What a check has found so far, by queue."""
-    return {queue: Found(**facts) for queue, facts in json.loads(operation.position or "{}").items()}
+def results_of(operation: Operation) -> dict[str, QueueCheck]:
+    """Return what a check has found so far, by queue."""
+    return {queue: QueueCheck(**facts) for queue, facts in json.loads(operation.position or "{}").items()}
 
 
-class _Holding:
-    """Keeps the lease of an operation while a long step goes on."""
+class _LeaseRenewal:
+    """Renews the lease of an operation while a long step goes on."""
 
     def __init__(self, using: str, operation: Operation) -> None:
         self._rows = Operation.objects.using(using).filter(pk=operation.pk, worker=operation.worker)
         self._using = using
-        self._held = time.monotonic()
+        self._renewed_at = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        if time.monotonic() - self._held >= 1.0:
-            self._held = time.monotonic()
-            self._rows.update(leased_until=transitions.now(self._using) + timedelta(seconds=LEASE))
+        if time.monotonic() - self._renewed_at >= 1.0:
+            self._renewed_at = time.monotonic()
+            self._rows.update(leased_until=transitions.now(self._using) + timedelta(seconds=LEASE_SECONDS))
