@@ -1,1 +1,1 @@
-"""The console: admin pages, search, statistics, operations and audit. A Django app that stands on the queue."""
+"""The console: a Django app on top of the queue, with admin pages, search, statistics, operations and audit."""

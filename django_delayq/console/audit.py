@@ -1,4 +1,4 @@
-"""The trace of what people and commands did, apart from the log of each message."""
+"""The audit: what people and commands did, apart from the log of each message."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def record(
     user: Any = None,
     nonce: str | None = None,
 ) -> AuditEvent:
-    """Write down that the current actor did ``verb`` to ``target`` (both in words), and what came of it.
+    """Save an audit event: the current actor did ``verb`` to ``target`` (both in words), with these ``outcomes``.
 
-    ``user`` is the user object, if there is one: its key is kept. The same goes to the logger
-    ``django_delayq.audit``. No payload belongs into any of it. A second event with the same ``nonce`` is refused with
-    an ``IntegrityError``: call it in the transaction of what was done.
+    The logger ``django_delayq.audit`` gets a line too. ``user`` is the user object, if there is one: its key is kept.
+    No argument may hold a payload. A second event with the same ``nonce`` raises ``IntegrityError``: call this function
+    in the transaction of the action itself.
     """
     event = AuditEvent.objects.using(using).create(
         actor=actors.current(),

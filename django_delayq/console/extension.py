@@ -65,7 +65,7 @@ def _observe_restore(start: RestoreStart) -> RestoreObserver:
     return RestoreOperation(start)
 
 
-def _throughput(using: str, now: datetime) -> StatisticsSection:
+def _statistics(using: str, now: datetime) -> StatisticsSection:
     from .statistics.section import collect
 
     return collect(using, now)
@@ -79,8 +79,8 @@ def _record_action(**event: Any) -> None:
 
 
 def register() -> None:
-    """Add the console to the queue. Called once the apps are ready; imports its tables and services when needed."""
+    """Register what the console adds. Called when the apps are ready; imports tables and services when needed."""
     extensions.add_to_workers(ConsoleExtension, roles=("operator",))
     extensions.observe_restores(_observe_restore)
-    extensions.add_to_statistics(_throughput)
+    extensions.add_to_statistics(_statistics)
     signals.operator_action.connect(_record_action, dispatch_uid="django_delayq.console.audit")

@@ -77,9 +77,9 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None) -> li
         said.append(_paused(pause))
     if message.due_at <= now and not _is_served(message, now):
         said.append(_("Waiting: no live worker listens to the queue %(queue)s.") % facts)
-    if where is not None and where.kind == Mismatch.MISSING:
+    if where is not None and where.mismatch == Mismatch.MISSING:
         said.append(_("Missing in Redis: it runs at the next sweep, or put it back."))
-    if where is not None and where.kind == Mismatch.DIFFERENT:
+    if where is not None and where.mismatch == Mismatch.DIFFERENT:
         said.append(_("Redis has it at another time than the record: the next sweep mends that, or put it back."))
     if not said and message.due_at <= now:
         said.append(_("Waiting: for a free worker of the queue %(queue)s.") % facts)

@@ -25,7 +25,7 @@ from ...models import Message
 from ...states import LIVE, State
 from .. import audit
 from ..search import language as searches
-from ..whereabouts import Whereabouts, look
+from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload, timeline
 from .search_box import TAB_VAR
 
@@ -140,7 +140,7 @@ class MessagePage(_Base):
     ) -> HttpResponse:
         now = transitions.now(message._state.db or "default")
         moves = timeline.log(message)
-        where = look(message)
+        where = locate(message)
         content = payload.pretty(message.payload, masked=masked)
         context = {
             **page.context(self, request, str(message)),
@@ -245,7 +245,7 @@ def _place(where: Whereabouts) -> str:
     if where.ready_since is not None:
         facts = {
             "since": explanation.moment(where.ready_since),
-            "before": where.before if where.before is not None else "?",
+            "before": where.ahead if where.ahead is not None else "?",
         }
         return _("ready since %(since)s, with %(before)s before it") % facts
     if where.delayed_until is not None:
@@ -260,13 +260,13 @@ def _expected(message: Message, where: Whereabouts) -> str:
 
 
 def _differs(where: Whereabouts) -> str:
-    if where.kind is None:
+    if where.mismatch is None:
         return _("agrees")
     return {
         Mismatch.MISSING: _("differs: missing"),
         Mismatch.EXTRA: _("differs: only in Redis"),
         Mismatch.DIFFERENT: _("differs: another time"),
-    }[where.kind]
+    }[where.mismatch]
 
 
 def _call(message: Message) -> str:
