@@ -1,4 +1,4 @@
-"""Operations in real workers: done, and done to the end whatever happens to the worker."""
+"""Tests of operations in real workers: they are done to the end, whatever happens to the worker."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def all_is_well(operation: Operation) -> None:
 
 
 @contextmanager
-def stuck_in_the_second_batch(ids: list[int], operation: Operation, worker: Worker) -> Iterator[None]:
-    """A worker that has done one batch, and waits in the next for a row that somebody has locked."""
+def stuck_in_the_second_step(ids: list[int], operation: Operation, worker: Worker) -> Iterator[None]:
+    """Hold a worker in its second step: it waits for a row that this test has locked."""
     if connection.vendor != "postgresql":
         pytest.skip("needs locks of rows")
     with transaction.atomic():
@@ -79,7 +79,7 @@ def waits_for_a_lock() -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def test_a_running_worker_does_it(start: Start) -> None:
+def test_a_running_worker_does_an_operation(start: Start) -> None:
     scheduled()
     operation = started()
     worker = start("--roles", "operator")
@@ -94,14 +94,14 @@ def test_two_workers_do_each_message_once(start: Start) -> None:
     for _number in range(2):
         start("--roles", "operator")
     eventually(lambda: is_done(first) and is_done(second), "both operations")
-    # They want the same messages: what one has cancelled is too late for the other, or not there for it any more.
+    # Both want the same messages: one that the first has cancelled is too late for the second, or not found by it.
     outcomes = Counter(fresh(first).outcomes) + Counter(fresh(second).outcomes)
     assert outcomes["cancelled"] == MANY
     assert set(outcomes) <= {"cancelled", "too late"}
     assert Transition.objects.filter(to_state=State.CANCELLED).count() == MANY
 
 
-def test_a_worker_without_that_role_leaves_it(start: Start) -> None:
+def test_a_worker_without_the_role_leaves_operations_queued(start: Start) -> None:
     scheduled()
     operation = started()
     sign = schedule_message("t.none", delay=0, expires="1ms")
@@ -111,26 +111,26 @@ def test_a_worker_without_that_role_leaves_it(start: Start) -> None:
     assert fresh(operation).state == OperationState.QUEUED
 
 
-def test_a_worker_that_is_killed_in_the_middle_does_no_harm(start: Start) -> None:
+def test_an_operation_whose_worker_is_killed_is_finished_by_another(start: Start) -> None:
     ids = scheduled()
     operation = started()
     worker = start("--roles", "operator")
-    with stuck_in_the_second_batch(ids, operation, worker):
+    with stuck_in_the_second_step(ids, operation, worker):
         worker.kill()
     held = fresh(operation)
     assert (held.state, held.done) == (OperationState.RUNNING, MESSAGES_PER_STEP)
-    # Its lease runs out.
+    # The lease of the killed worker runs out.
     Operation.objects.update(leased_until=transitions.now(DB) - timedelta(seconds=1))
     start("--roles", "operator")
     eventually(lambda: is_done(operation), "the rest")
     all_is_well(operation)
 
 
-def test_a_worker_that_ends_in_order_gives_it_back_at_once(start: Start) -> None:
+def test_a_worker_that_stops_in_order_releases_its_operation_at_once(start: Start) -> None:
     ids = scheduled()
     operation = started()
     worker = start("--roles", "operator")
-    with stuck_in_the_second_batch(ids, operation, worker):
+    with stuck_in_the_second_step(ids, operation, worker):
         worker.stop()
         given_back = fresh(operation)
         assert (given_back.state, given_back.leased_until, given_back.done) == (

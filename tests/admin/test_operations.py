@@ -1,4 +1,4 @@
-"""Operations: done in steps, under a lease, stopped, resumed, failed; and the pages that show them."""
+"""Tests of operations: done in steps, under a lease, stopped, resumed, failed; and of the pages that show them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH = 4
 
 
 @pytest.fixture(autouse=True)
-def _small_batches_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_steps_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "LEASE_SECONDS", 3600.0)
     for module in (work, bulk):
         monkeypatch.setattr(module, "MESSAGES_PER_STEP", BATCH)
@@ -94,7 +94,7 @@ def test_an_operation_is_done_in_steps() -> None:
     assert log.count() == 10
 
 
-def test_messages_named_by_their_ids_are_told_each() -> None:
+def test_an_outcome_is_counted_for_each_message_of_a_scope_of_ids() -> None:
     ids = [message.pk for message in samples.one_of_each().values()]
     operation = start("cancel", ids=[*ids, 10**9])
     worked_off()
@@ -111,7 +111,7 @@ def test_messages_named_by_their_ids_are_told_each() -> None:
         ("purge", {}, State.DEAD, "purged"),
     ],
 )
-def test_every_verb_does_what_it_can_and_leaves_the_rest(
+def test_every_action_changes_messages_of_its_states_and_no_others(
     verb: str, arguments: dict[str, Any], before: State, after: str
 ) -> None:
     made = samples.one_of_each()
@@ -127,7 +127,7 @@ def test_every_verb_does_what_it_can_and_leaves_the_rest(
     assert changed is None if verb == "purge" else changed is not None and changed.moves == made[before].moves + 1
 
 
-def test_what_comes_later_is_left_alone_and_times_stand_still() -> None:
+def test_messages_scheduled_after_the_start_are_left_alone_and_times_stand_still() -> None:
     early = scheduled(2)
     soon = start("cancel", "due:<2h")
     late = scheduled(1)
@@ -138,7 +138,7 @@ def test_what_comes_later_is_left_alone_and_times_stand_still() -> None:
     assert "<2h" not in fresh(soon).scope["search"]
 
 
-def test_ids_far_apart_are_no_detour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_far_apart_cost_no_empty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "IDS_PER_STEP", 10)
     near, far = scheduled(2)
     Transition.objects.filter(message_id=far).update(message_id=10**12)
@@ -151,7 +151,7 @@ def test_ids_far_apart_are_no_detour(monkeypatch: pytest.MonkeyPatch) -> None:
     assert near
 
 
-def test_messages_are_spread_over_all_batches() -> None:
+def test_messages_are_spread_over_all_steps() -> None:
     ids = scheduled(10)
     due = transitions.now(samples.DB) + timedelta(days=1)
     start("reschedule", "is:live", due=due.isoformat(), spread=100)
@@ -161,7 +161,7 @@ def test_messages_are_spread_over_all_batches() -> None:
     assert ahead == pytest.approx([10.0 * number for number in range(10)], abs=0.002)
 
 
-def test_spread_without_a_number_goes_by_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spread_without_a_total_goes_by_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "TOTAL_CAP", 3)
     ids = scheduled(10)
     due = transitions.now(samples.DB) + timedelta(days=1)
@@ -185,7 +185,7 @@ def test_spread_without_a_number_goes_by_the_ids(monkeypatch: pytest.MonkeyPatch
         ("reschedule", {"ids": [1]}, {"due": "2050-01-01T00:00:00+00:00", "shift": 5}),
     ],
 )
-def test_what_no_worker_could_do_is_refused_at_the_start(
+def test_an_operation_that_no_worker_could_do_is_refused_at_the_start(
     verb: str, scope: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     with pytest.raises((KeyError, ValueError)):
@@ -208,13 +208,13 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
     assert step(operation, "w1")
 
 
-def test_two_workers_do_two_operations() -> None:
+def test_two_workers_lease_two_operations() -> None:
     first, second = start("cancel", "is:live"), start("run", "is:live")
     taken = [operations.lease_next(samples.DB, name) for name in ("w1", "w2", "w3")]
     assert taken == [first, second, None]
 
 
-def test_an_operation_whose_worker_was_killed_ends_as_if_it_had_not_been() -> None:
+def test_an_operation_whose_worker_was_killed_has_the_same_outcome() -> None:
     scheduled(10)
     undisturbed = start("cancel", "is:live")
     worked_off()
@@ -228,7 +228,7 @@ def test_an_operation_whose_worker_was_killed_ends_as_if_it_had_not_been() -> No
     assert Transition.objects.filter(to_state=State.CANCELLED).count() == 20
 
 
-def test_a_batch_whose_lease_was_lost_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_whose_lease_was_lost_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduled(3)
     operation = start("cancel", "is:live")
     act = bulk.Cancel.act
@@ -248,7 +248,7 @@ def test_a_batch_whose_lease_was_lost_is_undone(monkeypatch: pytest.MonkeyPatch)
     assert outcome(operation) == ("done", 3, {"cancelled": 3})
 
 
-def test_a_worker_that_ends_in_order_gives_its_operation_back() -> None:
+def test_a_worker_that_stops_in_order_releases_its_operation() -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
     leaving = OperationRunner(samples.DB, "w1")
@@ -259,7 +259,7 @@ def test_a_worker_that_ends_in_order_gives_its_operation_back() -> None:
     assert outcome(operation) == ("done", 10, {"cancelled": 10})
 
 
-def test_while_there_is_nothing_to_do_it_costs_one_query() -> None:
+def test_a_runner_without_operations_issues_one_query() -> None:
     start("cancel", "is:live")
     worked_off()
     with CaptureQueriesContext(connection) as queries:
@@ -270,24 +270,24 @@ def test_while_there_is_nothing_to_do_it_costs_one_query() -> None:
 # --- stop and resume --------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_comes_between_two_batches_and_a_resume_goes_on_from_there() -> None:
+def test_a_stop_comes_between_two_steps_and_a_resume_goes_on_from_there() -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
-    operator = OperationRunner(samples.DB, "w1")
-    assert operator.tick() == 0.0
+    runner = OperationRunner(samples.DB, "w1")
+    assert runner.tick() == 0.0
     assert operations.stop(fresh(operation))
     assert fresh(operation).state == "running"
-    worked_off(operator)
+    worked_off(runner)
     assert outcome(operation) == ("stopped", 4, {"cancelled": 4})
     assert states() == {"cancelled": 4, "scheduled": 6}
-    worked_off(operator)
+    worked_off(runner)
     assert fresh(operation).state == "stopped"
     assert operations.resume(fresh(operation))
-    worked_off(operator)
+    worked_off(runner)
     assert outcome(operation) == ("done", 10, {"cancelled": 10})
 
 
-def test_what_nobody_works_on_stops_at_once() -> None:
+def test_an_operation_that_no_worker_has_stops_at_once() -> None:
     waiting, abandoned = start("cancel", "is:live"), start("cancel", "is:live")
     step(abandoned)
     Operation.objects.filter(pk=abandoned.pk).update(state="running", worker="w1", finished_at=None)
@@ -297,7 +297,7 @@ def test_what_nobody_works_on_stops_at_once() -> None:
         assert fresh(operation).state == "stopped"
 
 
-def test_a_stop_that_the_worker_did_not_live_to_see(chief: Client) -> None:
+def test_a_stop_takes_effect_when_its_worker_was_killed(chief: Client) -> None:
     scheduled(10)
     left, killed = start("cancel", "is:live"), start("cancel", "is:live")
     step(left, "w1")
@@ -314,7 +314,7 @@ def test_a_stop_that_the_worker_did_not_live_to_see(chief: Client) -> None:
     assert fresh(killed).state == "stopped"
 
 
-def test_what_has_ended_neither_stops_nor_goes_on() -> None:
+def test_a_finished_operation_neither_stops_nor_resumes() -> None:
     operation = start("cancel", "is:live")
     worked_off()
     assert not operations.stop(operation)
@@ -345,12 +345,12 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Failing]]:
     Failing.error = error
 
 
-def tries(operator: OperationRunner, number: int) -> int:
-    """Ticks, as the runner takes them; how many raised."""
+def tries(runner: OperationRunner, number: int) -> int:
+    """Tick so many times, and return how many ticks raised."""
     raised = 0
     for _number in range(number):
         try:
-            operator.tick()
+            runner.tick()
         except Exception:  # noqa: BLE001
             raised += 1
     return raised
@@ -360,20 +360,20 @@ def test_a_step_that_fails_again_and_again_fails_the_operation(
     failing: type[Failing], caplog: pytest.LogCaptureFixture
 ) -> None:
     operation, other = start("fail", ids=[]), start("cancel", ids=[])
-    operator = OperationRunner(samples.DB, "w1")
+    runner = OperationRunner(samples.DB, "w1")
     with caplog.at_level(logging.ERROR, "django_delayq"):
-        assert tries(operator, MAX_FAILURES) == MAX_FAILURES
+        assert tries(runner, MAX_FAILURES) == MAX_FAILURES
     now = fresh(operation)
     assert (now.state, now.error, now.worker) == ("failed", "ZeroDivisionError: by nothing", "")
     assert "by nothing" in caplog.text
-    worked_off(operator)
+    worked_off(runner)
     assert fresh(other).state == "done"
     assert operations.resume(now)
     assert fresh(operation).error == ""
 
 
 @pytest.mark.parametrize("away", [BrokerUnavailable("Redis is away"), OperationalError("the database is away")])
-def test_a_server_that_is_away_is_waited_for(
+def test_a_step_is_tried_again_while_a_server_is_away(
     failing: type[Failing], monkeypatch: pytest.MonkeyPatch, away: Exception
 ) -> None:
     operation = start("fail", ids=[])
@@ -384,15 +384,15 @@ def test_a_server_that_is_away_is_waited_for(
     assert fresh(operation).state == "running"
 
 
-def test_an_error_now_and_then_is_forgotten(failing: type[Failing], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_succeeds_resets_the_failures(failing: type[Failing], monkeypatch: pytest.MonkeyPatch) -> None:
     operation = start("fail", ids=[])
-    operator = OperationRunner(samples.DB, "w1")
-    tries(operator, MAX_FAILURES - 1)
+    runner = OperationRunner(samples.DB, "w1")
+    tries(runner, MAX_FAILURES - 1)
     monkeypatch.setattr(failing, "step", lambda self, using, operation: Step(1, {"done": 1}, "", False))
-    assert operator.tick() == 0.0
+    assert runner.tick() == 0.0
     monkeypatch.undo()
     monkeypatch.setitem(work.WORKS, "fail", failing)
-    tries(operator, MAX_FAILURES - 1)
+    tries(runner, MAX_FAILURES - 1)
     assert fresh(operation).state == "running"
 
 
@@ -408,7 +408,7 @@ def alive() -> None:
     Worker.objects.create(name="w1", host="h", pid=1, started_at=now, seen_at=now)
 
 
-def test_the_list_says_how_far_they_are(chief: Client) -> None:
+def test_the_list_shows_the_progress_of_operations(chief: Client) -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
     text = samples.text(chief.get(reverse(LIST)))
@@ -426,7 +426,7 @@ def test_the_list_says_how_far_they_are(chief: Client) -> None:
     assert "done 100 % 10 of 10 messages 10 cancelled" in samples.text(chief.get(reverse(LIST)))
 
 
-def test_the_page_says_what_it_does_and_what_came_of_it(chief: Client) -> None:
+def test_the_page_shows_an_operation_and_its_outcomes(chief: Client) -> None:
     scheduled(10)
     due = timezone.now() + timedelta(days=1)
     operation = start("reschedule", "is:live", due=due.isoformat(), spread=600)
@@ -438,12 +438,12 @@ def test_the_page_says_what_it_does_and_what_came_of_it(chief: Client) -> None:
         assert part in text
     assert ">Stop</button>" in response.content.decode()
     assert 'data-dq-region="operation"' in response.content.decode()
-    # A live region holds no form: it would be thrown away while somebody uses it.
+    # A live region holds no form: a refresh would replace the form while somebody uses it.
     region = response.content.decode().split('data-dq-region="operation"')[1].split("</section>")[0]
     assert "<form" not in region
 
 
-def test_rate_and_time_left_are_told(chief: Client) -> None:
+def test_the_page_shows_rate_and_time_left(chief: Client) -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
     step(operation)
@@ -454,29 +454,29 @@ def test_rate_and_time_left_are_told(chief: Client) -> None:
     assert "Time left, about" in text
 
 
-def test_stop_and_resume_on_the_page(chief: Client) -> None:
+def test_an_operation_is_stopped_and_resumed_on_its_page(chief: Client) -> None:
     scheduled(10)
     operation = started(chief, "cancel", "is:live")
     stop, resume = (
         reverse(f"admin:delayq_console_operation_{name}", args=[operation.pk]) for name in ("stop", "resume")
     )
-    operator = OperationRunner(samples.DB, "w1")
-    operator.tick()
+    runner = OperationRunner(samples.DB, "w1")
+    runner.tick()
     response = chief.post(stop, follow=True)
     assert samples.said(response) == ["It stops after the batch that is under way."]
     assert "A stop was requested" in samples.text(response)
     assert stop not in response.content.decode()
-    worked_off(operator)
+    worked_off(runner)
     response = page(chief, operation)
     assert resume in response.content.decode()
     assert samples.said(chief.post(resume, follow=True)) == ["It goes on where it ended."]
-    worked_off(operator)
+    worked_off(runner)
     assert outcome(operation) == ("done", 10, {"cancelled": 10})
     assert samples.said(chief.post(stop, follow=True)) == ["Nothing was done: it is in another state by now."]
     assert list(AuditEvent.objects.order_by("pk").values_list("verb", flat=True)) == ["cancel", "stop", "resume"]
 
 
-def test_a_failure_is_told_and_hostile_text_is_text(chief: Client, failing: type[Failing]) -> None:
+def test_a_failure_is_shown_and_its_hostile_text_is_escaped(chief: Client, failing: type[Failing]) -> None:
     operation = start("fail", ids=[])
     failing.error = ValueError("<script>alert(1)</script>")
     tries(OperationRunner(samples.DB, "w1"), MAX_FAILURES)
@@ -496,7 +496,7 @@ def test_many_operations_have_several_pages(chief: Client, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("number", ["0", "999999", "x", "9" * 30])
-def test_what_is_not_there_is_not_found(chief: Client, number: str) -> None:
+def test_the_page_of_a_missing_operation_is_not_found(chief: Client, number: str) -> None:
     url = reverse(LIST)
     assert chief.get(f"{url}{number}/change/").status_code == 404
     assert chief.post(f"{url}{number}/stop/", follow=True).status_code == 404

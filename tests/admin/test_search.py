@@ -1,4 +1,4 @@
-"""The search for messages: what each term means, and what is said of a term that means nothing."""
+"""Tests of the search: the meaning of each term, and the problem of a term that cannot be read."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def found(text: str, now: datetime | None = None) -> set[int]:
     return set(asked.rows(samples.DB).values_list("pk", flat=True))
 
 
-# --- what is understood -----------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\t\n"])
-def test_an_empty_search_is_all_messages(text: str) -> None:
+def test_an_empty_search_finds_all_messages(text: str) -> None:
     assert parse(text).terms == ()
     assert parse(text).described == "all messages"
     assert parse(text).states == frozenset(State)
@@ -93,7 +93,7 @@ def test_an_empty_search_is_all_messages(text: str) -> None:
         ("finished:1h..2h", "finished from 2026-06-15 10:00:00 until before 2026-06-15 11:00:00"),
     ],
 )
-def test_a_search_can_be_said_in_words(text: str, described: str) -> None:
+def test_a_search_is_described_in_words(text: str, described: str) -> None:
     asked = parse(text)
     assert asked.problems == ()
     assert asked.described == described
@@ -134,14 +134,14 @@ def test_a_search_can_be_said_in_words(text: str, described: str) -> None:
         ("a " * 31, "More than 30 terms"),
     ],
 )
-def test_what_means_nothing_is_explained_and_finds_nothing(db: None, text: str, problem: str) -> None:
+def test_a_term_that_cannot_be_read_is_explained_and_finds_nothing(db: None, text: str, problem: str) -> None:
     samples.scheduled()
     asked = parse(text)
     assert problem in " ".join(asked.problems)
     assert not asked.rows(samples.DB).exists()
 
 
-def test_every_problem_is_told_and_the_rest_does_not_count(db: None) -> None:
+def test_every_problem_is_listed_and_the_readable_terms_do_not_count(db: None) -> None:
     samples.scheduled()
     asked = parse("due:x topic:t.admin id:y")
     assert len(asked.problems) == 2
@@ -218,12 +218,12 @@ def test_a_frozen_search_means_the_same_at_any_time_and_place(text: str) -> None
         ("2026-01-02T03:04:05.1231Z", "2026-01-02T03:04:05.123100+00:00..2026-01-02T03:04:05.123101+00:00"),
     ],
 )
-def test_a_time_to_the_millisecond_is_all_that_is_shown_so(text: str, frozen: str) -> None:
-    """Times are shown cut to the millisecond, and are kept to the microsecond."""
+def test_a_time_to_the_millisecond_matches_every_moment_shown_as_it(text: str, frozen: str) -> None:
+    """Pages show times cut to the millisecond; the record keeps them to the microsecond."""
     assert parse(f"due:{text}").frozen == f"due:{frozen}"
 
 
-def test_times_are_those_of_the_readers_time_zone() -> None:
+def test_times_are_read_in_the_current_time_zone() -> None:
     with timezone.override("Asia/Tokyo"):
         asked = parse("due:2026-01-02")
         assert asked.described == "due from 2026-01-02 00:00:00 until before 2026-01-03 00:00:00"
@@ -237,17 +237,17 @@ def test_a_day_on_which_the_clocks_change_is_a_whole_day() -> None:
 
 
 @pytest.mark.parametrize("value", ["a", "a b", 'a"b', "a\\", "a*", "12", "a:b", "a,b", "…"])
-def test_a_link_finds_exactly_the_value_it_was_made_of(db: None, value: str) -> None:
+def test_the_text_of_a_term_finds_exactly_its_value(db: None, value: str) -> None:
     message = samples.scheduled(key=value)
     samples.scheduled(key=value + "x")
     assert found(language.term_text("key", value)) == {message.pk}
 
 
-def test_it_names_the_names_it_looks_under() -> None:
+def test_a_search_lists_the_names_that_it_reads_in_payloads() -> None:
     assert parse("payload.user.token:1 payload.a:2").payload_names == {"user", "token", "a"}
 
 
-# --- what is found ----------------------------------------------------------------------------------------------------
+# --- matching ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db
@@ -261,7 +261,7 @@ def test_all_terms_must_hold() -> None:
 
 
 @pytest.mark.django_db
-def test_a_prefix_finds_what_begins_with_it_and_takes_nothing_for_a_wildcard() -> None:
+def test_a_prefix_matches_literally_and_has_no_wildcards_of_the_database() -> None:
     first, second = schedule_message("mail.send"), schedule_message("mail.sent")
     schedule_message("e-mail.send")
     assert found("topic:mail.sen*") == {first.pk, second.pk}
@@ -271,7 +271,7 @@ def test_a_prefix_finds_what_begins_with_it_and_takes_nothing_for_a_wildcard() -
 
 
 @pytest.mark.django_db
-def test_what_is_given_without_a_name_is_a_key_or_else_a_topic() -> None:
+def test_a_value_without_a_name_is_a_key_or_else_a_topic() -> None:
     by_topic = schedule_message("mail.send")
     assert found("mail.send") == {by_topic.pk}
     asked = parse("mail.send is:live").resolved(samples.DB)
@@ -314,7 +314,7 @@ def test_payloads_are_searched_by_path(payload: Any, text: str) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("text", ['payload.id:"42"', "payload.id:true", "payload.id:1", "payload.id:null"])
-def test_a_value_of_another_type_is_another_value(text: str) -> None:
+def test_a_payload_value_of_another_type_is_not_found(text: str) -> None:
     samples.scheduled({"id": 42})
     samples.scheduled({"other": 1})
     if text != "payload.id:1":
@@ -335,7 +335,7 @@ def test_errors_are_found_by_a_part_of_their_kind_in_any_case() -> None:
 
 
 @pytest.mark.django_db
-def test_what_is_overdue_retrying_running_or_finished_is_found(settings: Any) -> None:
+def test_overdue_retrying_running_and_finished_messages_are_found(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60.0}
     overdue = samples.scheduled(delay=0)
     Message.objects.filter(pk=overdue.pk).update(due_at=timezone.now() - timedelta(seconds=61))

@@ -1,4 +1,4 @@
-"""Restores as operations: of people, of commands and of loaders; and a Redis that is emptied in the middle of one."""
+"""Tests of restores as operations: of people, of commands and of loaders; and of a FLUSHALL in the middle of one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPERATOR = "host/1-operator"
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of a restore is one batch."""
+    """Make a step of a restore one batch long."""
     monkeypatch.setattr(restoring, "STEP_SECONDS", 0.0)
 
 
@@ -54,7 +54,7 @@ def begin(
     *,
     no_expired: bool = False,
 ) -> Operation:
-    """A restore as the admin starts it."""
+    """Start a restore as the admin does."""
     return operations.start(
         DB,
         "restore",
@@ -67,7 +67,7 @@ def begin(
 
 
 def work_off(operation: Operation, *, steps: int = 50) -> Operation:
-    """Do so many steps as a worker's operator does them."""
+    """Do so many steps as a worker does them."""
     for _ in range(steps):
         if not operations.run_step(DB, operation, OPERATOR):
             break
@@ -79,10 +79,10 @@ def only() -> Operation:
     return Operation.objects.get()
 
 
-# --- of people --------------------------------------------------------------------------------------------------------
+# --- started by people ------------------------------------------------------------------------------------------------
 
 
-def test_an_operation_puts_back_what_is_due_within_the_horizon(redis_client: redis.Redis) -> None:
+def test_a_restore_puts_messages_that_are_due_within_the_horizon(redis_client: redis.Redis) -> None:
     soon, overdue = schedule(20), schedule(5, due=-100)
     schedule(2, due=86_400)
     elsewhere = schedule(3, queue="elsewhere")
@@ -96,13 +96,13 @@ def test_an_operation_puts_back_what_is_due_within_the_horizon(redis_client: red
     assert held("elsewhere") == due_tenths(*elsewhere)
 
 
-def test_it_goes_on_from_its_position_under_another_worker(
+def test_a_restore_goes_on_from_its_position_under_another_worker(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [*schedule(3), *schedule(3, queue="b"), *schedule(3, queue="c")]
     redis_client.flushall()
     operation = begin()
-    # One batch ends the step: the rest of the queues is left.
+    # The step ends after one batch: the other queues are left.
     half = work_off(operation, steps=2)
     assert half.state == OperationState.RUNNING
     assert 0 < half.done < 9
@@ -113,7 +113,7 @@ def test_it_goes_on_from_its_position_under_another_worker(
     assert held() | held("b") | held("c") == due_tenths(*ids)
 
 
-def test_what_expires_is_done_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_messages_are_handled_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
     schedule(5)
     Message.objects.update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
@@ -124,7 +124,7 @@ def test_what_expires_is_done_in_steps_too(redis_client: redis.Redis, monkeypatc
     assert (done.state, done.outcomes) == (OperationState.DONE, {"expired": 5})
 
 
-def test_a_count_that_outlasts_the_lease_is_not_begun_again(
+def test_a_count_that_outlasts_the_lease_is_not_repeated(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule(3)
@@ -146,7 +146,7 @@ def test_a_count_that_outlasts_the_lease_is_not_begun_again(
     assert only().done == 3
 
 
-def test_it_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) -> None:
+def test_a_restore_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) -> None:
     ids = [*schedule(3), *schedule(3, queue="b")]
     redis_client.flushall()
     operation = begin()
@@ -159,7 +159,7 @@ def test_it_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) 
     assert held() | held("b") == due_tenths(*ids)
 
 
-def test_the_overdue_are_given_up_or_spread_over_a_time(redis_client: redis.Redis) -> None:
+def test_overdue_messages_are_given_up_or_spread_over_a_time(redis_client: redis.Redis) -> None:
     dead = schedule(3, due=-100, queue="dead")
     spread = schedule(10, due=-100, queue="spread")
     before = transitions.now(DB)
@@ -175,7 +175,7 @@ def test_the_overdue_are_given_up_or_spread_over_a_time(redis_client: redis.Redi
     assert held("spread").keys() == set(spread)
 
 
-def test_what_is_selected_and_nothing_else(redis_client: redis.Redis) -> None:
+def test_a_restore_puts_selected_messages_and_no_others(redis_client: redis.Redis) -> None:
     ids = schedule(4)
     schedule(2, queue="elsewhere")
     redis_client.flushall()
@@ -185,7 +185,7 @@ def test_what_is_selected_and_nothing_else(redis_client: redis.Redis) -> None:
     assert not held("elsewhere")
 
 
-def test_without_redis_it_is_refused_at_the_start(settings: Any) -> None:
+def test_restores_and_checks_are_refused_at_the_start_without_redis(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     for verb in ("restore", "check"):
         with pytest.raises(ValueError, match="REDIS"):
@@ -207,10 +207,10 @@ def test_a_count_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch
     assert (operation.state, operation.total) == (OperationState.DONE, None)
 
 
-# --- of commands ------------------------------------------------------------------------------------------------------
+# --- done by commands -------------------------------------------------------------------------------------------------
 
 
-def test_the_command_is_shown_among_the_operations(redis_client: redis.Redis) -> None:
+def test_a_restore_by_command_is_shown_among_the_operations(redis_client: redis.Redis) -> None:
     schedule(5)
     redis_client.flushall()
     assert run("delayq_restore", "--queue", "default").code == 0
@@ -223,14 +223,14 @@ def test_the_command_is_shown_among_the_operations(redis_client: redis.Redis) ->
     assert shown.finished_at is not None
 
 
-def test_a_dry_run_is_not() -> None:
+def test_a_dry_run_is_not_shown_among_the_operations() -> None:
     assert run("delayq_restore", "--dry-run").code == 0
     assert not Operation.objects.exists()
 
 
 @pytest.fixture
 def every_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Do something after each batch of a restore; each is written down at once."""
+    """Call something after each batch of a restore; the operation is updated after each batch too."""
 
     def do(what: Callable[[], object]) -> None:
         original = RestoreOperation.progress
@@ -246,7 +246,7 @@ def every_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], objec
     return do
 
 
-def test_nobody_else_works_on_it_while_the_command_does(
+def test_a_restore_by_command_is_leased_to_the_command(
     redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None]
 ) -> None:
     seen: list[Any] = []
@@ -278,7 +278,7 @@ def test_a_command_stops_when_the_admin_asks(
     stopped = only()
     assert (stopped.state, stopped.worker) == (OperationState.STOPPED, "")
     assert stopped.done < 9
-    # A worker goes on where the command was.
+    # A worker goes on from where the command stopped.
     assert operations.resume(stopped)
     done = work_off(stopped)
     assert (done.state, done.done) == (OperationState.DONE, 9)
@@ -288,7 +288,7 @@ def test_a_command_stops_when_the_admin_asks(
 @pytest.mark.parametrize(
     "words", [(), ("--due-after", "2020-01-01T00:00:00+02:00", "--overdue", "spread=10m", "--yes")]
 )
-def test_what_a_killed_command_leaves_is_finished_by_a_worker(
+def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
     redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None], words: tuple[str, ...]
 ) -> None:
     class Killed(BaseException):
@@ -309,7 +309,7 @@ def test_what_a_killed_command_leaves_is_finished_by_a_worker(
     assert held().keys() == set(ids)
 
 
-def test_a_command_that_loses_redis_has_failed(
+def test_the_operation_of_a_command_that_loses_redis_has_failed(
     redis_client: redis.Redis, redis_server: RedisServer, every_batch: Callable[[Callable[[], object]], None]
 ) -> None:
     schedule(9)
@@ -322,7 +322,7 @@ def test_a_command_that_loses_redis_has_failed(
     assert operations.is_resumable(failed)
 
 
-def test_a_database_that_refuses_the_trace_does_not_stop_a_restore(
+def test_a_restore_goes_on_when_its_operation_cannot_be_written(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **facts: Any) -> Any:
@@ -335,7 +335,7 @@ def test_a_database_that_refuses_the_trace_does_not_stop_a_restore(
     assert held() == due_tenths(*ids)
 
 
-# --- of loaders -------------------------------------------------------------------------------------------------------
+# --- done by loaders --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -345,7 +345,7 @@ def loader(redis_client: redis.Redis) -> Iterator[Loader]:
     source.close()
 
 
-def test_a_load_from_the_beginning_is_shown_and_an_ordinary_one_is_not(
+def test_a_load_from_the_beginning_is_shown_and_an_ordinary_load_is_not(
     loader: Loader, redis_client: redis.Redis
 ) -> None:
     ids = schedule(5)
@@ -363,7 +363,7 @@ def test_a_load_from_the_beginning_is_shown_and_an_ordinary_one_is_not(
     assert [row.outcomes for row in Operation.objects.all()] == [{"put": 5}] * 2
 
 
-def test_an_empty_queue_leaves_no_trace(loader: Loader) -> None:
+def test_a_load_of_an_empty_queue_is_not_shown(loader: Loader) -> None:
     loader.tick()
     assert not Operation.objects.exists()
 
@@ -397,7 +397,7 @@ def flush_after(client: redis.Redis, batches: int) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("batches", [1, 5, 15])
-def test_a_flush_in_the_middle_of_a_restore_is_noticed_and_a_second_run_heals_it(
+def test_a_flush_in_the_middle_of_a_restore_is_noticed_and_a_second_restore_heals_it(
     redis_client: redis.Redis, batches: int
 ) -> None:
     ids = schedule(2000)
@@ -432,7 +432,7 @@ def test_a_worker_heals_a_restore_that_was_flushed_in_the_middle(start: Start, r
     assert held() == due_tenths(*later)
 
 
-def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_brings_the_rest(
+def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_loads_the_rest(
     redis_client: redis.Redis, loader: Loader
 ) -> None:
     ids = [*schedule(30), *schedule(30, queue="other")]
@@ -454,7 +454,7 @@ def check() -> Operation:
     return operations.start(DB, "check", {}, {}, described="", reason="", started_by="user:anna")
 
 
-def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, settings: Any) -> None:
+def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     there = broker()
     for queue in ("default", "other"):
@@ -482,7 +482,7 @@ def test_a_check_says_of_each_queue_what_differs(redis_client: redis.Redis, sett
     there.close()
 
 
-def test_a_check_without_drift_agrees(redis_client: redis.Redis) -> None:
+def test_a_check_without_mismatches_agrees(redis_client: redis.Redis) -> None:
     done = work_off(check())
     assert all(found.agrees for found in consistency_check.results_of(done).values())
     assert done.outcomes == {}

@@ -52,7 +52,7 @@ class DueCount(NamedTuple):
     """A range with the number of its messages (at most one more than the cap) and the topics of the first of them."""
 
     range: DueRange
-    count: int
+    number: int
     topics: Sequence[str]
 
 

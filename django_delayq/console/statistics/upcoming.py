@@ -96,7 +96,7 @@ def count_upcoming(using: str, window: str, queues: Sequence[str], now: datetime
     cap = _share(BAR_CAP, QUEUE_CAP, len(queues))
     sample = _share(BAR_SAMPLE, QUEUE_SAMPLE, len(queues))
     for found in statements(using).count_due(ranges, cap, sample):
-        _add(all_[found.range.bar], capped(found.count, cap), found.topics)
+        _add(all_[found.range.bar], capped(found.number, cap), found.topics)
     _estimate(using, [bar for bar in bars if bar.number.more])
     return Upcoming(window, overdue, bars)
 
