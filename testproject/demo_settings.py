@@ -1,4 +1,4 @@
-"""Settings of the demo: the shop in a hurry."""
+"""Settings of the demo: the shop runs fast."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DELAYQ
 
-# A quarter of an hour lasts 3.75 seconds.
+# How many times faster than in life: a quarter of an hour lasts 3.75 seconds.
 SHOP_SPEED = 240
 SHOP_CALLBACK_URL = os.environ.get("SHOP_CALLBACK_URL", "")
 
-# In a Redis of one's own the demo wipes these keys and no others.
+# In a Redis that REDIS_URL names, the demo deletes keys with this prefix and no others.
 DELAYQ["PREFIX"] = "delayq-demo"

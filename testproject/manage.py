@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Django's command line for the demo shop; works from any folder, installed or not."""
+"""Django's command line for the demo shop. It works from any folder, with the package installed or not."""
 
 from __future__ import annotations
 

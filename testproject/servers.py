@@ -1,11 +1,11 @@
-"""Real servers of one's own, for the demo and the tests: no root, no Docker, nothing left behind.
+"""Private Redis and PostgreSQL servers for the demo and the tests: no root, no Docker, nothing left behind.
 
 >>> with RedisServer() as redis, PostgresServer() as postgres:
 ...     print(redis.url, postgres.url)
 redis://127.0.0.1:23871/0 postgresql://delayq@127.0.0.1:29415/delayq
 
-Each lives in a private directory and on a loopback port that stays the same over stop, kill and start.
-It ends with the process that made it, even when that is killed by SIGKILL (see undertaker.py).
+Each server has a private directory and a loopback port that stays the same over stop, kill and start. It ends with the
+process that started it, even when that process is killed by SIGKILL (see cleaner.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from . import undertaker
+from . import cleaner
 from .binaries import POSTGRES_ADVICE, REDIS_ADVICE, find_postgres, find_redis
 
 __all__ = [
@@ -39,10 +39,10 @@ __all__ = [
     "find_redis",
 ]
 
-# A path of a Unix socket may have some 107 characters (103 on macOS).
-LONGEST_PARENT = 60
-START_TIMEOUT = 60.0
-STOP_TIMEOUT = 20.0
+# The path of a Unix socket may have some 107 characters (103 on macOS), this many of them for the parent directory.
+MAX_PARENT_LENGTH = 60
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
 
 
 class ServerFailed(Exception):
@@ -52,8 +52,8 @@ class ServerFailed(Exception):
 def free_port() -> int:
     """Return a free loopback port outside the range that the kernel gives to outgoing connections.
 
-    From inside that range a client that keeps trying while the server is down is, sooner or later, given the
-    server's own port to call from: it then talks to itself, and the server cannot come back.
+    With a port inside that range, a client that keeps connecting while the server is down gets the server's own port
+    to connect from, sooner or later: then it talks to itself, and the server cannot start again.
     """
     while True:
         port = random.randrange(20_000, 32_000)
@@ -72,7 +72,7 @@ class Server(ABC):
         self.port = free_port()
         self.account = self._account()
         self.directory = Path(tempfile.mkdtemp(prefix="delayq-", dir=_short_parent()))
-        self._undertaker = _hire_undertaker(self.directory, self.abrupt_signal)
+        self._cleaner = _start_cleaner(self.directory, self.abrupt_signal)
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen = False
         if self.account:
@@ -82,7 +82,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """What a client connects to."""
+        """The URL that a client connects to."""
 
     @property
     def log(self) -> Path:
@@ -91,20 +91,20 @@ class Server(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the process is there, frozen or not."""
+        """True while the process exists, frozen or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def frozen(self) -> bool:
-        """Whether the process is stopped by ``freeze()``."""
+        """True while the process is stopped by ``freeze()``."""
         return self._frozen
 
     def start(self) -> None:
-        """Start the server and wait until it answers; a running one is left as it is, thawed."""
+        """Start the server and wait until it answers. A running server goes on, thawed."""
         self.thaw()
         if self.running:
             return
-        if self._undertaker.poll() is not None:
+        if self._cleaner.poll() is not None:
             raise ServerFailed(f"{type(self).__name__} was closed, and its directory is gone.")
         with self.log.open("ab") as log:
             self._process = self._popen(self._command(), log.fileno())
@@ -112,11 +112,11 @@ class Server(ABC):
         self._wait_until_ready()
 
     def stop(self) -> None:
-        """Shut down cleanly, connections or not. The data stay, for the next start."""
+        """Shut down cleanly, even with open connections. The data stay for the next start."""
         self._end(self.clean_signal)
 
     def kill(self) -> None:
-        """End at once, as in a power cut: nothing is saved, no client is told."""
+        """End at once, as in a power cut: the server saves nothing and closes no connection in order."""
         self._end(self.abrupt_signal)
 
     def restart(self) -> None:
@@ -125,12 +125,12 @@ class Server(ABC):
         self.start()
 
     def freeze(self) -> None:
-        """Stop all its processes where they are: connections stay open, nothing answers."""
+        """Suspend all processes of the server: connections stay open, but nothing answers."""
         self._signal_all(signal.SIGSTOP)
         self._frozen = True
 
     def thaw(self) -> None:
-        """Let a frozen server go on."""
+        """Resume a frozen server."""
         if self._frozen:
             self._frozen = False
             self._signal_all(signal.SIGCONT)
@@ -138,7 +138,7 @@ class Server(ABC):
     def close(self) -> None:
         """Stop and remove everything. The server cannot be started again."""
         self.stop()
-        self._undertaker.communicate()
+        self._cleaner.communicate()
         _open.discard(self)
 
     def __enter__(self) -> Self:
@@ -154,22 +154,22 @@ class Server(ABC):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Return the command line, after doing what has to be done before the first start."""
+        """Return the command line; prepare the directory before the first start."""
 
     @abstractmethod
     def _answers(self) -> bool:
         """Tell whether the server takes commands yet."""
 
     def _account(self) -> pwd.struct_passwd | None:
-        """Return the account to run under; None is our own."""
+        """Return the account to run under; None for the account of this process."""
         return None
 
     @property
     def _pid_file(self) -> Path:
-        return self.directory / undertaker.PID_FILE
+        return self.directory / cleaner.PID_FILE
 
     def _popen(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
-        """Run a program in the directory, in a session of its own: Ctrl-C is for its owner, not for it."""
+        """Run a program in the directory, in a session of its own: Ctrl-C reaches the owner only."""
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -184,12 +184,12 @@ class Server(ABC):
         )
 
     def _environment(self) -> dict[str, str]:
-        # Not ours: it may hold PGPORT, PGDATA, or a locale that is not installed.
+        # Not the environment of this process: it may have PGPORT, PGDATA, or a locale that is not installed.
         path = os.environ.get("PATH", os.defpath)
         return {"PATH": path, "HOME": str(self.directory), "LC_ALL": "C", "TZ": "UTC"}
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + START_SECONDS
         while self.running and not self._answers():
             if time.monotonic() > deadline:
                 self.kill()
@@ -203,8 +203,8 @@ class Server(ABC):
 
     def _signal_all(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:
-            for pid in undertaker.family(self._process.pid):
-                undertaker.send(pid, number)
+            for pid in cleaner.family(self._process.pid):
+                cleaner.send(pid, number)
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -212,7 +212,7 @@ class Server(ABC):
                 self._process.send_signal(number)
                 self.thaw()
             try:
-                self._process.wait(STOP_TIMEOUT)
+                self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self._signal_all(signal.SIGKILL)
                 self._process.wait()
@@ -220,7 +220,7 @@ class Server(ABC):
 
 
 class RedisServer(Server):
-    """A Redis (or Valkey) server; by default one that forgets everything when it ends."""
+    """A Redis (or Valkey) server. By default it keeps nothing when it ends."""
 
     clean_signal = signal.SIGTERM
     abrupt_signal = signal.SIGKILL
@@ -232,7 +232,7 @@ class RedisServer(Server):
     }
 
     def __init__(self, *extra: str, persistence: Literal["none", "rdb", "aof"] = "none") -> None:
-        # Of the next start.
+        # May be changed for the next start.
         self.persistence = persistence
         self._options = extra
         super().__init__()
@@ -270,7 +270,7 @@ class RedisServer(Server):
 class PostgresServer(Server):
     """A PostgreSQL server with one empty database, reached over TCP or a socket in its directory.
 
-    ``fsync=False`` is for tests only: it survives ``kill()``, not a power cut of the machine.
+    ``fsync=False`` is for tests only: the data survive ``kill()``, but not a power cut of the machine.
     """
 
     clean_signal = signal.SIGINT  # "fast": ends the connections instead of waiting for them
@@ -282,13 +282,13 @@ class PostgresServer(Server):
         "max_connections": 200,
         "shared_buffers": "32MB",
         "timezone": "UTC",
-        # In the directory, not in /dev/shm: that is often tiny in containers, and is not ours to clean.
+        # In the directory and not in /dev/shm, which is often tiny in containers and would not be cleaned up.
         "dynamic_shared_memory_type": "mmap",
     }
 
     def __init__(self, *, dbname: str = "delayq", fsync: bool = False, **settings: str | int) -> None:
         self.dbname = dbname
-        # Not synchronous_commit: without it even kill() would lose what was committed just before.
+        # synchronous_commit stays on: without it even kill() would lose the last commits.
         durability = {} if fsync else {"fsync": "off", "full_page_writes": "off"}
         self._settings: dict[str, str | int] = {**self.SETTINGS, **durability, **settings}
         self._bin: Path | None = None
@@ -306,7 +306,7 @@ class PostgresServer(Server):
         return f"postgresql:///{self.dbname}?host={self.directory}&port={self.port}&user={self.user}"
 
     def start(self) -> None:
-        """Start the server and wait until it answers; the first time make the cluster and the database."""
+        """Start the server and wait until it answers. The first start makes the cluster and the database."""
         super().start()
         if not self._has_database:
             self._create_database()
@@ -316,7 +316,7 @@ class PostgresServer(Server):
         return f"postgresql://{self.user}@127.0.0.1:{self.port}/{dbname}"
 
     def _account(self) -> pwd.struct_passwd | None:
-        """PostgreSQL refuses to run as root, and has in most places an account for this."""
+        """Return an account for PostgreSQL, which refuses to run as root."""
         if os.geteuid() != 0:
             return None
         for name in ("postgres", "nobody"):
@@ -343,7 +343,7 @@ class PostgresServer(Server):
             raise self._failure("could not make its data directory")
 
     def _reachable_programs(self) -> Path:
-        """Return the programs, copied next to the data if our account cannot reach them where they are."""
+        """Return the folder of the programs; copy them next to the data when the account cannot reach them."""
         programs = find_postgres()
         if programs is None:
             raise ServerFailed(f"No PostgreSQL server found. {POSTGRES_ADVICE}")
@@ -354,7 +354,7 @@ class PostgresServer(Server):
     def _run(self, command: Sequence[str]) -> bool:
         try:
             with self.log.open("ab") as log:
-                return self._popen(command, log.fileno()).wait(START_TIMEOUT) == 0
+                return self._popen(command, log.fileno()).wait(START_SECONDS) == 0
         except PermissionError:
             return False
 
@@ -366,10 +366,10 @@ class PostgresServer(Server):
         libraries = package.with_name(package.name + ".libs")
         if libraries.is_dir():
             shutil.copytree(libraries, copy.parents[1] / libraries.name)
-        self._give_away(self.directory / "site")
+        self._chown(self.directory / "site")
         return copy
 
-    def _give_away(self, tree: Path) -> None:
+    def _chown(self, tree: Path) -> None:
         assert self.account is not None
         for path in [tree, *tree.rglob("*")]:
             os.chown(path, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
@@ -392,17 +392,17 @@ class PostgresServer(Server):
 
 
 def _short_parent() -> str | None:
-    """Return where to make directories: the usual place, unless sockets in it would have too long a path."""
+    """Return the parent for directories: the default, unless sockets in it would have too long a path."""
     usual = Path(tempfile.gettempdir()).resolve()
-    # Below somebody's private directory another account cannot reach it.
+    # Another account cannot reach a directory below a private one.
     public = all(folder.stat().st_mode & 0o001 for folder in (usual, *usual.parents))
-    if len(str(usual)) > LONGEST_PARENT or (os.geteuid() == 0 and not public):
+    if len(str(usual)) > MAX_PARENT_LENGTH or (os.geteuid() == 0 and not public):
         return "/tmp"
     return None
 
 
-def _hire_undertaker(directory: Path, number: signal.Signals) -> subprocess.Popen[bytes]:
-    script = [sys.executable, "-I", "-S", undertaker.__file__, str(directory), str(int(number))]
+def _start_cleaner(directory: Path, number: signal.Signals) -> subprocess.Popen[bytes]:
+    script = [sys.executable, "-I", "-S", cleaner.__file__, str(directory), str(int(number))]
     return subprocess.Popen(script, stdin=subprocess.PIPE, cwd="/", start_new_session=True)
 
 
@@ -416,13 +416,13 @@ def _close_all() -> None:
 
 
 def _disown_all() -> None:
-    """Leave the servers to our parent: a fork of it must not hold the undertakers up, nor close anything."""
+    """Leave the servers to the parent: a forked child must not keep their cleaners waiting, nor close anything."""
     for server in list(_open):
-        for process in (server._undertaker, server._process):
+        for process in (server._cleaner, server._process):
             if process is not None and process.returncode is None:
-                process.returncode = 0  # or it complains at our exit that it still runs
-        if server._undertaker.stdin:
-            server._undertaker.stdin.close()
+                process.returncode = 0  # else Popen warns at exit that the process still runs
+        if server._cleaner.stdin:
+            server._cleaner.stdin.close()
         _open.discard(server)
 
 

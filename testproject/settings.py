@@ -1,4 +1,4 @@
-"""Settings of the demo shop. DATABASE_URL and REDIS_URL point it to servers of your own."""
+"""Settings of the demo shop. DATABASE_URL and REDIS_URL name servers of your own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def postgres(url: str) -> dict[str, Any]:
-    """Read a PostgreSQL URL as libpq does, Unix sockets (``?host=/run/postgresql``) and options included."""
+    """Return the settings for a PostgreSQL URL, read as libpq does: with Unix sockets and options."""
     from psycopg.conninfo import conninfo_to_dict
 
     given = conninfo_to_dict(url)
@@ -20,7 +20,7 @@ def postgres(url: str) -> dict[str, Any]:
 
 
 def sqlite(path: str | Path) -> dict[str, Any]:
-    """Make SQLite usable by several processes: readers never wait, writers wait their turn."""
+    """Return settings with which several processes can use SQLite: readers never wait, writers take turns."""
     return {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": str(path),

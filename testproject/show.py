@@ -1,6 +1,6 @@
-"""What the demo shows: customers of the shop, what is delivered when, and what losing Redis does to it.
+"""The demo's show: customers of the shop, the deliveries of their messages, and the loss of Redis in between.
 
-All that is printed is read from the record, and from Redis itself; nothing comes from the worker.
+Everything that is printed is read from the record and from Redis; nothing comes from the worker.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from .shop.models import Deed, Item, Order, Stock
 ORDERS = 12
 READERS = 24
 PIECES = 100
-# When what happens, in seconds from the start.
-EVERY = 0.3
-PAID_AFTER = 1.2
-NEWS_EVERY = 0.4
-WIPE = 5.0
-# What is not over by then is lost.
-PATIENCE = 45.0
-# Lateness that a loss of Redis explains, and as much again for a slow machine. Seconds.
-TOLERANCE = 10.0
+# The script, in seconds: between two orders, from an order to its payment, between two news, from start to wipe.
+ORDER_SECONDS = 0.3
+PAID_AFTER_SECONDS = 1.2
+NEWS_SECONDS = 0.4
+WIPE_AFTER_SECONDS = 5.0
+# A message that is not finished by then counts as lost.
+MAX_SECONDS = 45.0
+# The lateness that a loss of Redis explains, and as much again for a slow machine.
+MAX_LATENESS_SECONDS = 10.0
 
 
 class Show:
-    """One run. Looks only at messages that are scheduled after it was made."""
+    """One run. It reads only messages that are scheduled after it was made."""
 
     def __init__(self, *, own_redis: bool) -> None:
         self.redis = Redis(own_redis) if delayq_conf.get().REDIS else None
@@ -61,10 +61,10 @@ class Show:
         self.loaded: float | None = None
 
     def run(self) -> bool:
-        """Play it all; whether everything was delivered once and in time."""
+        """Run the whole script. Return whether everything was delivered once and in time."""
         self._introduce()
         self.todo = sorted(self._script(), key=lambda step: step[0])
-        while self.todo or (self._live() and self._now() < PATIENCE):
+        while self.todo or (self._live() and self._now() < MAX_SECONDS):
             due = [step for step in self.todo if step[0] <= self._now()]
             self.todo = [step for step in self.todo if step not in due]
             for _when, act in due:
@@ -77,23 +77,25 @@ class Show:
         self._print_log()
         return healthy
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- the script ---------------------------------------------------------------------------------------------------
 
     def _script(self) -> Iterable[tuple[float, Callable[[], None]]]:
         yield 0.0, self._news
         for number in range(ORDERS):
-            yield EVERY * number, self._order
+            yield ORDER_SECONDS * number, self._order
             if number % 3 == 2:
-                yield EVERY * number + PAID_AFTER, partial(self._pay, number)
-        yield EVERY * 4 + 1.0, self._annotate
-        yield WIPE - 0.5, self._pay_late
+                yield ORDER_SECONDS * number + PAID_AFTER_SECONDS, partial(self._pay, number)
+        yield ORDER_SECONDS * 4 + 1.0, self._annotate
+        yield WIPE_AFTER_SECONDS - 0.5, self._pay_late
         if self.redis:
-            yield WIPE, self._wipe
+            yield WIPE_AFTER_SECONDS, self._wipe
 
     def _introduce(self) -> None:
         Stock.objects.update_or_create(article="lamp", defaults={"available": PIECES})
         self.sold_before = self._sold()
-        then = f"After {WIPE:g} s Redis is wiped." if self.redis else "There is no Redis: nothing is wiped."
+        then = (
+            f"After {WIPE_AFTER_SECONDS:g} s Redis is wiped." if self.redis else "There is no Redis: nothing is wiped."
+        )
         quarter = conf.close_after().total_seconds()
         paid = len(range(2, ORDERS, 3))
         print(
@@ -102,14 +104,14 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
   {ORDERS} orders come in. Each schedules, in its own transaction, its closing in 15 minutes and a reminder in 10.
   {paid} of them are paid in time: closing and reminder are cancelled, and the bank is called. It does not answer at
     first, so it is called again after 4 minutes, 10 minutes, 10 minutes, an hour …
-  {READERS} readers get the news: one call schedules them all, one for every {NEWS_EVERY:g} s.
+  {READERS} readers get the news: one call schedules them all, one for every {NEWS_SECONDS:g} s.
   {then}
 """
         )
         self._line("message", "topic", "about", "due", "delivered", "late", "what came of it", style="1")
 
     def _news(self) -> None:
-        orders.send_news((f"reader{number}@example.com" for number in range(1, READERS + 1)), spacing=NEWS_EVERY)
+        orders.send_news((f"reader{number}@example.com" for number in range(1, READERS + 1)), spacing=NEWS_SECONDS)
 
     def _order(self) -> None:
         answer = self._post("/orders/", {"email": "anna@example.com", "articles": {"lamp": 2}})
@@ -122,8 +124,8 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
         self._post(f"/orders/{self.placed[4]}/note/", {"note": "I will pay tonight"})
 
     def _pay_late(self) -> None:
-        """The first order should be closed by now."""
-        if Order.objects.get(pk=self.placed[0]).status != Order.Status.CLOSED and self._now() < PATIENCE:
+        """Try to pay the first order, which should be closed by now; wait for that if not."""
+        if Order.objects.get(pk=self.placed[0]).status != Order.Status.CLOSED and self._now() < MAX_SECONDS:
             self.todo.append((self._now() + 0.1, self._pay_late))
             return
         answer = self._post(f"/orders/{self.placed[0]}/pay/", {}, expect=409)
@@ -155,7 +157,7 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
             style="1;32",
         )
 
-    # --- what is printed while it goes on -----------------------------------------------------------------------------
+    # --- printed while it runs ----------------------------------------------------------------------------------------
 
     def _print_news(self, every: float = 0.0) -> None:
         if self._now() - self.printed < every:
@@ -209,7 +211,7 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
         self._print_news()
         _print(f"{self._now():8.3f} s  {text}", style)
 
-    # --- what is printed at the end -----------------------------------------------------------------------------------
+    # --- printed at the end -------------------------------------------------------------------------------------------
 
     def _summary(self) -> bool:
         messages = self._messages()
@@ -235,10 +237,10 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
             rest = [d.lateness for d in deliveries if not self.wiped <= self._offset(d.due) <= until]
             print(f"  {len(hit):3} that fell due while Redis was empty: {spread(hit)}")
             print(f"  {len(rest):3} others: {spread(rest)}")
-        return not lost and not twice and shelf + sold == PIECES and max(late, default=0.0) <= TOLERANCE
+        return not lost and not twice and shelf + sold == PIECES and max(late, default=0.0) <= MAX_LATENESS_SECONDS
 
     def _print_log(self) -> None:
-        """The whole log of one message that was retried twice."""
+        """Print the whole log of one message that was retried twice."""
         message = self._messages().filter(topic="payments.callback", attempts=2).first()
         if message is None:
             return
@@ -251,7 +253,7 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
                 f"{self._seconds(move.at):>10}  {move.from_state or '':<9} → {move.to_state:<9}  "
                 f"{move.attempt or '':>8}  {self._seconds(move.due_at):>9}  {what}"
             )
-        print("A message becomes running up to 10 ms before it is due; its handler waits for the due time itself.")
+        print("A message becomes running a moment before it is due; its handler starts at the due time itself.")
 
     # --- the record ---------------------------------------------------------------------------------------------------
 
@@ -262,12 +264,12 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
         return Deed.objects.filter(message_id__gt=self.before)
 
     def _deliveries(self, moves: Iterable[Transition]) -> dict[tuple[int, int], Delivery]:
-        """By message and number: when it was due, and when its handler did what it does, or at least was to begin."""
+        """Return each delivery by message and number, with its due time and the time of its effect or its start."""
         deeds = {(deed.message_id, deed.delivery): deed.at for deed in self._deeds()}
         return {
             (move.message_id, move.attempt): Delivery(
                 move.due_at,
-                # Claimed by way of Redis a moment early, it begins when it is due.
+                # A message that was claimed a moment early starts when it is due.
                 deeds.get((move.message_id, move.attempt)) or max(move.at, move.ready_at or move.at),
             )
             for move in moves
@@ -292,19 +294,19 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
 
 
 class Delivery(NamedTuple):
-    """One delivery of a message, by the record."""
+    """One delivery of a message, as the record has it."""
 
     due: datetime
     at: datetime
 
     @property
     def lateness(self) -> float:
-        """From due to delivered. Seconds."""
+        """The seconds from the due time to the delivery."""
         return (self.at - self.due).total_seconds()
 
 
 class Redis:
-    """What the demo does with Redis, past the package: look into it, and wipe it."""
+    """The demo's own access to Redis: it counts the messages there, and wipes them."""
 
     def __init__(self, own: bool) -> None:
         self.own = own
@@ -313,11 +315,11 @@ class Redis:
         self.client = get_redis_connection(settings.DELAYQ["REDIS"])
 
     def held(self) -> int:
-        """How many messages it knows."""
+        """Return the number of messages in Redis."""
         return int(self.client.zcard(self.keys.delayed) + self.client.zcard(self.keys.ready))
 
     def wipe(self) -> str:
-        """Delete everything in a Redis of our own, our own keys in another's; how, in words."""
+        """Delete everything in the demo's own Redis, only the demo's keys in another. Return in words how."""
         if self.own:
             self.client.flushall()
             return "FLUSHALL"
@@ -326,13 +328,13 @@ class Redis:
         return "the keys of this demo are deleted"
 
     def loaded(self) -> bool:
-        """Whether it has been filled up to its horizon."""
+        """Return whether Redis has been filled up to its horizon."""
         loaded, horizon = self.client.hmget(self.keys.meta, "loaded", "horizon")
         return loaded is not None and horizon is not None and int(loaded) >= int(horizon)
 
 
 def about(message: Message) -> str:
-    """Whom or what a message is about."""
+    """Return the order or the reader that a message is about."""
     payload = message.payload or {}
     if "order" in payload:
         return f"order {payload['order']}"
@@ -340,7 +342,7 @@ def about(message: Message) -> str:
 
 
 def spread(seconds: list[float]) -> str:
-    """Percentiles in milliseconds."""
+    """Return percentiles in milliseconds, in words."""
     if not seconds:
         return "-"
     ms = sorted(1000 * value for value in seconds)

@@ -1,4 +1,4 @@
-"""The admin, and the shop at the root."""
+"""URLs: the admin, and the shop at the root."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 from django.conf import settings
 
-from testproject.undertaker import family
+from testproject.cleaner import family
 
 ROOT = Path(__file__).resolve().parents[1]
 # What takes longer than this does not happen any more. Seconds.

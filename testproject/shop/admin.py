@@ -1,4 +1,4 @@
-"""The shop in the admin: to look at."""
+"""The shop in the admin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bank for the demo and the tests: it listens on HTTP, and does not answer the first calls about a payment."""
+"""A bank for the demo and the tests: an HTTP server that refuses the first calls about each payment."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Bank(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, refusals: int = 2) -> None:
-        super().__init__(("127.0.0.1", 0), _Clerk)
+        super().__init__(("127.0.0.1", 0), _RequestHandler)
         self.refusals = refusals
-        # Order → calls, those that were refused included.
+        # Order → calls, refused ones included.
         self.calls: Counter[int] = Counter()
         self._calling = threading.Lock()
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address that the bank listens on."""
         return f"http://127.0.0.1:{self.server_port}/"
 
-    def hear(self, order: int) -> HTTPStatus:
-        """Take one call, and answer it."""
+    def answer(self, order: int) -> HTTPStatus:
+        """Count one call about an order, and return the status to answer with."""
         with self._calling:
             self.calls[order] += 1
             return HTTPStatus.OK if self.calls[order] > self.refusals else HTTPStatus.SERVICE_UNAVAILABLE
@@ -42,16 +42,16 @@ class Bank(ThreadingHTTPServer):
         self.server_close()
 
 
-class _Clerk(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     server: Bank
     timeout: ClassVar[int] = 5
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         order = json.loads(self.rfile.read(length))["order"]
-        self.send_response(self.server.hear(order))
+        self.send_response(self.server.answer(order))
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

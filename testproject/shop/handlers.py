@@ -1,4 +1,4 @@
-"""What the shop does when a message falls due. django-delayq finds this module by its name."""
+"""The shop's handlers. django-delayq finds this module by its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .models import Deed, Order
 
 @handler("orders.close", transactional=True)
 def close(message: Delivered) -> None:
-    """Close an order that nobody paid and give its pieces back: exactly once, as the outcome is recorded with it."""
+    """Close an unpaid order and give its pieces back. Exactly once: the outcome is recorded in the same transaction."""
     order = Order.objects.select_for_update().get(pk=message.payload["order"])
     if order.status != Order.Status.NEW:
         return
@@ -34,12 +34,12 @@ async def remind(message: Delivered) -> None:
 
 @handler("payments.callback", retry=conf.callback_retry(), timeout="30s")
 def callback(message: Delivered) -> None:
-    """Tell the bank that an order is paid, until it has understood."""
+    """Tell the bank that an order is paid; a call that fails is retried."""
     order = Order.objects.get(pk=message.payload["order"])
     url = conf.callback_url()
     if not url.startswith(("http://", "https://")):
-        raise Reject("the bank's address is not one of HTTP")
-    # The same each time: by it the bank can tell a second call about one payment from a second payment.
+        raise Reject("the bank's address is not an HTTP URL")
+    # The key is the same for each call: by it the bank tells a second call about one payment from a second payment.
     headers = {"Content-Type": "application/json", "Idempotency-Key": f"payment-{order.pk}"}
     body = json.dumps({"order": order.pk, "status": order.status}).encode()
     with urlopen(Request(url, body, headers), timeout=conf.CALLBACK_TIMEOUT) as answer:  # noqa: S310

@@ -1,4 +1,4 @@
-"""Orders, what they take from the stock, and what was done about them."""
+"""The shop's tables: orders, the stock that they take from, and what handlers did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_delayq import Delivered
 
 
 class Stock(models.Model):
-    """How many pieces of an article can still be ordered."""
+    """An article, and how many pieces of it can still be ordered."""
 
     article = models.CharField(max_length=40, unique=True)
     available = models.PositiveIntegerField()
@@ -23,7 +23,7 @@ class Stock(models.Model):
         return f"{self.available} × {self.article}"
 
     def take(self, quantity: int) -> bool:
-        """Reserve so many pieces; False when there are not enough."""
+        """Reserve so many pieces. Return False when there are not enough."""
         enough = Stock.objects.filter(pk=self.pk, available__gte=quantity)
         return bool(enough.update(available=F("available") - quantity))
 
@@ -33,7 +33,7 @@ class Stock(models.Model):
 
 
 class Order(models.Model):
-    """What somebody wants to buy. Its pieces are reserved until it is paid or closed."""
+    """An order. Its pieces are reserved until it is paid or closed."""
 
     class Status(models.TextChoices):
         NEW = "new"
@@ -50,7 +50,7 @@ class Order(models.Model):
 
     @property
     def key(self) -> str:
-        """The key of its messages."""
+        """The key of the order's messages."""
         return f"order-{self.pk}"
 
 
@@ -69,7 +69,7 @@ class Item(models.Model):
 
 
 class Deed(models.Model):
-    """Something that a handler did, and by which delivery of which message."""
+    """Something that a handler did, with the message and the delivery by which it did so."""
 
     what = models.CharField(max_length=100)
     order = models.ForeignKey(Order, on_delete=models.CASCADE, related_name="deeds", null=True)
@@ -82,5 +82,5 @@ class Deed(models.Model):
 
     @classmethod
     def of(cls, message: Delivered, what: str, order: Order | None = None) -> Deed:
-        """The deed of a delivery, not saved yet."""
+        """Make the deed of a delivery, without saving it."""
         return cls(what=what, order=order, message_id=message.id, delivery=message.deliveries)

@@ -1,4 +1,4 @@
-"""What the shop does with orders. Each step is one transaction, and its messages are part of it."""
+"""Orders of the shop. Each function is one transaction, and the messages that it schedules are part of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .models import Item, Order, Stock
 
 
 class SoldOut(Exception):
-    """There are not so many pieces left."""
+    """Not enough pieces of an article are left."""
 
 
 class TooLate(Exception):
@@ -23,9 +23,9 @@ class TooLate(Exception):
 
 @transaction.atomic
 def place(email: str, articles: Mapping[str, int]) -> Order:
-    """Take an order, reserve its pieces, and have it closed if nobody pays. Raises ``SoldOut``."""
+    """Make an order, reserve its pieces, and schedule its closing in case nobody pays. Raises ``SoldOut``."""
     order = Order.objects.create(email=email)
-    # In one order, so that two buyers never wait for each other in a circle.
+    # Articles are locked in the same order, so that two buyers never wait for each other in a circle.
     for article, quantity in sorted(articles.items()):
         stock = Stock.objects.filter(article=article).first()
         if stock is None or not stock.take(quantity):
@@ -37,15 +37,15 @@ def place(email: str, articles: Mapping[str, int]) -> Order:
 
 @transaction.atomic
 def pay(order_id: int) -> Order:
-    """Mark an order paid, call off its closing, and tell the bank. Paying twice is paying once.
+    """Mark an order paid, cancel its closing, and tell the bank. To pay a second time changes nothing.
 
-    Raises ``TooLate`` when the closing has run: then the pieces are somebody else's already.
+    Raises ``TooLate`` when the closing has run: then the pieces may be sold to another buyer already.
     """
     order = Order.objects.select_for_update().get(pk=order_id)
     if order.status == Order.Status.PAID:
         return order
-    # CANCELLED: it will not run. REQUESTED: it runs this moment, waits for our lock, and will find the order paid.
-    # OUTCOME_UNKNOWN: it died on the way; it is transactional, so an order that is still new was not touched.
+    # CANCELLED: the closing will not run. REQUESTED: it is running, waits for our lock, and will find the order paid.
+    # OUTCOME_UNKNOWN: its delivery crashed; it is transactional, so an order that is still new was not changed.
     answer = cancel_message(topic="orders.close", key=order.key, reason="paid")
     if answer.verdict in (Verdict.TOO_LATE, Verdict.NOT_FOUND):
         raise TooLate(f"order {order.pk} is {order.status}")
@@ -57,7 +57,7 @@ def pay(order_id: int) -> Order:
 
 @transaction.atomic
 def annotate(order_id: int, note: str) -> Order:
-    """Write a note on an order. It shows that somebody is busy with it."""
+    """Write a note on an order. The change puts off the reminder."""
     order = Order.objects.select_for_update().get(pk=order_id)
     order.note = note
     order.save()
@@ -65,7 +65,7 @@ def annotate(order_id: int, note: str) -> Order:
 
 
 def send_news(emails: Iterable[str], spacing: float = 0.0) -> list[Message]:
-    """Send the news to everybody, one each ``spacing`` seconds, so that the mail server can keep up."""
+    """Send the news to all readers, one every ``spacing`` seconds, so that the mail server can keep up."""
     return schedule_messages(
         {"topic": "news.send", "payload": {"email": email}, "delay": number * spacing, "priority": -10}
         for number, email in enumerate(emails)

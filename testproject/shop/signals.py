@@ -1,4 +1,4 @@
-"""Reminds the buyer of an order that nobody has touched for a while."""
+"""Reminds the buyer of an order that has not been changed for a while."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .models import Order
 
 @receiver(post_save, sender=Order, dispatch_uid="shop.remind")
 def remind(sender: type[Order], instance: Order, **kwargs: Any) -> None:
-    """Schedule the reminder of a new order; each further change puts it off, and the end of the order calls it off."""
+    """Schedule the reminder of a new order; later changes put it off, and payment or closing cancels it."""
     if instance.status != Order.Status.NEW:
         cancel_message(topic="orders.remind", key=instance.key, reason=instance.status)
         return
-    # It is being sent this moment: too late to put it off, and no reason for the order not to be saved.
+    # A conflict means that the reminder is being sent now: too late to put it off, and the order is saved anyway.
     with contextlib.suppress(KeyConflict):
         schedule_message(
             "orders.remind",

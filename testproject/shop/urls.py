@@ -1,4 +1,4 @@
-"""The addresses of the shop."""
+"""The URLs of the shop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders over HTTP, as JSON."""
+"""Views that place, pay and annotate orders, as JSON over HTTP."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from django.views.decorators.http import require_POST
 from . import orders
 from .models import Order
 
-# Of one article, in one order.
-MOST_PIECES = 100
+# The pieces of one article in one order.
+MAX_PIECES = 100
 
-# csrf_exempt: these views know no session and no cookie, so there is nothing that a foreign page could ride on.
+# csrf_exempt: these views read no session and no cookie, so a foreign page cannot act as their user.
 
 
 @csrf_exempt
 @require_POST
 def create(request: HttpRequest) -> JsonResponse:
-    """``{"email": …, "articles": {"lamp": 2}}`` → 201; 400 for anything else; 409 when something is sold out."""
+    """Place an order: ``{"email": …, "articles": {"lamp": 2}}`` → 201; 400 for anything else; 409 when sold out."""
     try:
         email, articles = _wanted(_body(request))
     except (ValueError, ValidationError) as error:
@@ -38,7 +38,7 @@ def create(request: HttpRequest) -> JsonResponse:
 @csrf_exempt
 @require_POST
 def pay(request: HttpRequest, order_id: int) -> JsonResponse:
-    """200 when the order is paid; 409 when it was closed before."""
+    """Pay an order: 200 when it is paid; 409 when it was closed before."""
     try:
         order = orders.pay(order_id)
     except Order.DoesNotExist:
@@ -51,7 +51,7 @@ def pay(request: HttpRequest, order_id: int) -> JsonResponse:
 @csrf_exempt
 @require_POST
 def annotate(request: HttpRequest, order_id: int) -> JsonResponse:
-    """``{"note": …}`` → 200."""
+    """Write a note on an order: ``{"note": …}`` → 200."""
     try:
         note = _body(request).get("note")
         if not isinstance(note, str) or len(note) > 200 or not note.isprintable():
@@ -77,8 +77,8 @@ def _wanted(data: dict[str, Any]) -> tuple[str, dict[str, int]]:
         raise ValueError("email and articles are wanted")
     validate_email(email)
     for article, quantity in articles.items():
-        if type(quantity) is not int or not 1 <= quantity <= MOST_PIECES or not article.isprintable():
-            raise ValueError(f"of an article 1 to {MOST_PIECES} pieces can be ordered")
+        if type(quantity) is not int or not 1 <= quantity <= MAX_PIECES or not article.isprintable():
+            raise ValueError(f"of an article 1 to {MAX_PIECES} pieces can be ordered")
     return email, articles
 
 

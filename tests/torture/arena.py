@@ -19,8 +19,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from testproject.cleaner import PID_FILE, family, send
 from testproject.servers import PostgresServer, RedisServer
-from testproject.undertaker import PID_FILE, family, send
 from tests.proxy import Proxy
 from tests.torture.journal import Journal
 from tests.torture.sizes import DELAYQ, Size

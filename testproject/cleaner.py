@@ -1,7 +1,7 @@
-"""Cleans up after a server whose owner is gone, however the owner went.
+"""Ends a server and removes its directory when the process that started it is gone.
 
-Runs as a script beside each server and waits for its standard input to end: that is when the owner
-has closed the server or was killed, even by SIGKILL. It imports nothing but the standard library.
+This script runs beside each server and waits until its standard input ends: then the owner has closed the server or was
+killed, even by SIGKILL. It imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 PID_FILE = "server.pid"
-PATIENCE = 5.0
+# The time that a server has to end before it is killed.
+END_SECONDS = 5.0
 
 
 def family(pid: int) -> list[int]:
@@ -40,15 +41,15 @@ def send(pid: int, number: int) -> bool:
     return False
 
 
-def bury(directory: Path, number: int) -> None:
-    """End the server of a directory, thawing it first if it is frozen, and remove the directory."""
+def clean_up(directory: Path, number: int) -> None:
+    """End the server of a directory, which may be frozen, with a signal, and remove the directory."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         pid = int((directory / PID_FILE).read_text())
         members = family(pid)
         for member in members:
             send(member, signal.SIGCONT)
         send(pid, number)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + END_SECONDS
         while send(pid, 0) and time.monotonic() < deadline:
             time.sleep(0.02)
         for member in members:
@@ -58,4 +59,4 @@ def bury(directory: Path, number: int) -> None:
 
 if __name__ == "__main__":
     sys.stdin.buffer.read()
-    bury(Path(sys.argv[1]), int(sys.argv[2]))
+    clean_up(Path(sys.argv[1]), int(sys.argv[2]))
