@@ -1,6 +1,6 @@
-"""``python -m benchmarks``: every system does the same work in one run, on one Redis and one PostgreSQL of its own.
+"""``python -m benchmarks``: every system does the same work in one run, on the same Redis and PostgreSQL.
 
-Peers take part when they are installed: ``python -m benchmarks.peers install``.
+The run starts both servers. Peers take part when they are installed: ``python -m benchmarks.peers install``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PICTURE = DOCS / "performance.svg"
 GROWTH = DOCS / "growth.svg"
 BEGAN = time.monotonic()
 
-# What --quick does: two minutes. The fastest peers of either kind, and nothing that mostly waits.
+# The systems and workloads of --quick, for two minutes: the fastest peers of either kind, nothing that mostly waits.
 QUICK_SYSTEMS = ("delayq", "huey", "django-q2", "procrastinate", "redis", "postgres", "orm")
 QUICK_WORKLOADS = ("schedule", "schedule-bulk", "drain", "insert", "late-1000", "memory", "life", "restore", "burst")
 
 
 def main() -> None:
-    # An end in good order: what was started is ended too.
+    # SIGTERM ends in order: the processes that were started are ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = _arguments()
     size = SIZES[arguments.size]
@@ -74,7 +74,7 @@ def _measure(arguments: argparse.Namespace, workloads: Sequence[Workload], size:
             "Redis": bench.redis.info("server")["redis_version"],
         }
         for number in range(arguments.rounds):
-            # Another one begins in each round: nobody is always the first on cold servers.
+            # Each round begins with another system, so that no system is always the first on cold servers.
             start = number % max(1, len(systems))
             turn = systems[start:] + systems[:start]
             for workload in workloads:
@@ -93,17 +93,19 @@ def _measure(arguments: argparse.Namespace, workloads: Sequence[Workload], size:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="in two minutes: the smallest size, once, fewer systems")
+    parser.add_argument("--quick", action="store_true", help="two minutes: the smallest size, once, fewer systems")
     parser.add_argument("--only", type=_names([w.name for w in WORKLOADS]), metavar="WORKLOADS")
     parser.add_argument("--without", type=_names([w.name for w in WORKLOADS]), default=[], metavar="NAMES")
     parser.add_argument("--systems", type=_names([s.name for s in SYSTEMS]), metavar="NAMES")
     parser.add_argument("--size", choices=SIZES, help="default small")
     parser.add_argument("--growth", type=_numbers, metavar="ROWS", help="waiting or finished rows: 10000,10000000")
     parser.add_argument(
-        "--rounds", type=int, help="of those workloads that are repeated (default 3); 0: only what is merged"
+        "--rounds", type=int, help="rounds of workloads that are repeated (default 3); 0: only merge earlier runs"
     )
-    parser.add_argument("--peers", type=Path, default=PEERS, metavar="DIR", help=f"where they are (default {PEERS})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measure there")
+    parser.add_argument(
+        "--peers", type=Path, default=PEERS, metavar="DIR", help=f"the folder of the peers (default {PEERS})"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measure to a file")
     parser.add_argument(
         "--merge",
         type=Path,
@@ -114,7 +116,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--write-docs", action="store_true", help=f"put the results into {PAGE.name}")
     cores = f"{len(os.sched_getaffinity(0))} shared cores" if hasattr(os, "sched_getaffinity") else platform.machine()
-    parser.add_argument("--machine", default=cores, help="what the results say they were measured on")
+    parser.add_argument("--machine", default=cores, help="the machine that the results name")
     arguments = parser.parse_args()
     if arguments.rounds == 0 and not arguments.merge:
         parser.error("--rounds 0 needs --merge")
@@ -122,7 +124,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _with_defaults(arguments: argparse.Namespace) -> argparse.Namespace:
-    """What was not given is taken from --quick, or is all there is."""
+    """Fill in options that were not given: those of --quick, or else all systems and workloads."""
     usual = {
         "only": QUICK_WORKLOADS if arguments.quick else [w.name for w in WORKLOADS],
         "systems": QUICK_SYSTEMS if arguments.quick else [s.name for s in SYSTEMS],
@@ -159,7 +161,7 @@ def _installed(systems: Sequence[System], peers: Path) -> list[System]:
 
 
 def _interleaved(bench: Bench, workload: Workload, systems: Sequence[System], size: Size, results: Results) -> None:
-    """One round of a workload, system after system."""
+    """Run one round of a workload, system after system."""
     for system in systems:
         if not takes_part(workload, system):
             continue

@@ -1,4 +1,4 @@
-"""Starts the servers, the adapters and their workers, and reads what the workers note."""
+"""Starts the servers, the adapters and their workers, and reads the marks of handled messages."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from psycopg import sql
 from testproject.cleaner import PID_FILE, family
 from testproject.servers import PostgresServer, RedisServer, Server
 
-from .peers.line import EFFECTS, MARK, Mark
+from .peers.adapter_process import EFFECTS, MARK, Mark
 from .systems import HERE, System
 
 ROOT = HERE.parent
 PEERS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "django-delayq-peers"
-# An adapter that does not answer for so long is given up, as is a worker that does not start. Seconds.
-PATIENCE = 300.0
-START = 30.0
+# The time that an adapter has to answer, and a worker to start.
+ANSWER_SECONDS = 300.0
+START_SECONDS = 30.0
 
 POSTGRES_SETTINGS = {
     "shared_buffers": "256MB",
-    # No checkpoint in the middle of a run: it would hit one system and not another.
+    # No checkpoint in the middle of a run: it would slow down one system and not another.
     "max_wal_size": "8GB",
     "checkpoint_timeout": "1h",
 }
 
 
 class Failed(Exception):
-    """A system could not do a workload; the message says why."""
+    """A system failed in a workload; the message says why."""
 
 
 class Bench:
-    """One Redis and one PostgreSQL for all, a database for each system, and a directory for notes."""
+    """One Redis and one PostgreSQL for all systems, a database for each, and a directory for logs and marks."""
 
     def __init__(self, peers: Path) -> None:
         self.peers = peers
@@ -69,7 +69,7 @@ class Bench:
         return self.postgres.url.rpartition("/")[0] + f"/bench_{system.name.replace('-', '_')}"
 
     def sql(self, statement: str, system: System | None = None) -> Any:
-        """One statement, in the system's database; the first value of its first row."""
+        """Execute a statement in the system's database, and return the first value of its first row."""
         url = self.postgres.url if system is None else self.url(system)
         with psycopg.connect(url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
@@ -84,7 +84,7 @@ class Bench:
 
     @contextmanager
     def adapter(self, system: System, environment: Mapping[str, str] | None = None) -> Iterator[Adapter]:
-        """The system's adapter, on empty tables and an empty Redis."""
+        """Start the system's adapter, on empty tables and an empty Redis."""
         first = system.name not in self._prepared
         if first:
             self.create_database(system)
@@ -98,7 +98,7 @@ class Bench:
 
 
 class Adapter:
-    """A system's adapter as a process, and its workers."""
+    """The process of a system's adapter, and its workers."""
 
     def __init__(self, bench: Bench, system: System, environment: Mapping[str, str]) -> None:
         self.bench = bench
@@ -149,11 +149,11 @@ class Adapter:
             self.process.wait()
         self.process.stdout.close()
 
-    def call(self, verb: str, /, *, patience: float = PATIENCE, **arguments: Any) -> Any:
-        """Ask the adapter; raises ``Failed`` with its error. It is given up after ``patience`` seconds."""
+    def call(self, verb: str, /, *, timeout: float = ANSWER_SECONDS, **arguments: Any) -> Any:
+        """Call the adapter. Raises ``Failed`` with its error, or when it does not answer within ``timeout`` seconds."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        watchdog = threading.Timer(patience, self.process.kill)
+        watchdog = threading.Timer(timeout, self.process.kill)
         watchdog.start()
         try:
             self.process.stdin.write(json.dumps({"do": verb, **arguments}) + "\n")
@@ -170,24 +170,24 @@ class Adapter:
             raise Failed(f"{verb}: {answer['error']}")
         return answer["answer"]
 
-    def ask(self, function: str, /, *, patience: float = PATIENCE, **arguments: Any) -> Any:
+    def ask(self, function: str, /, *, timeout: float = ANSWER_SECONDS, **arguments: Any) -> Any:
         """Call a function that only this adapter has."""
-        return self.call("call", patience=patience, name=function, arguments=arguments)
+        return self.call("call", timeout=timeout, name=function, arguments=arguments)
 
     def empty(self) -> None:
-        """Empty tables, Redis and notes."""
+        """Empty the tables, Redis and the marks."""
         self.marks.unlink(missing_ok=True)
         self.bench.redis.flushall()
         if self.tables:
             self.bench.sql(f"TRUNCATE {', '.join(self.tables)} CASCADE", self.system)
         self.call("ready")
 
-    def forget(self) -> None:
-        """Empty the notes alone."""
+    def clear_marks(self) -> None:
+        """Delete the marks alone."""
         self.marks.unlink(missing_ok=True)
 
     def put(self, number: int, delay: float = 0.0, *, insert: bool = False) -> None:
-        """Schedule so many, the quickest way there is; then the database knows its tables, as after an autovacuum."""
+        """Schedule so many messages the quickest way, then ANALYZE the tables, as an autovacuum would."""
         verb = "schedule_bulk" if "send_many" in self.verbs else "schedule"
         self.call(verb, number=number, delay=delay, insert=insert)
         if self.tables:
@@ -195,7 +195,7 @@ class Adapter:
 
     @contextmanager
     def worker(self, processes: int = 1) -> Iterator[None]:
-        """So many worker processes, each as the system's docs start one."""
+        """Run so many worker processes, each started as the system's docs say."""
         assert self.worker_arguments is not None
         started = []
         with self.log.open("ab") as log:
@@ -218,18 +218,18 @@ class Adapter:
         finally:
             self.workers = []
             for process in started:
-                end(process)
+                end_worker(process)
 
     @contextmanager
     def warm_worker(self) -> Iterator[None]:
-        """One worker process that has handled a message already."""
+        """Run one worker process that has handled a message already."""
         with self.worker():
             self.call("schedule", number=0, delay=0, warm=1)
-            self.wait_for(1, START)
+            self.wait_for(1, START_SECONDS)
             yield
 
     def cpu(self) -> tuple[float, float]:
-        """CPU seconds so far of the adapter with its workers, and of the servers."""
+        """Return the CPU seconds so far of the adapter with its workers, and of the servers."""
         servers = (self.bench.redis_server, self.bench.postgres)
         return (
             sum(map(cpu_seconds, [self.process.pid, *self.workers])),
@@ -238,19 +238,19 @@ class Adapter:
 
     @property
     def done(self) -> int:
-        """How many messages were handled."""
+        """The number of messages that were handled."""
         return self.marks.stat().st_size // MARK.size if self.marks.exists() else 0
 
     def wait_for(self, number: int, limit: float) -> bool:
-        """Wait until so many were handled, at most so many seconds."""
+        """Wait until so many messages were handled. Return False when that takes more than ``limit`` seconds."""
         return wait(lambda: self.done >= number, limit)
 
     def read_marks(self) -> list[Mark]:
-        """What was handled."""
+        """Return the marks of all handled messages."""
         return [Mark(*mark) for mark in MARK.iter_unpack(self.marks.read_bytes())] if self.marks.exists() else []
 
-    def line_up(self) -> float:
-        """Wait until each worker has handled something; who has, waits for the others. When all go on, epoch time."""
+    def synchronize_workers(self) -> float:
+        """Suspend each worker that has handled a message until all have; return the epoch time when all go on."""
         stopped: set[int] = set()
 
         def together() -> bool:
@@ -259,26 +259,26 @@ class Adapter:
                 os.killpg(worker, signal.SIGSTOP)
             return len(stopped) == len(self.workers)
 
-        whole = wait(together, START)
+        whole = wait(together, START_SECONDS)
         for worker in stopped:
             os.killpg(worker, signal.SIGCONT)
         if not whole:
-            raise self.failed("a worker handled nothing")
+            raise self.failed("a worker handled no message")
         return time.time()
 
-    def make_room_for_effects(self) -> None:
-        """A table for what peers' handlers insert."""
+    def create_effects_table(self) -> None:
+        """Create the table that peers' handlers insert into."""
         self.bench.sql(f"{EFFECTS}; TRUNCATE bench_effect", self.system)
 
     def failed(self, what: str) -> Failed:
-        """What to raise: its log tells more."""
+        """Return the exception to raise, with the tail of the log."""
         return Failed("\n".join([*self.log.read_text(errors="replace").splitlines()[-20:], what]))
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and all below it, those that ended included; 0 where there is no /proc."""
+    """Return the CPU seconds of a process and all its descendants, ended ones included; 0 where there is no /proc."""
     try:
-        # After the name in parentheses, which may hold anything: utime, stime, cutime, cstime.
+        # utime, stime, cutime and cstime, after the name in parentheses, which may contain any character.
         numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
     except OSError:
         return 0.0
@@ -291,7 +291,7 @@ def server_cpu_seconds(server: Server) -> float:
 
 
 def wait(done: Callable[[], object], limit: float) -> bool:
-    """Wait until it is so, at most so many seconds."""
+    """Wait until ``done`` returns something true. Return False when that takes more than ``limit`` seconds."""
     deadline = time.monotonic() + limit
     while not done():
         if time.monotonic() > deadline:
@@ -300,8 +300,8 @@ def wait(done: Callable[[], object], limit: float) -> bool:
     return True
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a worker with all that it started."""
+def end_worker(process: subprocess.Popen[bytes]) -> None:
+    """End a worker and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT if process.poll() is None else 0)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -313,7 +313,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def counting(bench: Bench) -> Iterator[Callable[[], tuple[int, int]]]:
-    """A function that says how many commands Redis, and statements PostgreSQL, has had from clients since."""
+    """Yield a function that counts the commands to Redis and the statements to PostgreSQL from clients since then."""
     bench.sql("ALTER SYSTEM SET log_min_duration_statement = 0")
     bench.sql("SELECT pg_reload_conf()")
     time.sleep(0.3)
@@ -325,7 +325,7 @@ def counting(bench: Bench) -> Iterator[Callable[[], tuple[int, int]]]:
         nonlocal commands
         with contextlib.suppress(redis.RedisError, OSError, ValueError):
             for command in monitor.listen():
-                # What a script calls is no round trip.
+                # Commands that a script calls are no round trips.
                 commands += command["client_type"] != "lua"
 
     def count() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the rounds found, and how it is summed up."""
+"""Measures of the rounds, and their summary."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Measures = dict[str, float]
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the sorted values does not exceed."""
+    """Return the smallest value that at least this share of the sorted values does not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of the rounds, and the least and the most."""
+    """The median, the least and the most of the rounds."""
 
     median: float
     least: float
@@ -30,12 +30,12 @@ class Spread:
 
 
 def at(name: str, level: int, unit: str) -> str:
-    """What a measure is called that was taken at a level of a growth workload."""
+    """Return the name of a measure that was taken at a level of a growth workload."""
     return f"{name} at {level:,}, {unit}"
 
 
 def levels(measures: Measures) -> dict[int, Measures]:
-    """By level, what was taken there; the unit stays in the name."""
+    """Return the measures by level; the unit stays in the name."""
     found: dict[int, Measures] = {}
     for measure, value in measures.items():
         if match := _AT.fullmatch(measure):
@@ -49,7 +49,7 @@ _AT = re.compile(r"(.+) at ([\d,]+), (.+)")
 
 @dataclass(slots=True)
 class Results:
-    """Measures by workload and system, one for each round; and why a system could not."""
+    """Measures by workload and system, one for each round; and why systems failed."""
 
     rounds: dict[str, dict[str, list[Measures]]] = field(default_factory=dict)
     failures: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -62,17 +62,17 @@ class Results:
         self.failures.setdefault(workload, {})[system] = reason
 
     def spread(self, workload: str, system: str, measure: str) -> Spread | None:
-        """Over the rounds; None when it was not measured."""
+        """Return the spread over the rounds; None when it was not measured."""
         values = self.each(workload, system, measure)
         return Spread.of(values) if values else None
 
     def each(self, workload: str, system: str, measure: str) -> list[float]:
-        """In each round that measured it."""
+        """Return the values of all rounds that measured it."""
         rounds = self.rounds.get(workload, {}).get(system, [])
         return [found[measure] for found in rounds if measure in found]
 
     def first(self, workload: str, system: str, measure: str) -> float | None:
-        """Of the first round: what is decided by it stays so."""
+        """Return the value of the first round, so that decisions based on it hold for all rounds."""
         rounds = self.rounds.get(workload, {}).get(system, [])
         return rounds[0].get(measure) if rounds else None
 
@@ -82,7 +82,7 @@ class Results:
 
 
 def figure(value: float) -> str:
-    """Three digits, with separators: 17,400 · 4.12 · 0.038."""
+    """Write a number with three digits and separators: 17,400 · 4.12 · 0.038."""
     if value == 0:
         return "0"
     rounded = float(f"{value:.3g}")
@@ -91,7 +91,7 @@ def figure(value: float) -> str:
 
 
 def shown(spread: Spread | None, unit: str = "") -> str:
-    """``17,400 (16,900–18,200)``; the median alone when the rounds agree or there is one."""
+    """Write a spread as ``17,400 (16,900–18,200)``, or as the median alone when the rounds agree."""
     if spread is None:
         return "–"
     median, least, most = map(figure, (spread.median, spread.least, spread.most))

@@ -1,4 +1,4 @@
-"""The adapter of django-delayq itself, and what only it is asked."""
+"""The adapter of django-delayq itself, with calls that only this adapter has."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 
 TABLES = ["delayq_message", "delayq_transition", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
 
-# So many rows in each statement of a fill.
-FILL = 1_000_000
+# Rows in each statement of a fill.
+FILL_ROWS = 1_000_000
 
-# What the next messages are for: "bench.mark" does nothing, "bench.insert" inserts a row in its transaction.
+# The topic of the next messages: "bench.mark" does nothing, "bench.insert" inserts a row in its transaction.
 topic = "bench.mark"
 
 # A payload of 200 bytes.
 PAYLOAD = "jsonb_build_object('n', n, 'due', 0, 'pad', repeat('x', 168))"
 
-# Half of them within the horizon of the growth workloads (see workloads.HORIZON), half beyond it, one by one; the due
-# times of each half in no order.
+# Waiting messages: in turn one within the horizon of the growth workloads (workloads.HORIZON_SECONDS), and one beyond
+# it. The due times of each half are in no order.
 WAITING = f"""
 INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts, deliveries,
     reported, excused, moves, worker, cancel_requested)
@@ -33,7 +33,7 @@ SELECT 'bench.mark', 'default', 0, 'scheduled', {PAYLOAD}, '{{}}',
   FROM generate_series(1, %(rows)s::int) n
 """
 
-# All due within ``%(within)s`` ms, from the epoch time ``%(due)s`` (ms) on.
+# Messages that are due within ``%(within)s`` ms, from the epoch time ``%(due)s`` (ms) on.
 BURST = """
 INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts, deliveries,
     reported, excused, moves, worker, cancel_requested)
@@ -43,7 +43,7 @@ SELECT 'bench.mark', 'default', 0, 'scheduled',
   FROM generate_series(1, %(rows)s::int) n, LATERAL (SELECT %(due)s::bigint + n * %(within)s::bigint / %(rows)s) d(ms)
 """
 
-# Over the last 20 days: what is older than the retention would be deleted meanwhile.
+# Finished messages of the last 20 days: older ones would be pruned meanwhile.
 HISTORY = f"""
 WITH m AS (
     INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, finished_at,
@@ -69,7 +69,7 @@ def setup() -> None:
 
 
 def ready() -> None:
-    """Redis was emptied: give it a horizon, as a worker that has run would have."""
+    """Give the emptied Redis a horizon, as a worker that has run does."""
     django.setup()
     from django.core.management import call_command
 
@@ -109,8 +109,8 @@ def worker() -> list[str]:
     return ["-m", "django", "run_delayq", "--processes", "1"]
 
 
-def settled() -> bool:
-    """Whether the outcome of everything that is due is written down. Asks along the indexes, whatever else is there."""
+def all_recorded() -> bool:
+    """Return whether the outcome of every due message is recorded. Reads along indexes, however many rows there are."""
     from django.db.models.functions import Now
 
     from django_delayq.models import Message
@@ -122,12 +122,12 @@ def settled() -> bool:
 
 
 def fill(rows: int, what: str) -> None:
-    """So many more messages waiting (half of them in Redis too), or so many more finished ones."""
+    """Add so many waiting messages (half of them in Redis too), or so many finished ones."""
     from django.core.management import call_command
 
     _execute("SET maintenance_work_mem = '512MB'")
-    for start in range(0, rows, FILL):
-        _execute(WAITING if what == "waiting" else HISTORY, {"rows": min(FILL, rows - start)})
+    for start in range(0, rows, FILL_ROWS):
+        _execute(WAITING if what == "waiting" else HISTORY, {"rows": min(FILL_ROWS, rows - start)})
     _execute("VACUUM ANALYZE delayq_message, delayq_transition")
     _execute("CHECKPOINT")
     if what == "waiting":
@@ -135,7 +135,7 @@ def fill(rows: int, what: str) -> None:
 
 
 def fill_due(rows: int, due: float, within: float) -> None:
-    """So many messages, all due within so many seconds from that epoch time on, and in Redis."""
+    """Add so many messages, all due within so many seconds from that epoch time on, and in Redis."""
     from django.core.management import call_command
 
     _execute(BURST, {"rows": rows, "due": round(due * 1000), "within": round(within * 1000)})
@@ -144,29 +144,29 @@ def fill_due(rows: int, due: float, within: float) -> None:
 
 
 def urgent(number: int, due: float) -> None:
-    """One message with the highest priority."""
-    from benchmarks.peers.line import payload
+    """Schedule one message with the highest priority."""
+    from benchmarks.peers.adapter_process import payload
     from django_delayq import schedule_message
 
     schedule_message(topic, payload(number, due), due=_datetime(due), priority=100)
 
 
 def workers() -> int:
-    """How many worker processes have told that they are there."""
+    """Return how many worker processes have a row in the table of workers."""
     from django_delayq.models import Worker
 
     return Worker.objects.count()
 
 
 def restore(rows: int) -> dict[str, float]:
-    """Restores of so many rows, each into an empty Redis: see ``recovery.Restored``."""
+    """Restore so many rows several times, each time into an empty Redis: see ``recovery.Restored``."""
     from . import recovery
 
     return recovery.restore(os.environ["REDIS_URL"], rows)._asdict()
 
 
 def killed() -> dict[str, float]:
-    """Seconds until what ran is done, after SIGKILL of a worker process, and of a whole worker."""
+    """Return the seconds until all is consumed after SIGKILL of a worker process, and of a whole worker."""
     from . import recovery
 
     process, whole = recovery.killed()

@@ -1,9 +1,9 @@
-"""Where the time of scheduling one message goes: ``python -m benchmarks.parts [--calls 400] [--rounds 15]``.
+"""The parts of the time to schedule one message: ``python -m benchmarks.parts [--calls 400] [--rounds 15]``.
 
-One table, from a bare question to the server to ``schedule_message()``, and what the ORM alone takes for one row. All
-in turns, on one PostgreSQL and one Redis of its own; ``TMPDIR`` says on which disk. µs: the median and the least of the
-rounds from call to return, the CPU time of the caller in it, and from call to return when the server does not wait for
-its disk (``synchronous_commit = off``, which a queue must not do).
+Prints one table, from a bare question to the server up to ``schedule_message()``, and the time of the ORM alone for one
+row. All parts take turns, on a private PostgreSQL and Redis; ``TMPDIR`` chooses their disk. Columns in µs: the median
+and the least of the rounds from call to return, the CPU time of the caller, and the time from call to return when the
+server does not wait for its disk (``synchronous_commit = off``, which a queue must not use).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
 
-from .stand import stand
+from .own_servers import own_servers
 
 PAYLOAD = {"order": 1, "text": "x" * 170}
 # Calls before anything is measured: the server keeps a plan after five.
-WARM = 50
+WARM_CALLS = 50
 
 
 class Part(NamedTuple):
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """µs a call."""
+    """The cost of a call in µs."""
 
     wall: float
     cpu: float
@@ -43,18 +43,18 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=400, help="in each measurement")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    with stand(max_wal_size="8GB", checkpoint_timeout="1h"):
+    with own_servers(max_wal_size="8GB", checkpoint_timeout="1h"):
         parts = _parts()
         flushed: dict[str, list[Cost]] = {}
         unflushed: dict[str, list[Cost]] = {}
         for part in parts:
-            _measure(part, WARM)
+            _measure(part, WARM_CALLS)
         for _ in range(arguments.rounds):
             for setting, costs in (("on", flushed), ("off", unflushed)):
                 _set(setting)
                 for part in random.sample(parts, len(parts)):
                     costs.setdefault(part.name, []).append(_measure(part, arguments.calls))
-        _tell(parts, flushed, unflushed)
+        _print(parts, flushed, unflushed)
 
 
 def _parts() -> list[Part]:
@@ -102,7 +102,7 @@ def _set(flush: str) -> None:
 
 def _measure(part: Part, calls: int) -> Cost:
     with part.around:
-        # Changed settings make it connect anew.
+        # The first call with changed settings connects anew.
         part.call()
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(calls):
@@ -110,7 +110,7 @@ def _measure(part: Part, calls: int) -> Cost:
         return Cost((time.perf_counter() - began) * 1e6 / calls, (time.process_time() - cpu) * 1e6 / calls)
 
 
-def _tell(parts: list[Part], flushed: dict[str, list[Cost]], unflushed: dict[str, list[Cost]]) -> None:
+def _print(parts: list[Part], flushed: dict[str, list[Cost]], unflushed: dict[str, list[Cost]]) -> None:
     print(f"{'µs':<42}{'median':>8}{'least':>8}{'CPU':>8}{'no flush':>10}")
     for part in parts:
         walls, cpus = zip(*flushed[part.name], strict=True)

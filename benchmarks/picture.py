@@ -1,6 +1,7 @@
-"""As SVG, bars on a logarithmic scale: rates with their spread, and lateness from the median to the 99th percentile.
+"""Draws the results as SVG: bars for rates and lateness, and lines for growth.
 
-And lines: what grows with the number of rows, or of processes, and what does not.
+Bars have a logarithmic scale: rates with their spread, and lateness from the median to the 99th percentile. Lines show
+what grows with the number of rows, or of processes, and what does not.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ ROW, GAP, HEAD = 20, 34, 22
 COLOURS = {"ours": "#0b6e4f", "peer": "#7a8fa6", "floor": "#c9a227"}
 RATES = ("schedule", "schedule-bulk", "drain", "insert")
 LATE = ("late-200", "late-1000")
-# Lateness below this is drawn as this. ms
-LEAST = 0.1
+# Lateness below this is drawn as this.
+LEAST_MS = 0.1
 # A panel of lines: its height, and the room at its left for the scale and at its right for the names.
 TALL, SCALE, NAMES = 100, 70, 190
 INKS = ("#0b6e4f", "#7a8fa6")
@@ -35,7 +36,7 @@ text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 6
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """From ``start`` (None: the left edge) to ``value``, with a line from ``least`` to ``most``."""
+    """A bar from ``start`` (None: the left edge) to ``value``, with a line from ``least`` to ``most``."""
 
     label: str
     kind: str
@@ -53,7 +54,7 @@ class Panel:
 
 
 def panels(results: Results) -> list[Panel]:
-    """What there is to draw."""
+    """Return the panels of all measured workloads."""
     titles = {workload.name: workload.title for workload in WORKLOADS}
     drawn = [Panel(f"{titles[name]}: messages/s", _rates(results, name)) for name in RATES]
     drawn += [Panel(f"{titles[name]}: ms, p50 to p99", _lateness(results, name)) for name in LATE]
@@ -75,20 +76,20 @@ def _lateness(results: Results, workload: str) -> list[Bar]:
     for system in SYSTEMS:
         p50, p99 = (results.median(workload, system.name, name) for name in ("p50", "p99"))
         if p50 is not None and p99 is not None:
-            low, high = max(LEAST, p50), max(LEAST, p99)
+            low, high = max(LEAST_MS, p50), max(LEAST_MS, p99)
             note = f"{figure(p50)} / {figure(p99)}"
             bars.append(Bar(system.title, system.kind, high, high, high, note, start=low))
     return sorted(bars, key=lambda bar: bar.value)
 
 
 def scale(values: Sequence[float]) -> tuple[int, int]:
-    """The powers of ten around the values."""
+    """Return the powers of ten around the values."""
     low = math.floor(math.log10(min(values)))
     return low, max(low + 1, math.ceil(math.log10(max(values))))
 
 
 def draw(results: Results) -> str:
-    """The whole picture."""
+    """Return the picture of rates and lateness."""
     parts: list[str] = []
     top = 10
     for panel in panels(results):
@@ -150,7 +151,7 @@ class Chart:
 
 
 def charts(results: Results) -> list[Chart]:
-    """A chart for each measure of each growth workload."""
+    """Return a chart for each measure of each growth workload."""
     return [chart for workload in WORKLOADS if workload.grows for chart in _charts(workload, results)]
 
 
@@ -168,7 +169,7 @@ def _charts(workload: Workload, results: Results) -> list[Chart]:
 
 
 def draw_growth(results: Results) -> str:
-    """The picture of what grows: from zero upwards, on a linear scale, so that what is flat looks flat."""
+    """Return the picture of growth, on a linear scale from zero, so that constant values look flat."""
     parts: list[str] = []
     top = 10
     for chart in charts(results):
@@ -178,7 +179,7 @@ def draw_growth(results: Results) -> str:
 
 
 def nice(value: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
 
@@ -210,14 +211,14 @@ def _chart(chart: Chart, top: int) -> list[str]:
 
 
 def _places(steps: Sequence[int]) -> list[float]:
-    """From 0 to 1 where each level is; numbers of rows on a logarithmic scale."""
+    """Return the places of the levels from 0 to 1; numbers of rows are on a logarithmic scale."""
     ordered: list[float] = [math.log10(step) for step in steps] if max(steps) >= 10 else list(map(float, steps))
     width = (ordered[-1] - ordered[0]) or 1.0
     return [(place - ordered[0]) / width for place in ordered]
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
-    """The heights of two labels, far enough from each other to be read."""
+    """Return the heights of two labels, moved apart so far that both can be read."""
     if len(heights) != 2 or abs(heights[0] - heights[1]) >= 14:
         return list(heights)
     middle, up = sum(heights) / 2, 1 if heights[0] <= heights[1] else -1

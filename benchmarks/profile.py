@@ -1,8 +1,8 @@
-"""Where the time of a message goes while many flow: ``python -m benchmarks.profile [--rate 1000] [--seconds 10]``.
+"""The costs of a message in a steady flow: ``python -m benchmarks.profile [--rate 1000] [--seconds 10]``.
 
-One worker process, and a sender that schedules one at a time, each due 1 to 3 s later. Told are the lateness; the CPU
-time of everybody for each message; PostgreSQL's statements, where it has pg_stat_statements; Redis' scripts by its own
-clock; and in which functions the worker's interpreter was, where py-spy is installed.
+Runs one worker process, and a sender that schedules one message at a time, each due 1 to 3 s later. Prints the
+lateness; the CPU time of each process for each message; the statements of PostgreSQL, where it has pg_stat_statements;
+the scripts of Redis by its own clock; and the functions in which the worker spent its time, where py-spy is installed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from testproject.servers import PostgresServer, RedisServer, ServerFailed
 
 from . import driver, recovery
 from .measures import quantile
-from .peers.line import MARK, Line, Mark
-from .stand import stand
+from .own_servers import own_servers
+from .peers.adapter_process import MARK, AdapterCalls, Mark
 
 EXTENSION = "pg_stat_statements"
-LONGEST = 3.0
+MAX_DELAY_SECONDS = 3.0
 # Functions in the table, and samples of the interpreter in a second.
-FUNCTIONS, SAMPLES = 20, 500
+FUNCTIONS, SAMPLES_PER_SECOND = 20, 500
 
 STATEMENTS = """
 SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), 64), calls / %(messages)s::float, mean_exec_time * 1000,
@@ -47,14 +47,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     arguments = parser.parse_args()
     with (
-        stand(**driver.POSTGRES_SETTINGS, **_extension()) as (redis, postgres),
+        own_servers(**driver.POSTGRES_SETTINGS, **_extension()) as (redis, postgres),
         tempfile.TemporaryDirectory(prefix="delayq-profile-") as directory,
     ):
         _profile(redis, postgres, Path(directory), arguments.rate, arguments.seconds)
 
 
 def _extension() -> dict[str, str]:
-    """pg_stat_statements, if a server starts with it: not all builds carry it."""
+    """Return the setting for pg_stat_statements if a server starts with it: not all builds have it."""
     try:
         with PostgresServer(shared_preload_libraries=EXTENSION):
             return {"shared_preload_libraries": EXTENSION}
@@ -70,7 +70,7 @@ def _profile(redis: RedisServer, postgres: PostgresServer, directory: Path, rate
     ours.ready()
     with Connection.connect(postgres.url, autocommit=True) as connection, recovery.worker("--processes", "1") as worker:
         ours.send({"n": 0, "due": 0.0}, None)
-        driver.wait(marks.exists, driver.START)
+        driver.wait(marks.exists, driver.START_SECONDS)
         extended = connection.execute("SHOW shared_preload_libraries").fetchone() == (EXTENSION,)
         if extended:
             connection.execute("CREATE EXTENSION pg_stat_statements")
@@ -79,9 +79,9 @@ def _profile(redis: RedisServer, postgres: PostgresServer, directory: Path, rate
         client.config_set("slowlog-log-slower-than", 1000)
         client.slowlog_reset()
         before = _cpu(worker, redis, postgres)
-        with _sampled(worker, directory / "samples", seconds + LONGEST) as samples:
-            sent = int(Line(ours).late(rate, seconds, LONGEST)["sent"])
-            driver.wait(lambda: marks.stat().st_size // MARK.size > sent, driver.START)
+        with _sampled(worker, directory / "samples", seconds + MAX_DELAY_SECONDS) as samples:
+            sent = int(AdapterCalls(ours).late(rate, seconds, MAX_DELAY_SECONDS)["sent"])
+            driver.wait(lambda: marks.stat().st_size // MARK.size > sent, driver.START_SECONDS)
         after = _cpu(worker, redis, postgres)
         late = sorted((m.at - m.due) * 1000 for m in map(Mark._make, MARK.iter_unpack(marks.read_bytes())) if m.number)
         print(
@@ -101,7 +101,7 @@ def _profile(redis: RedisServer, postgres: PostgresServer, directory: Path, rate
 
 
 def _cpu(worker: subprocess.Popen[bytes], *servers: RedisServer | PostgresServer) -> dict[str, float]:
-    """Seconds so far."""
+    """Return the CPU seconds so far by process."""
     return {
         "sender": time.process_time(),
         "worker": driver.cpu_seconds(worker.pid),
@@ -111,19 +111,28 @@ def _cpu(worker: subprocess.Popen[bytes], *servers: RedisServer | PostgresServer
 
 @contextmanager
 def _sampled(worker: subprocess.Popen[bytes], file: Path, seconds: float) -> Iterator[Path]:
-    """Where its interpreter is, some hundred times a second."""
+    """Sample the worker's interpreter some hundred times a second, into a file."""
     program = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
     if not Path(program).exists():
         yield file
         return
-    options = ["--gil", "--subprocesses", "--format", "raw", "--rate", str(SAMPLES), "--duration", str(int(seconds))]
+    options = [
+        "--gil",
+        "--subprocesses",
+        "--format",
+        "raw",
+        "--rate",
+        str(SAMPLES_PER_SECOND),
+        "--duration",
+        str(int(seconds)),
+    ]
     command = [program, "record", *options, "--output", str(file), "--pid", str(worker.pid)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
         yield file
 
 
 def _functions(lines: Iterable[str], messages: int, cpu: float) -> None:
-    """By the innermost function; the samples are of the worker's whole time."""
+    """Print the shares of the innermost functions; the samples cover all of the worker's time."""
     inner: collections.Counter[str] = collections.Counter()
     for line in lines:
         stack, _, count = line.rpartition(" ")

@@ -1,7 +1,7 @@
-"""How the promises look in numbers, on real servers of its own: ``python -m benchmarks.recovery [--rows 1000000]``.
+"""Measures the promises on private servers: ``python -m benchmarks.recovery [--rows 1000000]``.
 
-One table: lateness of a message, a schedule while Redis is stopped, a flush with messages waiting, a worker killed with
-handlers running, a restore, the cost of being idle, and the log of a message that was retried twice.
+Prints one table: lateness of a message, a schedule while Redis is stopped, a flush with messages waiting, a worker
+killed with handlers running, a restore, the cost of being idle, and the log of a message that was retried twice.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import redis as redis_client
 
 from testproject.servers import PostgresServer, RedisServer
 
-from .stand import stand
+from .own_servers import own_servers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="messages in the restore")
     arguments = parser.parse_args()
-    with stand() as (redis, postgres):
+    with own_servers() as (redis, postgres):
         lateness()
         redis_stopped(redis)
         flush(redis)
@@ -42,7 +42,7 @@ def main() -> None:
 
 @contextmanager
 def worker(*options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A real run_delayq, ready to deliver."""
+    """Run ``run_delayq`` in a process; it is ready to deliver."""
     from django_delayq.models import Worker
 
     Worker.objects.all().delete()
@@ -56,7 +56,7 @@ def worker(*options: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def until(done: Callable[[], bool], limit: float = 60.0) -> float:
-    """Seconds until it is so."""
+    """Wait until ``done`` returns True, and return the seconds that it took."""
     began = time.monotonic()
     while not done():
         if time.monotonic() - began > limit:
@@ -80,7 +80,7 @@ def are(ids: list[int], state: str) -> bool:
 
 
 def starts(ids: list[int]) -> dict[int, list[float]]:
-    """Lateness in seconds of each delivery, by message; 0 for one that was claimed a moment before it was due."""
+    """Return the lateness in seconds of each delivery, by message; 0 for one that was claimed a moment early."""
     from django_delayq.models import Transition
 
     found: dict[int, list[float]] = {}
@@ -116,7 +116,7 @@ def redis_stopped(redis: RedisServer) -> None:
         say("schedule_message() with Redis stopped: slowest of 20", f"{max(times) * 1000:.1f} ms")
         say("  … delivered from the database: latest", f"{late[-1] * 1000:.0f} ms")
         redis.start()
-        # Until this process asks Redis again.
+        # Wait until this process tries Redis again.
         time.sleep(publisher.RETRY_AFTER)
 
 
@@ -144,7 +144,7 @@ def quantiles(ordered: list[float]) -> tuple[float, float, float]:
 
 
 def killed() -> tuple[float, float]:
-    """Seconds until all is consumed after a child was killed, and after the whole worker was."""
+    """Return the seconds until all is consumed after a child was killed, and after the whole worker was."""
     from django_delayq import schedule_messages
 
     options = ("--processes", "1", "--threads", "100")
@@ -180,7 +180,7 @@ def idle(redis: RedisServer, postgres: PostgresServer) -> None:
 
     def commands() -> int:
         stats = client.info("commandstats")
-        # Not those that scripts call.
+        # Commands that scripts call do not count.
         return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "blpop", "info"))
 
     def statements() -> int:
@@ -215,7 +215,7 @@ def retried() -> None:
 
 
 class Restored(NamedTuple):
-    """Seconds for rows just written, and for rows that a vacuum has seen since; MB above a restore of nothing."""
+    """Seconds to restore rows just written and rows vacuumed since; memory in MB above a restore of nothing."""
 
     seconds: float
     vacuumed: float
@@ -223,7 +223,7 @@ class Restored(NamedTuple):
 
 
 def restore(redis_url: str, rows: int) -> Restored:
-    """Restores of so many rows, due in no order, each into an empty Redis."""
+    """Restore so many rows, due in no order, several times, each time into an empty Redis."""
     from django.db import connection
 
     with connection.cursor() as cursor:
@@ -265,7 +265,7 @@ def restore(redis_url: str, rows: int) -> Restored:
     return Restored(took, vacuumed, extra)
 
 
-# wait4() would tell the memory of the process that started this one, if that was more.
+# wait4() reports the memory of the parent process instead, when that was more.
 PEAK = """
 import re, sys
 from django.core.management import execute_from_command_line
@@ -275,7 +275,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 
 
 def _peak(*command: str) -> float:
-    """Run a command in a process of its own; the most memory that it had, in MB."""
+    """Run a command in a process of its own, and return its peak memory in MB."""
     ran = subprocess.run([sys.executable, "-c", PEAK, *command], stdout=subprocess.PIPE, text=True, check=True)
     return int(ran.stdout.split()[-1]) / 1024
 

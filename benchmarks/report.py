@@ -1,4 +1,4 @@
-"""The results as a table on the terminal, as JSON, and as the results section of the docs."""
+"""Writes the results as tables on the terminal, as JSON, and as the results section of the docs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Table = list[list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """When, where and how much was measured."""
+    """One run: its date, machine, size and rounds, and its results."""
 
     date: str
     machine: str
@@ -30,7 +30,7 @@ class Run:
     rounds: int
     versions: dict[str, str]
     results: Results
-    # By workload, the line of the run that it was merged from.
+    # For merged workloads, the line of the run that they come from.
     origins: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -41,7 +41,7 @@ class Run:
 
 
 def workload_table(workload: Workload, results: Results) -> Table:
-    """A row for each system that did it, and what it measured."""
+    """Return a row for each system that did the workload, with its measures."""
     found = results.rounds.get(workload.name, {})
     names = [system.name for system in SYSTEMS if system.name in found]
     head = ["system", *(f"{name}, {unit}" if unit else name for name, unit in workload.measures.items())]
@@ -50,7 +50,7 @@ def workload_table(workload: Workload, results: Results) -> Table:
 
 
 def growth_table(workload: Workload, results: Results) -> Table:
-    """A row for each level, and what was measured at it."""
+    """Return a row for each level, with the measures at it."""
     ours = targets.OURS
     by_level = levels(results.rounds[workload.name][ours][0])
     measures = [name.rpartition(", ")[::2] for name in by_level[min(by_level)]]
@@ -63,13 +63,13 @@ def growth_table(workload: Workload, results: Results) -> Table:
 
 
 def tables(workload: Workload, results: Results) -> list[Table]:
-    """What to show of a workload."""
+    """Return the tables of a workload."""
     found = [workload_table(workload, results)]
     return [*found, growth_table(workload, results)] if workload.grows else found
 
 
 def features_table() -> Table:
-    """What each system does and does not do."""
+    """Return the table of the systems' features."""
     head = ["system", "on disk when scheduled", *FEATURES.values(), "besides"]
     rows = [
         [s.title, _yes(s.durable), *(_yes(feature in s.has) for feature in FEATURES), s.note]
@@ -86,28 +86,28 @@ def _yes(it_has: bool) -> str:
 def targets_table(results: Results, *, measured_only: bool = False) -> Table:
     known = {workload.name: workload for workload in WORKLOADS}
     rows = []
-    for verdict in targets.evaluate(results):
-        target = verdict.target
-        if measured_only and verdict.met is None:
+    for result in targets.evaluate(results):
+        target = result.target
+        if measured_only and result.met is None:
             continue
-        beside = f" ({BY_NAME[verdict.beside].title})" if verdict.beside else ""
+        beside = f" ({BY_NAME[result.beside].title})" if result.beside else ""
         workload = known[target.workload]
         name = f"{workload.title}: {target.measure}"
         if workload.grows:
             name += f", {workload.measures[target.measure]}"
-        rows.append([name, target.text, verdict.measured + beside, verdict.word])
+        rows.append([name, target.text, result.measured + beside, result.word])
     return [["what", "wanted", "measured", "verdict"], *rows]
 
 
 def as_text(table: Table) -> str:
-    """Columns, padded."""
+    """Write a table as padded columns."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
 
 
 def as_rst(table: Table) -> str:
-    """A list-table."""
+    """Write a table as a list-table of reStructuredText."""
     lines = [".. list-table::", "   :header-rows: 1", ""]
     for row in table:
         lines += [f"   {'*' if not number else ' '} - {cell}".rstrip() for number, cell in enumerate(row)]
@@ -131,7 +131,7 @@ def to_terminal(run: Run) -> str:
 
 
 def to_rst(run: Run, pictures: Mapping[str, str]) -> str:
-    """The results section; pictures by their file name, with what they show."""
+    """Write the results section. ``pictures`` maps file names to descriptions."""
     parts = [f"Measured {run.line} Medians of the rounds; in parentheses the least and the most."]
     if run.origins:
         parts.append("Sections with a date of their own are from other runs.")
@@ -156,14 +156,14 @@ def to_json(run: Run) -> dict[str, Any]:
     return {
         **dataclasses.asdict(run),
         "targets": [
-            {**dataclasses.asdict(verdict.target), "found": verdict.found, "met": verdict.met}
-            for verdict in targets.evaluate(run.results)
+            {**dataclasses.asdict(result.target), "found": result.found, "met": result.met}
+            for result in targets.evaluate(run.results)
         ],
     }
 
 
 def read(file: Path) -> Run:
-    """A run that was written as JSON."""
+    """Read a run that was written as JSON."""
     data = json.loads(file.read_text())
     known = {workload.name for workload in WORKLOADS}
     results = Results(
@@ -174,7 +174,7 @@ def read(file: Path) -> Run:
 
 
 def merge(run: Run, earlier: Run) -> None:
-    """Take over the workloads that the run has not. Whole ones: the systems of a table were measured together."""
+    """Take over workloads that the run does not have, each as a whole: its systems were measured together."""
     has = {*run.results.rounds, *run.results.failures}
     for workload in ({*earlier.results.rounds, *earlier.results.failures}) - has:
         run.origins[workload] = earlier.origins.get(workload, earlier.line)
@@ -184,7 +184,7 @@ def merge(run: Run, earlier: Run) -> None:
 
 
 def between_markers(text: str, section: str) -> str:
-    """The text with its results section replaced."""
+    """Return the text with its results section replaced."""
     head, begin, rest = text.partition(BEGIN)
     _old, end, tail = rest.partition(END)
     if not begin or not end:

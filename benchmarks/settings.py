@@ -1,4 +1,4 @@
-"""The demo's settings without its pages, with the benchmark's handlers; DATABASE_URL and REDIS_URL say where."""
+"""Settings: those of the demo without its pages, with the benchmarks' handlers, on DATABASE_URL and REDIS_URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part: django-delayq, its peers with their versions, and the floors. One table."""
+"""The table of the systems that take part: django-delayq, its peers with their versions, and the floors."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One system. ``adapter`` is a module that runs in the system's own environment (see peers/line.py)."""
+    """One system. ``adapter`` is a module that runs in the system's own environment (see peers/adapter_process.py)."""
 
     name: str
     title: str
     kind: Literal["ours", "peer", "floor"]
     adapter: str
-    # What it is when scheduling has returned: on disk in a database, or in Redis' memory.
+    # True when a scheduled message is on disk in a database; False when it is in the memory of Redis.
     durable: bool
     uses: frozenset[str]
-    # Pinned; only peers have an environment of their own.
+    # Pinned packages of a peer, which has an environment of its own.
     packages: tuple[str, ...] = ()
-    # What it has of: transaction (schedules in the caller's transaction), log (of each attempt), cancel (a waiting
-    # message, for good), reschedule (a waiting message), crash (gives back what a killed worker held).
+    # Its features, of: transaction (schedules in the caller's transaction), log (of each attempt), cancel (a waiting
+    # message, for good), reschedule (a waiting message), crash (redelivers messages of a killed worker).
     has: frozenset[str] = frozenset()
     note: str = ""
 
     def python(self, peers: Path) -> Path:
-        """The Python that runs it."""
+        """Return the Python that runs the system."""
         return peers / self.name / "bin" / "python" if self.kind == "peer" else Path(sys.executable)
 
     def installed(self, peers: Path) -> bool:
         return self.python(peers).exists()
 
     def command(self, peers: Path) -> list[str]:
-        """What answers the harness's calls."""
+        """Return the command of the process that answers the driver's calls."""
         if self.kind == "peer":
-            return [str(self.python(peers)), str(HERE / "peers" / "line.py"), self.adapter]
-        return [sys.executable, "-m", "benchmarks.peers.line", self.adapter]
+            return [str(self.python(peers)), str(HERE / "peers" / "adapter_process.py"), self.adapter]
+        return [sys.executable, "-m", "benchmarks.peers.adapter_process", self.adapter]
 
 
-# What a system may have, and how the table calls it.
+# The features that a system may have, with their titles in the table.
 FEATURES = {
     "transaction": "in the caller's transaction",
     "log": "log of each attempt",
@@ -54,7 +54,7 @@ FEATURES = {
 REDIS, POSTGRES = frozenset({"redis"}), frozenset({"postgres"})
 BOTH = REDIS | POSTGRES
 _HIREDIS = "hiredis==3.5.0"
-# Redis-only ones need it for a handler that inserts a row.
+# Peers that use only Redis need it for a handler that inserts a row.
 _PSYCOPG = "psycopg[binary]==3.3.9"
 _DJANGO = "Django==5.2.19"
 
@@ -155,7 +155,7 @@ SYSTEMS = (
         "saq_redis",
         False,
         REDIS,
-        # It needs typing_extensions without saying so.
+        # It needs typing_extensions, but does not declare so.
         ("saq[redis,hiredis]==0.26.4", "redis==7.4.1", _HIREDIS, _PSYCOPG, "typing_extensions==4.16.0"),
         frozenset({"cancel", "crash"}),
         "due times are whole seconds",

@@ -1,4 +1,4 @@
-"""What the project wants of itself, mostly as ratios within one run."""
+"""The project's targets for its own performance, mostly as ratios within one run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OURS = "delayq"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``bound`` times the reference (or ``bound`` alone), as the least or the most that is wanted."""
+    """The least (or the most) that is wanted of a measure: ``bound`` times the reference, or ``bound`` alone."""
 
     workload: str
     measure: str
@@ -31,15 +31,15 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """``found`` is a ratio where the target is one. ``met`` is None when something was not measured."""
+class TargetResult:
+    """A target and what was measured: a ratio where the target is one. ``met`` is None without a measurement."""
 
     target: Target
     found: float | None
     met: bool | None
-    # The peer that was the fastest.
+    # The fastest peer, where that is the reference.
     beside: str = ""
-    # The same in each round.
+    # The measurement of each round.
     rounds: tuple[float, ...] = ()
 
     @property
@@ -73,7 +73,7 @@ TARGETS = (
     Target("restore", "rate", 100_000),
     Target("restore", "memory", 64, at_most=True),
     Target("memory", "bytes", 120, at_most=True),
-    # Not 0: a server's memory moves by a few bytes of its own.
+    # Not 0: the memory of a server changes by a few bytes anyway.
     Target("memory", "beyond", 1, at_most=True),
     Target("life", "wal", 2_000, at_most=True),
     Target("idle", "redis", 2, at_most=True),
@@ -90,31 +90,31 @@ TARGETS = (
 )
 
 
-def evaluate(results: Results, targets: Iterable[Target] = TARGETS) -> list[Verdict]:
-    """Each target against the medians of this run."""
+def evaluate(results: Results, targets: Iterable[Target] = TARGETS) -> list[TargetResult]:
+    """Compare each target with the medians of this run."""
     return [_evaluate(results, target) for target in targets]
 
 
-def _evaluate(results: Results, target: Target) -> Verdict:
+def _evaluate(results: Results, target: Target) -> TargetResult:
     ours = results.median(target.workload, OURS, target.measure)
     if ours is None:
-        return Verdict(target, None, None)
+        return TargetResult(target, None, None)
     beside, reference, rounds = "", 1.0, results.each(target.workload, OURS, target.measure)
     if target.against:
         beside, found = _reference(results, target)
         if not found:
-            return Verdict(target, None, None)
+            return TargetResult(target, None, None)
         reference = found
         references = results.each(target.workload, beside or target.against, target.measure)
-        # Side by side in the same round.
+        # Values of the same round are compared.
         rounds = [a / b for a, b in zip(rounds, references, strict=False)]
     value = ours / reference
     met = value <= target.bound if target.at_most else value >= target.bound
-    return Verdict(target, value, met, beside, tuple(rounds))
+    return TargetResult(target, value, met, beside, tuple(rounds))
 
 
 def _reference(results: Results, target: Target) -> tuple[str, float | None]:
-    """The peer that counts ("" for a floor), and what it measured."""
+    """Return the peer that is the reference ("" for a floor), and its measurement."""
     if target.against not in GROUPS:
         return "", results.median(target.workload, target.against, target.measure)
     peers = [s for s in SYSTEMS if s.kind == "peer" and s.durable == (target.against == "durable")]

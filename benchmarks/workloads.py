@@ -1,4 +1,4 @@
-"""What each system has to do. A workload returns measures by name; one that a system cannot do returns none."""
+"""The workloads. Each returns measures by name, and none for a system that cannot do it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from statistics import median
 
 import redis
 
-from .driver import START, Adapter, Bench, Failed, counting, wait
+from .driver import START_SECONDS, Adapter, Bench, Failed, counting, wait
 from .measures import Measures, at, levels, quantile
-from .peers.line import Mark
+from .peers.adapter_process import Mark
 from .systems import System
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything."""
+    """The numbers of messages and the seconds of the workloads."""
 
     schedule: int
     bulk: int
     drain: int
-    # A drain that takes longer than this is measured up to here. Seconds.
-    patience: float
+    # A drain that takes more seconds than this is measured up to here.
+    drain_limit: float
     late: float
     idle: float
     memory: int
     life: int
     restore: int
-    # Due within one second.
+    # Messages that are due within one second.
     burst: int
     growth: tuple[int, ...]
 
@@ -45,36 +45,36 @@ SIZES = {
     ),
 }
 
-# Due within the horizon, but not in this run; and due beyond it. Seconds.
-LATER, BEYOND = 300.0, 86_400.0
-# Growth takes longer than the usual horizon: a wider one, and a due time within it that is after all of it, and in the
-# middle of what waits. Seconds.
-HORIZON, MUCH_LATER = 21_600.0, 14_400.0
-# Filling ten million rows. Seconds.
-FILLING = 3_600.0
-# At each level of growth everything is measured in so many turns; what a schedule costs, which is soon done, so often
-# in each.
+# Delays of messages that are due within the horizon, but not in this run; and of messages beyond the horizon.
+LATER_SECONDS, BEYOND_SECONDS = 300.0, 86_400.0
+# Growth workloads take longer than the usual horizon. They have a wider one, and delays within it that end after the
+# workload, in the middle of the waiting messages.
+HORIZON_SECONDS, MUCH_LATER_SECONDS = 21_600.0, 14_400.0
+# The time to fill ten million rows.
+FILL_TIMEOUT_SECONDS = 3_600.0
+# Everything is measured in so many turns at each level of growth; the cost of a schedule, which is quick, so often in
+# each turn.
 TURNS, REPEAT = 5, 3
-# Messages fall due so long after they began to be scheduled, and the tables to be analysed. Seconds.
-PREPARED = 8.0
+# The delay of messages: in this time they are scheduled and the tables analysed.
+PREPARE_SECONDS = 8.0
 GROWN = {"schedule": "µs", "drain": "µs", "p50": "ms", "p99": "ms"}
 WITH_NONE = " with none"
-# Messages in each of its drains, at least: a smaller one is over too soon. And its longest delay, in seconds.
-GROWN_DRAIN, SOON = 20_000, 3.0
+# Messages in each drain of a growth workload at least: a smaller drain ends too soon. And its longest delay.
+GROWN_DRAIN, SOON_SECONDS = 20_000, 3.0
 PROCESSES = 4
-# Messages that are due together are due so far ahead, in which their workers start, and as much more as it takes to put
-# them. Seconds, rows/s.
-FILL_DUE, FILL_RATE = 10.0, 20_000
-URGENT = 5
-# A drain by ours or a floor is of so many messages at least: fewer would be handled in no time.
+# The delay of messages that are due together: the time to start their workers, and the time to put them at so many
+# rows a second.
+FILL_DUE_SECONDS, FILL_RATE = 10.0, 20_000
+URGENT_MESSAGES = 5
+# Messages in a drain by ours or a floor at least: fewer would be handled too soon.
 FAST_DRAIN = 10_000
-# After two seconds without a command Redis gives the memory of a client's last one back. Seconds.
-IDLE = 3.5
+# Redis frees the memory of a client's last command after two seconds without another.
+IDLE_SECONDS = 3.5
 WAL = "SELECT pg_current_wal_insert_lsn() - '0/0'"
-# Of messages that are measured as they fall due. Seconds.
-FLOW = 3.0
-# How long a delayed message may take before it counts as missing: no peer looks less often. Seconds.
-GRACE = 35.0
+# The time for which messages are measured as they fall due.
+FLOW_SECONDS = 3.0
+# A delayed message that is later than this counts as missing: every peer looks for due messages more often.
+GRACE_SECONDS = 35.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +84,33 @@ class Workload:
     # The measures, in the order of the table, with their units.
     measures: dict[str, str]
     run: Callable[[Adapter, Size], Measures]
-    # Run once, whatever the number of rounds.
+    # True when it runs once, whatever the number of rounds.
     once: bool = False
-    # Peers take part in the first round only: it takes long, and no target stands or falls with their spread.
+    # True when peers take part in the first round only: it takes long, and no target needs their spread.
     peers_once: bool = False
-    # Which systems, apart from ours, take part.
+    # Selects the systems that take part besides ours.
     who: Callable[[System], bool] = lambda system: True
-    # Not for a system that drains fewer messages/s in this run: how late it is would only tell how long it was watched.
+    # The messages/s that a system must drain in this run to take part: the lateness of a slower one would only show how
+    # long it was measured.
     needs: float = 0.0
-    # What grows, in the table and in the plot. Run where the size says how far.
+    # What grows, for the table and the plot. Such a workload runs where the size has levels.
     grows: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 def costs(adapter: Adapter, before: tuple[float, float], messages: int) -> Measures:
-    """CPU time for each message since then, in µs; nothing where it cannot be told."""
+    """Return the CPU time for each message since ``before``, in µs; nothing where it is not known."""
     client, servers = ((after - since) * 1e6 / messages for since, after in zip(before, adapter.cpu(), strict=True))
     return {"client": client, "servers": servers} if client or servers else {}
 
 
-def _timed(adapter: Adapter, verb: str, number: int, delay: float = LATER) -> Measures:
+def _timed(adapter: Adapter, verb: str, number: int, delay: float = LATER_SECONDS) -> Measures:
     before = adapter.cpu()
     seconds = adapter.call(verb, number=number, delay=delay)
     return {"rate": number / seconds, **costs(adapter, before, number)}
 
 
-def schedule(adapter: Adapter, size: Size, delay: float = LATER) -> Measures:
+def schedule(adapter: Adapter, size: Size, delay: float = LATER_SECONDS) -> Measures:
     adapter.call("schedule", number=0, delay=delay, warm=50)
     return _timed(adapter, "schedule", size.schedule, delay)
 
@@ -117,19 +118,19 @@ def schedule(adapter: Adapter, size: Size, delay: float = LATER) -> Measures:
 def schedule_inside(adapter: Adapter, size: Size) -> Measures:
     if "inside" not in adapter.verbs:
         return {}
-    adapter.call("schedule", number=0, delay=LATER, warm=50)
+    adapter.call("schedule", number=0, delay=LATER_SECONDS, warm=50)
     return _timed(adapter, "schedule_inside", size.schedule)
 
 
 def schedule_bulk(adapter: Adapter, size: Size) -> Measures:
     if "send_many" not in adapter.verbs:
         return {}
-    adapter.call("schedule_bulk", number=100, delay=LATER)
+    adapter.call("schedule_bulk", number=100, delay=LATER_SECONDS)
     return _timed(adapter, "schedule_bulk", size.bulk)
 
 
 def _within(adapter: Adapter, function: str, number: int) -> Measures:
-    """A loop in the adapter's own process, over messages that were put before."""
+    """Time a loop in the adapter's own process, over messages that were put before."""
     adapter.put(number)
     before = adapter.cpu()
     seconds = adapter.ask(function, number=number)
@@ -140,26 +141,26 @@ def drain(adapter: Adapter, size: Size, processes: int = 1) -> Measures:
     number = size.drain if adapter.system.kind == "peer" else max(size.drain, FAST_DRAIN)
     if adapter.worker_arguments is None:
         return {} if adapter.system.name == "orm" else _within(adapter, "drain", number)
-    return _drained(adapter, number, size.patience, processes)
+    return _drained(adapter, number, size.drain_limit, processes)
 
 
-def _drained(adapter: Adapter, number: int, patience: float, processes: int, *, insert: bool = False) -> Measures:
-    """From the moment when each worker has handled something to the last one written down: nobody's start counts."""
+def _drained(adapter: Adapter, number: int, limit: float, processes: int, *, insert: bool = False) -> Measures:
+    """Measure from the moment when each worker has handled a message to the last outcome: no start counts."""
     adapter.put(number, insert=insert)
     with adapter.worker(processes):
-        begin = adapter.line_up()
+        begin = adapter.synchronize_workers()
         before = adapter.cpu()
         counted_before = adapter.done
-        whole = adapter.wait_for(number, patience)
+        whole = adapter.wait_for(number, limit)
         if whole and adapter.system.kind == "ours":
-            wait(lambda: adapter.ask("settled"), START)
+            wait(lambda: adapter.ask("all_recorded"), START_SECONDS)
             end = time.time()
         else:
             end = max(mark.at for mark in adapter.read_marks())
         spent = costs(adapter, before, max(1, adapter.done - counted_before))
     handled = sum(begin < mark.at <= end for mark in adapter.read_marks())
     if handled < 2:
-        raise adapter.failed("fewer than two were handled with all workers there")
+        raise adapter.failed("fewer than two messages were handled with all workers running")
     return {"rate": handled / (end - begin), **spent}
 
 
@@ -168,27 +169,27 @@ def drain_2(adapter: Adapter, size: Size) -> Measures:
 
 
 def insert(adapter: Adapter, size: Size, processes: int = 1) -> Measures:
-    """A handler that inserts a row: ours in the transaction that records the success, a peer's in one of its own."""
+    """Drain with a handler that inserts a row: ours in the transaction of the outcome, a peer's in one of its own."""
     if adapter.system.name == "orm":
         return _within(adapter, "insert", size.drain)
     if adapter.worker_arguments is None:
         return {}
     peer = adapter.system.kind == "peer"
     if peer:
-        adapter.make_room_for_effects()
+        adapter.create_effects_table()
     else:
         adapter.ask("choose", name="bench.insert")
-    return _drained(adapter, size.drain, size.patience, processes, insert=peer)
+    return _drained(adapter, size.drain, size.drain_limit, processes, insert=peer)
 
 
 def insert_2(adapter: Adapter, size: Size) -> Measures:
     return insert(adapter, size, 2)
 
 
-def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0, *, all_of_it: bool = False) -> Measures:
-    """Lateness of messages due 1 s to ``longest`` seconds after they were scheduled, in ms.
+def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0, *, wait_for_all: bool = False) -> Measures:
+    """Measure the lateness in ms of messages with delays from 1 s to ``longest`` seconds.
 
-    Counted while as many fall due as are sent. ``all_of_it``: wait for what falls due after that too.
+    Messages count while as many fall due as are sent. ``wait_for_all`` waits for the messages that fall due later too.
     """
     if adapter.worker_arguments is None:
         return {}
@@ -201,10 +202,10 @@ def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0, *, al
                 mark for mark in adapter.read_marks() if mark.number and stream["begin"] <= mark.due < stream["end"]
             ]
 
-        wait(lambda: len(counted()) >= stream["counted"], GRACE)
+        wait(lambda: len(counted()) >= stream["counted"], GRACE_SECONDS)
         marks = counted()
-        if all_of_it:
-            adapter.wait_for(int(stream["sent"]) + 1, longest + GRACE)
+        if wait_for_all:
+            adapter.wait_for(int(stream["sent"]) + 1, longest + GRACE_SECONDS)
     lateness = sorted((mark.at - mark.due) * 1000 for mark in marks)
     missing = stream["counted"] - len({mark.number for mark in marks})
     measures = {"early": sum(ms < 0 for ms in lateness), "missing": missing, "sent": stream["rate"]}
@@ -222,7 +223,7 @@ def late_1000(adapter: Adapter, size: Size) -> Measures:
 
 
 def idle(adapter: Adapter, size: Size) -> Measures:
-    """What a worker process asks of the servers while nothing happens."""
+    """Count the commands and queries of a worker process while there are no messages."""
     if adapter.worker_arguments is None:
         return {}
     with adapter.warm_worker(), counting(adapter.bench) as count:
@@ -234,26 +235,26 @@ def idle(adapter: Adapter, size: Size) -> Measures:
 
 
 def memory(adapter: Adapter, size: Size) -> Measures:
-    """Bytes of Redis for a waiting message."""
+    """Measure the bytes in Redis for a waiting message."""
 
     def used() -> int:
-        time.sleep(IDLE)
+        time.sleep(IDLE_SECONDS)
         info = adapter.bench.redis.info("memory")
         return int(info["used_memory"])
 
-    adapter.put(10, LATER)
+    adapter.put(10, LATER_SECONDS)
     before = used()
-    adapter.put(size.memory, LATER)
+    adapter.put(size.memory, LATER_SECONDS)
     inside = used()
     measures = {"bytes": (inside - before) / size.memory}
     if adapter.system.kind == "ours":
-        adapter.put(size.memory, BEYOND)
+        adapter.put(size.memory, BEYOND_SECONDS)
         measures["beyond"] = max(0.0, (used() - inside) / size.memory)
     return measures
 
 
 def life(adapter: Adapter, size: Size) -> Measures:
-    """Bytes of WAL and of disk for a message from its schedule to its end."""
+    """Measure the bytes of WAL and of disk for a message from its schedule to its end."""
     disk = "SELECT pg_database_size(current_database())"
     system, bench = adapter.system, adapter.bench
     if adapter.worker_arguments is None:
@@ -262,9 +263,9 @@ def life(adapter: Adapter, size: Size) -> Measures:
     adapter.call("schedule", number=size.life, delay=0)
     scheduled = bench.sql(WAL)
     with adapter.worker():
-        done = adapter.wait_for(size.life, START + size.patience * 3)
+        done = adapter.wait_for(size.life, START_SECONDS + size.drain_limit * 3)
         if system.kind == "ours":
-            wait(lambda: adapter.ask("settled"), START)
+            wait(lambda: adapter.ask("all_recorded"), START_SECONDS)
     if not done:
         raise adapter.failed(f"{adapter.done} of {size.life} were handled")
     measures = {
@@ -276,14 +277,14 @@ def life(adapter: Adapter, size: Size) -> Measures:
 
 
 def _flowing(adapter: Adapter) -> float:
-    """Bytes of WAL for each of 1000 messages a second that fall due in no order while a worker is there."""
+    """Return the bytes of WAL for each of 1000 messages a second that fall due in no order while a worker runs."""
     adapter.empty()
     with adapter.warm_worker():
         began = adapter.bench.sql(WAL)
-        stream = adapter.call("late", rate=1000, seconds=FLOW, longest=FLOW)
-        if not adapter.wait_for(int(stream["sent"]) + 1, GRACE):
+        stream = adapter.call("late", rate=1000, seconds=FLOW_SECONDS, longest=FLOW_SECONDS)
+        if not adapter.wait_for(int(stream["sent"]) + 1, GRACE_SECONDS):
             raise adapter.failed(f"{adapter.done - 1} of {stream['sent']} were handled")
-        wait(lambda: adapter.ask("settled"), START)
+        wait(lambda: adapter.ask("all_recorded"), START_SECONDS)
         return float(adapter.bench.sql(WAL) - began) / int(stream["sent"])
 
 
@@ -298,16 +299,16 @@ def recovery(adapter: Adapter, size: Size) -> Measures:
 
 
 def burst(adapter: Adapter, size: Size) -> Measures:
-    """All due within one second: how fast they are handled, and how Redis and an urgent message fare meanwhile."""
-    number, limit = size.burst, 6 * size.patience
+    """Measure messages that are due within one second: their rate, PINGs of Redis meanwhile, and urgent messages."""
+    number, limit = size.burst, 6 * size.drain_limit
     begins = _fill_due(adapter, number, 1.0)
     with adapter.worker():
         _until_workers(adapter, 1)
         _before(begins)
         with pinging(adapter.bench) as pings:
-            for turn in range(URGENT):
+            for turn in range(URGENT_MESSAGES):
                 adapter.ask("urgent", number=number + 1 + turn, due=begins + 1.0 + turn * 0.1)
-            whole = adapter.wait_for(number + URGENT, begins + limit - time.time())
+            whole = adapter.wait_for(number + URGENT_MESSAGES, begins + limit - time.time())
             end = time.time()
     marks = [mark for mark in adapter.read_marks() if mark.at <= end]
     lateness = {mark.number: (mark.at - mark.due) * 1000 for mark in marks}
@@ -318,36 +319,36 @@ def burst(adapter: Adapter, size: Size) -> Measures:
         "seconds": seconds,
         "ping": max(pings),
         "p99": quantile(sorted(pings), 0.99),
-        **({"urgent": max(urgent)} if len(urgent) == URGENT else {}),
+        **({"urgent": max(urgent)} if len(urgent) == URGENT_MESSAGES else {}),
         "early": sum(late < 0 for late in lateness.values()),
-        "missing": number + URGENT - len(lateness),
+        "missing": number + URGENT_MESSAGES - len(lateness),
     }
 
 
 def _fill_due(adapter: Adapter, number: int, within: float) -> float:
-    """Put messages that are due a while from now, when all of them are there and a worker too; the epoch time."""
-    due = round(time.time() + FILL_DUE + number / FILL_RATE, 3)
+    """Put messages that fall due when all of them are there and a worker too. Return the first due time."""
+    due = round(time.time() + FILL_DUE_SECONDS + number / FILL_RATE, 3)
     adapter.ask("fill_due", rows=number, due=due, within=within)
     return due
 
 
 def _before(moment: float) -> None:
-    """Wait for a moment that must be ahead."""
+    """Wait for a moment, which must be in the future."""
     ahead = moment - time.time()
     if ahead < 0:
-        raise Failed(f"too slow: messages fell due {-ahead:.1f} s before all was ready for them")
+        raise Failed(f"too slow: messages fell due {-ahead:.1f} s before the workers were ready")
     time.sleep(ahead)
 
 
 def _until_workers(adapter: Adapter, processes: int) -> None:
-    """Wait until so many worker processes are there."""
-    if not wait(lambda: adapter.ask("workers") >= processes, START):
+    """Wait until so many worker processes run."""
+    if not wait(lambda: adapter.ask("workers") >= processes, START_SECONDS):
         raise adapter.failed("a worker did not start")
 
 
 @contextmanager
 def pinging(bench: Bench) -> Iterator[list[float]]:
-    """How long each PING took meanwhile, in ms, from a client of its own that asks some hundred times a second."""
+    """Yield a list that collects the time of PINGs in ms, from a client that sends some hundred a second."""
     took: list[float] = []
     over = threading.Event()
 
@@ -369,7 +370,7 @@ def pinging(bench: Bench) -> Iterator[list[float]]:
 
 
 def growth(adapter: Adapter, size: Size, what: str, far: int) -> Measures:
-    """What a message costs, and how late it is, with more and more rows, and beside each with none, in turns."""
+    """Measure cost and lateness of a message with more and more rows, in turns with a second system without rows."""
     size = replace(size, drain=max(size.drain, GROWN_DRAIN))
     measures: Measures = {}
     filled = 0
@@ -377,13 +378,13 @@ def growth(adapter: Adapter, size: Size, what: str, far: int) -> Measures:
         for rows in size.growth:
             try:
                 if rows > filled:
-                    adapter.ask("fill", patience=FILLING, rows=rows - filled, what=what)
+                    adapter.ask("fill", timeout=FILL_TIMEOUT_SECONDS, rows=rows - filled, what=what)
                     filled = rows
                 found = _level(adapter, none, size)
             except Failed as error:
                 if not measures:
                     raise
-                # The levels before took long; they are worth telling.
+                # The levels before took long: their results are kept.
                 print(f"at {rows:,}: {error}", file=sys.stderr)
                 break
             measures |= {at(name, rows, unit): value for (name, unit), value in found.items()}
@@ -392,23 +393,23 @@ def growth(adapter: Adapter, size: Size, what: str, far: int) -> Measures:
 
 @contextmanager
 def beside(adapter: Adapter) -> Iterator[Adapter]:
-    """The same system again on the same servers, with a database of its own in each."""
-    bench, horizon = adapter.bench, {"BENCH_HORIZON": str(HORIZON)}
+    """Start the same system again on the same servers, with databases of its own."""
+    bench, horizon = adapter.bench, {"BENCH_HORIZON": str(HORIZON_SECONDS)}
     second = replace(adapter.system, name=f"{adapter.system.name}-none")
     redis_url = bench.redis_server.url.rpartition("/")[0] + "/1"
     with bench.adapter(second, {**horizon, "REDIS_URL": redis_url}) as none:
-        # Making it has emptied all of Redis.
+        # Starting it has emptied all of Redis.
         adapter.call("ready")
         yield none
 
 
 def _level(adapter: Adapter, none: Adapter, size: Size) -> dict[tuple[str, str], float]:
-    """The least cost of a few times, and the median lateness; then the same with none."""
+    """Return the least cost of some turns and the median lateness, both with the rows and without."""
     turns: dict[Adapter, list[Measures]] = {adapter: [], none: []}
     for turn in range(TURNS):
         pair = (adapter, none) if turn % 2 else (none, adapter)
         for one in pair * REPEAT:
-            turns[one].append({"schedule": 1e6 / schedule(one, size, MUCH_LATER)["rate"]})
+            turns[one].append({"schedule": 1e6 / schedule(one, size, MUCH_LATER_SECONDS)["rate"]})
         for one in pair:
             turns[one].append(_delivery(one, size))
     found: dict[tuple[str, str], float] = {}
@@ -421,31 +422,31 @@ def _level(adapter: Adapter, none: Adapter, size: Size) -> dict[tuple[str, str],
 
 def _delivery(adapter: Adapter, size: Size) -> Measures:
     cost = _drain_warm(adapter, size.drain)
-    adapter.forget()
-    lateness = late(adapter, size, 1000, longest=SOON, all_of_it=True)
-    adapter.forget()
+    adapter.clear_marks()
+    lateness = late(adapter, size, 1000, longest=SOON_SECONDS, wait_for_all=True)
+    adapter.clear_marks()
     if "p50" not in lateness or lateness["early"] or lateness["missing"]:
         raise adapter.failed(f"lateness: {lateness}")
     return {"drain": cost, **lateness}
 
 
 def _drain_warm(adapter: Adapter, number: int) -> float:
-    """What it costs to deliver messages that fall due together, in µs each, by a worker that has been there before.
+    """Return the µs to deliver each of some messages that fall due together, by a worker that was running before.
 
-    One that has just started also loads what came within the horizon while none was there.
+    A worker that has just started also loads messages that came within the horizon while none was running.
     """
     with adapter.warm_worker():
-        adapter.put(number, PREPARED)
-        if not adapter.wait_for(number + 1, START + number / 1000):
+        adapter.put(number, PREPARE_SECONDS)
+        if not adapter.wait_for(number + 1, START_SECONDS + number / 1000):
             raise adapter.failed(f"{adapter.done} of {number} were handled")
-        wait(lambda: adapter.ask("settled"), START)
+        wait(lambda: adapter.ask("all_recorded"), START_SECONDS)
         ended = time.time()
     first = min(mark.at for mark in adapter.read_marks() if mark.number)
     return 1e6 * (ended - first) / number
 
 
 def _compared(by_level: dict[int, Measures], far: int) -> Measures:
-    """The largest cost to that with none; and lateness at that level, where it was measured, to that with none."""
+    """Return the largest ratio of the cost to that without rows, and the ratio of the lateness at the level ``far``."""
 
     def ratio(level: int, name: str) -> float:
         unit = GROWN[name]
@@ -464,7 +465,7 @@ def growth_history(adapter: Adapter, size: Size) -> Measures:
 
 
 def growth_processes(adapter: Adapter, size: Size) -> Measures:
-    """The rate with one worker process, and with more; the median of a few times each."""
+    """Measure the rate with one worker process and with more; each is the median of some runs."""
     rates: dict[int, list[float]] = {}
     for _ in range(REPEAT):
         for processes in range(1, PROCESSES + 1):
@@ -475,18 +476,18 @@ def growth_processes(adapter: Adapter, size: Size) -> Measures:
 
 
 def _together(adapter: Adapter, number: int, processes: int) -> float:
-    """Messages/s, from the moment when all are due, with all worker processes there."""
+    """Return the messages/s from the moment when all are due, with all worker processes running."""
     due = _fill_due(adapter, number, 0.0)
     with adapter.worker(processes):
         _until_workers(adapter, processes)
         _before(due)
-        if not adapter.wait_for(number, START + number / 1000):
+        if not adapter.wait_for(number, START_SECONDS + number / 1000):
             raise adapter.failed(f"{adapter.done} of {number} were handled")
-        wait(lambda: adapter.ask("settled"), START)
+        wait(lambda: adapter.ask("all_recorded"), START_SECONDS)
         return number / (time.time() - due)
 
 
-def _ours(system: System) -> bool:
+def _only_ours(system: System) -> bool:
     return False
 
 
@@ -519,7 +520,7 @@ WORKLOADS = (
         who=lambda system: system.kind == "peer" or system.name == "orm",
         peers_once=True,
     ),
-    Workload("insert-2", "The same, two processes", RATE, insert_2, once=True, who=_ours),
+    Workload("insert-2", "The same, two processes", RATE, insert_2, once=True, who=_only_ours),
     Workload(
         "late-200",
         "Lateness at 200 messages/s, delays of 1 to 10 s",
@@ -569,7 +570,7 @@ WORKLOADS = (
             "memory": "MB above a restore of nothing",
         },
         restore,
-        who=_ours,
+        who=_only_ours,
     ),
     Workload(
         "recovery",
@@ -577,7 +578,7 @@ WORKLOADS = (
         {"process": "s, a worker process killed", "worker": "s, the whole worker killed (lease 5 s)"},
         recovery,
         once=True,
-        who=_ours,
+        who=_only_ours,
     ),
     Workload(
         "burst",
@@ -593,7 +594,7 @@ WORKLOADS = (
         },
         burst,
         once=True,
-        who=_ours,
+        who=_only_ours,
     ),
     Workload(
         "growth-waiting",
@@ -601,9 +602,9 @@ WORKLOADS = (
         {"ratio": COST, "p50": f"{LATENESS} at 1,000,000", "p99": f"{LATENESS} at 1,000,000"},
         growth_waiting,
         once=True,
-        who=_ours,
+        who=_only_ours,
         grows="messages waiting, half of them in Redis",
-        environment={"BENCH_HORIZON": str(HORIZON)},
+        environment={"BENCH_HORIZON": str(HORIZON_SECONDS)},
     ),
     Workload(
         "growth-history",
@@ -611,9 +612,9 @@ WORKLOADS = (
         {"ratio": COST, "p50": f"{LATENESS} at 10,000,000", "p99": f"{LATENESS} at 10,000,000"},
         growth_history,
         once=True,
-        who=_ours,
+        who=_only_ours,
         grows="messages finished",
-        environment={"BENCH_HORIZON": str(HORIZON)},
+        environment={"BENCH_HORIZON": str(HORIZON_SECONDS)},
     ),
     Workload(
         "growth-processes",
@@ -621,7 +622,7 @@ WORKLOADS = (
         {"ratio": "times the rate with one, at best"},
         growth_processes,
         once=True,
-        who=_ours,
+        who=_only_ours,
         grows="worker processes",
     ),
 )

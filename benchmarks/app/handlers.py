@@ -1,21 +1,21 @@
-"""Handlers that cost nothing, take their time, or fail."""
+"""Handlers that do nothing, sleep, or fail."""
 
 from __future__ import annotations
 
 import time
 
-from benchmarks.peers.line import mark
+from benchmarks.peers.adapter_process import mark
 from django_delayq import Delivered, handler
 
 
 @handler("bench.noop")
 def noop(message: Delivered) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @handler("bench.mark")
 def marked(message: Delivered) -> None:
-    """Nothing but a note that it ran."""
+    """Do nothing but note that the message was handled."""
     mark(message.payload)
 
 
@@ -30,7 +30,7 @@ def insert(message: Delivered) -> None:
 
 @handler("bench.sleep", lease=5)
 def sleep(message: Delivered) -> None:
-    """Takes as many seconds as the payload says."""
+    """Sleep as many seconds as the payload says."""
     time.sleep(float(message.payload))
 
 

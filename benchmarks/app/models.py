@@ -8,14 +8,14 @@ from django.db import models
 
 
 class Row(models.Model):
-    """What scheduling would cost if a message were one row, written by the ORM and nothing else."""
+    """A message as one row: scheduling it by the ORM alone is the reference."""
 
     topic = models.CharField(max_length=100)
     payload = models.JSONField()
     due_at = models.DateTimeField()
     done = models.BooleanField(default=False)
 
-    # Said for mypy: it knows Django by the demo's settings, and this app is not in them.
+    # Declared for mypy: its Django has the demo's settings, and this app is not in them.
     objects: ClassVar[models.Manager[Row]] = models.Manager()
 
     class Meta:
@@ -26,7 +26,7 @@ class Row(models.Model):
 
 
 class Effect(models.Model):
-    """Inserted by a handler."""
+    """A row that a handler inserts."""
 
     number = models.BigIntegerField()
     payload = models.JSONField()

@@ -1,1 +1,1 @@
-"""What the servers can do with nothing of ours on top: the adapters of the three floors."""
+"""The adapters of the three floors: what the servers and the ORM can do without django-delayq."""

@@ -1,4 +1,4 @@
-"""The ORM alone: ``Model.objects.create()`` for each message; a loop of transactions for each handler."""
+"""The floor of the ORM alone: ``Model.objects.create()`` for each message; a loop of transactions for each handler."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def inside() -> AbstractContextManager[Any]:
 
 
 def insert(number: int) -> float:
-    """For each message a transaction, the handler's INSERT and one UPDATE; seconds."""
+    """Do a transaction with the handler's INSERT and one UPDATE for each message, and return the seconds."""
     from django.db import transaction
 
     from benchmarks.app.models import Effect, Row

@@ -1,4 +1,4 @@
-"""PostgreSQL alone: a row and a log row by raw psycopg, and a drain that claims and deletes."""
+"""The floor of PostgreSQL alone: a row and a log row by raw psycopg, and a drain that claims and deletes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-BATCH = 100
+ROWS_PER_COMMIT = 100
 TABLES = ["floor_message", "floor_log"]
 
 TABLES_SQL = """
@@ -67,7 +67,7 @@ def send(payload: dict[str, Any], due: float | None) -> None:
 
 
 def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
-    """By COPY, a thousand messages in each commit."""
+    """Insert by COPY, a thousand messages in each commit."""
     at = _datetime(due)
     for start in range(0, len(payloads), 1000):
         batch = payloads[start : start + 1000]
@@ -82,10 +82,10 @@ def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
 
 
 def drain(number: int) -> float:
-    """Claim what is due, a hundred in each commit, and delete them in another; seconds."""
+    """Claim due rows, a hundred in each commit, delete them in another, and return the seconds."""
     began, taken = time.perf_counter(), 0
     while taken < number:
-        claimed = [row[0] for row in connection().execute(CLAIM, [BATCH])]
+        claimed = [row[0] for row in connection().execute(CLAIM, [ROWS_PER_COMMIT])]
         connection().execute(DELETE, [claimed])
         taken += len(claimed)
     return time.perf_counter() - began

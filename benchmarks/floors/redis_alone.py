@@ -1,4 +1,4 @@
-"""Redis alone: payload and due time by one script a call. Nothing is on disk."""
+"""The floor of Redis alone: payload and due time by one script a call. Nothing is on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-BATCH = 100
+MESSAGES_PER_CALL = 100
 client = redis.Redis.from_url(os.environ["REDIS_URL"])
 put = client.register_script("""
 for i = 1, #ARGV, 3 do
@@ -39,14 +39,14 @@ def send(payload: dict[str, Any], due: float | None) -> None:
 
 
 def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
-    for start in range(0, len(payloads), BATCH):
-        _put(payloads[start : start + BATCH], due)
+    for start in range(0, len(payloads), MESSAGES_PER_CALL):
+        _put(payloads[start : start + MESSAGES_PER_CALL], due)
 
 
 def drain(number: int) -> float:
-    """Take what is due, a hundred a call; seconds."""
+    """Take due messages, a hundred a call, and return the seconds."""
     began, taken = time.perf_counter(), 0
     while taken < number:
-        found = take(keys=KEYS, args=[int(time.time() * 1000), BATCH])
+        found = take(keys=KEYS, args=[int(time.time() * 1000), MESSAGES_PER_CALL])
         taken += len([json.loads(one) for one in found])
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers install [names] [--peers DIR]``: an environment of its own for each peer."""
+"""``python -m benchmarks.peers install [names] [--peers DIR]``: make an environment for each peer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks.systems import SYSTEMS, System
 
 
 def install(system: System, peers: Path) -> bool:
-    """Make or renew the environment; False when a package cannot be had."""
+    """Make or renew the environment. Return False when a package cannot be installed."""
     home = peers / system.name
     if not system.installed(peers):
         venv.create(home, with_pip=True)
     pip = [str(system.python(peers)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, *system.packages], check=False).returncode == 0:
         return True
-    # Without its Python it counts as not installed.
+    # An environment without its Python counts as not installed.
     system.python(peers).unlink(missing_ok=True)
     return False
 

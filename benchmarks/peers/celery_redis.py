@@ -1,12 +1,12 @@
-"""Celery with the Redis broker; no result backend, as its docs advise when results are not wanted."""
+"""The adapter of Celery with the Redis broker; no result backend, as its docs advise when results are not wanted."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
 
+from adapter_process import mark
 from celery import Celery
-from line import mark
 
 app = Celery("celery_redis", broker=os.environ["REDIS_URL"])
 app.conf.task_ignore_result = True

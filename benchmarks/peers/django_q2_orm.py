@@ -1,4 +1,4 @@
-"""django-q2 with the ORM broker. This module is its settings too."""
+"""The adapter of django-q2 with the ORM broker. This module is its settings too."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import django
+from adapter_process import mark
 from djangos import database
-from line import mark
 
 os.environ["DJANGO_SETTINGS_MODULE"] = __name__
 SECRET_KEY = "bench"

@@ -1,4 +1,4 @@
-"""django.tasks with the database backend, django-tasks-db. This module is its settings too."""
+"""The adapter of django.tasks with the database backend, django-tasks-db. This module is its settings too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djangos import database
 os.environ["DJANGO_SETTINGS_MODULE"] = __name__
 SECRET_KEY = "bench"
 USE_TZ = True
-# Django has the API itself from 6.0 on; before, it is a package.
+# Django has the API itself from 6.0 on; for older versions it is a package.
 BACKPORT = [] if find_spec("django.tasks") else ["django_tasks"]
 INSTALLED_APPS = ["django.contrib.contenttypes", *BACKPORT, "django_tasks_db"]
 DATABASES = {"default": database()}

@@ -1,8 +1,8 @@
-"""The task of django_tasks_database: it can only be made once Django is set up."""
+"""The task of django_tasks_database. It can be imported only when Django is set up."""
 
 from __future__ import annotations
 
-from line import mark
+from adapter_process import mark
 
 try:
     from django.tasks import task as make

@@ -1,4 +1,4 @@
-"""What the Django peers share."""
+"""Settings that the Django peers share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def database() -> dict[str, object]:
-    """DATABASE_URL as Django wants it."""
+    """Return DATABASE_URL as a database of Django's settings."""
     url = urlsplit(os.environ["DATABASE_URL"])
     return {
         "ENGINE": "django.db.backends.postgresql",
@@ -15,6 +15,6 @@ def database() -> dict[str, object]:
         "USER": url.username,
         "HOST": url.hostname,
         "PORT": url.port,
-        # Their workers close old connections after each task: without this, all of them.
+        # Their workers close old connections after each task; without this setting, every connection.
         "CONN_MAX_AGE": None,
     }

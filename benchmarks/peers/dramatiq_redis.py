@@ -1,4 +1,4 @@
-"""Dramatiq with the Redis broker and its default number of threads."""
+"""The adapter of Dramatiq with the Redis broker and its default number of threads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import time
 
 import dramatiq
+from adapter_process import mark
 from dramatiq.brokers.redis import RedisBroker
-from line import mark
 
 dramatiq.set_broker(RedisBroker(url=os.environ["REDIS_URL"]))
 

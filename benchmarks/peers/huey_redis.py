@@ -1,12 +1,12 @@
-"""Huey on Redis, with its default consumer: one thread. More of them are slower with tasks as small as these."""
+"""The adapter of Huey on Redis, with its default of one thread: more threads are slower with such small tasks."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
 
+from adapter_process import mark
 from huey import RedisHuey
-from line import mark
 
 huey = RedisHuey("bench", url=os.environ["REDIS_URL"], utc=True)
 

@@ -1,4 +1,4 @@
-"""Procrastinate on psycopg 3."""
+"""The adapter of Procrastinate on psycopg 3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 
 import procrastinate
-from line import mark
+from adapter_process import mark
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["DATABASE_URL"]))
 TABLES = ["procrastinate_jobs", "procrastinate_events", "procrastinate_workers", "procrastinate_periodic_defers"]

@@ -1,4 +1,4 @@
-"""RQ; its worker that does not fork, which is the faster one for small jobs."""
+"""The adapter of RQ, with the worker that does not fork: it is the faster one for small jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 
 import redis
-from line import mark
+from adapter_process import mark
 from rq import Queue
 
 queue = Queue(connection=redis.Redis.from_url(os.environ["REDIS_URL"]))

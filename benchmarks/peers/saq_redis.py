@@ -1,10 +1,10 @@
-"""SAQ on Redis, with its default of ten tasks at once."""
+"""The adapter of SAQ on Redis, with its default of ten tasks at once."""
 
 from __future__ import annotations
 
 import os
 
-from line import mark
+from adapter_process import mark
 from saq import Queue
 
 queue = Queue.from_url(os.environ["REDIS_URL"])

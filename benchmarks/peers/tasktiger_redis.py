@@ -1,4 +1,4 @@
-"""TaskTiger; its executor that does not fork, which is the faster one for small tasks."""
+"""The adapter of TaskTiger, with the executor that does not fork: it is the faster one for small tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from datetime import UTC, datetime
 
 import redis
-from line import mark
+from adapter_process import mark
 from tasktiger import TaskTiger
 
 connection = redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True)

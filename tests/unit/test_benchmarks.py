@@ -11,7 +11,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import picture, report, targets
 from benchmarks.measures import Measures, Results, Spread, at, figure, levels, quantile, shown
-from benchmarks.peers import line
+from benchmarks.peers import adapter_process
 from benchmarks.systems import BY_NAME, FEATURES, SYSTEMS
 from benchmarks.targets import TARGETS, Target, evaluate
 from benchmarks.workloads import WORKLOADS, takes_part
@@ -130,7 +130,7 @@ def test_every_target_names_what_is_measured() -> None:
 
 
 def test_peers_are_pinned_and_have_an_adapter() -> None:
-    folder = Path(line.__file__).parent
+    folder = Path(adapter_process.__file__).parent
     for system in SYSTEMS:
         assert system.has <= FEATURES.keys()
         if system.kind == "peer":
@@ -158,7 +158,7 @@ def test_the_quick_run_names_systems_and_workloads_that_there_are() -> None:
 
 @pytest.mark.parametrize(("number", "due"), [(1, 0.0), (999_999, 1_800_000_000.123)])
 def test_a_payload_has_200_bytes(number: int, due: float) -> None:
-    assert len(json.dumps(line.payload(number, due))) == line.PAYLOAD_BYTES
+    assert len(json.dumps(adapter_process.payload(number, due))) == adapter_process.PAYLOAD_BYTES
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A Redis and a PostgreSQL of its own for what measures django-delayq alone, in this process."""
+"""A private Redis and PostgreSQL for measurements of django-delayq alone, in this process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from testproject.servers import PostgresServer, RedisServer
 
 
 @contextmanager
-def stand(**settings: str) -> Iterator[tuple[RedisServer, PostgresServer]]:
-    """Both servers, fsync on, and Django set up on them; ``settings`` are PostgreSQL's."""
+def own_servers(**settings: str) -> Iterator[tuple[RedisServer, PostgresServer]]:
+    """Start both servers, with fsync on, and set up Django on them. ``settings`` are those of PostgreSQL."""
     with RedisServer() as redis, PostgresServer(fsync=True, **settings) as postgres:
         os.environ.update(
             DJANGO_SETTINGS_MODULE="benchmarks.settings", REDIS_URL=redis.url, DATABASE_URL=postgres.url, DEBUG="0"

@@ -1,12 +1,12 @@
-"""The line to one system under test: a JSON call in on stdin, a JSON answer out on stdout. Standard library only.
+"""The process of an adapter: it reads JSON calls from stdin and writes JSON answers to stdout. Standard library only.
 
-``python line.py <module>`` runs in the system's own environment. The module is the adapter: functions of these names,
-all but ``send`` (or ``asend``) optional.
+``python adapter_process.py <module>`` runs in the system's own environment. The module is the adapter: it has functions
+of these names, of which only ``send`` (or ``asend``) is required.
 
-``setup()`` once, on an empty database · ``send(payload, due)`` schedule one message, due at an epoch time or (None) now
-· ``send_many(payloads, due)`` · ``inside()`` a transaction of the caller's · ``worker()`` the arguments for Python that
-start one worker process · ``TABLES`` to be emptied between workloads. Every message that is handled calls ``mark``,
-for which psycopg is needed only where a handler is to insert a row.
+``setup()`` is called once, on an empty database · ``send(payload, due)`` schedules one message, due at an epoch time or
+(None) now · ``send_many(payloads, due)`` · ``inside()`` returns a transaction of the caller's · ``worker()`` returns
+the arguments for Python that start one worker process · ``TABLES`` are emptied between workloads. Every handler calls
+``mark``, which needs psycopg only where the handler inserts a row.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from typing import Any, NamedTuple
 PAYLOAD_BYTES = 200
 PER_TRANSACTION = 100
 MARK = struct.Struct("<qddq")
-# What a peer's handler inserts, in a transaction of its own.
+# The table of rows that a peer's handler inserts, in a transaction of its own.
 EFFECTS = "CREATE TABLE IF NOT EXISTS bench_effect (number bigint, payload jsonb)"
 INSERT = "INSERT INTO bench_effect VALUES (%s, %s)"
 VERBS = ("send_many", "inside", "worker")
-# Lateness: how far ahead a message is due at least, and how often the sender wakes up. Seconds.
-SHORTEST = 1.0
-TICK = 0.001
+# For lateness: the shortest delay of a message, and the pause of the sender.
+MIN_DELAY_SECONDS = 1.0
+TICK_SECONDS = 0.001
 
 _marks: dict[int, tuple[int, int]] = {}
 _connections: dict[tuple[int, int], Any] = {}
 
 
 class Mark(NamedTuple):
-    """That a message was handled: its number, when, when it was due (0: at once), and by which started worker."""
+    """A note that a message was handled: its number, when, its due time (0: at once), and the session of the worker."""
 
     number: int
     at: float
@@ -49,27 +49,27 @@ class Mark(NamedTuple):
 
 
 def payload(number: int, due: float = 0.0, *, insert: bool = False) -> dict[str, Any]:
-    """A message of 200 bytes of JSON. ``insert``: its handler inserts a row."""
+    """Return a payload of 200 bytes of JSON. With ``insert`` its handler inserts a row."""
     made: dict[str, Any] = {"n": number, "due": due, **({"insert": 1} if insert else {}), "pad": ""}
     made["pad"] = "x" * (PAYLOAD_BYTES - len(json.dumps(made)))
     return made
 
 
 def mark(payload: dict[str, Any]) -> None:
-    """Note that a message was handled, and when; and do what it says."""
+    """Note that a message was handled, and when; insert a row first if the payload asks for it."""
     if "insert" in payload:
         _insert(payload)
     pid = os.getpid()
     if pid not in _marks:
         file = os.open(os.environ["BENCH_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        # Each worker is started in a session of its own.
+        # The session tells workers apart: each is started in one of its own.
         _marks[pid] = file, os.getsid(0)
     file, worker = _marks[pid]
     os.write(file, MARK.pack(payload["n"], time.time(), payload["due"], worker))
 
 
 def _insert(payload: dict[str, Any]) -> None:
-    """By a plain driver, which is quicker than an ORM, and a connection of each thread's own."""
+    """Insert a row by psycopg, which is quicker than an ORM, on a connection for each thread."""
     import psycopg
 
     here = os.getpid(), threading.get_ident()
@@ -78,16 +78,16 @@ def _insert(payload: dict[str, Any]) -> None:
     _connections[here].execute(INSERT, (payload["n"], json.dumps(payload)), prepare=True)
 
 
-class Line:
-    """The calls that the harness makes, on one adapter."""
+class AdapterCalls:
+    """The driver's calls on one adapter."""
 
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
-        # One loop for all calls: clients keep connections that belong to it.
+        # One event loop for all calls: clients keep connections that belong to it.
         self.runner = asyncio.Runner()
 
     def describe(self) -> dict[str, Any]:
-        """What the adapter can do, and how its worker is started."""
+        """Return what the adapter can do, and how its worker is started."""
         worker = getattr(self.adapter, "worker", None)
         return {
             "verbs": [verb for verb in VERBS if hasattr(self.adapter, verb)],
@@ -100,12 +100,12 @@ class Line:
             self.adapter.setup()
 
     def ready(self) -> None:
-        """After everything was emptied: what has to be there before the first message."""
+        """Prepare the system for messages after everything was emptied."""
         if hasattr(self.adapter, "ready"):
             self.adapter.ready()
 
     def schedule(self, number: int, delay: float, warm: int = 0, *, insert: bool = False) -> float:
-        """One at a time; seconds. The first ``warm`` are not counted."""
+        """Schedule one message at a time, and return the seconds. The first ``warm`` messages do not count."""
         due = time.time() + delay if delay else None
         payloads = [payload(n, insert=insert) for n in range(1 - warm, number + 1)]
         if hasattr(self.adapter, "asend"):
@@ -128,7 +128,7 @@ class Line:
         return time.perf_counter() - began
 
     def schedule_inside(self, number: int, delay: float) -> float:
-        """A hundred in each transaction of the caller's; seconds."""
+        """Schedule a hundred messages in each transaction of the caller's, and return the seconds."""
         due = time.time() + delay
         payloads = [payload(n) for n in range(1, number + 1)]
         began = time.perf_counter()
@@ -139,7 +139,7 @@ class Line:
         return time.perf_counter() - began
 
     def schedule_bulk(self, number: int, delay: float, *, insert: bool = False) -> float:
-        """In bulk; seconds."""
+        """Schedule in bulk, and return the seconds."""
         due = time.time() + delay if delay else None
         payloads = [payload(n, insert=insert) for n in range(1, number + 1)]
         began = time.perf_counter()
@@ -147,10 +147,10 @@ class Line:
         return time.perf_counter() - began
 
     def late(self, rate: float, seconds: float, longest: float) -> dict[str, float]:
-        """So many messages a second, due after 1 to ``longest`` seconds.
+        """Schedule ``rate`` messages a second, with delays from 1 to ``longest`` seconds.
 
-        After ``longest`` seconds as many fall due as are sent, for so many ``seconds``: between ``begin`` and ``end``,
-        and ``counted`` of all that were ``sent``, at ``rate``.
+        After ``longest`` seconds as many messages fall due as are sent. That goes on for ``seconds``, from ``begin`` to
+        ``end`` in the answer: ``counted`` of the ``sent`` messages are due in that time.
         """
         stream = _Stream(rate, seconds, longest)
         if hasattr(self.adapter, "asend"):
@@ -159,22 +159,22 @@ class Line:
             for due_by_now in stream.pace():
                 for _ in range(due_by_now - stream.sent):
                     self.adapter.send(*stream.next())
-                time.sleep(TICK)
-        return stream.told()
+                time.sleep(TICK_SECONDS)
+        return stream.summary()
 
     async def _late_async(self, stream: _Stream) -> None:
         for due_by_now in stream.pace():
             for _ in range(due_by_now - stream.sent):
                 await self.adapter.asend(*stream.next())
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(TICK_SECONDS)
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """A function that only this adapter has."""
+        """Call a function that only this adapter has."""
         return getattr(self.adapter, name)(**arguments)
 
 
 class _Stream:
-    """Messages at an even rate, and what is known of them."""
+    """Messages at an even rate, and their numbers."""
 
     def __init__(self, rate: float, seconds: float, longest: float) -> None:
         self.rate = rate
@@ -185,32 +185,32 @@ class _Stream:
         self.sent = self.counted = 0
 
     def pace(self) -> Iterator[int]:
-        """How many messages should have been sent by now, until the time is up."""
+        """Yield how many messages should have been sent by now, until the time is up."""
         while (now := time.time()) < self.end:
             yield int(self.rate * (now - self.began))
 
     def next(self) -> tuple[dict[str, Any], float]:
-        """The payload and the due time of another."""
+        """Return the payload and the due time of the next message."""
         self.sent += 1
-        due = time.time() + random.uniform(SHORTEST, self.longest)
+        due = time.time() + random.uniform(MIN_DELAY_SECONDS, self.longest)
         self.counted += self.begin <= due < self.end
         return payload(self.sent, due), due
 
-    def told(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
         rate = self.sent / (time.time() - self.began)
         return {"sent": self.sent, "rate": rate, "begin": self.begin, "end": self.end, "counted": self.counted}
 
 
 def serve(module: str) -> None:
-    """Answer calls until stdin ends. Whatever the system prints goes to stderr."""
+    """Answer calls until stdin ends. What the system prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    line = Line(importlib.import_module(module))
+    calls = AdapterCalls(importlib.import_module(module))
     for text in sys.stdin:
         call = json.loads(text)
         try:
-            answer = {"answer": getattr(line, call.pop("do"))(**call)}
-        except Exception:  # noqa: BLE001  the harness reports it
+            answer = {"answer": getattr(calls, call.pop("do"))(**call)}
+        except Exception:  # noqa: BLE001  the driver reports it
             answer = {"error": traceback.format_exc()}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
