@@ -1,4 +1,4 @@
-"""What the documentation says above the table of each workload."""
+"""Captions: the texts above the table of each workload in the documentation."""
 
 from __future__ import annotations
 

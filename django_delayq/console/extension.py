@@ -1,4 +1,4 @@
-"""What the console adds to workers, restores, commands and ``delayq_stats``, through the queue's extension point."""
+"""Registers the console with the queue's extension point: for workers, restores, commands and ``delayq_stats``."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ..states import LIVE
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What Redis knows of a message; with an ``error`` Redis did not answer."""
+    """The place of a message in Redis. With an ``error`` Redis did not answer."""
 
     error: str = ""
     # By the clock of Redis. Both are None when the message is not in Redis.

@@ -26,7 +26,7 @@ class Step:
 
 
 class OperationWork(ABC):
-    """What one operation does with the messages of its scope.
+    """Base class of the work of one operation on the messages of its scope.
 
     A step begins at ``operation.position`` (empty: at the beginning), and does at most ``MESSAGES_PER_STEP`` messages,
     or about a second's worth. A step may be done again after a worker was killed before it could write the position.
