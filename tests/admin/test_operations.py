@@ -16,6 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import schedule_messages, transitions
+from django_delayq.actions import ACTIONS
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import OperationWork, Scope, Step, bulk, lifecycle, work
@@ -115,7 +116,7 @@ def test_every_action_changes_messages_of_its_states_and_no_others(
     verb: str, arguments: dict[str, Any], before: State, after: str
 ) -> None:
     made = samples.one_of_each()
-    untouched = {state for state in State if state not in work.WORKS[verb].states}  # type: ignore[attr-defined]
+    untouched = {state for state in State if state not in ACTIONS[verb].states}
     operation = start(verb, "", **arguments)
     worked_off()
     _state, done, outcomes = outcome(operation)

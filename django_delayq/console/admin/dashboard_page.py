@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.db import connections
 from django.http import HttpRequest
 from django.utils import formats, timezone
 from django.utils.safestring import SafeString
@@ -20,6 +19,7 @@ from ...durations import brief
 from ...inspector.numbers import Capped
 from ...inspector.snapshot import overdue_cutoff
 from ...inspector.workers import WorkerState
+from ...sql import vendor_name
 from ..models import Dashboard, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
@@ -367,4 +367,4 @@ def _database(known: Facts) -> list[tuple[str, str]]:
         state = known.pending.problem
     else:
         state = _("pending: %(names)s") % {"names": ", ".join(names)} if names else _("all applied")
-    return [(_("Database"), f"{known.using}: {connections[known.using].display_name}"), (_("Migrations"), state)]
+    return [(_("Database"), f"{known.using}: {vendor_name(known.using)}"), (_("Migrations"), state)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db import connections, router
+from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.translation import gettext as _
@@ -18,6 +18,7 @@ from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import stats
 from ...models import Message
+from ...sql import vendor_name
 from .. import operations
 from ..models import Health, Operation, OperationState
 from ..operations.consistency_check import QueueCheck, results_of
@@ -226,7 +227,7 @@ def _policy(policy: str | None) -> Fact:
 def _server(using: str) -> Server:
     vacuum = statements(using).vacuum()
     vacuumed = "" if vacuum.at is None else moment(vacuum.at, "seconds")
-    return Server(connections[using].display_name, stats.estimate(using), vacuum.dead_rows, vacuumed)
+    return Server(vendor_name(using), stats.estimate(using), vacuum.dead_rows, vacuumed)
 
 
 def _database(known: Facts, panel: Panel[Server]) -> list[Fact]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -12,10 +11,9 @@ from typing import Any, ClassVar
 from django.db.models import Q
 from django.utils import timezone
 
-from ... import actions, purge, transitions
+from ... import actions
+from ...actions import Action, Times
 from ...models import Message
-from ...states import FINAL, REQUEUEABLE, State
-from ...transitions import Answer
 from ..models import Operation
 from ..search import language
 from ..search.language import Search
@@ -81,20 +79,29 @@ class SpreadShare:
 
 
 class BulkAction(OperationWork):
-    """An action on many messages. ``arguments`` may have "spread", in seconds, and what the subclass says."""
+    """An action on many messages. ``arguments`` may have "spread" in seconds, and what a subclass reads."""
 
-    # The states of the messages that it applies to.
-    states: ClassVar[frozenset[State]]
+    action: ClassVar[Action]
+
+    def __init_subclass__(cls, *, action: Action) -> None:
+        super().__init_subclass__()
+        cls.action, cls.verb, cls.permission = action, action.name, f"{action.name}_message"
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)
         self.messages = Scope.from_json(scope)
         self.spread = timedelta(seconds=arguments.get("spread") or 0)
+        # A search that cannot be read is refused here.
         self.messages.condition()
 
-    @abstractmethod
+    def times(self, share: SpreadShare) -> Times:
+        """Return the due times for the messages of one batch."""
+        return Times(delay=share.start, spread=share.width)
+
     def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
         """Do the action to these messages, and return how many had which outcome."""
+        answers = self.action.apply(using, ids, times=self.times(share), reason=reason)
+        return Counter(str(answer.verdict.value) for answer in answers)
 
     def at_once(self, using: str, reason: str) -> Counter[str]:
         """Do the action to all messages of a scope of ids."""
@@ -103,7 +110,7 @@ class BulkAction(OperationWork):
     def count(self, using: str) -> int | None:
         if self.messages.search is None:
             return len(self.messages.ids)
-        rows = Message.objects.using(using).filter(self.messages.condition(), state__in=sorted(self.states))
+        rows = Message.objects.using(using).filter(self.messages.condition(), state__in=sorted(self.action.states))
         try:
             with statement_timeout(using, COUNT_TIMEOUT_MS):
                 number = rows.order_by().values("pk")[: TOTAL_CAP + 1].count()
@@ -129,7 +136,8 @@ class BulkAction(OperationWork):
         if first is None:
             return [], begin, True
         end = min(first + IDS_PER_STEP - 1, upto)
-        matching = rows.filter(self.messages.condition(), state__in=sorted(self.states), pk__gte=first, pk__lte=end)
+        within = Q(pk__gte=first, pk__lte=end)
+        matching = rows.filter(self.messages.condition(), within, state__in=sorted(self.action.states))
         page = list(matching.order_by("pk").values_list("pk", flat=True)[:MESSAGES_PER_STEP])
         if len(page) == MESSAGES_PER_STEP:
             end = page[-1]
@@ -144,29 +152,14 @@ class BulkAction(OperationWork):
         return SpreadShare(self.spread * min(1.0, done / total), self.spread * min(1.0, more / total))
 
 
-def _publish(using: str, answers: Iterable[Answer]) -> Counter[str]:
-    answers = list(answers)
-    actions.publish_moves(using, answers)
-    return Counter(str(answer.verdict.value) for answer in answers)
+@register
+class Cancel(BulkAction, action=actions.CANCEL):
+    """Cancels messages."""
 
 
 @register
-class Cancel(BulkAction):
-    verb = "cancel"
-    permission = "cancel_message"
-    states = frozenset({State.SCHEDULED, State.RUNNING})
-
-    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
-        return _publish(using, transitions.cancel(using, ids, reason=reason))
-
-
-@register
-class Reschedule(BulkAction):
+class Reschedule(BulkAction, action=actions.RESCHEDULE):
     """Reschedules to "due" (ISO 8601), or by "shift" (seconds from each message's own due time)."""
-
-    verb = "reschedule"
-    permission = "reschedule_message"
-    states = frozenset({State.SCHEDULED})
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)
@@ -175,42 +168,21 @@ class Reschedule(BulkAction):
         if (self.due is None) == (self.shift is None):
             raise ValueError("reschedule needs either due or shift")
 
-    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
+    def times(self, share: SpreadShare) -> Times:
         due = None if self.due is None else self.due + share.start
-        answers = transitions.reschedule(using, ids, due=due, shift=self.shift, spread=share.width, reason=reason)
-        return _publish(using, answers)
+        return Times(due=due, shift=self.shift, spread=share.width)
 
 
 @register
-class RunNow(BulkAction):
-    verb = "run"
-    permission = "run_message"
-    states = frozenset({State.SCHEDULED})
-
-    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
-        answers = transitions.reschedule(using, ids, delay=share.start, spread=share.width, reason=reason or "run now")
-        return _publish(using, answers)
+class RunNow(BulkAction, action=actions.RUN_NOW):
+    """Makes messages due now."""
 
 
 @register
-class Requeue(BulkAction):
-    verb = "requeue"
-    permission = "requeue_message"
-    states = REQUEUEABLE
-
-    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
-        answers = transitions.requeue(using, ids, delay=share.start, spread=share.width, reason=reason)
-        return _publish(using, answers)
+class Requeue(BulkAction, action=actions.REQUEUE):
+    """Schedules finished messages again."""
 
 
 @register
-class Purge(BulkAction):
+class Purge(BulkAction, action=actions.PURGE):
     """Deletes finished messages, with their log."""
-
-    verb = "purge"
-    permission = "purge_message"
-    states = FINAL
-
-    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
-        gone = len(purge.purge_ids(using, ids))
-        return Counter({"purged": gone, "too late": len(ids) - gone})
