@@ -39,6 +39,8 @@ class Settings:
     SWEEP_INTERVAL: float = 3.0
     # The time between two queries for due messages of a worker that delivers without Redis.
     POLL_INTERVAL: float = 1.0
+    # How long before its due time a message may be claimed, so that its handler begins on time. 0: never before.
+    CLAIM_AHEAD: float = 0.01
     # How long a delivery belongs to its worker. A worker extends the lease of a longer handler each third of it.
     LEASE: float = 60.0
     # A handler that runs longer than this is ended. None: never.
@@ -163,6 +165,7 @@ PARSERS: dict[str, Parser] = {
     "GRACE": _span(0.1, 3600),
     "SWEEP_INTERVAL": _span(0.1, 3600),
     "POLL_INTERVAL": _span(0.05, 60),
+    "CLAIM_AHEAD": _span(0, 1),
     "LEASE": _span(1, 86_400),
     "TIMEOUT": _or_none(_span(0.01, 30 * 86_400)),
     "RETRY": _policy,

@@ -1,7 +1,7 @@
 """The public extension point: what an installed app adds to workers, restores and ``delayq_stats``.
 
 An app registers what it adds in its ``AppConfig.ready()``. The console adds its statistics and its operations this way.
-While nothing is registered, a worker pays one look at an empty tuple for each batch of messages.
+While nothing is registered, a worker checks an empty tuple for each batch of messages, and that is all it costs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("django_delayq")
 class Service:
     """A periodic duty of a worker process. Subclass it, and return it from ``WorkerExtension.services``."""
 
-    # Shown in the log.
+    # The log shows this name.
     name = "service"
     # Services of one thread take turns. A service that may be busy for seconds has a thread of its own.
     thread = "upkeep"
@@ -40,14 +40,14 @@ class Service:
 
 
 class WorkerExtension:
-    """What an app adds to one worker process: services of its own, and a view of what happens to messages.
+    """Adds services to one worker process, and follows what happens to messages there. Subclass it.
 
     One object is made for each process. The methods from ``claimed`` to ``ended`` are called by several threads of the
     worker, in batches, after the commit. They must be quick and must not use the database: they stand between two
     messages. What they raise is logged and harms nothing.
     """
 
-    # Names that run_delayq takes in --roles besides its own.
+    # The roles that run_delayq takes in --roles besides its own.
     roles: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, using: str, worker: str) -> None:
@@ -69,7 +69,7 @@ class WorkerExtension:
         """The handlers of these messages failed, and the messages will be delivered again."""
 
     def ended(self, moves: Sequence[Moved]) -> None:
-        """These messages moved otherwise: to *dead*, *cancelled* or *expired*, or back to *scheduled*."""
+        """These messages moved in another way: to *dead*, *cancelled* or *expired*, or back to *scheduled*."""
 
     def stop(self) -> None:
         """The process ends in order, and its services have stopped. The database may be used."""
@@ -77,7 +77,7 @@ class WorkerExtension:
 
 @dataclass(frozen=True, slots=True)
 class RestoreStart:
-    """A restore that begins: who restores what. ``described`` says in words which messages."""
+    """A restore that begins: ``who`` restores which messages; ``described`` names them in words."""
 
     using: str
     who: str
@@ -94,14 +94,14 @@ class RestoreObserver(Protocol):
     """Follows one restore. What it raises is logged; the restore goes on."""
 
     def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
-        """So many more messages were handled; ``tally`` counts all so far. Return True to ask the restore to stop."""
+        """``messages`` more messages were handled; ``tally`` counts all so far. Return True to end the restore."""
 
     def ended(self, tally: Tally, position: str | None, error: str) -> None:
-        """The restore ended: complete without a ``position``, stopped there with one, failed with an ``error``."""
+        """The restore ended: it is complete, was stopped at ``position``, or failed with ``error``."""
 
 
 class StatisticsSection(Protocol):
-    """A section of ``delayq_stats``: lines for people, and facts for ``--json``."""
+    """A section of ``delayq_stats``: lines of text, and facts for ``--json``."""
 
     def lines(self) -> Iterable[str]: ...
     def facts(self) -> dict[str, Any]: ...
@@ -143,7 +143,7 @@ def statistics(using: str, now: datetime) -> list[StatisticsSection]:
 
 
 class WorkerExtensions:
-    """All extensions of one worker process, as one."""
+    """Calls all extensions of one worker process, and logs what they raise."""
 
     def __init__(self, using: str, worker: str) -> None:
         self._all = tuple(make(using, worker) for make in _worker_extensions)
@@ -173,13 +173,13 @@ class WorkerExtensions:
 
 
 class RestoreObservers:
-    """All observers of one restore, as one."""
+    """Calls all observers of one restore, and logs what they raise."""
 
     def __init__(self, start: RestoreStart) -> None:
         self._all = [observer for make in _restore_observers if (observer := _call(make, start)) is not None]
 
     def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
-        # A list: each observer is told, whatever another one answers.
+        # A list, not a generator: each observer is called, whatever another one answers.
         answers = [_call(observer.progress, messages, tally, position) for observer in self._all]
         return any(answers)
 

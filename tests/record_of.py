@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
+from django_delayq import conf
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
-from django_delayq.worker.claim_ahead import MOST
 from tests.app.models import Effect
 from tests.workers import PATIENCE, eventually
 
@@ -51,7 +51,7 @@ def path_of(message: Message) -> list[str]:
 def is_early(claim: Transition) -> bool:
     """A claim by way of Redis may come a moment before the message is due; becoming ready says when it begins."""
     assert claim.ready_at is not None
-    ahead = timedelta(0) if claim.partition is None else timedelta(seconds=MOST)
+    ahead = timedelta(0) if claim.partition is None else timedelta(seconds=conf.get().CLAIM_AHEAD)
     return claim.ready_at < claim.due_at or claim.at < claim.due_at - ahead
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .. import conf, registry
 from ..extensions import WorkerExtensions
-from .broker_switch import Source
+from .broker_switch import BrokerSwitch
 from .budget import Budget
 from .consumer import Consumer
 from .options import Options, worker_name
@@ -27,7 +27,7 @@ class Parts:
     name: str
     budget: Budget
     extensions: WorkerExtensions
-    source: Source
+    brokers: BrokerSwitch
     queues: QueueFinder
     recorder: Recorder
     pool: Pool
@@ -38,37 +38,49 @@ class Parts:
 def assemble(
     options: Options,
     *,
+    name: str | None = None,
     budget: Budget | None = None,
     redis: bool = True,
     quarantine_lock: ProcessLock | None = None,
     stopping: threading.Event | None = None,
     on_recorded: Callable[[int], None] = lambda count: None,
-    queues: Callable[[], tuple[str, ...]] | None = None,
-    poll: float | None = None,
+    claim_ahead: float | None = None,
 ) -> Parts:
     """Wire the parts of a worker process.
 
-    ``redis=False`` delivers by query only. ``on_recorded`` is called with the number of deliveries that the recorder
-    has written down. ``queues`` replaces the queue finder for the consumer, ``poll`` the setting ``POLL_INTERVAL``.
+    ``name`` is that of the worker (None: a new one), and ``budget`` the one that the processes of a worker share.
+    ``redis=False`` delivers by query only. ``stopping`` ends the turns of the consumer when it is set. ``on_recorded``
+    is called with the number of deliveries that the recorder has written. ``claim_ahead`` (seconds) replaces the
+    setting.
     """
-    using, name = options.using, worker_name(options)
+    using = options.using
+    name = worker_name(options) if name is None else name
+    settings = conf.get()
     budget = Budget(options.max_messages) if budget is None else budget
     extensions = WorkerExtensions(using, name)
-    source = Source(using, registry.handlers, redis=redis)
-    finder = QueueFinder(using, options.queues, source.wake)
+    brokers = BrokerSwitch(using, registry.handlers, redis=redis)
+    queues = QueueFinder(using, options.queues, brokers.wake)
     recorder = Recorder(using, on_recorded, extensions)
-    pool = Pool(options.threads, recorder, name, lambda: consumer.freed(), budget.give_back)  # noqa: PLW0108  there is no consumer yet
+    pool = Pool(
+        options.threads,
+        recorder,
+        name,
+        # The consumer is made after the pool that it fills.
+        on_freed=lambda: consumer.on_freed(),  # noqa: PLW0108
+        on_released=budget.refund,
+        claim_ahead=settings.CLAIM_AHEAD if claim_ahead is None else claim_ahead,
+    )
     consumer = Consumer(
         using,
-        source,
+        brokers,
         pool,
-        queues or finder,
+        queues,
         name,
         budget,
-        conf.get().POLL_INTERVAL if poll is None else poll,
+        settings.POLL_INTERVAL,
         extensions,
         quarantine_lock,
         stopping,
     )
     reaper = Reaper(using, f"worker:{name}", extensions)
-    return Parts(options, name, budget, extensions, source, finder, recorder, pool, consumer, reaper)
+    return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper)

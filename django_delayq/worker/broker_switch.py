@@ -1,4 +1,4 @@
-"""Where a worker hears what is due: Redis, or the database while Redis is away."""
+"""Switches a worker between Redis and the database: the database is asked what is due while Redis is away."""
 
 from __future__ import annotations
 
@@ -14,75 +14,82 @@ from ..exceptions import BrokerUnavailable
 
 logger = logging.getLogger("django_delayq")
 
-# In a process without a loader to find out, Redis that is away is tried again this often. Seconds.
-RETRY = 5.0
+# A process without a loader tries Redis again this long after it failed. Seconds.
+RETRY_REDIS_AFTER = 5.0
 
 
-class Source:
-    """Gives the broker to use now. Says once that Redis is away, and once that it is back."""
+class BrokerSwitch:
+    """Gives the broker to use now, and logs once when Redis goes away and once when it is back.
+
+    Any thread may report and ask. ``_lock`` guards changes of ``_away_since`` and ``_is_foreign``; ``current`` reads
+    ``_away_since`` without it, once: a turn too many with either broker does no harm.
+    """
 
     def __init__(self, using: str, topics: Callable[[], Iterable[str]], *, redis: bool = True) -> None:
         self.database = DatabaseBroker(using, topics)
         self.redis: Index | None = index(using) if redis else None
         self._away_since: float | None = None
-        self._refused = False
-        # The loader looks every second and calls answered(): then nobody else need find out by waiting.
+        self._is_foreign = False
+        # The loader asks Redis every second and reports: then no other thread need find out by waiting. Set once,
+        # before the threads start.
         self.has_loader = False
         self._lock = threading.Lock()
 
     def current(self) -> Broker:
-        """Redis, unless there is none or it did not answer a moment ago."""
+        """Return Redis, or the database when there is no Redis or it failed a moment ago."""
         if self.redis is None:
             return self.database
-        away = self._away_since
-        if away is not None and (self.has_loader or time.monotonic() - away < RETRY):
+        away_since = self._away_since
+        if away_since is not None and (self.has_loader or time.monotonic() - away_since < RETRY_REDIS_AFTER):
             return self.database
         return self.redis
 
-    def failed(self, error: BrokerUnavailable) -> None:
-        """Redis did not answer."""
+    def report_failure(self, error: BrokerUnavailable) -> None:
+        """Switch to the database: Redis did not answer."""
         with self._lock:
             first, self._away_since = self._away_since is None, time.monotonic()
         if self.redis is not None:
             self.redis.reset_listener()
         if first:
             logger.warning("Redis is away; messages are delivered from the database meanwhile: %s", error)
-            # Who waits for its word looks into the database instead.
+            # A thread that waits for a wake-up through Redis asks the database instead.
             self.wake()
 
-    def answered(self, asked: float) -> None:
-        """Redis answered all that it was asked since then (monotonic)."""
+    def report_answer(self, asked: float) -> None:
+        """Switch back to Redis: it answered all that it was asked since ``asked`` (monotonic)."""
         away_since = self._away_since
-        # A failure since then, in another thread or on the way, is the newer word.
-        if away_since is None or away_since > asked or self._refused:
+        # A failure since then, in another thread or on the way, is newer than this answer.
+        if away_since is None or away_since > asked or self._is_foreign:
             return
         with self._lock:
-            if self._away_since != away_since:
+            if self._away_since != away_since or self._is_foreign:
                 return
             self._away_since = None
         logger.warning("Redis is back")
 
-    def refuse(self, error: BrokerUnavailable) -> None:
-        """This Redis is not ours: leave it alone until the loader finds otherwise."""
+    def report_foreign(self, error: BrokerUnavailable) -> None:
+        """Switch to the database until ``report_own``: the loader found that this Redis belongs to another record."""
         with self._lock:
-            first, self._refused = not self._refused, True
+            first, self._is_foreign = not self._is_foreign, True
             self._away_since = time.monotonic()
         if first:
             self.wake()
             logger.critical("%s Messages are delivered from the database.", error)
 
-    def accept(self) -> None:
-        """The loader found Redis to be ours."""
-        if self._refused:
-            self._refused = False
-            self.answered(time.monotonic())
+    def report_own(self) -> None:
+        """Allow Redis again: the loader found that it belongs to this record."""
+        with self._lock:
+            was_foreign, self._is_foreign = self._is_foreign, False
+        if was_foreign:
+            self.report_answer(time.monotonic())
 
     def wake(self) -> None:
-        """End the wait of the consumer or mover."""
+        """End the wait of the consumer."""
         self.database.wake()
         if self.redis is not None:
             self.redis.wake()
 
     def close(self) -> None:
+        """Close the connections to Redis."""
         if self.redis is not None:
             self.redis.close()

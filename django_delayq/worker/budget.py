@@ -1,4 +1,4 @@
-"""How many more messages may be delivered (--max-messages), shared by all processes of a worker."""
+"""The budget of ``--max-messages``: the deliveries that all processes of a worker may still make."""
 
 from __future__ import annotations
 
@@ -11,73 +11,76 @@ from .processlock import ProcessLock
 
 
 class Budget:
-    """Numbers in shared memory: what is left, and what each process has reserved for a claim under way. None: no limit.
+    """Counts deliveries in shared memory: what is left, and what each process has reserved for a claim under way.
 
-    A process may die at any moment: what it had reserved is given back by ``bury``. One that stands still may do so
-    with the lock in its hand, so only who reserves waits for that.
+    ``messages`` None: there is no limit. A process may die at any moment: ``release_reservations_of`` returns what it
+    had reserved. A process that is frozen may hold the lock meanwhile, so only a process that reserves waits for the
+    lock.
+
+    Two locks guard the numbers, in this order: ``_threads`` among the threads of this process, ``_processes`` among the
+    processes of the worker. ``_refunds`` guards ``_refunded``, so that a refund waits for no other process.
     """
 
     def __init__(self, messages: int | None, processes: int = 1) -> None:
-        # Which of the processes this one is.
+        # Which of the processes this one is, from 0.
         self.place = 0
         self._numbers: memoryview | None = None
         if messages is not None:
             self._numbers = memoryview(mmap.mmap(-1, 8 * (1 + processes))).cast("q")
             self._numbers[0] = messages
-            self._lock = ProcessLock()
-        # The lock of processes says nothing about the threads of one.
+            self._processes = ProcessLock()
         self._threads = threading.Lock()
-        # What this process gives back, until it reserves again.
-        self._returned = 0
-        self._returning = threading.Lock()
+        # What this process returns when it reserves the next time.
+        self._refunded = 0
+        self._refunds = threading.Lock()
 
     @contextmanager
     def _locked(self, *, wait: bool = True) -> Iterator[memoryview | None]:
-        """The numbers; None when another process has the lock, and it is not waited for."""
+        """Lock the numbers. With ``wait=False`` give None when another thread or process has the lock."""
         if not self._threads.acquire(blocking=wait):
             yield None
             return
         try:
-            if not self._lock.acquire(wait=wait):
+            if not self._processes.acquire(wait=wait):
                 yield None
                 return
             try:
                 yield self._numbers
             finally:
-                self._lock.release()
+                self._processes.release()
         finally:
             self._threads.release()
 
     def reserve(self, wanted: int) -> int:
-        """Up to ``wanted``, and not more than are left. ``settle`` must follow."""
+        """Reserve up to ``wanted`` deliveries, as many as are left. ``commit`` must follow."""
         if self._numbers is None:
             return wanted
         with self._locked() as numbers:
             assert numbers is not None
-            with self._returning:
-                numbers[0] += self._returned
-                self._returned = 0
+            with self._refunds:
+                numbers[0] += self._refunded
+                self._refunded = 0
             granted = max(0, min(wanted, numbers[0]))
             numbers[0] -= granted
             numbers[1 + self.place] += granted
             return int(granted)
 
-    def settle(self, reserved: int, used: int) -> None:
-        """Of what was reserved, so much was used; the rest is left for others."""
+    def commit(self, reserved: int, used: int) -> None:
+        """Use up ``used`` of what was reserved, and return the rest."""
         if self._numbers is not None:
             with self._locked() as numbers:
                 assert numbers is not None
                 numbers[1 + self.place] -= reserved
                 numbers[0] += reserved - used
 
-    def give_back(self) -> None:
-        """One that was used has not been delivered after all. Waits for no other process."""
+    def refund(self) -> None:
+        """Return one that was used and has not been delivered after all. Waits for no other process."""
         if self._numbers is not None:
-            with self._returning:
-                self._returned += 1
+            with self._refunds:
+                self._refunded += 1
 
-    def bury(self, place: int) -> bool:
-        """The process that was there is dead, in the middle of a claim at worst. False: try again later."""
+    def release_reservations_of(self, place: int) -> bool:
+        """Return what a dead process had reserved, if it died in the middle of a claim. False: try again later."""
         if self._numbers is None:
             return True
         with self._locked(wait=False) as numbers:
@@ -89,13 +92,13 @@ class Budget:
 
     @property
     def left(self) -> bool:
-        """Whether there is something to reserve now."""
-        return self._numbers is None or self._numbers[0] + self._returned > 0
+        """True when there is something to reserve now."""
+        return self._numbers is None or self._numbers[0] + self._refunded > 0
 
     @property
     def empty(self) -> bool:
-        """Nothing is left or reserved. False while that cannot be told."""
-        if self._numbers is None or self._returned:
+        """True when nothing is left or reserved. False while another process has the lock."""
+        if self._numbers is None or self._refunded:
             return False
         with self._locked(wait=False) as numbers:
             return numbers is not None and max(numbers) <= 0

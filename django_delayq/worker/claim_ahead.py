@@ -1,40 +1,78 @@
-"""How long before its due time a message is claimed, so that its handler can begin on time."""
+"""Claiming ahead: a worker claims a message a moment before its due time, so that its handler begins on time."""
 
 from __future__ import annotations
 
-# Nobody's message is claimed earlier than this before its due time. Seconds.
-MOST = 0.01
-# Shares of the newest in the mean and in the mean deviation, and how many deviations are allowed for: RFC 6298, which
-# has them for the time until an answer is missed.
-MEAN, DEVIATION, DEVIATIONS = 1 / 8, 1 / 4, 4
+import threading
+from collections.abc import Callable, Sequence
+
+from .delivery import Delivery
+from .due_timer import DueTimer
+
+# The weight of the newest measurement in the mean and in the mean deviation, and the number of deviations that the lead
+# allows for: those of RFC 6298, which estimates in this way how long to wait for an answer.
+MEAN_WEIGHT, DEVIATION_WEIGHT, DEVIATIONS = 1 / 8, 1 / 4, 4
 
 
 class ClaimAhead:
-    """Learns how long it takes from asking what is due until it is claimed and handed over."""
+    """Decides how early this process asks for messages, and keeps what it claimed early until the due time.
 
-    def __init__(self) -> None:
-        # None: who has claimed nothing yet leaves what is not due to others.
+    The setting ``CLAIM_AHEAD`` (``longest``, in seconds) bounds how early a message is claimed; 0 turns all of it off.
+    The mean and the deviation belong to the thread that makes the consumer's turns. Any thread may hold and release
+    deliveries: the due timer guards them by its own lock.
+    """
+
+    def __init__(self, longest: float, begin: Callable[[Delivery], object]) -> None:
+        """``begin`` is called with each delivery that was held, when it falls due."""
+        self._longest = longest
+        # None: nothing was claimed yet, and what is not due is left to other processes.
         self._mean: float | None = None
         self._deviation = 0.0
-        # Does not know all that it may take: it would only be the first to take what others can handle.
-        self.leaves_to_others = False
+        self._leaves_to_others = False
+        self._due_timer = DueTimer(begin) if longest > 0 else None
 
     def learn(self, seconds: float) -> None:
-        """It has taken so long."""
+        """Take note of how long it took from asking what is due until it was claimed and handed over."""
         if self._mean is None:
             self._mean, self._deviation = seconds, seconds / 2
             return
-        self._deviation += (abs(seconds - self._mean) - self._deviation) * DEVIATION
-        self._mean += (seconds - self._mean) * MEAN
+        self._deviation += (abs(seconds - self._mean) - self._deviation) * DEVIATION_WEIGHT
+        self._mean += (seconds - self._mean) * MEAN_WEIGHT
+
+    def leave_to_others(self) -> None:
+        """Claim nothing ahead in this process any more: it would take first what only others can run."""
+        self._leaves_to_others = True
 
     @property
     def lead(self) -> float:
-        """So many seconds before the next due time it is worth asking. Of several workers the slowest asks first."""
-        if self._mean is None or self.leaves_to_others:
+        """Seconds before the next due time at which to ask. Of several workers the slowest asks first."""
+        if self._mean is None or self._leaves_to_others:
             return 0.0
-        return min(MOST / 2, self._mean + DEVIATIONS * self._deviation)
+        return min(self._longest / 2, self._mean + DEVIATIONS * self._deviation)
 
     @property
     def reach(self) -> float:
-        """What falls due within so many seconds is taken then: no further, and there would be a claim for each."""
+        """Seconds within which a message must fall due to be taken: less would cost a claim for each message."""
         return 2 * self.lead
+
+    # --- until the due time -------------------------------------------------------------------------------------------
+
+    def hold(self, delivery: Delivery) -> bool:
+        """Keep a delivery that is not due yet until it is. Return False for one that is due."""
+        if self._due_timer is None or delivery.due_mono <= delivery.queued_mono:
+            return False
+        self._due_timer.add(delivery)
+        return True
+
+    def release(self) -> list[Delivery]:
+        """Return what is held, and hold it no longer."""
+        return [] if self._due_timer is None else self._due_timer.remove_all()
+
+    @property
+    def threads(self) -> Sequence[threading.Thread]:
+        """The thread that waits for due times; none when claiming ahead is off."""
+        return () if self._due_timer is None else (self._due_timer,)
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._due_timer is not None:
+            self._due_timer.stop()

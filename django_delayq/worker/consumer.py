@@ -1,4 +1,4 @@
-"""Takes what is due or will be in a moment, claims it in the record, and hands it to the threads."""
+"""Takes ids that are due or will be in a moment, claims their messages, and hands those to the threads."""
 
 from __future__ import annotations
 
@@ -21,42 +21,47 @@ from ..publisher import by_queue
 from ..sql.rows import Claimed, Ticket
 from ..states import State
 from . import connections
-from .broker_switch import Source
+from .broker_switch import BrokerSwitch
 from .budget import Budget
-from .claim_ahead import ClaimAhead
 from .delivery import Delivery
 from .known_pauses import KnownPauses
 from .orphaned_claims import OrphanedClaims
 from .pool import Pool
 from .processlock import ProcessLock
 from .quarantine import Quarantine
-from .reaper import tell
+from .reporting import report_moves
 from .service import backoff
 
 logger = logging.getLogger("django_delayq")
 
-# With nothing due known: look again after this time for each queue, in case a wake-up was lost. Seconds.
-LOOK = 2.0
-MOST_LOOK = 10.0
-# An id that another move has locked just now is looked at again after this time. Seconds.
-LOCKED = 0.25
-# An id whose topic this process does not know is left for another, and looked at again after this time. Seconds.
-UNKNOWN = 30.0
+# While nothing due is known, the consumer asks again after this time for each queue, in case a wake-up was lost,
+# and after the longest wait at the latest. Seconds.
+IDLE_WAIT_PER_QUEUE = 2.0
+LONGEST_IDLE_WAIT = 10.0
+# An id that another move has locked just now becomes ready again after this time. Seconds.
+RETRY_LOCKED_AFTER = 0.25
+# An id whose topic this process does not know is left for another, and becomes ready again after this time. Seconds.
+RETRY_UNKNOWN_AFTER = 30.0
+# Ids that were taken when the database did not answer become ready again after this time. Seconds.
+RETRY_UNCLAIMED_AFTER = 1.0
 # Calls to Redis by which a turn makes more ready than it takes, a thousand ids each.
 CATCH_UP = 10
-# Ids that were taken when the database did not answer are looked at again after this time. Seconds.
-AGAIN = 1.0
-# A process that could not write outcomes down for so long takes nothing: it would all have to be done again. Seconds.
-BEHIND = 5.0
+# A process that could not record outcomes for this long takes nothing: it would all have to be done again. Seconds.
+LONGEST_BEHIND = 5.0
 
 
 class Consumer(threading.Thread):
-    """One per process. On its way it also moves what falls due, so that such a process needs no mover."""
+    """Fills the pool, one per process. Taking also moves what falls due, so a process with a consumer needs no mover.
+
+    The thread that makes the turns (this one, or the main thread with ``--once``) owns all state, with two exceptions:
+    handler threads clear ``_waits_for_room``, which at worst wakes the consumer for nothing, and the main thread reads
+    ``beat``. ``stop`` and ``on_freed`` may be called by any thread.
+    """
 
     def __init__(
         self,
         using: str,
-        source: Source,
+        brokers: BrokerSwitch,
         pool: Pool,
         queues: Callable[[], tuple[str, ...]],
         worker: str,
@@ -68,7 +73,7 @@ class Consumer(threading.Thread):
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
-        self.source = source
+        self.brokers = brokers
         self.pool = pool
         self.queues = queues
         self.worker = worker
@@ -78,89 +83,97 @@ class Consumer(threading.Thread):
         self.quarantine = Quarantine(pool, worker, budget, quarantine_lock)
         self.pauses = KnownPauses(using, queues)
         self.orphaned_claims = OrphanedClaims(using, worker)
-        self.claim_ahead = ClaimAhead()
+        self.claim_ahead = pool.claim_ahead
+        # When the last turn began, or a wait within it went on (monotonic).
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
-        # Where one is to run alone, there are likely more: take one at a time.
-        self._careful = False
+        # Where one message is to run alone there are likely more: take one at a time.
+        self._takes_one = False
         self._unknown: set[str] = set()
         self._errors = 0
-        # Whether there is something to do as soon as there is room.
-        self._waiting = False
+        # True when there is something to do as soon as there is room.
+        self._waits_for_room = False
 
-    def freed(self) -> None:
-        """A thread has ended a delivery."""
-        if self._waiting and self.pool.is_worth_filling:
-            self._waiting = False
-            self.source.wake()
+    def on_freed(self) -> None:
+        """Come back when a thread has ended a delivery and room was waited for. Called by the handler threads."""
+        if self._waits_for_room and self.pool.is_worth_filling:
+            self._waits_for_room = False
+            self.brokers.wake()
 
     def stop(self) -> None:
+        """End the thread after its present turn."""
         self._stopping.set()
-        self.source.wake()
+        self.brokers.wake()
 
     def run(self) -> None:
+        """Make turns until stopped; wait longer after each error in a row."""
         try:
             while not self._stopping.is_set():
                 self.beat = time.monotonic()
                 connections.before_task()
                 try:
-                    wait, rest = self.turn(), self._wait
+                    seconds, wait = self.turn(), self._wait
                     self._errors = 0
                 except DatabaseError as error:
                     self._errors += 1
                     if self._errors == 1:
-                        logger.warning("The consumer waits for the database: %s: %s", type(error).__name__, error)
-                    wait, rest = backoff(self._errors, 2.0), self._pause
+                        logger.warning(
+                            "The consumer claims nothing until the database answers: %s: %s",
+                            type(error).__name__,
+                            error,
+                        )
+                    seconds, wait = backoff(self._errors, 2.0), self._wait_after_error
                 except Exception:
                     self._errors += 1
-                    logger.exception("The consumer failed; it goes on")
-                    wait, rest = backoff(self._errors, 5.0), self._pause
+                    seconds, wait = backoff(self._errors, 5.0), self._wait_after_error
+                    logger.exception("The consumer failed and is tried again in %.1f s", seconds)
                 finally:
                     connections.after_task()
-                if wait > 0:
-                    rest(wait)
+                if seconds > 0:
+                    wait(seconds)
         finally:
-            self.give_back()
+            self.release()
             connections.close_all()
 
-    def give_back(self) -> None:
-        """At the end: what waits to run alone, and what may have been claimed without anybody knowing."""
-        self.quarantine.give_back(Release("shutdown"))
+    def release(self) -> None:
+        """Release at the end what waits to run alone, and the orphaned claims."""
+        self.quarantine.release(Release("shutdown"))
         with contextlib.suppress(DatabaseError):
             self._release_orphaned()
 
     def turn(self) -> float:
-        """Take from each queue in turn as long as there is room; how long to wait until the next turn."""
-        broker, began = self.source.current(), time.monotonic()
+        """Take from each queue in order while there is room. Return how many seconds to wait until the next turn."""
+        broker, began = self.brokers.current(), time.monotonic()
         try:
             wait = self._turn(broker)
         except BrokerUnavailable as error:
-            self.source.failed(error)
+            self.brokers.report_failure(error)
             return 0.0
-        if broker is not self.source.database:
-            self.source.answered(began)
+        if broker is not self.brokers.database:
+            self.brokers.report_answer(began)
         return wait
 
     def _turn(self, broker: Broker) -> float:
         self._release_orphaned()
-        self._look_at_pauses(broker)
+        self._check_pauses(broker)
         queues = self.pauses.served
-        longest = min(LOOK * len(queues), MOST_LOOK) if broker is not self.source.database else self.poll
-        self.quarantine.run(lambda: self._leave_wake_ups(broker), self._go_on_waiting)
+        idle_wait = min(IDLE_WAIT_PER_QUEUE * len(queues), LONGEST_IDLE_WAIT)
+        longest = self.poll if broker is self.brokers.database else idle_wait
+        self.quarantine.run(lambda: self._pass_on_wake_ups(broker), self._beat_and_check_stop)
         if self._stopping.is_set():
-            # One may run alone still: nothing begins beside it.
+            # A message may still run alone: nothing begins beside it.
             return 0.0
-        looked: list[Taken] = []
-        waiting = False
+        answers: list[Taken] = []
+        waits_for_room = False
         for queue in queues:
             room = self.budget.reserve(self._room)
             kept = 0
             began = time.monotonic()
             try:
-                deliveries, taken = self._take(broker, queue, room)
-                kept = self._submit(deliveries)
+                deliveries, taken = self._take_and_claim(broker, queue, room)
+                kept = self._hand_over(deliveries)
             finally:
-                self.budget.settle(room, kept)
+                self.budget.commit(room, kept)
             if deliveries:
                 self.claim_ahead.learn(time.monotonic() - began)
             self._catch_up(broker, queue, taken)
@@ -169,38 +182,38 @@ class Consumer(threading.Thread):
             if taken.left and taken.tickets and self.pool.is_worth_filling and self._room:
                 # More is ready and there is room: come back at once. Lower queues wait.
                 return 0.0
-            waiting = waiting or taken.left > 0
-            looked.append(taken)
-        if self.quarantine.waits:
-            waiting, longest = True, min(longest, self.quarantine.patience)
-        self._waiting = waiting
+            waits_for_room = waits_for_room or taken.left > 0
+            answers.append(taken)
+        if self.quarantine.is_waiting:
+            waits_for_room, longest = True, min(longest, self.quarantine.patience)
+        self._waits_for_room = waits_for_room
         # Only now: while what was taken was claimed, the next may have fallen due.
         lead = self._lead(broker)
-        wait = min([longest, *(max(0.0, wait - lead) for taken in looked if (wait := taken.wait) is not None)])
-        if waiting and self.pool.is_worth_filling and self._may_go_on:
+        wait = min([longest, *(max(0.0, wait - lead) for taken in answers if (wait := taken.wait) is not None)])
+        if waits_for_room and self.pool.is_worth_filling and self._may_go_on:
             # A thread became free between the take and the line above.
             return min(wait, 0.001)
-        return min(wait, self.pauses.wait) if queues else self.pauses.wait
+        return min(wait, self.pauses.seconds_to_check) if queues else self.pauses.seconds_to_check
 
     def _release_orphaned(self) -> None:
-        moved = self.orphaned_claims.give_back()
+        moved = self.orphaned_claims.release()
         if moved:
             self.extensions.ended(moved)
-            tell(self.using, moved)
+            report_moves(self.using, moved)
 
     def _catch_up(self, broker: Broker, queue: str, taken: Taken) -> None:
-        """Make ready what fell due together, while the threads are at work."""
+        """Make more ready of what fell due together, while the threads are at work."""
         for _ in range(CATCH_UP):
             if not taken.behind:
                 return
             taken = broker.promote(queue)
 
-    def _look_at_pauses(self, broker: Broker) -> None:
-        for queue in self.pauses.look():
-            # What falls due meanwhile becomes ready: after the pause the best priority goes first.
+    def _check_pauses(self, broker: Broker) -> None:
+        for queue in self.pauses.check():
+            # What falls due during a pause becomes ready, so that after it the best priority goes first.
             broker.promote(queue)
 
-    def _take(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
+    def _take_and_claim(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
         handlers = registry.handlers()
         taken = Taken()
         try:
@@ -210,22 +223,27 @@ class Consumer(threading.Thread):
                 asked = time.monotonic()
                 claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
         except (DatabaseError, BrokerUnavailable):
-            # Who cannot reach the database may not reach Redis either, when the ids are parked.
-            self.orphaned_claims.missed(ticket.id for ticket in taken.tickets)
+            # A process that cannot reach the database may fail to reach Redis too, when it parks the ids.
+            self.orphaned_claims.note_unanswered(ticket.id for ticket in taken.tickets)
             raise
-        self.orphaned_claims.answered(claimed)
+        self.orphaned_claims.note_answered(claimed)
         if len(claimed) < len(taken.tickets) and broker.forgets_taken:
             mine = {row.id for row in claimed}
             rest = [ticket for ticket in taken.tickets if ticket.id not in mine]
             # What is claimed must be run whatever happens here; a sweep finds the rest.
             try:
-                self._return(broker, queue, rest)
+                self._put_back(broker, queue, rest)
             except BrokerUnavailable as error:
-                self.source.failed(error)
+                self.brokers.report_failure(error)
             except DatabaseError as error:
-                logger.warning("%d ids are left to a sweep: %s: %s", len(rest), type(error).__name__, error)
-        until = {ticket.id: ticket.until for ticket in taken.tickets}
-        return [Delivery(row, handlers[row.topic], self.using, asked, until[row.id]) for row in claimed], taken
+                logger.warning(
+                    "%d ids could not be put back into Redis; a sweep will find them: %s: %s",
+                    len(rest),
+                    type(error).__name__,
+                    error,
+                )
+        due_in = {ticket.id: ticket.until for ticket in taken.tickets}
+        return [Delivery(row, handlers[row.topic], self.using, asked, due_in[row.id]) for row in claimed], taken
 
     def _claim(
         self, broker: Broker, queue: str, tickets: Sequence[Ticket], handlers: dict[str, registry.Handler]
@@ -238,12 +256,12 @@ class Consumer(threading.Thread):
             self.extensions.claimed(claimed)
             return claimed
         except DatabaseError:
-            # Taken but not claimed: look at them again in a moment, or each try would cost Redis more of its ids.
-            broker.park(queue, tickets, AGAIN)
+            # These ids were taken but not claimed: put back, or each try would cost Redis more of its ids.
+            broker.park(queue, tickets, RETRY_UNCLAIMED_AFTER)
             raise
 
-    def _return(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Ids that could not be claimed: finished and running ones are dropped, the others put where they belong."""
+    def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> None:
+        """Put ids that could not be claimed where they belong; those of finished and running messages are dropped."""
         by_id = {ticket.id: ticket for ticket in tickets}
         known = registry.handlers()
         elsewhere: list[tuple[str, Entry]] = []
@@ -252,7 +270,7 @@ class Consumer(threading.Thread):
         rows = Message.objects.using(self.using).filter(pk__in=list(by_id))
         for message in rows.only("id", "state", "due_at", "priority", "topic", "queue"):
             ticket = by_id[message.pk]
-            # Not asked of the database, which might read all that is scheduled to find these few.
+            # Asked here: the database might read all that is scheduled to find these few.
             if message.state != State.SCHEDULED:
                 continue
             if message.queue != queue or message.due_at > from_tenths(ticket.ready_tenths or 0):
@@ -265,63 +283,66 @@ class Consumer(threading.Thread):
         for name, entries in by_queue(elsewhere).items():
             broker.put(name, entries)
         if unknown:
-            broker.park(queue, unknown, UNKNOWN)
-        if locked and self.pauses.learn(queue):
+            broker.park(queue, unknown, RETRY_UNKNOWN_AFTER)
+        if locked and self.pauses.is_paused(queue):
             broker.put_back(queue, locked)
         elif locked:
-            broker.park(queue, locked, LOCKED)
+            broker.park(queue, locked, RETRY_LOCKED_AFTER)
 
     def _warn_unknown(self, topic: str) -> None:
         if topic not in self._unknown:
             self._unknown.add(topic)
-            self.claim_ahead.leaves_to_others = True
+            self.claim_ahead.leave_to_others()
             logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
 
     def _lead(self, broker: Broker) -> float:
-        """How long before the next due time to come back. Where nothing would be taken then, it would be a hot loop."""
+        """Return how many seconds before the next due time to come back: 0 where nothing would be taken yet."""
         can_take = self._room > 0 and self.budget.left and broker.claims_ahead
         return self.claim_ahead.lead if can_take else 0.0
 
     @property
     def _room(self) -> int:
-        """How many may be claimed now."""
-        if self.quarantine.waits or self.pool.recorder.behind > BEHIND:
+        """The number of messages that may be claimed now."""
+        if self.quarantine.is_waiting or self.pool.recorder.behind > LONGEST_BEHIND:
             return 0
-        return min(1, self.pool.room) if self._careful else self.pool.room
+        return min(1, self.pool.room) if self._takes_one else self.pool.room
 
     @property
     def _may_go_on(self) -> bool:
-        return not self.pool.busy if self.quarantine.waits else self._room > 0 and self.budget.left
+        """True when the next turn would take something, or run the message that waits to run alone."""
+        return not self.pool.is_busy if self.quarantine.is_waiting else self._room > 0 and self.budget.left
 
-    def _submit(self, deliveries: Sequence[Delivery]) -> int:
-        """Hand them to the threads, and let one wait that is to run alone; how many were not given back."""
-        suspects = [d for d in deliveries if self.quarantine.concerns(d)]
-        self.pool.submit([d for d in deliveries if not self.quarantine.concerns(d)])
-        kept = self.quarantine.keep(suspects)
+    def _hand_over(self, deliveries: Sequence[Delivery]) -> int:
+        """Give deliveries to the pool and the quarantine. Return how many of them were not released."""
+        suspects = [d for d in deliveries if self.quarantine.is_suspect(d)]
+        self.pool.submit([d for d in deliveries if not self.quarantine.is_suspect(d)])
+        admitted = self.quarantine.admit(suspects)
         if deliveries:
-            self._careful = kept
-        return len(deliveries) - len(suspects) + kept
+            self._takes_one = admitted
+        return len(deliveries) - len(suspects) + admitted
 
-    def _go_on_waiting(self) -> bool:
+    def _beat_and_check_stop(self) -> bool:
+        """Show that the consumer lives, and return whether it is to stop."""
         self.beat = time.monotonic()
         return self._stopping.is_set()
 
-    def _pause(self, seconds: float) -> None:
-        """After an error nothing but the end cuts the wait short."""
+    def _wait_after_error(self, seconds: float) -> None:
+        """Wait after an error; only ``stop`` cuts this short."""
         try:
-            self._leave_wake_ups(self.source.current())
+            self._pass_on_wake_ups(self.brokers.current())
         except BrokerUnavailable as error:
-            self.source.failed(error)
+            self.brokers.report_failure(error)
         self._stopping.wait(seconds)
 
-    def _leave_wake_ups(self, broker: Broker) -> None:
-        """To others, for a while; and one that may have come here in this moment too."""
+    def _pass_on_wake_ups(self, broker: Broker) -> None:
+        """Leave wake-ups to other processes for a while, with one for each queue that may have come here just now."""
         broker.stop_listening()
         for queue in self.pauses.served:
             broker.notify(queue)
 
     def _wait(self, seconds: float) -> None:
-        broker = self.source.current()
+        """Wait until ``seconds`` have passed or something may be due."""
+        broker = self.brokers.current()
         queues = self.pauses.served
         if not queues:
             self._stopping.wait(seconds)
@@ -329,14 +350,14 @@ class Consumer(threading.Thread):
         try:
             notified = broker.listen(queues, seconds)
             if notified and not self._may_go_on:
-                # The token was meant for somebody with room: pass it on, and do not take the next one either.
+                # The wake-up was meant for a process with room: pass it on, and do not take the next one either.
                 for queue in queues:
                     broker.notify(queue)
-                self._await_room(seconds)
+                self._wait_for_room(seconds)
         except BrokerUnavailable as error:
-            self.source.failed(error)
+            self.brokers.report_failure(error)
 
-    def _await_room(self, seconds: float) -> None:
+    def _wait_for_room(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self._may_go_on and not self._stopping.is_set() and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""One message claimed once: what its handler receives, and what the worker knows of it."""
+"""A delivery: one message claimed once, as its handler receives it and as the worker knows it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,23 @@ from ..sql.rows import Claimed, LeaseRenewal
 
 
 class Delivery:
-    """Implements ``registry.Delivered``. Everything else is for the worker."""
+    """Implements ``registry.Delivered`` for the handler; everything else is for the worker.
+
+    The thread that runs the handler owns all attributes but these. ``_lock`` guards ``_is_closed`` and
+    ``_is_interrupted`` against the timeout watch, and ``leased_mono`` and ``cancel_requested`` against the lease
+    renewer. ``lost`` is only ever set, by the renewer or the handler's thread. Other threads read single attributes
+    without the lock.
+    """
 
     __slots__ = (
-        "_answering",
-        "_closed",
         "_deadline",
-        "_interrupted",
+        "_is_closed",
+        "_is_interrupted",
+        "_lock",
         "_scope",
         "_thread",
         "attempt",
+        "cancel_requested",
         "claimed",
         "claimed_mono",
         "deliveries",
@@ -48,16 +55,15 @@ class Delivery:
         "priority",
         "queue",
         "queued_mono",
-        "requested",
         "started_mono",
         "topic",
         "using",
     )
 
     def __init__(
-        self, claimed: Claimed, handler: Handler, using: str, asked: float | None = None, until: float = 0.0
+        self, claimed: Claimed, handler: Handler, using: str, asked: float | None = None, due_in: float = 0.0
     ) -> None:
-        """``asked``: when the claim was (monotonic); ``until``: so many seconds later it falls due."""
+        """The claim was sent at ``asked`` (monotonic), ``due_in`` seconds before the message falls due."""
         self.id = claimed.id
         self.topic = claimed.topic
         self.queue = claimed.queue
@@ -71,17 +77,17 @@ class Delivery:
         self.claimed = claimed
         self.handler = handler
         self.using = using
-        # The lease runs from some moment after the claim was asked for: the answer may have taken longer than that.
+        # The lease begins some time after the claim was sent, which may be long before its answer came.
         self.claimed_mono = self.leased_mono = time.monotonic() if asked is None else asked
-        self.due_mono = self.claimed_mono + until
+        self.due_mono = self.claimed_mono + due_in
         self.queued_mono = self.started_mono = 0.0
         self.lost = False
-        self.requested = False
+        self.cancel_requested = False
         self._deadline: float | None = None
         self._thread = 0
         self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
-        self._interrupted = self._closed = False
-        self._answering = threading.Lock()
+        self._is_interrupted = self._is_closed = False
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Delivery {self.deliveries} of message {self.id}, topic {self.topic}>"
@@ -90,15 +96,13 @@ class Delivery:
 
     @property
     def deadline(self) -> datetime | None:
+        """When the timeout ends; None without a timeout."""
         if self._deadline is None:
             return None
         return timezone.now() + timedelta(seconds=self._deadline - time.monotonic())
 
-    @property
-    def cancel_requested(self) -> bool:
-        return self.requested
-
     def extend(self, more: Duration) -> datetime | None:
+        """Move the end of timeout and lease to ``more`` from now. Raises ``LeaseLost`` when the lease is gone."""
         span = seconds(more)
         if span < 0:
             raise ValueError("extend needs 0 seconds or more")
@@ -107,8 +111,7 @@ class Delivery:
         if self.id not in answer:
             self.lost = True
             raise LeaseLost
-        self.requested = answer[self.id]
-        self.leased_mono = time.monotonic() + lease - self.handler.lease
+        self.note_renewal(time.monotonic() + lease - self.handler.lease, cancel_requested=answer[self.id])
         if self._deadline is not None:
             self._deadline = time.monotonic() + span
             if self._scope is not None:
@@ -117,22 +120,26 @@ class Delivery:
         return self.deadline
 
     def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
-        """Not in the handler's own transaction: nobody would see it, and who cancels would wait for its end."""
+        """Renew the lease outside of the handler's own transaction.
+
+        Inside of it nobody would see the new lease, and a caller that cancels would wait for the end of the
+        transaction.
+        """
         connection = connections[self.using]
         if not (connection.in_atomic_block and connection.features.has_select_for_update):
             return transitions.extend(self.using, holdings)
 
-        def apart() -> dict[int, bool]:
+        def extend() -> dict[int, bool]:
             try:
                 return transitions.extend(self.using, holdings)
             finally:
                 connections[self.using].close()
 
         with ThreadPoolExecutor(1, thread_name_prefix="delayq-extend") as pool:
-            return pool.submit(apart).result()
+            return pool.submit(extend).result()
 
     async def aextend(self, more: Duration) -> datetime | None:
-        """``extend`` for async handlers."""
+        """Extend as ``extend`` does, in an async handler."""
         deadline: datetime | None = await sync_to_async(self.extend, thread_sensitive=True)(more)
         return deadline
 
@@ -140,33 +147,44 @@ class Delivery:
 
     @property
     def crashes(self) -> int:
-        """Earlier deliveries that ended without a word."""
+        """The number of earlier deliveries that crashed: they ended without reporting."""
         return self.claimed.deliveries - 1 - self.claimed.reported - self.claimed.excused
 
     @property
     def lateness(self) -> float:
-        """Seconds from due to claim, both by the record's clock; from due to begun for what was claimed early."""
+        """Seconds from the due time to the claim, by the record's clock; to the start of what was claimed ahead."""
         if self.due_mono > self.claimed_mono:
             return max(0.0, (self.started_mono or time.monotonic()) - self.due_mono)
         return max(0.0, (self.claimed.claimed_at - self.due).total_seconds())
 
     @property
     def overtime(self) -> float | None:
-        """Seconds past the timeout (negative: until it); None when there is none, or it has not begun or has ended."""
-        if self._deadline is None or self._closed:
+        """Seconds since the timeout ended (negative: until it ends); None when none runs."""
+        deadline = self._deadline
+        if deadline is None or self._is_closed:
             return None
-        return time.monotonic() - self._deadline
+        return time.monotonic() - deadline
 
-    def is_late(self, by: float = 0.0) -> bool:
-        """Whether it runs on, so many seconds after its timeout."""
+    def is_overtime(self, by: float = 0.0) -> bool:
+        """Return whether the handler still runs, ``by`` seconds after its timeout."""
         over = self.overtime
         return over is not None and over >= by
 
-    def begin(self) -> None:
-        """The handler starts, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
+    def note_renewal(self, leased_mono: float | None, *, cancel_requested: bool) -> None:
+        """Take note of an answer about the lease, and of its renewal at ``leased_mono`` (None: it was not renewed).
 
-        A process that was frozen holds what is somebody else's by now, or will be in a moment. Asked as late as can be:
-        one that freezes after this line runs a handler twice.
+        Answers may come in another order than they were asked for: no lease gets shorter, and no request is forgotten.
+        """
+        with self._lock:
+            self.cancel_requested = self.cancel_requested or cancel_requested
+            if leased_mono is not None:
+                self.leased_mono = max(self.leased_mono, leased_mono)
+
+    def begin(self) -> None:
+        """Start the clock of the handler, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
+
+        A process that was frozen holds what belongs to another worker by now, or will in a moment. This is checked as
+        late as possible: a process that freezes after this line runs a handler twice.
         """
         self._thread = threading.get_ident()
         self.started_mono = time.monotonic()
@@ -175,8 +193,8 @@ class Delivery:
         timeout = self.handler.timeout
         self._deadline = None if timeout is None else self.started_mono + timeout
 
-    async def within(self, call: Callable[[Any], Any]) -> Any:
-        """Await an async handler under its timeout."""
+    async def await_with_timeout(self, call: Callable[[Any], Any]) -> Any:
+        """Await an async handler, and raise ``HandlerTimeout`` when its timeout ends first."""
         if self._deadline is None:
             return await call(self)
         loop = asyncio.get_running_loop()
@@ -192,24 +210,24 @@ class Delivery:
             self._scope = None
 
     def interrupt(self) -> None:
-        """Raise HandlerTimeout in the handler's thread, unless it has just ended."""
-        with self._answering:
-            if self._closed or self._interrupted or self.handler.is_async:
+        """Raise ``HandlerTimeout`` in the handler's thread, unless the handler has just ended."""
+        with self._lock:
+            if self._is_closed or self._is_interrupted or self.handler.is_async:
                 return
-            self._interrupted = True
+            self._is_interrupted = True
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(HandlerTimeout))
 
-    def arrived(self) -> None:
-        """The interrupt has been raised: none is on its way any more."""
-        self._interrupted = False
+    def note_interrupt(self) -> None:
+        """Take note, in the handler's thread, that the interrupt was raised: none is on its way any more."""
+        self._is_interrupted = False
 
     def close(self) -> None:
-        """The handler has ended. Takes in an interrupt that is on its way, so that it hits no later message."""
+        """End the delivery. Waits for an interrupt that is on its way, so that it hits no later message."""
         try:
-            with self._answering:
-                self._closed = True
-            until = time.monotonic() + 1.0
-            while self._interrupted and time.monotonic() < until:
+            with self._lock:
+                self._is_closed = True
+            latest = time.monotonic() + 1.0
+            while self._is_interrupted and time.monotonic() < latest:
                 time.sleep(0.001)
         except HandlerTimeout:
             pass

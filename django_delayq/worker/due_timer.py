@@ -13,7 +13,7 @@ from .delivery import Delivery
 
 
 class _Waiting(NamedTuple):
-    """In the order in which they go: of what falls due together, the greater priority first."""
+    """A delivery that waits, ordered by due time; of those due together the one of the greatest priority is first."""
 
     due_mono: float
     rank: int
@@ -23,39 +23,45 @@ class _Waiting(NamedTuple):
 
 
 class DueTimer(threading.Thread):
-    """Calls ``ring`` with each delivery when it is due, never before; no thread for handlers has to wait for that."""
+    """Calls ``begin`` with each delivery when it is due, never before, so that no handler thread has to wait for it.
 
-    def __init__(self, ring: Callable[[Delivery], object]) -> None:
-        super().__init__(name="delayq-alarm", daemon=True)
-        self._ring = ring
+    ``_changed`` guards the heap and ``_stopping``. ``begin`` is called under it and must not block.
+    """
+
+    def __init__(self, begin: Callable[[Delivery], object]) -> None:
+        super().__init__(name="delayq-due-timer", daemon=True)
+        self._begin = begin
         self._waiting: list[_Waiting] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._stopping = False
 
-    def set(self, delivery: Delivery) -> None:
+    def add(self, delivery: Delivery) -> None:
+        """Have ``begin`` called with a delivery at its due time."""
         with self._changed:
             waiting = _Waiting(delivery.due_mono, -delivery.priority, next(self._numbers), delivery)
             heapq.heappush(self._waiting, waiting)
             if self._waiting[0] is waiting:
                 self._changed.notify()
 
-    def clear(self) -> list[Delivery]:
-        """All that wait; none of them rings any more."""
+    def remove_all(self) -> list[Delivery]:
+        """Return all deliveries that wait; ``begin`` is called with none of them any more."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         return [place.delivery for place in waiting]
 
     def stop(self) -> None:
+        """End the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def run(self) -> None:
+        """Sleep until the first delivery is due or an earlier one is added."""
         with self._changed:
             while not self._stopping:
                 early = self._waiting[0].due_mono - time.monotonic() if self._waiting else None
                 if early is None or early > 0:
                     self._changed.wait(early)
                 else:
-                    self._ring(heapq.heappop(self._waiting).delivery)
+                    self._begin(heapq.heappop(self._waiting).delivery)

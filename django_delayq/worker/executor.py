@@ -1,4 +1,4 @@
-"""One run of one message. Nothing else in the system catches what a handler raises."""
+"""Runs the handler of one delivery. Nothing else in the system catches what a handler raises."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ logger = logging.getLogger("django_delayq")
 
 
 def execute(delivery: Delivery, actor: str) -> Outcome:
-    """Run the handler and say what it came to."""
+    """Run the handler, and return the outcome."""
     returned: Outcome | None = None
     try:
         try:
             delivery.begin()
             returned = _perform(delivery, actor)
         except HandlerTimeout as error:
-            delivery.arrived()
-            return _failed(delivery, error, f"ran longer than its timeout of {delivery.handler.timeout:g} s")
+            delivery.note_interrupt()
+            return _failure(delivery, error, f"ran longer than its timeout of {delivery.handler.timeout:g} s")
         except Superseded as error:
             return Release(str(error))
         except RetryLater as error:
-            return _later(delivery, error)
+            return _retry_later(delivery, error)
         except Reject as error:
             return DeadLetter(storable(f"Reject: {_text(error.reason)}"))
         except BaseException as error:  # noqa: BLE001
             # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
-            return _failed(delivery, error)
+            return _failure(delivery, error)
         finally:
             delivery.close()
     except HandlerTimeout as error:
-        # The interrupt came after the handler's end and before close() could take it in.
-        return returned or _failed(delivery, error, "ran longer than its timeout")
+        # The interrupt came after the handler's end and before close() could wait for it.
+        return returned or _failure(delivery, error, "ran longer than its timeout")
     return returned
 
 
@@ -52,9 +52,9 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
         _call(delivery)
         return Ack()
     with transaction.atomic(using=delivery.using, durable=True):
-        _call_within(delivery)
+        _call_in_transaction(delivery)
         # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back
-        # without a word, and this statement is the one that notices.
+        # without an error, and this statement is the one that raises it.
         failpoints.reach("before_succeed")
         if not transitions.succeed(delivery.using, [Success(delivery.id, delivery.deliveries, actor)]):
             raise Superseded
@@ -63,17 +63,17 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
     return Recorded()
 
 
-def _call_within(delivery: Delivery) -> None:
-    """Call the handler in its transaction, which it leaves alone."""
-    with guard.HandlersTransaction(delivery.using) as held:
+def _call_in_transaction(delivery: Delivery) -> None:
+    """Call the handler in its transaction, and reject a message whose handler ended that by hand and then failed."""
+    with guard.HandlersTransaction(delivery.using) as guarded:
         try:
             _call(delivery)
         except Exception as error:
-            if held.ended:
-                # Another delivery would do again what is committed already.
+            if guarded.has_ended:
+                # Another delivery would repeat effects that are committed already.
                 raise Reject(f"committed its transaction by hand, and then {type(error).__name__}") from error
             raise
-        if held.ended:
+        if guarded.has_ended:
             logger.error("The handler of topic %s ended its transaction by hand: not exactly once", delivery.topic)
 
 
@@ -81,7 +81,7 @@ def _call(delivery: Delivery) -> None:
     function = delivery.handler.function
     failpoints.reach("before_handler")
     if delivery.handler.is_async:
-        async_to_sync(delivery.within)(function)
+        async_to_sync(delivery.await_with_timeout)(function)
     else:
         function(delivery)
     failpoints.reach("after_handler")
@@ -93,19 +93,19 @@ def _policy(delivery: Delivery) -> RetryPolicy:
     return policy.limited(delivery.claimed.max_attempts)
 
 
-def _failed(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:
+def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:
     described = storable(f"{type(error).__name__}: {text or _text(error)}")
     trace = storable("".join(traceback.format_exception(error)), TRACEBACK_LIMIT)
     try:
         delay = _policy(delivery).delay(delivery.attempt, error)
     except Exception:
-        # A retry policy that fails must not decide a message's fate.
-        logger.exception("The retry policy of topic %s failed; the default one answers", delivery.topic)
+        # A retry policy that fails must not decide what becomes of a message.
+        logger.exception("The retry policy of topic %s failed; the default policy decides", delivery.topic)
         delay = retry.DEFAULT.limited(delivery.claimed.max_attempts).delay(delivery.attempt)
     return DeadLetter(described, trace) if delay is None else Retry(delay, described, trace)
 
 
-def _later(delivery: Delivery, error: RetryLater) -> Outcome:
+def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
     limit = _policy(delivery).max_attempts
     described = storable(f"RetryLater: {_text(error)}")
     if error.counts and limit is not None and delivery.attempt >= limit:
@@ -121,9 +121,9 @@ def _text(error: object) -> str:
 
 
 def timed_out(delivery: Delivery) -> Outcome:
-    """What becomes of a delivery whose handler does not let go; its process is about to end."""
-    outcome = _failed(delivery, HandlerTimeout(), "did not end at its timeout; its process was replaced")
+    """Return the outcome of a delivery whose handler does not let go; its process is about to end."""
+    outcome = _failure(delivery, HandlerTimeout(), "did not end at its timeout; its process was replaced")
     if isinstance(outcome, Retry):
-        # The process is still there for a moment: the next delivery must not overlap with it.
+        # The process lives on for a moment: the next delivery must not overlap with it.
         return Retry(max(outcome.delay, timedelta(seconds=1)), outcome.error)
     return outcome

@@ -1,6 +1,7 @@
-"""Watches what a handler says to its databases: its transaction is not its own to end, its settings end with it.
+"""Guards the transaction and the session of handlers: a handler ends neither, and what it sets is gone after it.
 
-It sees what goes through Django. What a handler does on the driver's own connection it cannot refuse, only notice.
+The guard sees the statements that go through Django. What a handler does on the driver's own connection cannot be
+refused, only noticed afterwards.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
-# Longer texts than this are not remembered, and looked at in full only when they hold several statements.
+from ..sql.sessions import is_in_transaction
+
+# Texts with more characters than this are not remembered, and read in full only when they hold several statements.
 LONG = 2000
 
 # Comments and literals, in which no word counts.
 _MUTE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$", re.DOTALL)
+# The end of a transaction. The driver's status shows it too, but only when the effects are committed and the next
+# delivery would have them a second time; "COMMIT AND CHAIN" and "COMMIT; BEGIN" leave even the status as it was.
 _ENDS = re.compile(
     r"(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\b))\b", re.IGNORECASE
 )
+# What outlives its transaction in the session. No driver shows it: PostgreSQL reports a few parameters to its clients,
+# and neither the others nor temporary tables, prepared statements, channels and locks; SQLite reports nothing.
 _SETS = re.compile(
     r"(?:SET\s+(?!LOCAL\b|TRANSACTION\b|CONSTRAINTS\b)|RESET|DISCARD|DEALLOCATE|LISTEN|LOAD|PRAGMA|ATTACH|DETACH"
     r"|PREPARE\s+(?!TRANSACTION\b)|DECLARE|CREATE\s+(?:OR\s+REPLACE\s+)?(?:LOCAL\s+|GLOBAL\s+)?TEMP(?:ORARY)?\b)\b",
@@ -33,18 +40,18 @@ Execute = Callable[[Any, Any, bool, dict[str, Any]], Any]
 
 
 class Words(NamedTuple):
-    """What a text of SQL does beside its work."""
+    """The side effects that a text of SQL has on its transaction and session."""
 
     ends_transaction: bool
     changes_session: bool
 
 
 def read(sql: Any) -> Words:
-    """What a text says; one that is no text (a composed one of psycopg) says nothing."""
+    """Read the side effects of SQL before it is executed. What is no text (composed by psycopg) has none."""
     if not isinstance(sql, str):
         return Words(False, False)
     if len(sql) <= LONG:
-        return _remembered(sql)
+        return _read_and_remember(sql)
     return _read(sql if ";" in sql else sql[:LONG])
 
 
@@ -58,84 +65,71 @@ def _read(sql: str) -> Words:
     )
 
 
-_remembered = lru_cache(maxsize=512)(_read)
+_read_and_remember = lru_cache(maxsize=512)(_read)
 
 
-def watch(connection: BaseDatabaseWrapper) -> None:
-    """From now on notice what is set in a session of this connection, so that the session is not used again."""
+def watch_session(connection: BaseDatabaseWrapper) -> None:
+    """Note from now on when a statement changes the session of a connection, so that it is not used again."""
     if not hasattr(connection, "delayq_wrappers"):
-        connection.execute_wrappers.append(_note)
+        connection.execute_wrappers.append(_note_change)
         vars(connection)["delayq_wrappers"] = list(connection.execute_wrappers)
 
 
-def unwrap(connection: BaseDatabaseWrapper) -> None:
-    """Take away the wrappers that a handler left behind."""
+def remove_foreign_wrappers(connection: BaseDatabaseWrapper) -> None:
+    """Take away the execute wrappers that a handler left behind."""
     wrappers = getattr(connection, "delayq_wrappers", None)
     if wrappers is not None and connection.execute_wrappers != wrappers:
         connection.execute_wrappers[:] = wrappers
 
 
-def _note(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+def _note_change(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
     if read(sql).changes_session:
         context["connection"].delayq_changed = True
     return execute(sql, params, many, context)
 
 
 def is_changed(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a handler may have left settings, locks or the like in this session."""
+    """Return whether a handler may have left settings, locks or the like in the session of a connection."""
     return getattr(connection, "delayq_changed", False)
 
 
 class HandlersTransaction:
-    """The transaction around a transactional handler. Used inside of it."""
+    """Watches the transaction around a transactional handler; a context manager inside that transaction.
+
+    It refuses statements that would end the transaction, and notices by the driver's status, before and after each
+    statement, when the handler ended it on the driver's own connection.
+    """
 
     def __init__(self, using: str) -> None:
         self._connection = connections[using]
-        self._begun = self._ended = False
-        self._look()
+        self._has_begun = self._has_ended = False
+        self._check_status()
 
     @property
-    def ended(self) -> bool:
-        """Whether somebody committed or rolled it back behind Django's back."""
-        self._look()
-        return self._ended
+    def has_ended(self) -> bool:
+        """True when the handler committed the transaction or rolled it back behind Django's back."""
+        self._check_status()
+        return self._has_ended
 
     def __enter__(self) -> HandlersTransaction:
-        self._connection.execute_wrappers.append(self._watch)
+        self._connection.execute_wrappers.append(self._guard)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._connection.execute_wrappers.remove(self._watch)
+        self._connection.execute_wrappers.remove(self._guard)
 
-    def _watch(self, execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def _guard(self, execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if read(sql).ends_transaction:
             raise TransactionManagementError(
                 "The transaction of a transactional handler is ended by the worker, together with its record."
             )
-        self._look()
+        self._check_status()
         try:
             return execute(sql, params, many, context)
         finally:
-            self._look()
+            self._check_status()
 
-    def _look(self) -> None:
-        is_open = _is_open(self._connection)
-        self._ended = self._ended or (self._begun and is_open is False)
-        self._begun = self._begun or is_open is True
-
-
-def _is_open(connection: BaseDatabaseWrapper) -> bool | None:
-    """Whether a transaction is open in the driver's eyes, which cost no round trip; None: there is no telling."""
-    raw = connection.connection
-    if raw is None:
-        return None
-    if connection.vendor == "postgresql":
-        # 0 is "idle", 4 is "unknown": the connection is broken. The first statement begins the transaction.
-        status = raw.info.transaction_status
-        return None if status == 4 else status != 0
-    if connection.vendor == "sqlite":
-        try:
-            return bool(raw.in_transaction)
-        except Exception:  # noqa: BLE001
-            return None
-    return None
+    def _check_status(self) -> None:
+        is_open = is_in_transaction(self._connection)
+        self._has_ended = self._has_ended or (self._has_begun and is_open is False)
+        self._has_begun = self._has_begun or is_open is True

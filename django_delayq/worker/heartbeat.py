@@ -1,4 +1,4 @@
-"""Shows that this worker process is alive."""
+"""The worker heartbeat: a row that shows that a worker process is alive."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .. import actors
 from ..extensions import Service
 from ..models import Worker
 
-INTERVAL = 10.0
+HEARTBEAT_INTERVAL = 10.0
 
 
 class Heartbeat(Service):
-    """One row per process, touched every ten seconds."""
+    """Updates the row of this process every ten seconds."""
 
-    name = "presence"
+    name = "worker heartbeat"
 
     def __init__(self, using: str, worker: str, queues: Callable[[], tuple[str, ...]], threads: int) -> None:
         self.using = using
@@ -26,6 +26,7 @@ class Heartbeat(Service):
         self.threads = threads
 
     def tick(self) -> float:
+        """Update the row, or write it when there is none."""
         rows = Worker.objects.using(self.using)
         queues = list(self.queues())
         if not rows.filter(name=self.worker).update(seen_at=Now(), queues=queues):
@@ -38,8 +39,8 @@ class Heartbeat(Service):
                 started_at=Now(),
                 seen_at=Now(),
             )
-        return INTERVAL
+        return HEARTBEAT_INTERVAL
 
-    def leave(self) -> None:
-        """The process ends in order."""
+    def delete(self) -> None:
+        """Delete the row of a process that ends in order."""
         Worker.objects.using(self.using).filter(name=self.worker).delete()

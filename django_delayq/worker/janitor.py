@@ -1,4 +1,4 @@
-"""Deletes finished messages, with their log, when their time of retention is over; forgets dead workers."""
+"""Deletes finished messages, with their log, when their retention time is over, and the rows of dead workers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from ..states import FINAL, State
 
 logger = logging.getLogger("django_delayq")
 
+# The row of a worker that has shown no sign of life for this long is deleted.
+DEAD_WORKER_RETENTION = timedelta(days=1)
+
 
 class Janitor(Service):
-    """Once a minute, a few batches."""
+    """Deletes a few batches once a minute."""
 
     name = "janitor"
     interval = 60.0
@@ -25,8 +28,9 @@ class Janitor(Service):
         self.using = using
 
     def tick(self) -> float:
+        """Delete up to ``batches`` batches of each kind; come back soon when there is more."""
         settings = conf.get()
-        full = False
+        is_more = False
         kept = ((FINAL - {State.DEAD}, settings.RETENTION), ({State.DEAD}, settings.DEAD_RETENTION))
         for states, retention in kept:
             if retention is None:
@@ -34,7 +38,7 @@ class Janitor(Service):
             deleted = sum(purge(self.using, states, retention, limit=self.batches * PURGED_PER_TRANSACTION))
             if deleted:
                 logger.info("Purged %d finished messages older than %g s", deleted, retention)
-            full = full or deleted >= self.batches * PURGED_PER_TRANSACTION
-        gone = transitions.now(self.using) - timedelta(days=1)
-        Worker.objects.using(self.using).filter(seen_at__lt=gone).delete()
-        return 0.5 if full else self.interval
+            is_more = is_more or deleted >= self.batches * PURGED_PER_TRANSACTION
+        dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
+        Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()
+        return 0.5 if is_more else self.interval

@@ -1,4 +1,4 @@
-"""What a consumer knows of paused queues: nothing, until a claim refuses what is due."""
+"""The paused queues that a consumer knows of: none, until a claim refuses what is due."""
 
 from __future__ import annotations
 
@@ -8,44 +8,47 @@ from collections.abc import Callable
 
 from .. import pausing
 
-# While a queue is known to be paused, whether it still is, is asked this often. Seconds.
-LOOK = 1.0
+# While a queue is known to be paused, the record is asked this often whether it still is. Seconds.
+PAUSE_CHECK_INTERVAL = 1.0
 
 
 class KnownPauses:
-    """The claim obeys a pause by itself. To know of it saves taking what could not start."""
+    """Remembers paused queues, so that a consumer takes nothing there that could not start.
+
+    The claim obeys a pause by itself; this only saves work. Used by the thread that makes the consumer's turns.
+    """
 
     def __init__(self, using: str, queues: Callable[[], tuple[str, ...]]) -> None:
         self.using = using
         self.queues = queues
-        self._known: set[str] = set()
-        self._look_at = math.inf
+        self._paused: set[str] = set()
+        self._check_at = math.inf
 
     def __contains__(self, queue: str) -> bool:
-        return queue in self._known
+        return queue in self._paused
 
     @property
     def served(self) -> tuple[str, ...]:
         """The queues without those that are known to be paused."""
-        return tuple(queue for queue in self.queues() if queue not in self._known)
+        return tuple(queue for queue in self.queues() if queue not in self._paused)
 
     @property
-    def wait(self) -> float:
-        """Seconds until the next look."""
-        return max(0.0, self._look_at - time.monotonic())
+    def seconds_to_check(self) -> float:
+        """Seconds until the record is to be asked again; infinite while no pause is known."""
+        return max(0.0, self._check_at - time.monotonic())
 
-    def learn(self, queue: str) -> bool:
-        """Something due in this queue could not be claimed: whether that is for a pause."""
-        self._ask()
-        return queue in self._known
+    def is_paused(self, queue: str) -> bool:
+        """Ask the record whether a queue is paused; called when something due in it could not be claimed."""
+        self._read()
+        return queue in self._paused
 
-    def look(self) -> list[str]:
-        """Ask again if it is time; the queues that are still paused then."""
-        if self.wait > 0:
+    def check(self) -> list[str]:
+        """Ask the record again if it is time, and return the queues that are still paused then."""
+        if self.seconds_to_check > 0:
             return []
-        self._ask()
-        return sorted(self._known)
+        self._read()
+        return sorted(self._paused)
 
-    def _ask(self) -> None:
-        self._known = pausing.paused(self.using).keys() & set(self.queues())
-        self._look_at = time.monotonic() + LOOK if self._known else math.inf
+    def _read(self) -> None:
+        self._paused = pausing.paused(self.using).keys() & set(self.queues())
+        self._check_at = time.monotonic() + PAUSE_CHECK_INTERVAL if self._paused else math.inf

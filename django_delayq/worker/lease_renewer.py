@@ -1,10 +1,9 @@
-"""Ends handlers past their timeout, keeps the leases of long ones, and tells them of a cancel."""
+"""Renews the leases of handlers that run for long, and lets those handlers see that a cancel was requested."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 from .. import transitions
 from ..extensions import Service
@@ -15,46 +14,15 @@ from .pool import Pool
 
 logger = logging.getLogger("django_delayq")
 
-# A handler that has run this long is asked about once a second: is it cancelled, is its lease still ours? Seconds.
-LONG = 1.0
-# Timeouts are looked at this often, without a query. Seconds.
-WATCH = 0.25
-# What waits this long for a thread is given back: the handlers before it turned out slow, and others may be idle.
+# The record is asked this often about each handler that has run for so long: is it cancelled, is its lease still ours?
 # Seconds.
-WAITED = 1.0
-# A handler that did not end this long after its timeout does not let go: its process is replaced. Seconds.
-HARD = 5.0
-
-
-class Watch(Service):
-    """Looks at what runs. It asks no database: a handler must end in time although that does not answer."""
-
-    name = "watch"
-    thread = "watch"
-    longest_backoff = 1.0
-
-    def __init__(self, pool: Pool, stuck: Callable[[list[Delivery]], None], hard: float = HARD) -> None:
-        self.pool = pool
-        self.stuck = stuck
-        self.hard = hard
-
-    def tick(self) -> float:
-        held = self.pool.held()
-        self._end_overtime(held)
-        self.pool.give_back_waiting(WAITED)
-        return min([WATCH, *(-over for d in held if (over := d.overtime) is not None and over < 0)])
-
-    def _end_overtime(self, held: list[Delivery]) -> None:
-        late = [d for d in held if d.is_late()]
-        for delivery in late:
-            delivery.interrupt()
-        gone = [d for d in late if d.is_late(self.hard)]
-        if gone:
-            self.stuck(gone)
+RENEWAL_INTERVAL = 1.0
+# Leases that are half over are searched for this often, without a query. Seconds.
+LEASE_CHECK_INTERVAL = 0.25
 
 
 class LeaseRenewer(Service):
-    """Costs one query a second while long handlers run, and none otherwise."""
+    """Renews leases: one query a second while handlers run for long, and none otherwise."""
 
     name = "lease renewer"
     thread = "lease-renewer"
@@ -63,47 +31,46 @@ class LeaseRenewer(Service):
     def __init__(self, using: str, pool: Pool) -> None:
         self.using = using
         self.pool = pool
-        self._keep_at = 0.0
+        self._renew_at = 0.0
 
     def tick(self) -> float:
+        """Renew what has run for long, once a second, and at once when a lease is half over."""
         now = time.monotonic()
-        kept = [d for d in self.pool.held() if not d.lost]
+        held = [d for d in self.pool.held() if not d.lost]
         # A lease of a second or two cannot wait for its turn.
-        if now >= self._keep_at or any(_half_gone(d, now) for d in kept):
-            self._keep_at = now + LONG
-            self._keep([d for d in kept if now - d.claimed_mono > LONG or _half_gone(d, now)])
-        return WATCH
+        if now >= self._renew_at or any(_is_half_over(d, now) for d in held):
+            self._renew_at = now + RENEWAL_INTERVAL
+            self._renew([d for d in held if now - d.claimed_mono > RENEWAL_INTERVAL or _is_half_over(d, now)])
+        return LEASE_CHECK_INTERVAL
 
-    def _keep(self, deliveries: list[Delivery]) -> None:
+    def _renew(self, deliveries: list[Delivery]) -> None:
         now = time.monotonic()
         holdings = [
-            # A lease is renewed in its last two thirds; before that this is only a look.
+            # A lease is renewed in its last two thirds; before that the record is only read.
             LeaseRenewal(d.id, d.deliveries, d.handler.lease if now - d.leased_mono > d.handler.lease / 3 else 0.0)
             for d in deliveries
         ]
         # A row that somebody's long transaction has locked must not cost the others their leases.
         answers = transitions.extend(self.using, holdings, wait=False)
-        locked = self._locked([d for d in deliveries if d.id not in answers])
+        locked = self._still_ours([d for d in deliveries if d.id not in answers])
         for delivery, holding in zip(deliveries, holdings, strict=True):
-            requested = answers.get(delivery.id)
-            if requested is None:
-                if delivery not in locked:
-                    self._lost(delivery)
-                continue
-            delivery.requested = requested
-            if holding.lease:
-                delivery.leased_mono = now
+            cancel_requested = answers.get(delivery.id)
+            if cancel_requested is not None:
+                delivery.note_renewal(now if holding.lease else None, cancel_requested=cancel_requested)
+            elif delivery not in locked:
+                self._note_lost(delivery)
 
-    def _locked(self, missed: list[Delivery]) -> list[Delivery]:
-        """Those that are ours still: nobody reaps a locked row either."""
-        rows = transitions.live_deliveries(self.using, [d.id for d in missed]) if missed else {}
-        return [d for d in missed if rows.get(d.id) == (State.RUNNING, d.deliveries)]
+    def _still_ours(self, unanswered: list[Delivery]) -> list[Delivery]:
+        """Return those whose rows are locked and still ours: the reaper passes over a locked row, too."""
+        rows = transitions.live_deliveries(self.using, [d.id for d in unanswered]) if unanswered else {}
+        return [d for d in unanswered if rows.get(d.id) == (State.RUNNING, d.deliveries)]
 
-    def _lost(self, delivery: Delivery) -> None:
-        if (delivery.id, delivery.deliveries) in {(d.id, d.deliveries) for d in self.pool.held()}:
+    def _note_lost(self, delivery: Delivery) -> None:
+        # One that has ended meanwhile has no lease to lose.
+        if delivery in self.pool.held():
             delivery.lost = True
             logger.warning("The lease of %r is lost; its failure will be refused, its success accepted", delivery)
 
 
-def _half_gone(delivery: Delivery, now: float) -> bool:
+def _is_half_over(delivery: Delivery, now: float) -> bool:
     return now - delivery.leased_mono > delivery.handler.lease / 2

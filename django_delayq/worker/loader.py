@@ -1,4 +1,4 @@
-"""Fills Redis ahead of time, and again when it was lost: the automatic restore."""
+"""Fills Redis ahead of time, and fills it again when it was lost: the automatic restore."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from ..clock import SECOND
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..extensions import RestoreObservers, RestoreStart, Service
 from ..models import Message, identity
-from .broker_switch import Source
+from .broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
 
-# The server's identity is asked this often; a connection error asks at once. Seconds.
-IDENTIFY = 5.0
-# A full Redis is rid of so many batches of ids at a time.
-ROOM = 100
+# The server's identity is asked for this often, and at once after a connection error. Seconds.
+IDENTITY_CHECK_INTERVAL = 5.0
+# So many batches of ids are dropped at a time from a Redis that is full.
+BATCHES_DROPPED = 100
+# A queue is checked this often, and a Redis that belongs to another record this often. Seconds.
+LOAD_INTERVAL = 1.0
+FOREIGN_CHECK_INTERVAL = 10.0
 
 
 class _ObservedLoad:
@@ -45,6 +48,7 @@ class _ObservedLoad:
         self._tally = restore.Tally()
 
     def progress(self, put: Put, found: int) -> None:
+        """Report that so many more messages were found and put."""
         if not self._from_beginning:
             return
         self._tally.add(restore.Tally(put=put.put, present=put.present))
@@ -62,21 +66,21 @@ class _ObservedLoad:
 
 
 class Loader(Service):
-    """Looks at each queue's meta once a second.
+    """Reads the meta of one queue once a second, and loads the queue when it is needed.
 
     Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick
-    did not grow since this process looked last. Then the record is loaded from the beginning; else only what the
+    has not grown since this process read it last. Then the record is loaded from the beginning; else only what the
     horizon has not reached yet.
     """
 
     name = "loader"
     thread = "loader"
 
-    def __init__(self, using: str, source: Source, queues: Callable[[], tuple[str, ...]], worker: str) -> None:
-        assert source.redis is not None
+    def __init__(self, using: str, brokers: BrokerSwitch, queues: Callable[[], tuple[str, ...]], worker: str) -> None:
+        assert brokers.redis is not None
         self.using = using
-        self.source = source
-        self.broker = source.redis
+        self.brokers = brokers
+        self.broker = brokers.redis
         self.queues = queues
         self.worker = worker
         self._server: ServerRun | None = None
@@ -86,71 +90,73 @@ class Loader(Service):
         self._identity: str | None = None
 
     def tick(self) -> float:
+        """Check queues, load what is needed, and report to the broker switch how Redis answered."""
         began = time.monotonic()
         try:
-            self._look_around()
+            self._check_queues()
         except ForeignBroker as error:
-            self.source.refuse(error)
-            return 10.0
+            self.brokers.report_foreign(error)
+            return FOREIGN_CHECK_INTERVAL
         except BrokerUnavailable as error:
             self._server = None
-            self.source.failed(error)
+            self.brokers.report_failure(error)
             if isinstance(error, BrokerFull):
                 self._make_room()
-            return 1.0
-        self.source.accept()
-        self.source.answered(began)
-        return 1.0
+            return LOAD_INTERVAL
+        self.brokers.report_own()
+        self.brokers.report_answer(began)
+        return LOAD_INTERVAL
 
     def _make_room(self) -> None:
-        """Drop what is due, which the database delivers meanwhile: a Redis full of our own ids would stay so."""
+        """Drop ids that are due, which the database delivers meanwhile: a Redis full of our own ids would stay full."""
         with contextlib.suppress(BrokerUnavailable):
             for queue in self.queues():
-                for _batch in range(ROOM):
+                for _batch in range(BATCHES_DROPPED):
                     if not self.broker.take(queue, IDS_PER_CALL).tickets:
                         break
 
     def _identify(self) -> ServerRun:
-        if self._server is None or time.monotonic() - self._identified > IDENTIFY:
+        """Return which run of which server Redis is."""
+        if self._server is None or time.monotonic() - self._identified > IDENTITY_CHECK_INTERVAL:
             self._server = restore.writable_server(self.broker)
             self._identified = time.monotonic()
         return self._server
 
-    def _look_around(self) -> None:
-        """At one queue a second, in turn; at those never seen, and at all when one turns out to be lost."""
+    def _check_queues(self) -> None:
+        """Check the next queue and those never seen; check all when one of them turns out to be lost."""
         queues = self.queues()
         turn = queues[self._turn % len(queues)]
         self._turn += 1
-        lost = [self._look(queue) for queue in queues if queue == turn or queue not in self._ticks]
+        lost = [self._check(queue) for queue in queues if queue == turn or queue not in self._ticks]
         if any(lost):
             for queue in queues:
-                self._look(queue)
+                self._check(queue)
 
-    def _look(self, queue: str) -> bool:
-        """Look, and load if there is need; whether the queue was lost."""
+    def _check(self, queue: str) -> bool:
+        """Read the meta of a queue, and load the queue if it is needed. Return whether it was lost."""
         server = self._identify()
-        look = self.broker.tick(queue)
+        meta = self.broker.tick(queue)
         known = queue in self._ticks
-        rolled_back = look.tick <= self._ticks.get(queue, 0)
-        intact = not rolled_back and look.horizon_tenths is not None and look.loaded_tenths is not None
-        ours = (look.run_id, look.replid) == (server.run_id, server.replid)
+        rolled_back = meta.tick <= self._ticks.get(queue, 0)
+        intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
+        ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
         ahead = conf.get().HORIZON
-        if intact and ours and look.loaded_tenths is not None and look.horizon_tenths is not None:
-            # Half of what is ahead is used up: load on. Before that there is nothing to do.
-            whole = look.loaded_tenths >= look.horizon_tenths
-            if whole and look.horizon_tenths - look.now_tenths > ahead * SECOND / 2:
-                self._ticks[queue] = look.tick
+        if intact and ours and meta.loaded_tenths is not None and meta.horizon_tenths is not None:
+            # There is nothing to do before half of what is ahead is used up.
+            whole = meta.loaded_tenths >= meta.horizon_tenths
+            if whole and meta.horizon_tenths - meta.now_tenths > ahead * SECOND / 2:
+                self._ticks[queue] = meta.tick
                 return False
         lost = known and not (intact and ours)
         if lost:
             logger.warning(
                 "Redis lost queue %s (%s); it is loaded again from the record",
                 queue,
-                "it is empty" if look.horizon_tenths is None else "it was restarted or went back in time",
+                "it is empty" if meta.horizon_tenths is None else "it was restarted or went back in time",
             )
         self._load(queue, server, rolled_back=rolled_back)
-        # That it went back may be known by its tick alone: not forgotten when the load fails.
-        self._ticks[queue] = look.tick
+        # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
+        self._ticks[queue] = meta.tick
         return lost
 
     def _load(self, queue: str, server: ServerRun, *, rolled_back: bool) -> None:

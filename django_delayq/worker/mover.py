@@ -1,4 +1,4 @@
-"""Moves what falls due from delayed to ready, in a process without consumers."""
+"""Moves what falls due from delayed to ready, in a process without a consumer."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from collections.abc import Callable
 
 from ..exceptions import BrokerUnavailable
 from ..extensions import Service
-from .broker_switch import Source
+from .broker_switch import BrokerSwitch
 
-# A message scheduled meanwhile may be due earlier than what was seen: look again. Seconds.
-LOOK = 0.5
+# A message scheduled meanwhile may be due earlier than the next one known: Redis is asked this often. Seconds.
+MOVE_INTERVAL = 0.5
 
 
 class Mover(Service):
-    """Sleeps until the next message falls due. A consumer moves on its way too: this is for processes without one."""
+    """Sleeps until the next message falls due. A consumer moves messages too: this is for processes without one."""
 
     name = "mover"
     thread = "timing"
 
-    def __init__(self, source: Source, queues: Callable[[], tuple[str, ...]]) -> None:
-        assert source.redis is not None
-        self.source = source
-        self.broker = source.redis
+    def __init__(self, brokers: BrokerSwitch, queues: Callable[[], tuple[str, ...]]) -> None:
+        assert brokers.redis is not None
+        self.brokers = brokers
+        self.broker = brokers.redis
         self.queues = queues
 
     def tick(self) -> float:
-        if self.source.current() is not self.broker:
-            return LOOK
+        """Move what is due in each queue."""
+        if self.brokers.current() is not self.broker:
+            return MOVE_INTERVAL
         try:
-            looked = [self.broker.promote(queue) for queue in self.queues()]
+            answers = [self.broker.promote(queue) for queue in self.queues()]
         except BrokerUnavailable as error:
-            self.source.failed(error)
-            return LOOK
-        return min([LOOK, *(wait for taken in looked if (wait := taken.wait) is not None)])
+            self.brokers.report_failure(error)
+            return MOVE_INTERVAL
+        return min([MOVE_INTERVAL, *(wait for taken in answers if (wait := taken.wait) is not None)])

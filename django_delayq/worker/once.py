@@ -1,4 +1,4 @@
-"""``run_delayq --once``: deliver all that is due now, and return."""
+"""``run_delayq --once``: delivers all that is due now, and returns."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from . import connections
 from .assembly import assemble
 from .delivery import Delivery
 from .executor import timed_out
-from .lease_renewer import LeaseRenewer, Watch
+from .lease_renewer import LeaseRenewer
 from .options import Options
 from .service import in_threads
+from .timeouts import TimeoutWatch
 
 
 def drain(options: Options, stop: threading.Event | None = None) -> int:
-    """Deliver what is due, straight from the record: it cannot miss what Redis has lost. Returns how many."""
+    """Deliver what is due by query, which cannot miss what Redis has lost. Return how many deliveries were recorded.
+
+    This thread makes the turns of the consumer. ``stop`` ends the work early.
+    """
     stop = stop or threading.Event()
     delivered = 0
 
@@ -24,33 +28,34 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
 
     parts = assemble(options, redis=False, stopping=stop, on_recorded=count)
     recorder, pool, budget, consumer = parts.recorder, parts.pool, parts.budget, parts.consumer
-    failed: list[Delivery] = []
+    # Filled by the thread of the timeout watch, once, before it sets ``stop``.
+    stuck: list[Delivery] = []
 
-    def stuck(deliveries: list[Delivery]) -> None:
-        if not failed:
-            failed.extend(deliveries)
+    def on_stuck(deliveries: list[Delivery]) -> None:
+        if not stuck:
+            stuck.extend(deliveries)
             stop.set()
 
-    runners = in_threads([Watch(pool, stuck), LeaseRenewer(options.using, pool)])
+    runners = in_threads([TimeoutWatch(pool, on_stuck), LeaseRenewer(options.using, pool)])
     recorder.start()
     pool.start()
     for runner in runners:
         runner.start()
     try:
         parts.reaper.tick()
-        while not stop.is_set() and (consumer.quarantine.waits or not budget.empty):
+        while not stop.is_set() and (consumer.quarantine.is_waiting or not budget.empty):
             parts.queues.tick()
             before = delivered
             consumer.turn()
             pool.wait_idle(float("inf"), stop.is_set)
             recorder.flush(60.0)
-            if delivered == before and not consumer.quarantine.waits:
+            if delivered == before and not consumer.quarantine.is_waiting:
                 break
     finally:
-        consumer.give_back()
-        pool.drain()
-        pool.wait_idle(0 if failed else options.graceful_timeout)
-        for delivery in failed:
+        consumer.release()
+        pool.release_unstarted()
+        pool.wait_idle(0 if stuck else options.graceful_timeout)
+        for delivery in stuck:
             recorder.submit(delivery, timed_out(delivery), f"worker:{parts.name}")
         for runner in runners:
             runner.stop()
@@ -59,6 +64,6 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
         recorder.stop()
         recorder.join(timeout=5)
         parts.extensions.stop()
-        parts.source.close()
+        parts.brokers.close()
         connections.after_task()
     return delivered

@@ -1,4 +1,4 @@
-"""The options of a worker: those of ``run_delayq``."""
+"""The options of a worker, as ``run_delayq`` takes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def all_roles() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What ``run_delayq`` was asked for. Times are seconds."""
+    """The options of one ``run_delayq``. Times are seconds."""
 
     using: str
     queues: tuple[str, ...] = ()
@@ -34,11 +34,11 @@ class Options:
     heartbeat_file: str | None = None
 
     def has(self, role: str) -> bool:
-        """Tell whether a process with these options has a role."""
+        """Return whether a process with these options has a role."""
         return self.roles is None or role in self.roles
 
 
 def worker_name(options: Options) -> str:
-    """Return a name for this run of this process alone: a pid that is used again must not inherit claims."""
+    """Return a name that only this run of this process has: a pid that is used again must not inherit claims."""
     base = options.name or actors.host()
     return f"{base}/{os.getpid()}/{secrets.token_hex(3)}"

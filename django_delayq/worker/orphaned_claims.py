@@ -1,4 +1,4 @@
-"""Claims that may have been committed, though their answer was lost with the connection."""
+"""Orphaned claims: those that may have been committed, though their answer was lost with the connection."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ from ..sql.rows import Claimed, Moved
 
 
 class OrphanedClaims:
-    """Gives back what this process claimed without knowing it: nobody runs that, and its lease would have to run out.
+    """Releases what this process claimed without learning of it: nobody runs that, and its lease would have to run out.
 
-    One thread claims, one claim at a time: whatever is newer than all claims that were answered was not.
+    One thread claims, one claim at a time (it alone uses this object). So a claim that is newer than every claim whose
+    answer came is an orphan.
     """
 
     def __init__(self, using: str, worker: str) -> None:
         self.using = using
         self.worker = worker
         self._ids: set[int] = set()
-        # The newest claim that was answered, by the record's clock.
+        # When the newest claim whose answer came was made, by the record's clock.
         self._newest: datetime | None = None
 
-    def answered(self, claimed: Sequence[Claimed]) -> None:
+    def note_answered(self, claimed: Sequence[Claimed]) -> None:
+        """Take note of a claim whose answer came."""
         if claimed:
             # In the database's time zone an hour may come twice, and its clock may be set back.
             newest = max(row.claimed_at.astimezone(UTC) for row in claimed)
             self._newest = newest if self._newest is None else max(newest, self._newest)
 
-    def missed(self, ids: Iterable[int]) -> None:
-        """The database was asked to claim these and did not answer."""
+    def note_unanswered(self, ids: Iterable[int]) -> None:
+        """Take note of ids that the database was asked to claim, without an answer."""
         self._ids.update(ids)
 
-    def give_back(self) -> list[Moved]:
-        """What of these turns out to be claimed. Before the next claim, or one that is answered may be among them."""
+    def release(self) -> list[Moved]:
+        """Release those of the noted ids that turn out to be claimed, and return their moves.
+
+        To be called before the next claim: one that is answered could be among them otherwise.
+        """
         if not self._ids:
             return []
         moved = transitions.release_orphaned(

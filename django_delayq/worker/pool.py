@@ -1,4 +1,4 @@
-"""The threads that run handlers."""
+"""The threads that run handlers, and the deliveries that they hold."""
 
 from __future__ import annotations
 
@@ -15,48 +15,82 @@ from .. import actors, signals
 from ..models import Message
 from ..outcomes import Release, Retry, storable
 from . import connections
+from .claim_ahead import ClaimAhead
 from .delivery import Delivery
-from .due_timer import DueTimer
 from .executor import execute
-from .recorder import Recorder, log
+from .held import HeldDeliveries
+from .recorder import Recorder
+from .reporting import log_event
 
 logger = logging.getLogger("django_delayq")
 
-# Claims that wait in this process for a free thread are at most what the threads work off in this time. Seconds.
-AHEAD = 0.05
-MOST_AHEAD = 500
-# What the worker itself failed to run is tried again after this time.
-FAILED = timedelta(seconds=10)
+# At most so many claims wait in this process for a free thread as the threads work off in this time (seconds), and at
+# most so many whatever the time.
+QUEUED_TIME = 0.05
+MOST_QUEUED = 500
+# A delivery that the worker itself failed to run is tried again after this time.
+RETRY_FAILED_AFTER = timedelta(seconds=10)
+
+
+class _MeanRunTime:
+    """The mean run time of handlers, in seconds. Handler threads and the timeout watch change it, under the lock."""
+
+    def __init__(self, slow: float) -> None:
+        """``slow`` is assumed until handlers turn out quicker."""
+        self._lock = threading.Lock()
+        self._slow = slow
+        self.seconds = slow
+
+    def learn(self, seconds: float) -> None:
+        """Add the run time of a handler that has ended."""
+        with self._lock:
+            self.seconds += (seconds - self.seconds) * 0.1
+
+    def assume_slow(self) -> None:
+        """Take handlers for slow: the first of them has not ended yet, and only then its run time is known."""
+        with self._lock:
+            self.seconds = max(self.seconds, self._slow)
 
 
 class Pool:
-    """A fixed number of threads, and what they hold: deliveries that run, and a few that wait for one or to be due."""
+    """A fixed number of threads that run handlers, with the deliveries that run or wait for a thread or their due time.
+
+    The consumer submits; the handler threads run; the timeout watch and the main thread release what has not begun. A
+    delivery is in one place at a time (the due timer, the queue, a thread), and the thread that took it out of there
+    ends it. ``_held`` and ``_mean`` have locks of their own, and ``_queue`` is safe by itself. ``quarantined`` is
+    written by the thread that makes the consumer's turns, and ``_is_releasing`` by the main thread; other threads only
+    read them.
+    """
 
     def __init__(
         self,
         threads: int,
         recorder: Recorder,
         worker: str,
-        freed: Callable[[], None],
-        returned: Callable[[], None] = lambda: None,
+        on_freed: Callable[[], None],
+        on_released: Callable[[], None],
+        claim_ahead: float,
     ) -> None:
-        """``freed`` is told of each end; ``returned`` of each that is given back unstarted, while it is held yet."""
+        """``on_freed`` is called when a thread has ended a delivery, ``on_released`` for each released unstarted.
+
+        The latter is called while the delivery is still held. ``claim_ahead`` is how many seconds early at most
+        messages are claimed.
+        """
         self.threads = threads
         self.recorder = recorder
         self.worker = worker
-        self._freed = freed
-        self._waiting: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
-        self._held: dict[tuple[int, int], Delivery] = {}
-        self._returned = returned
+        self._on_freed = on_freed
+        self._on_released = on_released
+        self._queue: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        self._held = HeldDeliveries()
         # Waits until nothing else is held, to run alone.
-        self.aside: Delivery | None = None
-        self._draining = False
-        # Mean run time of a handler, in seconds; so slow, until shown otherwise, that nothing is held ahead.
-        self._slow = max(1.0, 2 * threads * AHEAD)
-        self._mean = self._slow
-        self._due_timer = DueTimer(self._waiting.put)
-        self._members = [
-            self._due_timer,
+        self.quarantined: Delivery | None = None
+        self._is_releasing = False
+        # So slow that nothing is queued until handlers turn out quicker.
+        self._mean = _MeanRunTime(max(1.0, 2 * threads * QUEUED_TIME))
+        self.claim_ahead = ClaimAhead(claim_ahead, self._queue.put)
+        self.members = [
+            *self.claim_ahead.threads,
             *(
                 threading.Thread(target=self._work, args=(number,), name=f"delayq-handler-{number}", daemon=True)
                 for number in range(threads)
@@ -64,119 +98,122 @@ class Pool:
         ]
 
     def start(self) -> None:
-        for member in self._members:
+        """Start the threads."""
+        for member in self.members:
             member.start()
 
-    @property
-    def members(self) -> list[threading.Thread]:
-        return self._members
-
     def submit(self, deliveries: Iterable[Delivery]) -> None:
+        """Hold deliveries, and have each run by a thread when it is due."""
+        deliveries = list(deliveries)
+        now = time.monotonic()
         for delivery in deliveries:
-            delivery.queued_mono = time.monotonic()
-            self._held[delivery.id, delivery.deliveries] = delivery
-            if delivery.due_mono > delivery.queued_mono:
-                self._due_timer.set(delivery)
-            else:
-                self._waiting.put(delivery)
+            delivery.queued_mono = now
+        # All are held before the first of them can end.
+        self._held.add(deliveries)
+        for delivery in deliveries:
+            if not self.claim_ahead.hold(delivery):
+                self._queue.put(delivery)
 
     def held(self) -> list[Delivery]:
-        """What runs or waits here. Safe from any thread."""
-        aside = self.aside
-        return [*self._held.copy().values(), *([aside] if aside is not None else [])]
+        """Return what runs or waits in this process. Safe from any thread."""
+        quarantined = self.quarantined
+        return [*self._held.all(), *([] if quarantined is None else [quarantined])]
 
     @property
     def size(self) -> int:
-        """How many may be held at once: one for each thread, and more ahead when handlers are quick."""
-        return self.threads + min(MOST_AHEAD, int(self.threads * AHEAD / max(self._mean, 1e-6)))
+        """The number of deliveries that may be held: one for each thread, and more when handlers are quick."""
+        return self.threads + min(MOST_QUEUED, int(self.threads * QUEUED_TIME / max(self._mean.seconds, 1e-6)))
 
     @property
     def room(self) -> int:
-        """How many more may be claimed."""
+        """The number of messages that may be claimed now."""
         return max(0, self.size - len(self._held))
 
     @property
     def is_worth_filling(self) -> bool:
-        """Half empty, or a thread idle."""
+        """True when the pool is half empty, or a thread has nothing to do."""
         held = len(self._held)
         return held < self.threads or held * 2 <= self.size
 
     @property
-    def busy(self) -> bool:
-        return bool(self._held)
+    def is_busy(self) -> bool:
+        """True when something is held."""
+        return len(self._held) > 0
 
-    def drain(self) -> None:
-        """From now on give back what has not begun, at once: the threads may be busy for long."""
-        self._draining = True
-        # Those that are not due first: what becomes due meanwhile is then among the others.
-        self._give_back(self._due_timer.clear(), Release("shutdown"))
-        self._give_back(self._queued(), Release("shutdown"))
+    def release_unstarted(self) -> None:
+        """Release what has not begun, at once and from now on: the threads may be busy for long."""
+        self._is_releasing = True
+        # Those that are not due first: what falls due meanwhile is then among the queued.
+        self._release(self.claim_ahead.release(), Release("shutdown"))
+        self._release(self._queued(), Release("shutdown"))
 
-    def give_back_waiting(self, longest: float) -> None:
-        """When something has waited for a thread for longer than this (seconds): all that waits."""
+    def release_queued(self, longest: float) -> None:
+        """Release all that wait for a thread, when one of them has waited longer than ``longest`` seconds."""
         now = time.monotonic()
-        if any(not d.started_mono and now - d.queued_mono > longest for d in self._held.copy().values()):
-            # Handlers have become slow, which is known otherwise when the first of them ends.
-            self._mean = max(self._mean, self._slow)
-            self._give_back(self._queued(), Release("waited too long for a thread"))
+        if any(not d.started_mono and now - d.queued_mono > longest for d in self._held.all()):
+            self._mean.assume_slow()
+            self._release(self._queued(), Release("waited too long for a thread"))
 
-    def _give_back(self, deliveries: Iterable[Delivery], outcome: Release) -> None:
+    def _release(self, deliveries: Iterable[Delivery], outcome: Release) -> None:
         for delivery in deliveries:
             self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
-            self._returned()
-            del self._held[delivery.id, delivery.deliveries]
+            self._on_released()
+            self._held.remove(delivery)
 
     def _queued(self) -> Iterator[Delivery]:
-        """What waits for a thread, and does so no more."""
+        """Take deliveries out of the queue until it is empty."""
         with contextlib.suppress(queue.Empty):
-            while (delivery := self._waiting.get_nowait()) is not None:
+            while (delivery := self._queue.get_nowait()) is not None:
                 yield delivery
 
     def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
-        """Until nothing is held; False when that took too long."""
+        """Wait until nothing is held. Return False after ``timeout`` seconds, or when ``give_up`` returns True."""
         deadline = time.monotonic() + timeout
-        while self._held:
+        while self.is_busy:
             if time.monotonic() >= deadline or give_up():
                 return False
             time.sleep(0.01)
         return True
 
     def stop(self) -> None:
-        self._due_timer.stop()
+        """End the threads, each after what it runs."""
+        self.claim_ahead.stop()
         for _number in range(self.threads):
-            self._waiting.put(None)
+            self._queue.put(None)
 
     def _work(self, number: int) -> None:
         actor = f"worker:{self.worker}/{number}"
         with actors.acting_as(actor):
-            while (delivery := self._waiting.get()) is not None:
+            while (delivery := self._queue.get()) is not None:
                 try:
                     self._run(delivery, actor)
                 except BaseException as error:
                     # Not from the handler, whose errors are outcomes; a receiver of a signal may raise anything.
-                    logger.exception("%r could not be run", delivery)
+                    logger.exception("The worker failed to run %r; it is retried in %s", delivery, RETRY_FAILED_AFTER)
                     text = storable(f"the worker failed: {type(error).__name__}")
-                    self.recorder.submit(delivery, Retry(FAILED, text), actor)
+                    self.recorder.submit(delivery, Retry(RETRY_FAILED_AFTER, text), actor)
                 finally:
-                    del self._held[delivery.id, delivery.deliveries]
-                self._freed()
+                    self._held.remove(delivery)
+                self._on_freed()
         connections.close_all()
 
     def _run(self, delivery: Delivery, actor: str) -> None:
-        if self._draining or delivery.lost:
-            self.recorder.submit(delivery, Release("shutdown" if self._draining else "lease lost"), actor)
-            self._returned()
+        if self._is_releasing or delivery.lost:
+            self.recorder.submit(delivery, Release("shutdown" if self._is_releasing else "lease lost"), actor)
+            self._on_released()
             return
         connections.before_task()
         if logger.isEnabledFor(logging.DEBUG):
-            log(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)
+            log_event(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)
         if signals.message_delivered.receivers:
-            told = {"delivery": delivery.deliveries, "lateness": delivery.lateness}
-            signals.emit(
-                signals.message_delivered, Message, **told, **signals.message_arguments(delivery, delivery.using)
-            )
+            arguments = {
+                "delivery": delivery.deliveries,
+                "lateness": delivery.lateness,
+                **signals.message_arguments(delivery, delivery.using),
+            }
+            signals.emit(signals.message_delivered, Message, **arguments)
         # What a handler activates (a time zone, a language) ends with it.
         outcome = contextvars.copy_context().run(execute, delivery, actor)
-        self._mean += (time.monotonic() - delivery.started_mono - self._mean) * 0.1
+        self._mean.learn(time.monotonic() - delivery.started_mono)
         connections.after_task()
         self.recorder.submit(delivery, outcome, actor)

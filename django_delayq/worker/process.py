@@ -18,38 +18,48 @@ from .delivery import Delivery
 from .executor import timed_out
 from .heartbeat import Heartbeat
 from .janitor import Janitor
-from .lease_renewer import HARD, LeaseRenewer, Watch
+from .lease_renewer import LeaseRenewer
 from .loader import Loader
 from .mover import Mover
 from .options import Options, all_roles
 from .processlock import ProcessLock
 from .service import in_threads
 from .sweeper import Sweeper
+from .timeouts import STUCK_AFTER, TimeoutWatch
 
 logger = logging.getLogger("django_delayq")
 
-# What a process says with its exit code.
+# The exit codes of a process.
 DONE = 0
-UNFINISHED = 70  # it was told to end, and handlers were still running
+UNFINISHED = 70  # it was told to end, and handlers still ran, or outcomes could not be recorded
 STUCK = 71  # a handler did not let go; start another process in its place
 EXHAUSTED = 72  # --max-messages is reached
 BROKEN = 73  # one of its threads has died; start another process in its place
 
 
 class WorkerProcess:
-    """Everything that runs in one process."""
+    """Everything that runs in one process.
+
+    The main thread owns the state. The thread of the timeout watch adds to ``_stuck`` and sets ``code`` before it stops
+    the process; ``_stopping`` is only ever set, by that thread or a signal handler, which must take no lock.
+    """
 
     def __init__(
-        self, options: Options, budget: Budget, quarantine_lock: ProcessLock | None = None, *, hard: float = HARD
+        self,
+        options: Options,
+        budget: Budget,
+        quarantine_lock: ProcessLock | None = None,
+        *,
+        stuck_after: float = STUCK_AFTER,
     ) -> None:
         self.options = options
         self.code = DONE
-        # Not an Event: a signal handler that sets one may wait for ever for the lock that its own thread holds.
+        # Not an Event: a signal handler that sets one may wait forever for the lock that its own thread holds.
         self._stopping = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
-        # What does not let go; more may join it while the process ends.
-        self._stuck: set[tuple[int, int]] = set()
+        # The deliveries whose handlers do not let go; more may join them while the process ends.
+        self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
         self.parts = parts = assemble(options, budget=budget, quarantine_lock=quarantine_lock)
         self.name = parts.name
@@ -57,9 +67,10 @@ class WorkerProcess:
         self.recorder = parts.recorder
         self.consumer = parts.consumer if options.has("consumer") else None
         self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads)
-        self.runners = in_threads(self._services(hard))
+        self.runners = in_threads(self._services(stuck_after))
 
-    def _services(self, hard: float) -> Iterator[Service]:
+    def _services(self, stuck_after: float) -> Iterator[Service]:
+        """Yield the services of the roles that this process has."""
         parts, using = self.parts, self.options.using
         roles = frozenset(role for role in all_roles() if self.options.has(role))
         yield from (parts.queues, self.heartbeat)
@@ -69,31 +80,31 @@ class WorkerProcess:
             yield Janitor(using)
         yield from parts.extensions.services(roles)
         if self.consumer is not None:
-            yield Watch(parts.pool, self._on_stuck, hard)
+            yield TimeoutWatch(parts.pool, self._on_stuck, stuck_after)
             yield LeaseRenewer(using, parts.pool)
-        if parts.source.redis is None:
+        if parts.brokers.redis is None:
             return
         if "loader" in roles:
-            parts.source.has_loader = True
-            yield Loader(using, parts.source, parts.queues, parts.name)
+            parts.brokers.has_loader = True
+            yield Loader(using, parts.brokers, parts.queues, parts.name)
         if "sweeper" in roles:
-            yield Sweeper(using, parts.source, parts.queues, registry.handlers)
+            yield Sweeper(using, parts.brokers, parts.queues, registry.handlers)
         if "mover" in roles and self.consumer is None:
-            yield Mover(parts.source, parts.queues)
+            yield Mover(parts.brokers, parts.queues)
 
     def stop(self) -> None:
-        """Begin to end; safe in a signal handler."""
+        """Have the process end in order. Safe in a signal handler."""
         self._stopping = True
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"!")
 
     @property
     def beat(self) -> float:
-        """When the consumer last went round (monotonic)."""
+        """When the consumer last began a turn (monotonic)."""
         return time.monotonic() if self.consumer is None else self.consumer.beat
 
     def run(self, watch: Callable[[], bool] = lambda: False) -> int:
-        """Work until told to stop, or until ``watch`` (asked twice a second) says so. Returns the exit code."""
+        """Work until stopped, or until ``watch`` (called twice a second) returns True. Return the exit code."""
         self.recorder.start()
         self.pool.start()
         for runner in self.runners:
@@ -108,7 +119,8 @@ class WorkerProcess:
         return self.code
 
     def _is_over(self) -> bool:
-        # What is claimed has been counted: it is delivered too. Asked twice, for what is held may just be given back.
+        """Return whether ``--max-messages`` or ``--max-runtime`` is reached."""
+        # What is claimed has been counted, and is delivered too. Asked twice, for what was held may just be released.
         if self.parts.budget.empty and not self.pool.held() and self.parts.budget.empty:
             self.code = EXHAUSTED
             return True
@@ -116,45 +128,46 @@ class WorkerProcess:
         return limit is not None and time.monotonic() - self._started >= limit
 
     def _is_broken(self) -> bool:
-        """A thread that is gone would leave a process that looks alive and does half of its work."""
+        """Return whether a thread has died: the process would look alive and do half of its work."""
         threads = [self.recorder, *self.pool.members, *self.runners]
         if self.consumer is not None:
             threads.append(self.consumer)
         dead = [thread.name for thread in threads if not thread.is_alive()]
         if dead and not self._stopping:
             self.code = BROKEN
-            logger.critical("Thread %s has died; this process will be replaced", ", ".join(dead))
+            logger.critical("Thread %s has died; this process ends and will be replaced", ", ".join(dead))
         return bool(dead)
 
     def _on_stuck(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
-            if (delivery.id, delivery.deliveries) not in self._stuck:
-                self._stuck.add((delivery.id, delivery.deliveries))
-                logger.error("%r does not end at its timeout; this process will be replaced", delivery)
+            if delivery not in self._stuck:
+                self._stuck.add(delivery)
+                logger.error("%r does not end at its timeout; this process ends and will be replaced", delivery)
         self.code = STUCK
         self.stop()
 
     def _is_all_stuck(self) -> bool:
-        """Waiting longer would be for nothing."""
-        return {(d.id, d.deliveries) for d in self.pool.held()} <= self._stuck
+        """Return whether all that is held does not let go, so that waiting longer would be in vain."""
+        return self._stuck.issuperset(self.pool.held())
 
     def _shut_down(self) -> None:
-        # Take no more before anything else, or the rest would never end.
+        """End all parts, in the order that loses nothing."""
+        # Claim no more before anything else, or the rest would never end.
         if self.consumer is not None:
             self.consumer.stop()
             self.consumer.join(timeout=5)
             if self.consumer.is_alive():
-                # It hangs in the database; what it may still claim is given back by the supervisor.
+                # It hangs in the database; what it may still claim is released by the supervisor.
                 self.code = self.code or UNFINISHED
-        # What has not begun is given back, what runs may finish. The leases must be kept meanwhile.
-        self.pool.drain()
+        # What has not begun is released, what runs may finish. The leases must be renewed meanwhile.
+        self.pool.release_unstarted()
         finished = self.pool.wait_idle(self.options.graceful_timeout, self._is_all_stuck)
         if not finished:
             self.code = self.code or UNFINISHED
             for delivery in self.pool.held():
-                if delivery.is_late():
+                if delivery.is_overtime():
                     self.recorder.submit(delivery, timed_out(delivery), f"worker:{self.name}")
-        # Outcomes are written before the threads go that could still add to them.
+        # Outcomes are recorded before the threads end that could still add to them.
         for runner in self.runners:
             runner.stop()
         if not self.recorder.flush(max(5.0, self.options.graceful_timeout)):
@@ -166,9 +179,9 @@ class WorkerProcess:
             runner.join(timeout=2)
         self.recorder.join(timeout=2)
         try:
-            self.heartbeat.leave()
+            self.heartbeat.delete()
         except Exception as error:  # noqa: BLE001
-            logger.debug("Could not delete the worker's row: %s", error)
+            logger.debug("The worker's row could not be deleted; the janitor deletes it in a day: %s", error)
         self.parts.extensions.stop()
-        self.parts.source.close()
+        self.parts.brokers.close()
         connections.close_all()

@@ -1,4 +1,4 @@
-"""A lock between the processes of a worker that none of them can take into its grave."""
+"""A lock between the processes of a worker that is free again when its holder dies."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import weakref
 
 
 class ProcessLock:
-    """Of the processes forked after it was made, one has it at a time.
+    """Lets one of the processes that were forked after it was made hold it at a time.
 
-    A lock of POSIX: it belongs to a process, not to what that forks, and the kernel frees it when the process dies. It
-    says nothing about the threads of one process.
+    It is a lock of POSIX: it belongs to a process, not to the children of that process, and the kernel frees it when
+    the process dies. It does not exclude the threads of one process from each other.
     """
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):
-            # Needs no folder that can be written to. Some builds of Python have it not.
+            # This needs no folder that can be written to. Some builds of Python lack it.
             self._file = os.memfd_create("delayq")
         else:
             self._file, path = tempfile.mkstemp(prefix="delayq")
@@ -25,7 +25,7 @@ class ProcessLock:
         weakref.finalize(self, os.close, self._file)
 
     def acquire(self, *, wait: bool = True) -> bool:
-        """Whether this process has it now."""
+        """Take the lock. Return whether this process has it now."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except (BlockingIOError, PermissionError):
@@ -33,5 +33,5 @@ class ProcessLock:
         return True
 
     def release(self) -> None:
-        """Leave it to another; nothing happens when this process has not got it."""
+        """Free the lock. Does nothing when this process does not have it."""
         fcntl.lockf(self._file, fcntl.LOCK_UN)

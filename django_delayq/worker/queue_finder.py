@@ -1,4 +1,4 @@
-"""Which queues a worker serves, in which order."""
+"""Finds the queues that a worker serves, in their order."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from collections.abc import Callable
 from .. import conf, registry, transitions
 from ..extensions import Service
 
-# A queue that nobody has named is listened to for so long after it held a message. Seconds.
+# A queue that is named nowhere is served for this long after it held a message. Seconds.
 REMEMBERED = 3600.0
+# The record is asked this often for queues that hold messages. Seconds.
+SEARCH_INTERVAL = 6.0
 
 
 class QueueFinder(Service):
-    """The queues named on the command line, else those of the settings, else all that can be found.
+    """Gives the queues named on the command line, else those of the settings, else all that it finds.
 
-    What is found is the default queue first, then the handlers' queues and those that hold messages, by name.
+    Found queues are the default queue first, then by name those of the handlers and those that hold messages. The
+    upkeep thread replaces the tuple of found queues as a whole; any thread may read it.
     """
 
     name = "queue finder"
-    interval = 6.0
 
-    def __init__(self, using: str, named: tuple[str, ...] = (), changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, using: str, named: tuple[str, ...] = (), on_change: Callable[[], None] = lambda: None) -> None:
         self.using = using
-        self._changed = changed
+        self._on_change = on_change
         self._fixed = named or conf.get().QUEUES
         self._seen: dict[str, float] = {}
         self._found: tuple[str, ...] = self._fixed or self._order(set())
@@ -32,6 +34,7 @@ class QueueFinder(Service):
         return self._found
 
     def tick(self) -> float:
+        """Search the record, and call ``on_change`` when other queues are found than before."""
         if self._fixed:
             return 3600.0
         now = time.monotonic()
@@ -40,8 +43,8 @@ class QueueFinder(Service):
         found = self._order(set(self._seen))
         if found != self._found:
             self._found = found
-            self._changed()
-        return self.interval
+            self._on_change()
+        return SEARCH_INTERVAL
 
     def _order(self, found: set[str]) -> tuple[str, ...]:
         default = conf.get().DEFAULT_QUEUE

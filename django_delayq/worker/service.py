@@ -1,4 +1,4 @@
-"""Runs services in threads: the loop, the wait, the backoff after errors, the stop."""
+"""Runs services in threads: the loop, the waits, the backoff after errors and the stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ logger = logging.getLogger("django_delayq")
 
 
 class Runner(threading.Thread):
-    """Runs services in one thread, each when it wants, until it is stopped."""
+    """Runs services in one thread, each after the wait that its last tick returned, until stopped.
+
+    The thread owns everything but ``_stopping``, which any thread may set.
+    """
 
     def __init__(self, name: str, services: Sequence[Service]) -> None:
         super().__init__(name=f"delayq-{name}", daemon=True)
@@ -27,9 +30,11 @@ class Runner(threading.Thread):
         self._errors: dict[str, int] = {}
 
     def stop(self) -> None:
+        """End the thread after the tick that runs."""
         self._stopping.set()
 
     def run(self) -> None:
+        """Tick each service when it is due."""
         due = {service.name: 0.0 for service in self.services}
         try:
             while not self._stopping.is_set():
@@ -43,29 +48,33 @@ class Runner(threading.Thread):
             connections.close_all()
 
     def _tick(self, service: Service) -> float:
+        """Tick a service. Return how many seconds it waits."""
         connections.before_task()
         try:
             wait = service.tick()
         except Exception as error:  # noqa: BLE001
-            return self._failed(service, error)
+            return self._back_off(service, error)
         finally:
             connections.after_task()
         if self._errors.pop(service.name, 0):
             logger.info("The %s works again", service.name)
         return wait
 
-    def _failed(self, service: Service, error: Exception) -> float:
+    def _back_off(self, service: Service, error: Exception) -> float:
+        """Log the first of several errors in a row. Return how many seconds to wait."""
         count = self._errors[service.name] = self._errors.get(service.name, 0) + 1
+        wait = backoff(count, service.longest_backoff)
         if count == 1:
             expected = isinstance(error, DatabaseError | BrokerUnavailable)
             logger.warning(
-                "The %s waits: %s: %s",
+                "The %s failed and is tried again in %.1f s: %s: %s",
                 service.name,
+                wait,
                 type(error).__name__,
                 error,
                 exc_info=None if expected else error,
             )
-        return backoff(count, service.longest_backoff)
+        return wait
 
 
 def in_threads(services: Iterable[Service]) -> list[Runner]:
@@ -77,6 +86,6 @@ def in_threads(services: Iterable[Service]) -> list[Runner]:
 
 
 def backoff(failures: int, most: float) -> float:
-    """0.1, 0.2, 0.4 … seconds, at most ``most``, with up to a quarter more at random."""
+    """Return the seconds to wait after so many failures: 0.1, 0.2, 0.4 … ``most``, plus up to a quarter at random."""
     wait = min(most, 0.1 * 2.0 ** min(failures - 1, 20))
     return wait * (1 + random.random() / 4)

@@ -1,4 +1,4 @@
-"""Starts worker processes, replaces those that die, and ends them in order. It runs no handler and holds no thread."""
+"""Starts worker processes, replaces those that die, and ends them in order. It runs no handler and starts no thread."""
 
 from __future__ import annotations
 
@@ -26,52 +26,56 @@ from .budget import Budget
 from .options import Options
 from .process import BROKEN, STUCK, WorkerProcess
 from .processlock import ProcessLock
-from .reaper import tell
+from .reporting import report_moves
 from .service import backoff
 
 logger = logging.getLogger("django_delayq")
 
 # A child that lived longer than this was healthy: its successor starts at once. Seconds.
 HEALTHY = 5.0
-# A child whose loop has not gone round for this long makes the heartbeat file go stale. Seconds.
-SILENT = 30.0
+# The heartbeat file is touched no more when the consumer of a child has begun no turn for this long. Seconds.
+STALE_AFTER = 30.0
 # A child that has shown no life for this long, two of its longest leases and two graceful timeouts is killed: code that
 # does not let go of the interpreter stops its timeouts too, and what it held is somebody else's by then. Seconds.
 HUNG = 30.0
-# Between two looks at the children. Seconds.
-LOOK = 1.0
+# The children are checked this often. Seconds.
+CHILD_CHECK_INTERVAL = 1.0
 
 
 class _Beat:
-    """What a child tells its parent, in memory that both share."""
+    """The signs of life of a child, in memory that it shares with its parent: the child writes, the parent reads."""
 
     def __init__(self) -> None:
         self._memory = memoryview(mmap.mmap(-1, 24)).cast("d")
 
     def set(self, value: float) -> None:
-        """When its loop last went round; called as long as it lives."""
+        """Give a sign of life; ``value`` is when the consumer last began a turn (monotonic)."""
         self._memory[0] = value
         self._memory[2] += 1
 
     def get(self) -> float:
+        """Return when the consumer last began a turn."""
         return self._memory[0]
 
     @property
     def signs(self) -> float:
-        """How many signs of life it has given."""
+        """The number of signs of life."""
         return self._memory[2]
 
     def end(self) -> None:
-        """The exit code that follows is the child's own: a handler may call ``os._exit`` with any."""
+        """Mark the exit code that follows as the worker's own: a handler may call ``os._exit`` with any code."""
         self._memory[1] = 1.0
 
     @property
     def ended(self) -> bool:
+        """True when the exit code is the worker's own."""
         return self._memory[1] == 1.0
 
 
 @dataclass(slots=True)
 class Child:
+    """A worker process, as its supervisor sees it."""
+
     pid: int
     name: str
     started: float
@@ -79,22 +83,23 @@ class Child:
     # Its place among the processes of this worker, from 0.
     place: int
     killed: bool = False
-    # Its signs of life at the last look, and for how many seconds there was none.
+    # The signs of life at the last check, and for how many seconds there was none.
     signs: float = 0.0
     silent: float = 0.0
 
     def send(self, number: signal.Signals) -> None:
+        """Send a signal; a child that is gone already gets none."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
 
 class Supervisor:
-    """The parent process of run_delayq."""
+    """The parent process of ``run_delayq``. Signal handlers only count signals and pass them on."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.budget = Budget(options.max_messages, options.processes)
-        # The right to run a message alone.
+        # Whoever of the processes holds it may run a message alone.
         self.quarantine_lock = ProcessLock()
         self.children: dict[int, Child] = {}
         self._signals = 0
@@ -111,19 +116,20 @@ class Supervisor:
             os.set_blocking(end, False)
 
     def run(self) -> int:
-        """Until stopped by a signal or a limit; the exit code for the shell."""
+        """Supervise until a signal or a limit ends the work. Return the exit code for the shell."""
         with self._handling_signals():
             self._loop()
         self._release_claims(final=True)
         return 0
 
     def _loop(self) -> None:
+        """Check the children until all have ended."""
         deadline: float | None = None
-        looked = time.monotonic()
+        checked = time.monotonic()
         while True:
             self._reap_children()
             self._release_claims()
-            self._obey()
+            self._act_on_signals()
             # When --max-messages is reached children end by themselves, when what they have claimed is done.
             if (self._stopping or self.budget.empty) and not self.children:
                 return
@@ -134,23 +140,25 @@ class Supervisor:
                     self._kill()
             else:
                 now = time.monotonic()
-                self._kill_hung(now - looked)
-                looked = now
+                self._kill_hung(now - checked)
+                checked = now
                 self._start_missing()
                 self._touch_heartbeat()
-            self._sleep(LOOK)
+            self._sleep(CHILD_CHECK_INTERVAL)
 
     # --- children -----------------------------------------------------------------------------------------------------
 
     def _start_missing(self) -> None:
+        """Start processes until there are as many as were asked for."""
         while len(self.children) < self.options.processes and time.monotonic() >= self._start_after:
             place = min(set(range(self.options.processes)) - {child.place for child in self.children.values()})
-            # Before another takes its place, what the dead had reserved is given back.
-            if not self.budget.bury(place) or self.budget.empty:
+            # What the dead process in this place had reserved is returned before another takes the place.
+            if not self.budget.release_reservations_of(place) or self.budget.empty:
                 return
             self._fork(place)
 
     def _fork(self, place: int) -> None:
+        """Start one process."""
         # Nothing that is open may be shared with the child.
         connections.close_all()
         django_connections.close_all()
@@ -172,6 +180,7 @@ class Supervisor:
         logger.debug("Started worker process %s", name)
 
     def _be_child(self, beat: _Beat, name_write: int) -> int:
+        """Run a worker process, in the child. Return its exit code."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -203,6 +212,7 @@ class Supervisor:
         return code
 
     def _reap_children(self) -> None:
+        """Handle the death of each child that has died."""
         # -1: as PID 1 of a container this process inherits orphans of handlers too.
         while True:
             try:
@@ -213,20 +223,21 @@ class Supervisor:
                 return
             child = self.children.pop(pid, None)
             if child is not None:
-                self._buried(child, os.waitstatus_to_exitcode(status))
+                self._handle_death(child, os.waitstatus_to_exitcode(status))
 
-    def _buried(self, child: Child, code: int) -> None:
+    def _handle_death(self, child: Child, code: int) -> None:
+        """Have the claims of a dead child released, and decide when its successor starts."""
         ended = child.beat.ended
         if (not ended or code == BROKEN) and not child.killed:
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             logger.error("Worker process %s died (%s)", child.name, how)
         if (code != 0 or not ended) and child.name:
-            # Its death is certain: its claims need not wait for their leases.
+            # The child is certainly dead: its claims need not wait for their leases.
             self._to_release.append((child.name, ended or child.killed))
         if self._stopping:
             return
         if ended and code == 0 and self.options.max_runtime is not None:
-            # It ended by itself. (Without a limit somebody sent a signal to it alone: it is replaced.)
+            # It ended by itself. (Without a limit somebody sent a signal to this child alone, and it is replaced.)
             self._stop_children()
             return
         lived = time.monotonic() - child.started
@@ -235,6 +246,7 @@ class Supervisor:
         self._start_after = time.monotonic() + pause
 
     def _release_claims(self, *, final: bool = False) -> None:
+        """Release the claims of dead children; without a database now try again later, when ``final`` for 5 s."""
         deadline = time.monotonic() + (5.0 if final else 0.0)
         while self._to_release:
             name, ordered = self._to_release[0]
@@ -246,13 +258,13 @@ class Supervisor:
                     actor=f"supervisor:{actors.host()}/{os.getpid()}",
                     shutdown=ordered,
                 )
-                tell(self.options.using, moved)
+                report_moves(self.options.using, moved)
                 Worker.objects.using(self.options.using).filter(name=name).delete()
                 extensions = WorkerExtensions(self.options.using, name)
                 extensions.ended(moved)
                 extensions.stop()
             except DatabaseError as error:
-                logger.warning("Claims of %s wait for the database: %s", name, error)
+                logger.warning("The claims of %s are released when the database answers: %s", name, error)
                 connections.close_all()
                 if time.monotonic() >= deadline:
                     return
@@ -262,13 +274,13 @@ class Supervisor:
             connections.close_all()
 
     def _kill_hung(self, elapsed: float) -> None:
-        """Its messages are counted as those of any process that dies."""
+        """Kill children that show no life. Their deliveries count as crashed, as those of any process that dies."""
         longest = max((handler.lease for handler in registry.handlers().values()), default=0.0)
         limit = HUNG + 2 * (longest + self.options.graceful_timeout)
         for child in self.children.values():
             signs = child.beat.signs
-            # While this process was frozen, so were they.
-            child.silent = child.silent + min(elapsed, 2 * LOOK) if signs == child.signs else 0.0
+            # While this process was frozen, its children may have been frozen too.
+            child.silent = child.silent + min(elapsed, 2 * CHILD_CHECK_INTERVAL) if signs == child.signs else 0.0
             child.signs = signs
             if child.silent > limit:
                 logger.critical("Worker process %s has shown no life for %d s; it is killed", child.name, child.silent)
@@ -276,11 +288,13 @@ class Supervisor:
                 child.send(signal.SIGKILL)
 
     def _stop_children(self) -> None:
+        """Have all children end in order."""
         self._stopping = True
         for child in self.children.values():
             child.send(signal.SIGTERM)
 
     def _kill(self) -> None:
+        """Kill all children at once."""
         for child in self.children.values():
             child.killed = True
             child.send(signal.SIGKILL)
@@ -289,10 +303,13 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        """First SIGTERM or SIGINT: end in order. Second: at once. Also as PID 1, which has no default handlers."""
+        """Count SIGTERM and SIGINT while the loop runs: the first ends in order, the second at once.
+
+        Also as PID 1, which has no default handlers.
+        """
 
         def count(*_: object) -> None:
-            # The loop may be waiting for the database: the children are told at once.
+            # The loop may be waiting for the database: the children get the signal at once.
             if os.getpid() == self._pid:
                 self._signals += 1
                 for child in list(self.children.values()):
@@ -308,7 +325,8 @@ class Supervisor:
             for number, handler in former.items():
                 signal.signal(number, handler)
 
-    def _obey(self) -> None:
+    def _act_on_signals(self) -> None:
+        """End in order after the first signal, at once after the second."""
         if self._signals and not self._stopping:
             logger.info("Stopping: running handlers have %g s to finish", self.options.graceful_timeout)
             self._stop_children()
@@ -316,6 +334,7 @@ class Supervisor:
             self._kill()
 
     def _sleep(self, seconds: float) -> None:
+        """Sleep until a signal comes or a child is to be started."""
         if not self._stopping and self._start_after > time.monotonic():
             seconds = min(seconds, self._start_after - time.monotonic() + 0.001)
         select.select([self._wake_read], [], [], seconds)
@@ -324,8 +343,9 @@ class Supervisor:
                 pass
 
     def _touch_heartbeat(self) -> None:
+        """Touch the heartbeat file while the consumers of all children make turns."""
         if self.options.heartbeat_file is None:
             return
         now = time.monotonic()
-        if self.children and all(now - child.beat.get() < SILENT for child in self.children.values()):
+        if self.children and all(now - child.beat.get() < STALE_AFTER for child in self.children.values()):
             Path(self.options.heartbeat_file).touch()

@@ -1,4 +1,4 @@
-"""Puts again what got lost between the record and Redis."""
+"""Puts messages into Redis again that got lost between the record and Redis."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .. import conf, restore
 from ..broker.base import Entry, Put
 from ..exceptions import BrokerUnavailable
 from ..extensions import Service
-from .broker_switch import Source
+from .broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
 
-# Rows per query, and queries per queue and tick.
-PAGE = 1000
-PAGES = 5
-# Every so often a round starts at the very beginning; in between it starts at the low-water mark, which lags behind
-# by as much for transactions that committed late. Seconds.
+# Rows in one query, and queries for each queue in one tick.
+ROWS_PER_QUERY = 1000
+QUERIES_PER_TICK = 5
+# A round starts at the very beginning this often; in between it starts at the low-water mark, which lags behind by the
+# same time, for transactions that committed late. Seconds.
 FULL_ROUND = 60.0
-# Between taking ids and claiming them a consumer needs a few ms; it is given this time. Seconds.
+# A consumer needs a few ms between taking ids and claiming their messages; it is given this time. Seconds.
 CLAIMING = 0.3
 
 
 @dataclass(slots=True)
 class _Round:
-    """How far the sweep of one queue has come."""
+    """The progress of the sweep of one queue."""
 
     cursor: tuple[datetime, int] | None = None
     low: datetime | None = None
@@ -39,10 +39,10 @@ class _Round:
 
 
 class Sweeper(Service):
-    """Looks for rows that are overdue by more than the grace and has Redis put those that it does not have.
+    """Searches the record for messages that are overdue by more than the grace, and puts those that Redis lacks.
 
-    Whatever got lost, and however, is late by the grace and the interval at most. The work of a tick is bounded: a
-    long backlog is gone round in pages.
+    A message that got lost, however that happened, is late by the grace and the interval at most. The work of a tick is
+    bounded: a long backlog is swept in pages.
     """
 
     name = "sweeper"
@@ -51,23 +51,24 @@ class Sweeper(Service):
     def __init__(
         self,
         using: str,
-        source: Source,
+        brokers: BrokerSwitch,
         queues: Callable[[], tuple[str, ...]],
         topics: Callable[[], Iterable[str]],
     ) -> None:
-        assert source.redis is not None
+        assert brokers.redis is not None
         self.using = using
-        self.source = source
-        self.broker = source.redis
+        self.brokers = brokers
+        self.broker = brokers.redis
         self.queues = queues
         self.topics = topics
         self._rounds: dict[str, _Round] = {}
 
     def tick(self) -> float:
+        """Sweep some pages of each queue, unless nothing is overdue or Redis is away."""
         interval = conf.get().SWEEP_INTERVAL
-        if self.source.current() is not self.broker:
+        if self.brokers.current() is not self.broker:
             return interval
-        # The host's clock will do: what is not due yet by the Redis clock is put as delayed, which changes nothing.
+        # The clock of this host is good enough: what is not due yet by the Redis clock is put as delayed.
         overdue_since = timezone.now() - timedelta(seconds=conf.get().GRACE)
         queues = self.queues()
         if not restore.any_scheduled(self.using, queues, overdue_since):
@@ -76,16 +77,17 @@ class Sweeper(Service):
             try:
                 put = self._sweep(queue, overdue_since)
             except BrokerUnavailable as error:
-                self.source.failed(error)
+                self.brokers.report_failure(error)
                 return interval
             if put.put:
                 logger.warning("The sweep of queue %s put %d messages that Redis had lost", queue, put.put)
         return interval
 
     def _sweep(self, queue: str, overdue_since: datetime) -> Put:
+        """Go on with the round of a queue, for some pages at most."""
         state = self._rounds.setdefault(queue, _Round())
         total = Put()
-        for _page in range(PAGES):
+        for _page in range(QUERIES_PER_TICK):
             if state.cursor is None:
                 self._begin(state, overdue_since)
             rows = restore.page(
@@ -94,29 +96,31 @@ class Sweeper(Service):
                 after=state.cursor,
                 start=state.low,
                 end=overdue_since,
-                limit=PAGE,
+                limit=ROWS_PER_QUERY,
                 topics=list(self.topics()),
             )
             if rows and state.first is None:
                 state.first = rows[0].due_at
             if rows:
                 total += self._fill(queue, rows)
-            if len(rows) < PAGE:
+            if len(rows) < ROWS_PER_QUERY:
                 state.cursor = None
                 break
             state.cursor = (rows[-1].due_at, rows[-1].id)
         return total
 
     def _fill(self, queue: str, rows: list[Entry]) -> Put:
+        """Put the messages that Redis lacks and that are still scheduled a moment later."""
         missing = set(self.broker.missing(queue, rows))
         if not missing:
             return Put(present=len(rows))
-        # Most likely some consumer has just taken them and is about to claim them: look again.
+        # Most likely a consumer has just taken these ids and is about to claim them.
         time.sleep(CLAIMING)
         still = restore.still_scheduled(self.using, missing)
         return self.broker.put(queue, [row for row in rows if row.id in still], fill=True) if still else Put()
 
     def _begin(self, state: _Round, overdue_since: datetime) -> None:
+        """Begin a round: at the very beginning from time to time, else at the low-water mark."""
         now = time.monotonic()
         if now >= state.full_at:
             state.full_at = now + FULL_ROUND

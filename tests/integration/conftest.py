@@ -1,19 +1,50 @@
-"""What tests of the seams between the roles share."""
+"""Assembled workers, for the tests of the seams between their parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from django_delayq.extensions import WorkerExtensions
+from django_delayq.worker.assembly import Parts, assemble
+from django_delayq.worker.options import Options
 from django_delayq.worker.recorder import Recorder
+
+Assemble = Callable[..., Parts]
 
 
 @pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    made = Recorder("default", lambda count: None, WorkerExtensions("default", "w"))
-    made.start()
-    yield made
-    made.stop()
-    made.join(10)
+def assembled() -> Iterator[Assemble]:
+    """Assemble workers whose recorder runs and whose other threads do not; close them after the test.
+
+    ``threads``, ``queues`` and ``max_messages`` are options of the worker, whatever else is given goes to ``assemble``.
+    """
+    made: list[Parts] = []
+
+    def make(
+        threads: int = 1, queues: tuple[str, ...] = ("default",), max_messages: int | None = None, **given: Any
+    ) -> Parts:
+        options = Options("default", queues=queues, threads=threads, max_messages=max_messages)
+        parts = assemble(options, **{"name": "w", **given})
+        made.append(parts)
+        parts.recorder.start()
+        return parts
+
+    yield make
+    for parts in made:
+        parts.recorder.stop()
+        parts.recorder.join(10)
+        parts.brokers.close()
+
+
+@pytest.fixture
+def parts(assembled: Assemble) -> Parts:
+    """A worker with one thread for handlers."""
+    return assembled()
+
+
+@pytest.fixture
+def recorder(parts: Parts) -> Recorder:
+    """The running recorder of that worker."""
+    return parts.recorder

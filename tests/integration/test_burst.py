@@ -8,16 +8,12 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from django_delayq import registry
 from django_delayq.broker.base import IDS_PER_CALL
 from django_delayq.broker.keys import RANKS, keys
 from django_delayq.clock import SECOND
-from django_delayq.extensions import WorkerExtensions
-from django_delayq.worker.broker_switch import Source
-from django_delayq.worker.budget import Budget
+from django_delayq.worker.assembly import assemble
 from django_delayq.worker.consumer import CATCH_UP, Consumer
-from django_delayq.worker.pool import Pool
-from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.options import Options
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,10 +23,9 @@ DB = QUEUE = "default"
 @pytest.fixture
 def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
     """A consumer whose threads do not run, so that it has room for four deliveries and no more."""
-    source = Source(DB, registry.handlers)
-    pool = Pool(4, Recorder(DB, lambda count: None, WorkerExtensions(DB, "w")), "w", lambda: None)
-    yield Consumer(DB, source, pool, lambda: (QUEUE,), "w", Budget(None), 1.0, WorkerExtensions(DB, "w"))
-    source.close()
+    parts = assemble(Options(DB, queues=(QUEUE,), threads=4))
+    yield parts.consumer
+    parts.brokers.close()
 
 
 def test_the_most_urgent_message_does_not_wait_for_those_that_fell_due_before_it(
@@ -42,10 +37,10 @@ def test_the_most_urgent_message_does_not_wait_for_those_that_fell_due_before_it
     many = {str(number): now_tenths - 5 * SECOND + 100 / RANKS for number in range(1, IDS_PER_CALL * CATCH_UP)}
     urgent = IDS_PER_CALL * CATCH_UP
     redis_client.zadd(places.delayed, {**many, str(urgent): now_tenths - SECOND})
-    assert consumer.source.redis is not None
+    assert consumer.brokers.redis is not None
     consumer.turn()
     assert redis_client.zcard(places.delayed) == 0
-    assert [ticket.id for ticket in consumer.source.redis.take(QUEUE, 1).tickets] == [urgent]
+    assert [ticket.id for ticket in consumer.brokers.redis.take(QUEUE, 1).tickets] == [urgent]
 
 
 def test_a_turn_makes_a_limited_number_ready(consumer: Consumer, redis_client: redis.Redis) -> None:

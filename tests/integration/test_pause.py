@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,24 +21,19 @@ from django_delayq import (
     cancel_message,
     pause_queue,
     pausing,
-    registry,
     resume_queue,
     schedule_message,
     schedule_messages,
     transitions,
 )
 from django_delayq.broker.keys import keys
-from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.worker import known_pauses
-from django_delayq.worker.broker_switch import Source
-from django_delayq.worker.budget import Budget
 from django_delayq.worker.consumer import Consumer
-from django_delayq.worker.pool import Pool
-from django_delayq.worker.recorder import Recorder
 from tests.acceptance.conftest import Gate, Start, configure, gate, start, timed_by
+from tests.integration.conftest import Assemble
 from tests.record_of import effects_per_message, once_each, states, wait_until
 from tests.transactions import unfinished
 from tests.workers import eventually
@@ -58,7 +52,7 @@ def ago(seconds: float) -> datetime:
 
 
 def due(number: int = 1, *, priority: int = 0, topic: str = "t.effect", queue: str = QUEUE) -> list[Message]:
-    """Messages that are due already."""
+    """Schedule messages that are due already."""
     payload = {"seconds": 0.02}
     return schedule_messages(
         {"topic": topic, "payload": payload, "queue": queue, "priority": priority, "due": ago(1)} for _ in range(number)
@@ -71,7 +65,7 @@ def claim(*messages: Message) -> set[int]:
 
 
 def passer_by(queue: str = "other") -> None:
-    """A message of another queue, scheduled now, is consumed: the workers have gone round since."""
+    """Schedule a message in another queue and wait for its end: the workers have made a turn since then."""
     wait_until(schedule_message("t.ok", queue=queue), State.CONSUMED)
 
 
@@ -97,7 +91,7 @@ def test_a_paused_queue_gives_nothing_away_and_another_does() -> None:
     assert claim(held) == {held.pk}
 
 
-def test_a_pause_says_who_why_since_when_and_until_when() -> None:
+def test_a_pause_shows_its_author_reason_beginning_and_end() -> None:
     before = transitions.now(DB)
     with actors.acting_as("user:anna"):
         queue = pause_queue(QUEUE, duration="30m", reason="the mail server moves\x00")
@@ -114,7 +108,7 @@ def test_pausing_again_changes_the_end_and_the_reason_but_not_since_when() -> No
     assert Queue.objects.count() == 1
 
 
-def test_a_pause_that_is_over_is_none_and_another_one_begins_anew() -> None:
+def test_a_pause_that_is_over_has_no_effect_and_another_one_begins_anew() -> None:
     Queue.objects.create(name=QUEUE, paused_at=ago(100), resumes_at=ago(1), reason="old")
     (message,) = due()
     assert pausing.paused(DB) == {}
@@ -141,20 +135,20 @@ def test_an_end_that_has_passed_is_refused() -> None:
         (QUEUE, {"duration": "soon"}, "duration"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, options: dict[str, Any], why: str) -> None:
+def test_an_impossible_pause_is_refused(name: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidMessage, match=why):
         pause_queue(name, **options)
     assert not Queue.objects.exists()
 
 
-def test_resuming_says_whether_it_was_paused() -> None:
+def test_resume_queue_returns_whether_the_queue_was_paused() -> None:
     assert not resume_queue(QUEUE)
     pause_queue(QUEUE)
     assert resume_queue(QUEUE)
     assert not resume_queue(QUEUE)
 
 
-def test_the_same_for_async_code() -> None:
+def test_async_code_can_pause_and_resume() -> None:
     async def life() -> list[Any]:
         return [await apause_queue(QUEUE, reason="why"), await aresume_queue(QUEUE), await aresume_queue(QUEUE)]
 
@@ -162,7 +156,7 @@ def test_the_same_for_async_code() -> None:
     assert (queue.name, queue.reason, was, was_not) == (QUEUE, "why", True, False)
 
 
-def test_a_pause_that_is_rolled_back_was_none() -> None:
+def test_a_pause_that_is_rolled_back_has_no_effect() -> None:
     with pytest.raises(RuntimeError), transaction.atomic():
         pause_queue(QUEUE)
         raise RuntimeError
@@ -181,7 +175,7 @@ def test_a_paused_message_can_be_cancelled_and_expires() -> None:
 
 
 def claiming(message: Message) -> AbstractContextManager[threading.Event]:
-    """A claim whose transaction goes on until the event is set."""
+    """Claim a message in a transaction that stays open until the event is set."""
     return unfinished(lambda: claim(message))
 
 
@@ -194,14 +188,14 @@ def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeyp
         seen: list[str] = []
         original = transitions.claims_under_way
 
-        def look(using: str) -> set[str]:
+        def count_and_release(using: str) -> set[str]:
             found = original(using)
             seen.append(Message.objects.get(pk=message.pk).state)
             if len(seen) == 3:
                 go.set()
             return found
 
-        monkeypatch.setattr(transitions, "claims_under_way", look)
+        monkeypatch.setattr(transitions, "claims_under_way", count_and_release)
         pause_queue(QUEUE)
     assert seen[:3] == [State.SCHEDULED] * 3
     assert Message.objects.get(pk=message.pk).state == State.RUNNING
@@ -221,7 +215,7 @@ def test_a_pause_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @BOTH
-def test_nothing_starts_in_a_paused_queue_and_all_of_it_after(start: Start) -> None:
+def test_messages_of_a_paused_queue_start_only_after_the_pause(start: Start) -> None:
     start("--queues", f"{QUEUE},other", "--threads", "2")
     pause_queue(QUEUE)
     messages = due(30)
@@ -269,7 +263,7 @@ def test_a_pause_with_an_end_is_over_by_itself(start: Start) -> None:
 
 
 @BOTH
-def test_what_runs_goes_on_and_a_retry_waits(start: Start, gate: Gate) -> None:
+def test_running_messages_go_on_in_a_paused_queue_and_retries_wait(start: Start, gate: Gate) -> None:
     start("--queues", f"{QUEUE},other")
     (gate.folder / "fail-1").touch()
     message = schedule_message("t.gate", gate.payload, queue=QUEUE)
@@ -305,20 +299,18 @@ def test_a_worker_that_is_killed_during_a_pause_costs_nothing(start: Start) -> N
 
 
 @pytest.fixture
-def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
-    """On Redis, with two queues; a test makes its turns."""
-    source = Source(DB, registry.handlers)
-    recorder = Recorder(DB, lambda count: None, WorkerExtensions(DB, "w"))
-    pool = Pool(4, recorder, "w", lambda: None)
-    assert source.redis is not None
+def consumer(redis_client: redis.Redis, assembled: Assemble) -> Consumer:
+    """A consumer of two queues with Redis; a test makes its turns."""
+    parts = assembled(threads=4, queues=(QUEUE, "other"))
+    broker = parts.brokers.redis
+    assert broker is not None
     for queue in (QUEUE, "other"):
-        source.redis.load(queue, ahead=600, worker="t", lease=10, identity="t", server=source.redis.server(), lost=True)
-    yield Consumer(DB, source, pool, lambda: (QUEUE, "other"), "w", Budget(None), 1.0, WorkerExtensions(DB, "w"))
-    source.close()
+        broker.load(queue, ahead=600, worker="t", lease=10, identity="t", server=broker.server(), lost=True)
+    return parts.consumer
 
 
 def calls(client: redis.Redis, *names: str) -> int:
-    """How often these commands were called since the last reset."""
+    """Return how often these commands were called since the last reset."""
     stats: dict[str, Any] = client.info("commandstats")
     return sum(stats[f"cmdstat_{name}"]["calls"] for name in names if f"cmdstat_{name}" in stats)
 
@@ -326,7 +318,7 @@ def calls(client: redis.Redis, *names: str) -> int:
 def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     consumer: Consumer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_pauses, "LOOK", 30.0)
+    monkeypatch.setattr(known_pauses, "PAUSE_CHECK_INTERVAL", 30.0)
     pause_queue(QUEUE)
     due(20)
     ready = keys("delayq", QUEUE).ready
@@ -340,11 +332,11 @@ def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     assert redis_client.zcard(ready) == 20
 
 
-def test_what_is_given_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
+def test_an_id_that_is_put_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
     pause_queue(QUEUE)
     due(3)
     (best,), (worst,) = due(priority=90), due(priority=-90)
-    redis_broker = consumer.source.redis
+    redis_broker = consumer.brokers.redis
     assert redis_broker is not None
     ready = keys("delayq", QUEUE).ready
     redis_broker.promote(QUEUE)

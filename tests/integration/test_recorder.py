@@ -1,4 +1,4 @@
-"""How outcomes gather before they are written. Time stands still here, and a sleep ends when the test says so."""
+"""The recorder gathers outcomes before it writes them. Time stands still here; a sleep ends when the test says."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from django_delayq import registry, schedule_message, transitions
-from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
 from django_delayq.outcomes import Ack
 from django_delayq.sql.rows import Success, Ticket
 from django_delayq.states import State
 from django_delayq.worker import recorder as module
 from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.recorder import GATHER, Recorder
+from django_delayq.worker.recorder import GATHER_TIME
+from tests.integration.conftest import Assemble
 from tests.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,9 +25,9 @@ PATIENCE = 60
 
 
 class Bench:
-    """A recorder, what it wrote in which batches, and how long it wanted to sleep."""
+    """A recorder with the sizes of the batches that it wrote and the times (seconds) that it slept."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[int] = []
         self.sleeps: list[float] = []
         self.asleep = threading.Event()
@@ -49,8 +49,7 @@ class Bench:
         ids = [schedule_message("t.ok").pk for _ in range(6)]
         rows = transitions.claim("default", [Ticket(pk) for pk in ids], {"t.ok": handler.lease}, "w")
         self.held = [Delivery(row, handler, "default") for row in rows]
-        self.recorder = Recorder("default", lambda count: None, WorkerExtensions("default", "w"))
-        self.recorder.start()
+        self.recorder = assembled().recorder
 
     def monotonic(self) -> float:
         return 1000.0
@@ -65,7 +64,7 @@ class Bench:
             self.recorder.submit(self.held.pop(), Ack(), "worker:w")
 
     def wait_for(self, number: int) -> None:
-        """Until so many are written."""
+        """Wait until so many outcomes are written."""
         consumed = Message.objects.filter(state=State.CONSUMED)
         eventually(lambda: consumed.count() == number, f"{number} outcomes are written")
 
@@ -77,8 +76,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    made = Bench(monkeypatch)
+def bench(assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench(assembled, monkeypatch)
     yield made
     made.close()
 
@@ -93,11 +92,11 @@ def test_outcomes_that_follow_closely_are_written_together(bench: Bench) -> None
     bench.go_on.set()
     bench.wait_for(6)
     assert bench.batches == [1, 5]
-    assert bench.sleeps == [pytest.approx(GATHER)]
+    assert bench.sleeps == [pytest.approx(GATHER_TIME)]
 
 
 def test_many_outcomes_do_not_wait_for_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MANY", 5)
+    monkeypatch.setattr(module, "ENOUGH_OUTCOMES", 5)
     bench.may_write.clear()
     bench.submit(1)
     assert bench.writing.wait(PATIENCE)

@@ -25,7 +25,7 @@ from django_delayq.models import Message
 from django_delayq.restore import Overdue, Restore, Selection
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
-from django_delayq.worker.broker_switch import Source
+from django_delayq.worker.broker_switch import BrokerSwitch
 from django_delayq.worker.loader import Loader
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
@@ -340,9 +340,9 @@ def test_a_restore_goes_on_when_its_operation_cannot_be_written(
 
 @pytest.fixture
 def loader(redis_client: redis.Redis) -> Iterator[Loader]:
-    source = Source(DB, dict)
-    yield Loader(DB, source, lambda: ("default", "other"), "host/1-loader")
-    source.close()
+    brokers = BrokerSwitch(DB, dict)
+    yield Loader(DB, brokers, lambda: ("default", "other"), "host/1-loader")
+    brokers.close()
 
 
 def test_a_load_from_the_beginning_is_shown_and_an_ordinary_load_is_not(

@@ -1,4 +1,4 @@
-"""When the parent of the worker processes loses its patience with one."""
+"""The supervisor: which children it kills, and which it replaces."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_a_child_that_shows_no_life_is_killed(supervisor: Supervisor, process: s
     assert process.wait(60) == -signal.SIGKILL
 
 
-def test_a_sign_of_life_is_enough(supervisor: Supervisor, process: subprocess.Popen[bytes], beat: _Beat) -> None:
+def test_a_child_that_shows_life_is_not_killed(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], beat: _Beat
+) -> None:
     for second in range(5 * LIMIT):
         if second % (LIMIT - 1) == 0:
             beat.set(0.0)
@@ -56,7 +58,7 @@ def test_a_sign_of_life_is_enough(supervisor: Supervisor, process: subprocess.Po
     assert process.poll() is None
 
 
-def test_time_that_the_supervisor_slept_through_is_not_held_against_a_child(
+def test_a_child_is_not_killed_for_time_that_its_supervisor_slept_through(
     supervisor: Supervisor, process: subprocess.Popen[bytes], beat: _Beat
 ) -> None:
     for _day in range(10):
@@ -66,7 +68,7 @@ def test_time_that_the_supervisor_slept_through_is_not_held_against_a_child(
     assert process.poll() is None
 
 
-def test_what_a_dead_child_had_reserved_is_left_for_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reservation_of_a_dead_child_is_left_for_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(Options("default", max_messages=5))
     supervisor.budget.reserve(9)
     assert not supervisor.budget.left
@@ -81,8 +83,8 @@ def test_what_a_dead_child_had_reserved_is_left_for_its_successor(monkeypatch: p
     assert left == [True]
 
 
-def test_nobody_is_started_when_all_messages_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_child_is_started_when_all_messages_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(Options("default", max_messages=5))
-    supervisor.budget.settle(supervisor.budget.reserve(5), 5)
+    supervisor.budget.commit(supervisor.budget.reserve(5), 5)
     monkeypatch.setattr(supervisor, "_fork", lambda place: pytest.fail("started"))
     supervisor._start_missing()

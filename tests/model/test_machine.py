@@ -38,7 +38,7 @@ from django_delayq.registry import handlers
 from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
 from django_delayq.states import FINAL, State, is_legal
 from django_delayq.verdicts import Verdict
-from django_delayq.worker.broker_switch import Source
+from django_delayq.worker.broker_switch import BrokerSwitch
 from django_delayq.worker.loader import Loader
 from django_delayq.worker.sweeper import Sweeper
 from tests.app.models import Effect
@@ -114,13 +114,12 @@ class Machine(RuleBasedStateMachine):
         self.restores: dict[int, Restoring] = {}
         self.snapshot: dict[bytes, bytes] | None = None
         with self.with_redis():
-            source = Source("default", handlers)
-            assert source.redis is not None
-            assert isinstance(source.redis, RedisBroker)
-            self.broker = source.redis
-            self.source = source
-            self.loaders = [Loader("default", source, lambda: (QUEUE,), worker.name) for worker in self.workers]
-            self.sweeper = Sweeper("default", source, lambda: (QUEUE,), lambda: [TOPIC])
+            brokers = BrokerSwitch("default", handlers)
+            assert isinstance(brokers.redis, RedisBroker)
+            self.broker = brokers.redis
+            self.brokers = brokers
+            self.loaders = [Loader("default", brokers, lambda: (QUEUE,), worker.name) for worker in self.workers]
+            self.sweeper = Sweeper("default", brokers, lambda: (QUEUE,), lambda: [TOPIC])
         self.set_time()
 
     # --- helpers ------------------------------------------------------------------------------------------------------
@@ -371,7 +370,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1))
     def load(self, which: int) -> None:
         with self.with_redis():
-            self.hint(lambda: self.loaders[which]._look(QUEUE))
+            self.hint(lambda: self.loaders[which]._check(QUEUE))
 
     @rule()
     def sweep(self) -> None:
@@ -445,7 +444,7 @@ class Machine(RuleBasedStateMachine):
                 break
             self.heal()
         self.check()
-        self.source.close()
+        self.brokers.close()
         self.client.close()
 
     def heal(self) -> None:

@@ -138,7 +138,7 @@ MUTANTS = [
         [
             (
                 f"{WORKER}/loader.py",
-                "ours = (look.run_id, look.replid) == (server.run_id, server.replid)",
+                "ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)",
                 "ours = True",
             )
         ],
@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         "handler that begins with its claim",
-        [("django_delayq/worker/pool.py", "if delivery.due_mono > delivery.queued_mono:", "if False:")],
+        [(f"{WORKER}/claim_ahead.py", "or delivery.due_mono <= delivery.queued_mono:", "or True:")],
     ),
     Mutant("mover that is a second early", [(f"{LUA}/take.lua", '"%.0f", now + 1)', '"%.0f", now + 10001)')]),
     Mutant(

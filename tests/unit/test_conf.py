@@ -32,6 +32,13 @@ def test_times_may_be_written_as_people_write_them() -> None:
     assert (settings.HORIZON, settings.GRACE, settings.LEASE, settings.TIMEOUT) == (600.0, 3.0, 90.0, None)
 
 
+@pytest.mark.parametrize(("given", "seconds"), [(0, 0.0), ("5ms", 0.005), ("1s", 1.0)])
+def test_claim_ahead_may_be_any_time_up_to_a_second(given: Any, seconds: float) -> None:
+    settings, problems = conf.parse({"CLAIM_AHEAD": given})
+    assert not problems
+    assert seconds == settings.CLAIM_AHEAD
+
+
 def test_a_list_of_delays_is_a_retry_policy() -> None:
     settings, problems = conf.parse({"RETRY": ["4m", "10m"]})
     assert not problems
@@ -73,6 +80,8 @@ def test_an_unknown_key_is_e002_and_named() -> None:
         ("HORIZON", None),
         ("HORIZON", [600]),
         ("GRACE", -1),
+        ("CLAIM_AHEAD", -0.01),
+        ("CLAIM_AHEAD", "2s"),
         ("LEASE", 10**400),
         ("TIMEOUT", 0),
         ("RETRY", "5m"),

@@ -12,16 +12,6 @@ import django_delayq
 PACKAGE = Path(django_delayq.__file__).parent
 # The homes of all that depends on the vendor. A migration must stand alone, so it may ask by itself.
 HOMES = {PACKAGE / "sql", PACKAGE / "console/statements"}
-# These still ask. Remove each from here when it asks no more.
-PENDING = {
-    "console/admin/dashboard_page.py",
-    "console/admin/health_page.py",
-    "console/search/payloads.py",
-    "console/statistics/throughput.py",
-    "console/statistics/upcoming.py",
-    "worker/connections.py",
-    "worker/guard.py",
-}
 SOURCES = [
     path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -30,9 +20,7 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_module_outside_the_statements_asks_for_the_vendor(path: Path, request: pytest.FixtureRequest) -> None:
-    if str(path.relative_to(PACKAGE)) in PENDING:
-        request.applymarker(pytest.mark.xfail)
+def test_no_module_outside_the_statements_asks_for_the_vendor(path: Path) -> None:
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     asked = [node.lineno for node in nodes if isinstance(node, ast.Attribute) and node.attr == "vendor"]
     assert asked == []

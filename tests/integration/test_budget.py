@@ -1,4 +1,4 @@
-"""What the processes of a worker share: a lock, and the budget of --max-messages. Some of them die holding either."""
+"""The lock and the budget of ``--max-messages`` that the processes of a worker share, also when a process dies."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from django_delayq.worker.processlock import ProcessLock
 
 @contextmanager
 def forked(act: Callable[[], object]) -> Iterator[int]:
-    """Another process that has done this; it lives until it is killed."""
-    done, told = os.pipe()
+    """Fork a process that calls ``act`` and lives until it is killed."""
+    result_read, result_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(done)
-        os.write(told, b"1" if act() else b"0")
+        os.close(result_read)
+        os.write(result_write, b"1" if act() else b"0")
         signal.pause()
-    os.close(told)
+    os.close(result_write)
     try:
-        assert os.read(done, 1) == b"1"
+        assert os.read(result_read, 1) == b"1"
         yield pid
     finally:
-        os.close(done)
+        os.close(result_read)
         kill(pid)
 
 
@@ -40,7 +40,7 @@ def kill(pid: int) -> None:
 
 
 @pytest.mark.parametrize("build", ["as it is", "without memfd"])
-def test_one_process_has_it_until_it_dies(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_holds_the_lock_until_it_dies(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if build == "without memfd":
         monkeypatch.delattr(os, "memfd_create", raising=False)
     lock = ProcessLock()
@@ -54,36 +54,36 @@ def test_one_process_has_it_until_it_dies(build: str, monkeypatch: pytest.Monkey
         pass
 
 
-def test_what_a_dead_process_had_reserved_is_given_back() -> None:
+def test_the_reservation_of_a_dead_process_is_released() -> None:
     budget = Budget(10, 2)
     budget.place = 1
     with forked(lambda: budget.reserve(7) == 7):
         budget.place = 0
         assert budget.reserve(5) == 3
-        budget.settle(3, 3)
+        budget.commit(3, 3)
         assert (budget.left, budget.empty) == (False, False)
-    budget.bury(1)
+    budget.release_reservations_of(1)
     assert budget.left
     assert budget.reserve(10) == 7
-    budget.settle(7, 7)
+    budget.commit(7, 7)
     assert budget.empty
 
 
-def test_who_stands_still_in_the_middle_holds_up_only_those_who_reserve() -> None:
+def test_a_frozen_process_that_holds_the_lock_delays_only_reservations() -> None:
     budget = Budget(10, 2)
-    with forked(budget._lock.acquire) as holder:
-        budget.give_back()
-        budget.give_back()
-        assert not budget.bury(1)
+    with forked(budget._processes.acquire) as holder:
+        budget.refund()
+        budget.refund()
+        assert not budget.release_reservations_of(1)
         assert not budget.empty
         kill(holder)
-    assert budget.bury(1)
+    assert budget.release_reservations_of(1)
     assert budget.reserve(100) == 12
 
 
 def test_without_a_limit_there_is_always_something_left() -> None:
     budget = Budget(None, 2)
     assert budget.reserve(1000) == 1000
-    budget.settle(1000, 1000)
-    budget.bury(1)
+    budget.commit(1000, 1000)
+    budget.release_reservations_of(1)
     assert (budget.left, budget.empty) == (True, False)

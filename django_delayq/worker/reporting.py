@@ -1,0 +1,104 @@
+"""Reports what happened to messages: log lines and signals, and for messages that are taken back also Redis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from .. import publisher, signals
+from ..broker.base import Entry
+from ..models import Message
+from ..sql.rows import Failure, Moved
+from ..states import State
+from .delivery import Delivery
+
+logger = logging.getLogger("django_delayq")
+
+
+def publish_scheduled(using: str, moves: Sequence[Moved]) -> None:
+    """Publish the messages that are scheduled again to Redis."""
+    publisher.put(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED])
+
+
+def report_moves(using: str, moves: Sequence[Moved]) -> None:
+    """Publish, log and signal messages that were taken back from a delivery, or expired, without an outcome."""
+    publish_scheduled(using, moves)
+    for m in moves:
+        level = logging.ERROR if m.after == State.DEAD else logging.WARNING
+        logger.log(
+            level,
+            "message %s id=%d topic=%s delivery=%d reason=%r",
+            "released" if m.after == State.SCHEDULED else m.after.value,
+            m.id,
+            m.topic,
+            m.deliveries,
+            m.reason,
+            extra={"delayq_event": m.after.value, "delayq": {"id": m.id, "topic": m.topic}},
+        )
+        signals.emit_end(Message, m, using)
+
+
+def wants_successes() -> bool:
+    """Return whether anybody logs or receives successes."""
+    return logger.isEnabledFor(logging.INFO) or bool(signals.message_succeeded.receivers)
+
+
+def report_success(using: str, delivery: Delivery, ended_mono: float) -> None:
+    """Log and signal a success that is recorded; its handler ended at ``ended_mono``."""
+    runtime = ended_mono - delivery.started_mono
+    if logger.isEnabledFor(logging.INFO):
+        log_event(
+            logging.INFO,
+            "consumed",
+            delivery,
+            lateness_ms=delivery.lateness * 1000,
+            runtime_ms=runtime * 1000,
+        )
+    if signals.message_succeeded.receivers:
+        arguments = signals.message_arguments(delivery, using)
+        signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **arguments)
+
+
+def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Moved | None) -> None:
+    """Log and signal a failure and the move it led to; ``moved`` None: another delivery is the current one."""
+    if moved is None:
+        logger.warning("Outcome refused, another delivery is the current one: %s", delivery)
+        return
+    signals.emit_end(Message, moved, using, error=failure.error)
+    # The first word of an error is its class; the rest may hold secrets.
+    error = failure.error.split(":")[0][:80]
+    if moved.after == State.DEAD:
+        log_event(logging.ERROR, "dead", delivery, error=error)
+    elif moved.after == State.CANCELLED:
+        log_event(logging.INFO, "cancelled", delivery)
+    elif failure.counts:
+        log_event(logging.WARNING, "retried", delivery, due=moved.due_at, error=error)
+        signals.emit(
+            signals.message_retried,
+            Message,
+            delivery=delivery.deliveries,
+            due_at=moved.due_at,
+            error=failure.error,
+            **signals.message_arguments(delivery, using),
+        )
+    else:
+        log_event(logging.INFO, "released", delivery, reason=failure.reason or error)
+
+
+def log_event(level: int, event: str, delivery: Delivery, **facts: Any) -> None:
+    """Log one line about a delivery, with the facts as ``extra`` too.
+
+    The facts never hold the payload, a key or the text of an error: those may be secret. The record has them.
+    """
+    facts = {"id": delivery.id, "topic": delivery.topic, "delivery": delivery.deliveries, **facts}
+    line = " ".join(f"{name}={_formatted(value)}" for name, value in facts.items())
+    logger.log(level, "message %s %s", event, line, extra={"delayq_event": event, "delayq": facts})
+
+
+def _formatted(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    text = str(value)
+    # Error texts are data: they must not be able to forge a line of the log.
+    return repr(text) if " " in text or not text.isprintable() else text

@@ -1,0 +1,29 @@
+"""The switch between Redis and the database."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.worker.assembly import Parts
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_an_answer_to_what_was_asked_before_redis_failed_does_not_bring_it_back(
+    parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some commands succeed in a Redis that is full; and one thread may have asked before another one failed."""
+    brokers = parts.brokers
+    brokers.has_loader = True
+    asked = time.monotonic()
+    brokers.report_failure(BrokerUnavailable("used memory"))
+    brokers.report_answer(asked)
+    brokers.report_failure(BrokerUnavailable("used memory"))
+    assert brokers.current() is brokers.database
+    brokers.report_answer(time.monotonic())
+    assert brokers.current() is brokers.redis
+    lines = [record.getMessage() for record in caplog.records if "Redis is" in record.getMessage()]
+    assert [text.split(";")[0] for text in lines] == ["Redis is away", "Redis is back"]

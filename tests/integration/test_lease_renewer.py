@@ -1,0 +1,73 @@
+"""The renewal of leases, and what a handler learns by it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_delayq import cancel_message, transitions
+from django_delayq.models import Message
+from django_delayq.verdicts import Verdict
+from django_delayq.worker.assembly import Parts
+from django_delayq.worker.lease_renewer import LeaseRenewer
+from tests.integration.claims import DB, claimed, locked_by_a_cancel, needs_row_locks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(parts: Parts) -> None:
+    needs_row_locks()
+    one, other = claimed("t.ok", "t.ok")
+    renewer = LeaseRenewer(DB, parts.pool)
+    for delivery in (one, other):
+        delivery.leased_mono -= 40
+        parts.pool._held.add([delivery])
+    before = time.monotonic()
+    with locked_by_a_cancel(one.id):
+        renewer.tick()
+        assert time.monotonic() - before < 5
+        assert not one.lost
+        assert (one.leased_mono < before - 30, other.leased_mono >= before) == (True, True)
+    renewer._renew_at = 0.0
+    renewer.tick()
+    assert one.cancel_requested
+    assert one.leased_mono >= before
+
+
+def test_a_lost_lease_is_noticed(parts: Parts) -> None:
+    (one,) = claimed("t.ok")
+    parts.pool._held.add([one])
+    one.leased_mono -= 40
+    transitions.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
+    LeaseRenewer(DB, parts.pool).tick()
+    assert one.lost
+
+
+def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_nothing() -> None:
+    needs_row_locks()
+    (one,) = claimed("t.ok")
+    before = Message.objects.get(pk=one.id).leased_until
+    assert before is not None
+    answers: list[Any] = []
+
+    def cancel() -> None:
+        try:
+            answers.append(cancel_message(one.id).verdict)
+            answers.append(Message.objects.get(pk=one.id).leased_until)
+        finally:
+            connections.close_all()
+
+    with transaction.atomic():
+        one.extend("10m")
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        thread.join(5)
+        assert answers, "the cancel waits for the handler's transaction"
+    thread.join()
+    assert answers[0] == Verdict.REQUESTED
+    assert answers[1] > before + timedelta(minutes=5)

@@ -1,0 +1,43 @@
+"""The outcomes that a recorder writes while other transactions hold their rows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from django_delayq.models import Message
+from django_delayq.outcomes import Ack, Release, Retry
+from django_delayq.states import State
+from django_delayq.worker.recorder import Recorder
+from tests.integration.claims import claimed, locked_by_a_cancel, needs_row_locks, state
+from tests.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_released_delivery_costs_no_attempt(recorder: Recorder) -> None:
+    (one,) = claimed("t.ok")
+    recorder.submit(one, Release("shutdown"), "worker:w")
+    assert recorder.flush(20)
+    message = Message.objects.get(pk=one.id)
+    assert (message.state, message.attempts, message.reported, message.deliveries) == (State.SCHEDULED, 0, 1, 1)
+    last = message.transitions.last()
+    assert last is not None
+    assert (last.reason, last.error) == ("shutdown", "")
+
+
+@pytest.mark.parametrize("outcome", [Ack(), Retry(timedelta(0), "failed")])
+def test_a_long_transaction_that_cancels_one_message_holds_up_no_other_outcome(
+    recorder: Recorder, outcome: Ack | Retry
+) -> None:
+    needs_row_locks()
+    one, other = claimed("t.ok", "t.ok")
+    with locked_by_a_cancel(one.id):
+        recorder.submit(one, outcome, "worker:w")
+        recorder.submit(other, Ack(), "worker:w")
+        eventually(lambda: state(other) == State.CONSUMED, "the other outcome", timeout=15)
+        assert state(one) == State.RUNNING
+        assert not recorder.flush(0.2)
+    assert recorder.flush(10)
+    assert state(one) == (State.CONSUMED if isinstance(outcome, Ack) else State.CANCELLED)

@@ -1,0 +1,33 @@
+"""One worker process: how it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from django_delayq.worker.budget import Budget
+from django_delayq.worker.options import Options
+from django_delayq.worker.process import BROKEN, WorkerProcess
+from django_delayq.worker.recorder import Recorder
+from tests.integration.claims import DB
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_process_that_has_lost_a_thread_ends_to_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Recorder, "run", lambda self: None)
+    process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0), Budget(None))
+    assert process.run() == BROKEN
+    assert "delayq-recorder has died" in caplog.text
+
+
+def test_stopping_from_a_signal_handler_takes_no_lock() -> None:
+    process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0), Budget(None))
+    threading.Timer(0.2, process.stop).start()
+    began = time.monotonic()
+    assert process.run() == 0
+    assert time.monotonic() - began < 10

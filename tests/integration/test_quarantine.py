@@ -1,0 +1,52 @@
+"""A message that kept crashing its worker runs alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_delayq import schedule_message, transitions
+from django_delayq.models import Message
+from django_delayq.states import State
+from django_delayq.worker.once import drain
+from django_delayq.worker.options import Options
+from django_delayq.worker.quarantine import FIRST_PATIENCE
+from tests.integration.claims import DB, claimed
+from tests.integration.conftest import Assemble
+from tests.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemble) -> None:
+    """Otherwise a process that is always busy with handlers of a minute would never run it."""
+    parts = assembled(threads=2, redis=False)
+    consumer, recorder = parts.consumer, parts.recorder
+    (busy,) = claimed("t.ok")
+    consumer.pool._held.add([busy])
+    message = schedule_message("t.ok")
+    Message.objects.filter(pk=message.pk).update(deliveries=2)
+    patience = []
+    for _time in range(3):
+        consumer.turn()
+        assert consumer.pool.quarantined is not None
+        patience.append(consumer.quarantine.patience)
+        assert consumer.turn() <= patience[-1]
+        consumer.quarantine._patient_until = 0.0
+        consumer.turn()
+        assert recorder.flush(5)
+        assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
+        Message.objects.filter(pk=message.pk).update(due_at=message.due_at)
+    assert [round(seconds / FIRST_PATIENCE) for seconds in patience] == [1, 2, 4]
+    consumer.pool._held.remove(busy)
+    consumer.pool.start()
+    consumer.turn()
+    consumer.turn()
+    eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
+    consumer.pool.stop()
+
+
+def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_delivered() -> None:
+    message = schedule_message("t.ok")
+    Message.objects.filter(pk=message.pk).update(deliveries=2)
+    assert drain(Options(DB, threads=2, max_messages=1)) == 1
+    assert Message.objects.get(pk=message.pk).state == State.CONSUMED
