@@ -23,7 +23,7 @@ OURS = ("/admin/delayq_console/dashboard/", "/admin/django_delayq/worker/")
 
 
 def asset(name: str) -> str:
-    found = finders.find(f"django_delayq/{name}")
+    found = finders.find(f"delayq_console/{name}")
     assert isinstance(found, str)
     return Path(found).read_text()
 

@@ -196,7 +196,7 @@ class ActionPages(_Base):
             "back": self._back(request, scope),
         }
         context["media"] += form.media
-        return TemplateResponse(request, "admin/django_delayq/message/confirm.html", context)
+        return TemplateResponse(request, "delayq_console/message/confirm.html", context)
 
     def _form(self, verb: Verb, scope: Scope, number: int | None, more: bool = False, data: Any = None) -> ReasonForm:
         return verb.form(

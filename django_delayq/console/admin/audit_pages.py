@@ -54,7 +54,7 @@ class Shown:
 class AuditEventAdmin(Page, _ModelAdmin):
     """Nobody changes what is written here."""
 
-    template = "admin/django_delayq/auditevent/list.html"
+    template = "delayq_console/auditevent/list.html"
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("delayq_console.view_auditevent")

@@ -78,7 +78,7 @@ class QueueRow:
 
 
 class DashboardAdmin(Page, _ModelAdmin):
-    template = "admin/django_delayq/dashboard.html"
+    template = "delayq_console/dashboard.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         window, back = _window(request, "window"), _window(request, "past")

@@ -42,7 +42,7 @@ class Shown:
 
 
 class DeadLetterAdmin(Page, _ModelAdmin):
-    template = "admin/django_delayq/deadletters.html"
+    template = "delayq_console/deadletters.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         steer = self.admin_site._registry.get(Message)

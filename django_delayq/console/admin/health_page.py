@@ -62,7 +62,7 @@ class Server:
 
 
 class HealthAdmin(Restoring, Page, _ModelAdmin):
-    template = "admin/django_delayq/health.html"
+    template = "delayq_console/health.html"
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"

@@ -38,7 +38,7 @@ class MessageAdmin(ReadOnly, ActionPages, Exporting, MessagePage, _ModelAdmin):
     list_display = ("ident", "badge", "topic", "queue", "key", "due", "tries", "failure", "preview")
     # Only for the box to be there: the search is read by search.of.
     search_fields = ("=id",)
-    change_list_template = "admin/django_delayq/message/change_list.html"
+    change_list_template = "delayq_console/message/change_list.html"
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return MessageList

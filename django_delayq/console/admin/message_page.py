@@ -167,7 +167,7 @@ class MessagePage(_Base):
             "related": self._related(message),
             **(extra or {}),
         }
-        return TemplateResponse(request, "admin/django_delayq/message/change_form.html", context)
+        return TemplateResponse(request, "delayq_console/message/change_form.html", context)
 
     def _facts(self, message: Message) -> list[tuple[str, str]]:
         limit = "" if message.max_attempts is None else f" / {message.max_attempts}"

@@ -85,7 +85,7 @@ def _progress(operation: Operation) -> str:
 class OperationAdmin(Page, _ModelAdmin):
     """Who may see operations sees them all; who started one may stop it, and so may who could have started it."""
 
-    template = "admin/django_delayq/operation/list.html"
+    template = "delayq_console/operation/list.html"
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("delayq_console.view_operation")
@@ -152,7 +152,7 @@ class OperationAdmin(Page, _ModelAdmin):
             "list": self._url("changelist"),
             **(extra_context or {}),
         }
-        return TemplateResponse(request, "admin/django_delayq/operation/detail.html", context)
+        return TemplateResponse(request, "delayq_console/operation/detail.html", context)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

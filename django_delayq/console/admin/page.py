@@ -45,7 +45,7 @@ class Link:
 
 
 def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict[str, Any]:
-    """What ``admin/django_delayq/nav.html`` needs; pages that extend templates of the admin's own include that."""
+    """What ``delayq_console/nav.html`` needs; pages that extend templates of the admin's own include that."""
     settings = conf.get()
     return {
         "links": _links(model_admin, request),
@@ -57,7 +57,7 @@ def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict
 
 
 def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str) -> dict[str, Any]:
-    """What ``admin/django_delayq/base.html`` needs."""
+    """What ``delayq_console/base.html`` needs."""
     request.current_app = model_admin.admin_site.name
     return {
         **model_admin.admin_site.each_context(request),

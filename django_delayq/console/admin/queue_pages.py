@@ -116,7 +116,7 @@ class Row:
 
 
 class QueueAdmin(Page, _ModelAdmin):
-    template = "admin/django_delayq/queues.html"
+    template = "delayq_console/queues.html"
 
     def may_pause(self, request: HttpRequest) -> bool:
         """Whether the user may pause and resume."""
@@ -234,7 +234,7 @@ class QueueAdmin(Page, _ModelAdmin):
             "url": self._url(verb, name),
             "back": self._url("changelist"),
         }
-        return TemplateResponse(request, "admin/django_delayq/queue_confirm.html", shown)
+        return TemplateResponse(request, "delayq_console/queue_confirm.html", shown)
 
     def _done(self, request: HttpRequest, text: str, level: int) -> HttpResponse:
         panels.forget()

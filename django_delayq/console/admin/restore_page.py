@@ -192,7 +192,7 @@ class Restoring(_Base):
             "url": self.url("restore"),
             "back": self.url("changelist"),
         }
-        return TemplateResponse(request, "admin/django_delayq/restore.html", shown)
+        return TemplateResponse(request, "delayq_console/restore.html", shown)
 
     def _start(self, request: HttpRequest, using: str, form: RestoreForm, reason: str) -> HttpResponse:
         actor = f"user:{request.user.get_username()}"

@@ -55,10 +55,10 @@ class Row:
 class WorkerAdmin(Page, _ModelAdmin):
     """Who may see messages may see who works on them."""
 
-    template = "admin/django_delayq/workers.html"
+    template = "delayq_console/workers.html"
     fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
     readonly_fields = fields
-    change_form_template = "admin/django_delayq/worker_detail.html"
+    change_form_template = "delayq_console/worker_detail.html"
     has_detail = True
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
