@@ -147,8 +147,8 @@ def pages() -> Iterator[Page]:
     for name in ("deadletter", "queue", "worker", "health", "operation", "auditevent"):
         app = "django_delayq" if name in ("queue", "worker") else "delayq_console"
         yield Page(name, reverse(f"admin:{app}_{name}_changelist"))
-    steer = reverse("admin:django_delayq_message_steer", args=["requeue"])
-    yield Page("confirm: requeue all the dead", steer, post={"search": "state:dead"})
+    action = reverse("admin:django_delayq_message_action", args=["requeue"])
+    yield Page("confirm: requeue all the dead", action, post={"search": "state:dead"})
 
 
 def _dashboards() -> Iterator[Page]:
@@ -242,7 +242,7 @@ def fill(rows: int) -> None:
             cursor.execute(_MESSAGES.format(past=int(rows * 0.4), rows=rows))
         for statement in (_LOG, _MINUTES, _HOURS):
             cursor.execute(statement)
-        steer()
+        act()
         # As the server does by itself, sooner or later.
         cursor.execute("VACUUM (ANALYZE) delayq_message")
         cursor.execute("ANALYZE")
@@ -327,7 +327,7 @@ _MINUTES = _ROLLUP.format(seconds=60, first=-60, last=2880)
 _HOURS = _ROLLUP.format(seconds=3600, first=49, last=720)
 
 
-def steer() -> None:
+def act() -> None:
     """Operations, and the trace of what people did."""
     from django_delayq.console.models import AuditEvent, Operation
 

@@ -13,14 +13,14 @@ from django_delayq.models import Message
 
 from . import samples
 
-VERBS = ("cancel", "reschedule", "run", "requeue", "purge")
+ACTIONS = ("cancel", "reschedule", "run", "requeue", "purge")
 SOME = {"reason": "because"}
 
 
-def select(client: Client, verb: str, *messages: Message, across: bool = False, query: str = "?state=all") -> Any:
+def select(client: Client, action: str, *messages: Message, across: bool = False, query: str = "?state=all") -> Any:
     """Choose an action in the list."""
     data = {
-        "action": f"{verb}_selected",
+        "action": f"{action}_selected",
         "_selected_action": [message.pk for message in messages],
         "select_across": "1" if across else "0",
         "index": "0",
@@ -28,34 +28,34 @@ def select(client: Client, verb: str, *messages: Message, across: bool = False, 
     return client.post(reverse(samples.LIST) + query, data)
 
 
-def steer(client: Client, verb: str, *messages: Message, **data: Any) -> Any:
+def ask(client: Client, action: str, *messages: Message, **data: Any) -> Any:
     """Press a button for these messages."""
-    return client.post(samples.steer_url(verb), {"ids": samples.ids(*messages), **data})
+    return client.post(samples.action_url(action), {"ids": samples.ids(*messages), **data})
 
 
-def steer_search(client: Client, verb: str, search: str, **data: Any) -> Any:
+def ask_for_search(client: Client, action: str, search: str, **data: Any) -> Any:
     """Press a button for all that a search finds."""
-    return client.post(samples.steer_url(verb), {"search": search, **data})
+    return client.post(samples.action_url(action), {"search": search, **data})
 
 
-def answer(client: Client, verb: str, asked: Any, *, follow: bool = True, **data: Any) -> Any:
+def answer(client: Client, action: str, asked: Any, *, follow: bool = True, **data: Any) -> Any:
     """Say yes to a question, with what it asks for."""
     assert asked.status_code == 200, asked.status_code
     form = asked.context["form"]
     given: dict[str, Any] = {"token": asked.context["token"], "reason": "because", "typed": form.expected}
     if asked.context["filters"] is not None:
         given["filters"] = asked.context["filters"]
-    return client.post(samples.steer_url(verb), {**given, **data}, follow=follow)
+    return client.post(samples.action_url(action), {**given, **data}, follow=follow)
 
 
-def confirm(client: Client, verb: str, *messages: Message, **data: Any) -> Any:
+def confirm(client: Client, action: str, *messages: Message, **data: Any) -> Any:
     """From the list to what came of it."""
-    return answer(client, verb, select(client, verb, *messages), **data)
+    return answer(client, action, select(client, action, *messages), **data)
 
 
-def started(client: Client, verb: str, search: str, **data: Any) -> Operation:
+def started(client: Client, action: str, search: str, **data: Any) -> Operation:
     """Have all that a search finds done: the operation that it became."""
-    response = answer(client, verb, steer_search(client, verb, search), **data)
+    response = answer(client, action, ask_for_search(client, action, search), **data)
     assert response.status_code == 200
     operation = Operation.objects.order_by("-pk").first()
     assert operation is not None

@@ -10,7 +10,7 @@ from django_delayq.console.admin import audit_pages, panels, preview
 from django_delayq.console.search import listing
 from django_delayq.console.statistics import failures
 
-STEER = ("cancel_message", "reschedule_message", "run_message", "requeue_message")
+ACTION_PERMISSIONS = ("cancel_message", "reschedule_message", "run_message", "requeue_message")
 
 
 def person(name: str, *permissions: str) -> User:
@@ -28,7 +28,7 @@ def logged_in(user: User, *, enforce_csrf_checks: bool = False) -> Client:
 
 
 @pytest.fixture(autouse=True)
-def _facts_of_this_test() -> None:
+def _forget_panels() -> None:
     """The pages keep what they know for some seconds."""
     panels.forget()
 
@@ -40,14 +40,14 @@ def viewer(db: None) -> Client:
 
 @pytest.fixture
 def operator(db: None) -> Client:
-    return logged_in(person("otto", "view_message", *STEER))
+    return logged_in(person("otto", "view_message", *ACTION_PERMISSIONS))
 
 
 @pytest.fixture
 def chief(db: None) -> Client:
     """May do everything to messages, many of them too, and see what became of it."""
     more = ("purge_message", "bulk_message", "view_operation", "view_auditevent")
-    return logged_in(person("cora", "view_message", *STEER, *more))
+    return logged_in(person("cora", "view_message", *ACTION_PERMISSIONS, *more))
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, no list gives up."""
     monkeypatch.setattr(listing, "PAGE_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(listing, "COUNTS_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(preview, "PATIENCE_FOR_THE_REST", 60_000)
     monkeypatch.setattr(failures, "PAGE_TIMEOUT_MS", 60_000)
-    for module in (audit_pages, panels, preview):
-        monkeypatch.setattr(module, "PATIENCE", 60_000)
+    monkeypatch.setattr(audit_pages, "AUDIT_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(panels, "PANEL_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(preview, "CHANGED_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(preview, "UNCHANGED_TIMEOUT_MS", 60_000)

@@ -58,8 +58,8 @@ def succeeded(message: Message) -> Message:
     return fresh(message)
 
 
-def failed(message: Message, **facts: Any) -> Message:
-    assert transitions.fail(DB, [Failure(message.pk, message.deliveries, WORKER, **facts)])
+def failed(message: Message, **values: Any) -> Message:
+    assert transitions.fail(DB, [Failure(message.pk, message.deliveries, WORKER, **values)])
     return fresh(message)
 
 
@@ -106,8 +106,8 @@ def change_url(message: Message) -> str:
     return reverse("admin:django_delayq_message_change", args=[message.pk])
 
 
-def steer_url(verb: str) -> str:
-    return reverse("admin:django_delayq_message_steer", args=[verb])
+def action_url(action: str) -> str:
+    return reverse("admin:django_delayq_message_action", args=[action])
 
 
 def ids(*messages: Message) -> str:

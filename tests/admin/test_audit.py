@@ -1,4 +1,4 @@
-"""The audit: one event for each verb, whoever did it, and it outlives the user."""
+"""The audit: one event for each action, whoever did it, and it outlives the user."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.models import Message
 
 from . import samples
-from .asking import VERBS, confirm, select, started, steer, worked_off
+from .asking import ACTIONS, ask, confirm, select, started, worked_off
 
 pytestmark = pytest.mark.django_db
 
 LIST = "admin:delayq_console_auditevent_changelist"
 
 
-def event(verb: str = "cancel", target: str = "something", actor: str = "user:anna", **facts: Any) -> AuditEvent:
+def event(action: str = "cancel", target: str = "something", actor: str = "user:anna", **values: Any) -> AuditEvent:
     with actors.acting_as(actor):
-        return audit.record(samples.DB, verb, target, **facts)
+        return audit.record(samples.DB, action, target, **values)
 
 
 def found(client: Client, **asked: str) -> list[int]:
@@ -50,15 +50,15 @@ ONE = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_on_one_message_writes_one_event(chief: Client, verb: str) -> None:
-    make, outcomes = ONE[verb]
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_verb_on_one_message_writes_one_event(chief: Client, action: str) -> None:
+    make, outcomes = ONE[action]
     message = make()
-    given = {"delay": "5m"} if verb == "reschedule" else {}
-    confirm(chief, verb, message, **given)
+    given = {"delay": "5m"} if action == "reschedule" else {}
+    confirm(chief, action, message, **given)
     written = AuditEvent.objects.get()
-    facts = (written.actor, written.verb, written.message_id, written.reason, written.outcomes, written.operation_id)
-    assert facts == ("user:cora", verb, message.pk, "because", outcomes, None)
+    values = (written.actor, written.verb, written.message_id, written.reason, written.outcomes, written.operation_id)
+    assert values == ("user:cora", action, message.pk, "because", outcomes, None)
     assert written.target == f"message #{message.pk}"
     assert written.user_key == str(User.objects.get(username="cora").pk)
 
@@ -88,7 +88,7 @@ def test_an_operation_is_one_event_that_leads_to_it(chief: Client) -> None:
 def test_a_question_alone_is_no_event(chief: Client) -> None:
     message = samples.scheduled()
     select(chief, "cancel", message)
-    steer(chief, "cancel", message)
+    ask(chief, "cancel", message)
     assert not AuditEvent.objects.exists()
 
 
@@ -113,8 +113,8 @@ def test_commands_leave_a_trace_too() -> None:
     message = samples.scheduled()
     call_command("delayq_cancel", str(message.pk), "--reason", "by hand", stdout=StringIO())
     written = AuditEvent.objects.get()
-    facts = (written.verb, written.target, written.reason, written.outcomes, written.message_id)
-    assert facts == ("cancel", f"message #{message.pk}", "by hand", {"cancelled": 1}, message.pk)
+    values = (written.verb, written.target, written.reason, written.outcomes, written.message_id)
+    assert values == ("cancel", f"message #{message.pk}", "by hand", {"cancelled": 1}, message.pk)
     assert written.actor.startswith("command:delayq_cancel")
     Message.objects.update(finished_at=timezone.now() - timedelta(days=2))
     call_command("delayq_purge", "--older-than", "1d", stdout=StringIO(), stderr=StringIO())
@@ -146,11 +146,11 @@ def test_the_page_is_narrowed_by_verb_by_actor_and_by_period(chief: Client) -> N
     old, purged, by_berta = event(), event("purge"), event(actor="user:berta")
     AuditEvent.objects.filter(pk=old.pk).update(at=timezone.now() - timedelta(days=3))
     assert found(chief) == [by_berta.pk, purged.pk, old.pk]
-    assert found(chief, verb="purge") == [purged.pk]
+    assert found(chief, action="purge") == [purged.pk]
     assert found(chief, actor="bert") == [by_berta.pk]
     assert found(chief, period="day") == [by_berta.pk, purged.pk]
-    assert found(chief, period="week", verb="cancel", actor="anna") == [old.pk]
-    assert found(chief, verb="nothing'--", actor="\x00", period="ever", before="x") == []
+    assert found(chief, period="week", action="cancel", actor="anna") == [old.pk]
+    assert found(chief, action="nothing'--", actor="\x00", period="ever", before="x") == []
 
 
 def test_a_message_and_a_target_are_found(chief: Client) -> None:
@@ -165,10 +165,10 @@ def test_a_message_and_a_target_are_found(chief: Client) -> None:
 
 
 def test_many_events_have_several_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.audit_pages.PER_PAGE", 2)
+    monkeypatch.setattr("django_delayq.console.admin.audit_pages.EVENTS_PER_PAGE", 2)
     made = [event().pk for _number in range(3)]
     event("purge")
-    first = chief.get(reverse(LIST), {"verb": "cancel"})
+    first = chief.get(reverse(LIST), {"action": "cancel"})
     assert [shown.event.pk for shown in first.context["events"]] == made[:0:-1]
     second = chief.get(f"{reverse(LIST)}?{first.context['older']}")
     assert [shown.event.pk for shown in second.context["events"]] == made[:1]
@@ -187,7 +187,7 @@ def test_the_page_counts_nothing(chief: Client) -> None:
 def test_nothing_can_be_changed_there(chief: Client) -> None:
     written = event()
     url = f"{reverse(LIST)}{written.pk}/change/"
-    for response in (chief.get(url), chief.post(url, {"verb": "other", "_save": "1"})):
+    for response in (chief.get(url), chief.post(url, {"action": "other", "_save": "1"})):
         assert (response.status_code, getattr(response, "url", "")) == (302, reverse(LIST))
     written.refresh_from_db()
     assert written.verb == "cancel"

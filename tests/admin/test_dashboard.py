@@ -61,8 +61,8 @@ def _redis_has_time(settings: Any) -> None:
 
 
 def worker(name: str = "w/1", *, queues: tuple[str, ...] = ("default",), seen: float = 1) -> Worker:
-    facts: dict[str, Any] = {"host": "h", "pid": 7, "threads": 4, "started_at": ago(hours=1)}
-    return Worker.objects.create(name=name, queues=list(queues), seen_at=ago(seconds=seen), **facts)
+    values: dict[str, Any] = {"host": "h", "pid": 7, "threads": 4, "started_at": ago(hours=1)}
+    return Worker.objects.create(name=name, queues=list(queues), seen_at=ago(seconds=seen), **values)
 
 
 def rolled(at: datetime, *, topic: str = "t", queue: str = "default", seconds: int = 60, **counts: int) -> None:
@@ -241,11 +241,11 @@ def test_bars_lead_to_their_messages(viewer: Client, settings: Any) -> None:
 
 def test_a_window_that_is_none_is_the_hour(viewer: Client) -> None:
     page = viewer.get(URL, {"window": "century", "past": "<b>"})
-    assert page.context["coming"].facts.window == "hour"
+    assert page.context["coming"].value.window == "hour"
     chosen = [choice.label for key in ("ahead", "back") for choice in page.context[key] if choice.chosen]
     assert chosen == ["Next hour", "Last hour"]
     week = viewer.get(URL, {"window": "week", "past": "day"})
-    assert week.context["coming"].facts.window == "week"
+    assert week.context["coming"].value.window == "week"
     assert {urlsplit(choice.url).query for choice in week.context["ahead"]} == {
         f"window={window}&past=day" for window in upcoming.COMING_WINDOWS
     }
@@ -324,7 +324,7 @@ def test_a_paused_queue_says_by_whom_and_why_and_is_no_alarm(viewer: Client) -> 
     page = viewer.get(URL)
     [(level, text)] = problems(page)
     assert level == "info"
-    assert text.startswith("Queue mail is paused since ")
+    assert text.startswith("Queue mail has been paused since ")
     assert text.endswith(f": {HOSTILE}")
     assert HOSTILE not in page.content.decode()
 
@@ -334,8 +334,8 @@ def test_a_redis_that_may_drop_things(viewer: Client, monkeypatch: pytest.Monkey
     monkeypatch.setattr(RedisBroker, "server_info", lambda self: info)
     texts = dict.fromkeys(text for _level, text in problems(viewer.get(URL)))
     assert [text.split(":")[0] for text in texts] == [
-        "Redis may drop what waits in it",
-        "Redis has used 95 % of the memory that it may take.",
+        "Redis may drop waiting messages",
+        "Redis uses 95 % of its memory limit.",
     ]
 
 
@@ -424,7 +424,7 @@ def test_workers_that_cannot_be_read_are_not_none(viewer: Client, monkeypatch: p
     worker()
     monkeypatch.setattr(workers, "list_workers", broken)
     text = samples.text(viewer.get(WORKERS))
-    assert "How many workers there are is not known." in text
+    assert "The number of workers is not known." in text
     assert "No worker has shown itself" not in text
     assert " 0 " not in text
     dashboard = viewer.get(URL)
@@ -459,7 +459,7 @@ def test_a_worker_shows_what_it_runs_some_of_it(viewer: Client, monkeypatch: pyt
     assert "and 2 more" in samples.text(page)
     panels.forget()
     monkeypatch.setattr(workers, "MOST_RUNNING", 3)
-    assert "3 were looked at" in samples.text(viewer.get(WORKERS))
+    assert "Only 3 of the running messages" in samples.text(viewer.get(WORKERS))
 
 
 def test_without_workers_it_says_how_to_start_one(viewer: Client) -> None:
@@ -498,8 +498,8 @@ def test_nothing_is_counted_without_a_limit(viewer: Client, monkeypatch: pytest.
 
 def test_it_asks_few_questions_and_none_twice_at_once(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(3)
-    monkeypatch.setattr(page_data, "FRESH", 600)
-    monkeypatch.setattr(page_data, "ROLLUPS", 600)
+    monkeypatch.setattr(page_data, "FRESH_SECONDS", 600)
+    monkeypatch.setattr(page_data, "ROLLUPS_FRESH_SECONDS", 600)
     viewer.get(URL)
     first = statements(viewer, URL)
     asking = [sql for sql in first if not re.match(r"SAVEPOINT|RELEASE|.*statement_timeout", sql)]
@@ -553,5 +553,5 @@ def test_topics_of_a_high_bar_are_told_to_be_estimated(viewer: Client, monkeypat
     monkeypatch.setattr(upcoming, "BAR_SAMPLE", 3)
     page = viewer.get(URL)
     assert "are estimated" in samples.text(page)
-    bar = page.context["coming"].facts.peak
+    bar = page.context["coming"].value.peak
     assert (bar.number, dict(bar.topics)) == (Capped(4), {samples.TOPIC: 4})

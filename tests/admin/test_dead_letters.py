@@ -43,12 +43,12 @@ def groups(client: Client, table: str) -> dict[tuple[str, str | None], Any]:
     return {(shown.group.topic, shown.group.error): shown.group for shown in response.context[table]}
 
 
-def press(client: Client, verb: str, group: failures.DeadGroup, **data: Any) -> Any:
+def press(client: Client, action: str, group: failures.DeadGroup, **data: Any) -> Any:
     """A button of the page, as it is there."""
     page = client.get(reverse(PAGE)).content.decode()
-    assert samples.steer_url(verb) in page
+    assert samples.action_url(action) in page
     given = {"search": group.search, "origin": "deadletters"}
-    return answer(client, verb, client.post(samples.steer_url(verb), given), **data)
+    return answer(client, action, client.post(samples.action_url(action), given), **data)
 
 
 def test_the_dead_are_told_by_topic_and_by_kind_of_error(viewer: Client) -> None:
@@ -130,7 +130,7 @@ def test_the_way_back_leads_here(chief: Client) -> None:
     died("t.a")
     group = groups(chief, "topics")["t.a", None]
     given = {"search": group.search, "origin": "deadletters"}
-    asked = chief.post(samples.steer_url("requeue"), given)
+    asked = chief.post(samples.action_url("requeue"), given)
     assert asked.context["back"] == reverse(PAGE)
     assert "Messages: dead, topic is “t.a”" in samples.text(asked)
 
@@ -166,9 +166,9 @@ def test_no_page_reads_more_than_a_capped_part_of_the_table(chief: Client) -> No
     messages = list(samples.one_of_each().values())
     with CaptureQueriesContext(connection) as queries:
         groups(chief, "topics")
-        asked = chief.post(samples.steer_url("requeue"), {"search": "state:dead"})
+        asked = chief.post(samples.action_url("requeue"), {"search": "state:dead"})
         answer(chief, "requeue", asked)
-        chief.post(samples.steer_url("cancel"), {"ids": samples.ids(*messages)})
+        chief.post(samples.action_url("cancel"), {"ids": samples.ids(*messages)})
         chief.get(reverse("admin:delayq_console_operation_changelist"))
     selects = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
     assert Counter(uncapped(sql) for sql in selects)[True] == 0

@@ -47,8 +47,8 @@ def test_every_example_of_a_search_can_be_read() -> None:
 
 
 def test_every_verb_is_described() -> None:
-    for verb in action_table.VERBS.values():
-        assert re.search(rf"^{verb.label}  ", TEXT, re.MULTILINE)
+    for action in action_table.ACTIONS.values():
+        assert re.search(rf"^{action.label}  ", TEXT, re.MULTILINE)
 
 
 def test_the_policy_is_that_of_the_tests() -> None:

@@ -50,7 +50,7 @@ def cells(response: Any) -> list[dict[str, str]]:
 def test_the_messages_of_the_search_come_in_the_order_of_the_list(
     exporter: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_BATCH", 2)
+    monkeypatch.setattr(export, "_EXPORT_BATCH", 2)
     made = [samples.scheduled({"n": n}, delay=f"{9 - n}h", key=f"k-{n}") for n in range(5)]
     samples.scheduled(queue="other")
     samples.dead()
@@ -117,13 +117,13 @@ def test_it_is_written_down_who_exported_what(exporter: Client) -> None:
 def test_beyond_the_cap_the_last_line_says_so(
     exporter: Client, monkeypatch: pytest.MonkeyPatch, form: str, lines_beside: int
 ) -> None:
-    monkeypatch.setattr(export, "CAP", 3)
+    monkeypatch.setattr(export, "EXPORT_CAP", 3)
     samples.many(4)
     found = body(post(exporter, form)).splitlines()
     assert len(found) == 3 + lines_beside
     assert "Only the first 3 messages: there are more." in found[-1]
     assert AuditEvent.objects.get().outcomes == {"exported": 3}
-    monkeypatch.setattr(export, "CAP", 4)
+    monkeypatch.setattr(export, "EXPORT_CAP", 4)
     assert "Only the first" not in body(post(exporter, form))
 
 

@@ -87,7 +87,7 @@ def test_without_redis_the_page_still_answers(restorer: Client, redis_server: Re
     redis_server.stop()
     page = text(restorer.get(url()))
     assert "State critical does not answer" in page
-    assert "Messages are delivered from the database meanwhile" in page
+    assert "Meanwhile workers deliver from the database" in page
     preview = restorer.get(url("restore"))
     assert "Redis:" in text(preview)
     assert 'name="typed"' not in preview.content.decode()
@@ -96,7 +96,7 @@ def test_without_redis_the_page_still_answers(restorer: Client, redis_server: Re
 def test_where_no_redis_is_configured_there_is_nothing_to_compare(restorer: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     page = text(restorer.get(url()))
-    assert "There is no Redis, and nothing to compare." in page
+    assert "No Redis is configured, so there is nothing to compare." in page
     assert "Check now" not in page
     for name in ("check", "restore"):
         assert restorer.post(url(name), {}).status_code == 403
@@ -104,10 +104,10 @@ def test_where_no_redis_is_configured_there_is_nothing_to_compare(restorer: Clie
 
 def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loaded: RedisBroker) -> None:
     scheduled(delay="1m")
-    assert "They have not been compared yet." in text(restorer.get(url()))
+    assert "The record and Redis have not been compared yet." in text(restorer.get(url()))
     answer = restorer.post(url("check"), follow=True)
-    assert said(answer) == ["A worker compares the record with Redis."]
-    assert "A check waits for a worker." in text(answer)
+    assert said(answer) == ["The check is queued: a worker compares the record with Redis."]
+    assert "A check is queued and waits for a worker." in text(answer)
     assert said(restorer.post(url("check"), follow=True)) == ["A check is under way already."]
     operation = work_off()
     assert (operation.verb, operation.state, operation.started_by) == ("check", OperationState.DONE, "user:rosa")

@@ -269,15 +269,15 @@ def test_the_dashboard_has_no_english_sentence(boss: Client) -> None:
     assert _SENTENCE.findall(main(boss.get(page("dashboard"))))
 
 
-@pytest.mark.parametrize("verb", asking.VERBS)
-def test_every_question_and_its_answer_are_chinese(boss: Client, verb: str) -> None:
+@pytest.mark.parametrize("action", asking.ACTIONS)
+def test_every_question_and_its_answer_are_chinese(boss: Client, action: str) -> None:
     every = samples.one_of_each()
     with translation.override("zh-hans"):
         boss.defaults["HTTP_ACCEPT_LANGUAGE"] = "zh-hans"
-        asked = asking.select(boss, verb, *every.values())
+        asked = asking.select(boss, action, *every.values())
         speaks_chinese(asked, "不，返回", "原因")
-        given: dict[str, Any] = {"delay": "1h"} if verb == "reschedule" else {}
-        [said] = samples.said(asking.answer(boss, verb, asked, **given))
+        given: dict[str, Any] = {"delay": "1h"} if action == "reschedule" else {}
+        [said] = samples.said(asking.answer(boss, action, asked, **given))
     assert re.search(r"6 条消息：\d+ 条", said)
     assert not re.search(r"[a-z]{3}", said)
 

@@ -198,7 +198,7 @@ def test_masked_names_may_be_searched_by_who_may_see_them(viewer: Client) -> Non
     query = {"q": "payload.user.api_token:abc"}
     assert listed(viewer, **query) == []
     page = samples.text(viewer.get(reverse(samples.LIST), query))
-    assert "What stands under api_token is masked, so you may not search for it." in page
+    assert "The values of api_token are masked, so you may not search for them." in page
     trusted = logged_in(person("rita", "view_message", "reveal_message"))
     assert listed(trusted, **query) == [message.pk]
 
@@ -271,7 +271,7 @@ def test_of_what_has_no_index_the_nearest_are_shown(viewer: Client, monkeypatch:
     running = samples.running()
     dead = [samples.dead() for _number in range(3)]
     response = viewer.get(reverse(samples.LIST), {"q": "topic:t.*"})
-    assert "took too long. Only the nearest messages were looked at" in samples.text(response)
+    assert "took too long. Only the nearest messages were searched" in samples.text(response)
     assert [row.pk for row in response.context["cl"].result_list] == [running.pk, first.pk, second.pk, other.pk]
     assert "4+ messages" in samples.text(response)
     assert listed(viewer, q="topic:t.*", state="dead") == [dead[2].pk, dead[1].pk]

@@ -37,7 +37,7 @@ def page_of(client: Client, message: Message) -> Any:
 
 
 def why(client: Client, message: Message) -> str:
-    return " ".join(page_of(client, message).context["why"])
+    return " ".join(page_of(client, message).context["explanation"])
 
 
 def test_it_says_when_a_message_runs(viewer: Client) -> None:
@@ -50,7 +50,7 @@ def test_it_says_how_late_a_message_is_and_whether_anybody_works_on_its_queue(vi
         r"Overdue by [\d.]+ m?s\. Waiting: no live worker listens to the queue mails\.", why(viewer, message)
     )
     works("mails")
-    assert why(viewer, message).endswith("Waiting: for a free worker of the queue mails.")
+    assert why(viewer, message).endswith("Waiting for a free worker of the queue mails.")
 
 
 def works(*queues: str) -> None:
@@ -64,7 +64,8 @@ def test_it_says_that_a_queue_is_paused_since_when_by_whom_and_why(viewer: Clien
     with acting_as("user:anna"):
         pausing.pause_queue("mails", reason="provider <is> down")
     assert re.search(
-        r"Waiting: the queue mails is paused since [\d: -]+ by user:anna: “provider <is> down”$", why(viewer, message)
+        r"Waiting: the queue mails has been paused since [\d: -]+ by user:anna: “provider <is> down”$",
+        why(viewer, message),
     )
     pausing.pause_queue("mails", duration="1h")
     assert re.search(r"by process:.*, until [\d: -]+\.$", why(viewer, message))
@@ -82,10 +83,12 @@ def test_it_says_that_redis_lost_a_message_and_offers_to_put_it_back(redis_clien
     client = logged_in(person("rosa", "view_message", "restore_message"))
     works("default")
     message = overdue()
-    assert "Missing in Redis: it runs at the next sweep, or put it back." in why(client, message)
+    assert "Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once." in why(
+        client, message
+    )
     assert 'id="redis"' in page_of(client, message).content.decode()
     answer = client.post(restore_url(message), follow=True)
-    assert samples.said(answer) == ["It is in Redis again."]
+    assert samples.said(answer) == ["The message is in Redis again."]
     assert answer.redirect_chain[0][0] == samples.change_url(message)
     assert "Missing in Redis" not in why(client, message)
     event = AuditEvent.objects.get()
@@ -95,9 +98,9 @@ def test_it_says_that_redis_lost_a_message_and_offers_to_put_it_back(redis_clien
         message.pk,
         {"put": 1},
     )
-    assert samples.said(client.post(restore_url(message), follow=True)) == ["Redis had it already."]
+    assert samples.said(client.post(restore_url(message), follow=True)) == ["The message was in Redis already."]
     beyond = samples.scheduled(delay="90d")
-    assert "later than Redis is filled" in samples.said(client.post(restore_url(beyond), follow=True))[0]
+    assert "due after the horizon" in samples.said(client.post(restore_url(beyond), follow=True))[0]
     gone = samples.cancelled()
     assert "not scheduled any more" in samples.said(client.post(restore_url(gone), follow=True))[0]
 
@@ -138,7 +141,7 @@ def fill(queue: str) -> RedisBroker:
 
 
 def compared(client: Client, message: Message) -> dict[str, tuple[str, str]]:
-    return {row.fact: (row.record, row.redis) for row in page_of(client, message).context["compared"]}
+    return {row.name: (row.record, row.redis) for row in page_of(client, message).context["compared"]}
 
 
 def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: Any) -> None:
@@ -149,13 +152,13 @@ def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: A
     assert compared(viewer, message)["state"] == ("scheduled", f"delayed until {due}")
     assert compared(viewer, message)["due"] == (due, due)
     assert compared(viewer, message)["expected in Redis"] == ("delayed, or ready", "agrees")
-    assert compared(viewer, first)["state"] == ("scheduled", "not there")
+    assert compared(viewer, first)["state"] == ("scheduled", "not in Redis")
     assert compared(viewer, first)["expected in Redis"] == ("delayed, or ready", "differs: missing")
     later = samples.scheduled(delay="90d")
-    assert compared(viewer, later)["state"] == ("scheduled", "not there")
-    assert "later than Redis is filled" in compared(viewer, later)["expected in Redis"][0]
+    assert compared(viewer, later)["state"] == ("scheduled", "not in Redis")
+    assert "due after the horizon" in compared(viewer, later)["expected in Redis"][0]
     Message.objects.filter(pk=message.pk).update(due_at=message.due_at + timedelta(seconds=1))
-    assert compared(viewer, message)["expected in Redis"][1] == "differs: another time"
+    assert compared(viewer, message)["expected in Redis"][1] == "differs: another due time"
     assert "Redis has it at another time than the record" in why(viewer, message)
 
 
@@ -203,7 +206,7 @@ def test_it_says_who_runs_a_message_and_that_it_was_asked_to_stop(viewer: Client
 
 
 def test_it_says_that_a_lease_ran_out(viewer: Client) -> None:
-    assert "its lease ran out" in why(viewer, samples.running(lease=-5.0))
+    assert "whose lease ran out" in why(viewer, samples.running(lease=-5.0))
 
 
 def test_it_says_who_cancelled_a_message_and_why(viewer: Client) -> None:
@@ -216,7 +219,7 @@ def test_it_says_who_cancelled_a_message_and_why(viewer: Client) -> None:
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        (State.CONSUMED, f"Done by {samples.WORKER} at "),
+        (State.CONSUMED, f"Consumed by {samples.WORKER} at "),
         (State.DEAD, f"Given up by {samples.WORKER} at "),
         (State.EXPIRED, "Expired at "),
     ],
@@ -252,7 +255,7 @@ def test_no_wait_is_negative_whatever_two_clocks_say(viewer: Client) -> None:
     assert transitions.claim(samples.DB, [Ticket(message.pk, ahead)], {samples.TOPIC: 60.0}, samples.WORKER)
     response = page_of(viewer, message)
     assert response.context["timeline"][-2].waited == "0 ms"
-    assert response.context["attempts"][0].waited == "0 ms"
+    assert response.context["deliveries"][0].waited == "0 ms"
 
 
 def test_what_is_to_come_ends_the_timeline(viewer: Client, settings: Any) -> None:
@@ -272,7 +275,7 @@ def test_each_delivery_has_a_row_with_its_outcome(viewer: Client) -> None:
     message = samples.running()
     retry = {"delay": timedelta(0), "reason": "retry", "error": "OSError: <away>", "traceback": "Traceback: <here>"}
     message = samples.claimed(samples.failed(message, **retry))
-    first, second = page_of(viewer, message).context["attempts"]
+    first, second = page_of(viewer, message).context["deliveries"]
     assert (first.number, first.worker, first.outcome, first.error) == (
         1,
         f"worker:{samples.WORKER}",
@@ -288,7 +291,7 @@ def test_each_delivery_has_a_row_with_its_outcome(viewer: Client) -> None:
 
 
 def test_of_a_long_log_the_latest_steps_are_shown(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.timeline.LONGEST", 2)
+    monkeypatch.setattr("django_delayq.console.admin.timeline.STEPS_SHOWN", 2)
     response = page_of(viewer, samples.consumed())
     assert [step.after for step in response.context["timeline"]] == ["running", "consumed", "purged"]
     assert "1 earlier step is not shown." in samples.text(response)
@@ -440,12 +443,12 @@ def test_only_what_can_be_done_to_it_is_offered(operator: Client, state: State) 
         State.CONSUMED: [],
     }.get(state, ["requeue"])
     response = page_of(operator, samples.MAKERS[state]())
-    assert re.findall(r'action="/admin/django_delayq/message/steer/(\w+)/"', response.content.decode()) == expected
+    assert re.findall(r'action="/admin/django_delayq/message/action/(\w+)/"', response.content.decode()) == expected
 
 
 @pytest.mark.parametrize("state", State)
 def test_a_viewer_is_offered_nothing(viewer: Client, state: State) -> None:
-    assert "/steer/" not in page_of(viewer, samples.MAKERS[state]()).content.decode()
+    assert "/action/" not in page_of(viewer, samples.MAKERS[state]()).content.decode()
 
 
 def test_the_page_has_no_inline_code_or_style(operator: Client) -> None:

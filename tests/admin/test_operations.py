@@ -414,13 +414,13 @@ def test_the_list_shows_the_progress_of_operations(chief: Client) -> None:
     operation = start("cancel", "is:live")
     text = samples.text(chief.get(reverse(LIST)))
     assert f"#{operation.pk} Cancel these queued 0 messages user:anna" in text
-    assert "needs a running worker" in text
+    assert "No worker is alive to do this" in text
     alive()
     step(operation)
     response = chief.get(reverse(LIST))
     text = samples.text(response)
     assert "running 40 % 4 of 10 messages 4 cancelled" in text
-    assert "needs a running worker" not in text
+    assert "No worker is alive to do this" not in text
     assert 'data-dq-region="operations"' in response.content.decode()
     while step(operation):
         pass
@@ -464,16 +464,18 @@ def test_an_operation_is_stopped_and_resumed_on_its_page(chief: Client) -> None:
     runner = OperationRunner(samples.DB, "w1")
     runner.tick()
     response = chief.post(stop, follow=True)
-    assert samples.said(response) == ["It stops after the batch that is under way."]
+    assert samples.said(response) == ["The operation stops after the current batch."]
     assert "A stop was requested" in samples.text(response)
     assert stop not in response.content.decode()
     worked_off(runner)
     response = page(chief, operation)
     assert resume in response.content.decode()
-    assert samples.said(chief.post(resume, follow=True)) == ["It goes on where it ended."]
+    assert samples.said(chief.post(resume, follow=True)) == ["The operation goes on where it stopped."]
     worked_off(runner)
     assert outcome(operation) == ("done", 10, {"cancelled": 10})
-    assert samples.said(chief.post(stop, follow=True)) == ["Nothing was done: it is in another state by now."]
+    assert samples.said(chief.post(stop, follow=True)) == [
+        "Nothing was done: the operation is in another state by now."
+    ]
     assert list(AuditEvent.objects.order_by("pk").values_list("verb", flat=True)) == ["cancel", "stop", "resume"]
 
 
@@ -482,11 +484,11 @@ def test_a_failure_is_shown_and_its_hostile_text_is_escaped(chief: Client, faili
     failing.error = ValueError("<script>alert(1)</script>")
     tries(OperationRunner(samples.DB, "w1"), MAX_FAILURES)
     response = page(chief, operation)
-    assert "It failed: ValueError: &lt;script&gt;alert(1)" in samples.text(response)
+    assert "The operation failed: ValueError: &lt;script&gt;alert(1)" in samples.text(response)
 
 
 def test_many_operations_have_several_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.operation_pages.PER_PAGE", 2)
+    monkeypatch.setattr("django_delayq.console.admin.operation_pages.OPERATIONS_PER_PAGE", 2)
     made = [start("cancel", ids=[]) for _number in range(3)]
     first = chief.get(reverse(LIST))
     assert [shown.operation.pk for shown in first.context["operations"]] == [made[2].pk, made[1].pk]

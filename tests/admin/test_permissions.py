@@ -1,4 +1,4 @@
-"""Who may do what: every verb and every address, for those who may only look, may steer, may everything, and nobody."""
+"""Who may do what: every action and every address, for those who may only look, may ask, may everything, and nobody."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from django_delayq.models import Message, Queue
 from django_delayq.states import State
 
 from . import samples
-from .asking import VERBS, answer, confirm, select, started, steer, steer_search
-from .conftest import STEER, logged_in, person
+from .asking import ACTIONS, answer, ask, ask_for_search, confirm, select, started
+from .conftest import ACTION_PERMISSIONS, logged_in, person
 
 pytestmark = pytest.mark.django_db
 
-NEEDED = {name: samples.dead if name in ("requeue", "purge") else samples.scheduled for name in VERBS}
+NEEDED = {name: samples.dead if name in ("requeue", "purge") else samples.scheduled for name in ACTIONS}
 GIVEN = {"reschedule": {"delay": "5m"}}
 
 
 def everything() -> list[Any]:
-    """All that a verb could have written."""
+    """All that a action could have written."""
     return [
         *samples.record(),
         *Operation.objects.order_by("pk").values(),
@@ -59,73 +59,73 @@ def operation_url(name: str, operation: Operation) -> str:
 # --- verbs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("across", [False, True])
 def test_a_viewer_can_neither_choose_an_action_nor_confirm_one(
-    viewer: Client, chief: Client, verb: str, across: bool
+    viewer: Client, chief: Client, action: str, across: bool
 ) -> None:
     messages = list(samples.one_of_each().values())
-    token = steer(chief, verb, *messages).context["token"]
+    token = ask(chief, action, *messages).context["token"]
     before = everything()
     page = viewer.get(reverse(samples.LIST) + "?state=all").content.decode()
     assert "_selected" not in page
-    assert "token" not in (select(viewer, verb, *messages, across=across).context or {})
-    assert steer(viewer, verb, *messages).status_code == 403
-    assert steer_search(viewer, verb, "is:live").status_code == 403
-    assert viewer.post(samples.steer_url(verb), {"token": token, "reason": "so"}).status_code == 403
+    assert "token" not in (select(viewer, action, *messages, across=across).context or {})
+    assert ask(viewer, action, *messages).status_code == 403
+    assert ask_for_search(viewer, action, "is:live").status_code == 403
+    assert viewer.post(samples.action_url(action), {"token": token, "reason": "so"}).status_code == 403
     for message in messages:
-        assert samples.steer_url(verb) not in viewer.get(samples.change_url(message)).content.decode()
+        assert samples.action_url(action) not in viewer.get(samples.change_url(message)).content.decode()
     assert everything() == before
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_has_a_permission_of_its_own(db: None, verb: str) -> None:
-    message = NEEDED[verb]()
-    others = (f"{name}_message" for name in VERBS if name != verb)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_verb_has_a_permission_of_its_own(db: None, action: str) -> None:
+    message = NEEDED[action]()
+    others = (f"{name}_message" for name in ACTIONS if name != action)
     but_this = logged_in(person("all-but", "view_message", "bulk_message", *others))
-    only_this = logged_in(person("only", "view_message", f"{verb}_message"))
+    only_this = logged_in(person("only", "view_message", f"{action}_message"))
     before = everything()
-    assert steer(but_this, verb, message).status_code == 403
-    assert steer_search(but_this, verb, "is:live").status_code == 403
-    assert f'value="{verb}_selected"' not in but_this.get(reverse(samples.LIST) + "?state=all").content.decode()
+    assert ask(but_this, action, message).status_code == 403
+    assert ask_for_search(but_this, action, "is:live").status_code == 403
+    assert f'value="{action}_selected"' not in but_this.get(reverse(samples.LIST) + "?state=all").content.decode()
     assert everything() == before
     page = only_this.get(reverse(samples.LIST) + "?state=all").content.decode()
-    assert [name for name in VERBS if f'value="{name}_selected"' in page] == [verb]
+    assert [name for name in ACTIONS if f'value="{name}_selected"' in page] == [action]
     assert "delete_selected" not in page
-    asked = steer(only_this, verb, message)
-    assert answer(only_this, verb, asked, follow=False, **GIVEN.get(verb, {})).status_code == 302
+    asked = ask(only_this, action, message)
+    assert answer(only_this, action, asked, follow=False, **GIVEN.get(action, {})).status_code == 302
     assert everything() != before
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_admin_that_is_read_only_refuses_everybody(chief: Client, settings: Any, verb: str) -> None:
-    message = NEEDED[verb]()
-    asked = steer(chief, verb, message)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_admin_that_is_read_only_refuses_everybody(chief: Client, settings: Any, action: str) -> None:
+    message = NEEDED[action]()
+    asked = ask(chief, action, message)
     before = everything()
     settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
-    assert steer(chief, verb, message).status_code == 403
-    assert steer_search(chief, verb, "").status_code == 403
-    given = {"token": asked.context["token"], "reason": "so", "typed": "1", **GIVEN.get(verb, {})}
-    assert chief.post(samples.steer_url(verb), given).status_code == 403
-    assert "token" not in (select(chief, verb, message, across=True).context or {})
+    assert ask(chief, action, message).status_code == 403
+    assert ask_for_search(chief, action, "").status_code == 403
+    given = {"token": asked.context["token"], "reason": "so", "typed": "1", **GIVEN.get(action, {})}
+    assert chief.post(samples.action_url(action), given).status_code == 403
+    assert "token" not in (select(chief, action, message, across=True).context or {})
     assert "_selected" not in chief.get(reverse(samples.LIST) + "?state=all").content.decode()
-    assert samples.steer_url(verb) not in chief.get(samples.change_url(message)).content.decode()
+    assert samples.action_url(action) not in chief.get(samples.change_url(message)).content.decode()
     assert everything() == before
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("action", ACTIONS)
 def test_everything_that_a_search_finds_needs_a_permission_of_its_own(
-    operator: Client, chief: Client, verb: str
+    operator: Client, chief: Client, action: str
 ) -> None:
-    message = NEEDED[verb]()
+    message = NEEDED[action]()
     before = everything()
-    assert select(operator, verb, message, across=True).status_code in (302, 403)
-    assert steer_search(operator, verb, "").status_code == 403
-    token = steer_search(chief, verb, "").context["token"]
+    assert select(operator, action, message, across=True).status_code in (302, 403)
+    assert ask_for_search(operator, action, "").status_code == 403
+    token = ask_for_search(chief, action, "").context["token"]
     chief_user, bulk = User.objects.get(username="cora"), Permission.objects.get(codename="bulk_message")
     chief_user.user_permissions.remove(bulk)
-    given = {"token": token, "reason": "so", "typed": "1", **GIVEN.get(verb, {})}
-    assert chief.post(samples.steer_url(verb), given).status_code == 403
+    given = {"token": token, "reason": "so", "typed": "1", **GIVEN.get(action, {})}
+    assert chief.post(samples.action_url(action), given).status_code == 403
     assert everything() == before
 
 
@@ -143,7 +143,7 @@ def test_only_who_may_act_on_all_is_offered_all(
 def test_many_messages_by_their_ids_need_that_permission_too(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.console.admin.actions.AT_ONCE", 1)
     messages = [samples.scheduled(), samples.scheduled()]
-    assert steer(operator, "cancel", *messages).status_code == 403
+    assert ask(operator, "cancel", *messages).status_code == 403
     assert select(operator, "cancel", *messages).status_code == 403
     confirm(operator, "cancel", messages[0])
     assert [samples.fresh(message).state for message in messages] == [State.CANCELLED, State.SCHEDULED]
@@ -151,35 +151,35 @@ def test_many_messages_by_their_ids_need_that_permission_too(operator: Client, m
 
 def test_permission_to_act_without_permission_to_view_is_none(db: None) -> None:
     message = samples.scheduled()
-    assert steer(logged_in(person("nora", *STEER)), "cancel", message).status_code == 403
+    assert ask(logged_in(person("nora", *ACTION_PERMISSIONS)), "cancel", message).status_code == 403
 
 
 def test_a_permission_lost_between_question_and_answer_is_lost(operator: Client) -> None:
     message = samples.scheduled()
-    token = steer(operator, "cancel", message).context["token"]
+    token = ask(operator, "cancel", message).context["token"]
     permission = Permission.objects.get(codename="cancel_message")
     User.objects.get(username="otto").user_permissions.remove(permission)
-    assert operator.post(samples.steer_url("cancel"), {"token": token}).status_code == 403
+    assert operator.post(samples.action_url("cancel"), {"token": token}).status_code == 403
     assert samples.fresh(message).state == State.SCHEDULED
 
 
 def test_nobody_acts_without_being_logged_in(client: Client, operator: Client) -> None:
     message = samples.scheduled()
-    token = steer(operator, "cancel", message).context["token"]
-    assert steer(client, "cancel", message).status_code == 302
-    assert client.post(samples.steer_url("cancel"), {"token": token}).status_code == 302
+    token = ask(operator, "cancel", message).context["token"]
+    assert ask(client, "cancel", message).status_code == 302
+    assert client.post(samples.action_url("cancel"), {"token": token}).status_code == 302
     assert samples.fresh(message).state == State.SCHEDULED
 
 
 def test_a_post_from_elsewhere_is_refused(chief: Client) -> None:
     strict = logged_in(User.objects.get(username="cora"), enforce_csrf_checks=True)
     message, operation = samples.scheduled(), queued()
-    token = steer(chief, "cancel", message).context["token"]
+    token = ask(chief, "cancel", message).context["token"]
     before = everything()
     assert select(strict, "cancel", message).status_code == 403
-    assert steer(strict, "cancel", message).status_code == 403
-    assert steer_search(strict, "cancel", "").status_code == 403
-    assert strict.post(samples.steer_url("cancel"), {"token": token}).status_code == 403
+    assert ask(strict, "cancel", message).status_code == 403
+    assert ask_for_search(strict, "cancel", "").status_code == 403
+    assert strict.post(samples.action_url("cancel"), {"token": token}).status_code == 403
     assert strict.post(operation_url("stop", operation)).status_code == 403
     assert strict.post(operation_url("resume", operation)).status_code == 403
     assert everything() == before
@@ -189,23 +189,23 @@ def test_the_buttons_and_the_question_carry_what_a_strict_site_asks_for(chief: C
     strict = logged_in(User.objects.get(username="cora"), enforce_csrf_checks=True)
     message = samples.scheduled()
     csrf = str(strict.get(samples.change_url(message)).context["csrf_token"])
-    asked = steer(strict, "cancel", message, csrfmiddlewaretoken=csrf)
+    asked = ask(strict, "cancel", message, csrfmiddlewaretoken=csrf)
     assert 'name="csrfmiddlewaretoken"' in asked.content.decode()
     assert answer(strict, "cancel", asked, csrfmiddlewaretoken=csrf).status_code == 200
     assert samples.fresh(message).state == State.CANCELLED
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_looking_never_changes_anything(chief: Client, verb: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_looking_never_changes_anything(chief: Client, action: str) -> None:
     messages = list(samples.one_of_each().values())
-    token = steer(chief, verb, *messages).context["token"]
-    search_token = steer_search(chief, verb, "").context["token"]
+    token = ask(chief, action, *messages).context["token"]
+    search_token = ask_for_search(chief, action, "").context["token"]
     waiting, ended = queued(), stopped()
     before = everything()
     for given in ({"ids": samples.ids(*messages)}, {"token": token}, {"search": ""}, {"token": search_token}):
         asked = {**given, "reason": "so", "typed": "6", "delay": "5m"}
-        assert chief.get(samples.steer_url(verb), asked).status_code == 302
-    chosen: dict[str, Any] = {"action": f"{verb}_selected", "_selected_action": [str(m.pk) for m in messages]}
+        assert chief.get(samples.action_url(action), asked).status_code == 302
+    chosen: dict[str, Any] = {"action": f"{action}_selected", "_selected_action": [str(m.pk) for m in messages]}
     chief.get(reverse(samples.LIST), chosen)
     for message in messages:
         assert chief.get(samples.change_url(message), {"token": token}).status_code == 200
@@ -228,7 +228,9 @@ PAGES: dict[str, tuple[str, Callable[[], str]]] = {
 def test_each_page_has_its_permission(db: None, page: str) -> None:
     permission, url = PAGES[page]
     seen = url()
-    all_others = {"view_message", "view_operation", "view_auditevent", "bulk_message", *STEER} - {permission}
+    all_others = {"view_message", "view_operation", "view_auditevent", "bulk_message", *ACTION_PERMISSIONS} - {
+        permission
+    }
     assert logged_in(person("with", permission)).get(seen).status_code == 200
     assert logged_in(person("without", *all_others)).get(seen).status_code == 403
     assert Client().get(seen).status_code == 302
@@ -238,29 +240,29 @@ def test_each_page_has_its_permission(db: None, page: str) -> None:
 def test_pages_are_read_by_get(chief: Client, page: str) -> None:
     url = PAGES[page][1]()
     before = everything()
-    chief.post(url, {"state": "done", "verb": "purge", "delete": "yes", "_save": "1"})
+    chief.post(url, {"state": "done", "action": "purge", "delete": "yes", "_save": "1"})
     for name in ("add/", "1/delete/"):
         assert chief.get(url + name).status_code in (302, 403, 404)
         assert chief.post(url + name, {"post": "yes"}).status_code in (302, 403, 404)
     assert everything() == before
 
 
-@pytest.mark.parametrize(("verb", "make"), [("stop", queued), ("resume", stopped)])
+@pytest.mark.parametrize(("action", "make"), [("stop", queued), ("resume", stopped)])
 def test_who_could_have_started_an_operation_may_stop_and_resume_it(
-    db: None, verb: str, make: Callable[[], Operation]
+    db: None, action: str, make: Callable[[], Operation]
 ) -> None:
     viewing = logged_in(person("vic", "view_message", "view_operation", "run_message", "bulk_message"))
     able = logged_in(person("abe", "view_operation", "cancel_message", "bulk_message"))
     operation = make()
     before = everything()
-    assert viewing.post(operation_url(verb, operation)).status_code == 403
-    assert operation_url(verb, operation) not in viewing.get(operation_url("change", operation)).content.decode()
+    assert viewing.post(operation_url(action, operation)).status_code == 403
+    assert operation_url(action, operation) not in viewing.get(operation_url("change", operation)).content.decode()
     assert everything() == before
-    assert operation_url(verb, operation) in able.get(operation_url("change", operation)).content.decode()
-    assert able.post(operation_url(verb, operation)).status_code == 302
-    assert Operation.objects.get(pk=operation.pk).state == ("stopped" if verb == "stop" else "queued")
+    assert operation_url(action, operation) in able.get(operation_url("change", operation)).content.decode()
+    assert able.post(operation_url(action, operation)).status_code == 302
+    assert Operation.objects.get(pk=operation.pk).state == ("stopped" if action == "stop" else "queued")
     event = AuditEvent.objects.get()
-    assert (event.actor, event.verb, event.operation_id) == ("user:abe", verb, operation.pk)
+    assert (event.actor, event.verb, event.operation_id) == ("user:abe", action, operation.pk)
 
 
 def test_who_started_an_operation_may_stop_it_whatever_was_taken_from_them(chief: Client) -> None:
@@ -274,15 +276,15 @@ def test_who_started_an_operation_may_stop_it_whatever_was_taken_from_them(chief
     assert chief.post(operation_url("resume", operation)).status_code == 403
 
 
-@pytest.mark.parametrize(("verb", "make"), [("stop", queued), ("resume", stopped)])
+@pytest.mark.parametrize(("action", "make"), [("stop", queued), ("resume", stopped)])
 def test_a_read_only_admin_stops_and_resumes_nothing(
-    chief: Client, settings: Any, verb: str, make: Callable[[], Operation]
+    chief: Client, settings: Any, action: str, make: Callable[[], Operation]
 ) -> None:
     operation = make()
     before = everything()
     settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
-    assert chief.post(operation_url(verb, operation)).status_code == 403
-    assert operation_url(verb, operation) not in chief.get(operation_url("change", operation)).content.decode()
+    assert chief.post(operation_url(action, operation)).status_code == 403
+    assert operation_url(action, operation) not in chief.get(operation_url("change", operation)).content.decode()
     assert everything() == before
 
 
@@ -294,7 +296,7 @@ def test_dead_letters_are_offered_to_who_may_requeue_or_purge_many(
 
     def offered(client: Client) -> list[str]:
         page = client.get(url).content.decode()
-        return [verb for verb in VERBS if samples.steer_url(verb) in page]
+        return [action for action in ACTIONS if samples.action_url(action) in page]
 
     assert (offered(viewer), offered(operator), offered(chief)) == ([], [], ["requeue", "purge"])
     settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
@@ -303,7 +305,7 @@ def test_dead_letters_are_offered_to_who_may_requeue_or_purge_many(
 
 def test_what_is_masked_cannot_be_searched_for_by_acting_on_it(chief: Client) -> None:
     samples.scheduled({"password": "geheim"})
-    response = chief.post(samples.steer_url("cancel"), {"search": "payload.password:geheim"}, follow=True)
+    response = chief.post(samples.action_url("cancel"), {"search": "payload.password:geheim"}, follow=True)
     assert "masked" in samples.said(response)[0]
     assert Message.objects.get().state == State.SCHEDULED
     assert not Operation.objects.exists()

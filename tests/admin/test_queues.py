@@ -24,11 +24,11 @@ from .samples import DB, record, said, scheduled, text
 pytestmark = pytest.mark.django_db(transaction=True)
 
 PAGE = "admin:django_delayq_queue_changelist"
-VERBS = ("pause", "resume")
+ACTIONS = ("pause", "resume")
 
 
-def url(verb: str = "", queue: str = "mail") -> str:
-    return reverse(PAGE) if not verb else reverse(f"admin:django_delayq_queue_{verb}", args=[queue])
+def url(action: str = "", queue: str = "mail") -> str:
+    return reverse(PAGE) if not action else reverse(f"admin:django_delayq_queue_{action}", args=[queue])
 
 
 def row(response: Any, queue: str = "mail") -> str:
@@ -85,16 +85,16 @@ def test_a_pause_is_shown_with_all_that_is_known_of_it(viewer: Client) -> None:
 def test_a_queue_is_paused_and_resumed(pauser: Client) -> None:
     assert "For" in text(pauser.get(url("pause")))
     answer = pauser.post(url("pause"), {"duration": "30m", "reason": "why"}, follow=True)
-    assert said(answer) == ["Queue mail is paused: nothing starts in it any more."]
+    assert said(answer) == ["Queue mail is paused: workers start no more of its messages."]
     assert "paused since" in row(answer)
     pause = pausing.paused(DB)["mail"]
     assert (pause.paused_by, pause.reason) == ("user:paula", "why")
     assert pause.resumes_at is not None
 
     answer = pauser.post(url("resume"), {"reason": "it is over"}, follow=True)
-    assert said(answer) == ["Queue mail goes on within about a second."]
+    assert said(answer) == ["Queue mail is resumed: workers start its messages within about a second."]
     assert pausing.paused(DB) == {}
-    events = AuditEvent.objects.order_by("pk").values_list("actor", "verb", "target", "reason", "user_key")
+    events = AuditEvent.objects.order_by("pk").values_list("actor", "action", "target", "reason", "user_key")
     key = str(User.objects.get().pk)
     assert list(events) == [
         ("user:paula", "pause", "mail", "why", key),
@@ -148,31 +148,31 @@ def test_nothing_changes_by_looking(pauser: Client) -> None:
     assert not AuditEvent.objects.exists()
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_who_may_only_look_is_offered_nothing_and_refused(viewer: Client, verb: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_who_may_only_look_is_offered_nothing_and_refused(viewer: Client, action: str) -> None:
     pause_queue("mail", reason="one")
     page = viewer.get(url()).content.decode()
     assert url("pause") not in page
     assert url("resume") not in page
     for call in (viewer.get, viewer.post):
-        assert call(url(verb)).status_code == 403
+        assert call(url(action)).status_code == 403
     assert pausing.paused(DB)["mail"].reason == "one"
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_read_only_admin_refuses(pauser: Client, settings: Any, verb: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_read_only_admin_refuses(pauser: Client, settings: Any, action: str) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
     assert url("pause") not in pauser.get(url()).content.decode()
-    assert pauser.post(url(verb), {}).status_code == 403
+    assert pauser.post(url(action), {}).status_code == 403
     assert not pausing.paused(DB)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_post_needs_its_token_and_its_page_the_permission_to_look(db: None, verb: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_post_needs_its_token_and_its_page_the_permission_to_look(db: None, action: str) -> None:
     user = person("paula", "view_message", "pause_queue")
-    assert logged_in(user, enforce_csrf_checks=True).post(url(verb), {}).status_code == 403
+    assert logged_in(user, enforce_csrf_checks=True).post(url(action), {}).status_code == 403
     blind = logged_in(person("ben", "pause_queue"))
-    assert blind.post(url(verb), {}).status_code == 403
+    assert blind.post(url(action), {}).status_code == 403
     assert blind.get(url()).status_code == 403
     assert not pausing.paused(DB)
 

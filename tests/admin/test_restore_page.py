@@ -193,7 +193,7 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
 
-    monkeypatch.setattr(restore_page, "PATIENCE", 20)
+    monkeypatch.setattr(restore_page, "PREVIEW_TIMEOUT_MS", 20)
     monkeypatch.setattr(Restore, "preview", sleep)
     page = restorer.get(reverse(URL))
     assert "could not be counted" in text(page)
@@ -203,7 +203,7 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
 def test_a_live_worker_is_mentioned(restorer: Client) -> None:
     now = timezone.now()
     Worker.objects.create(name="w/1", host="w", pid=1, queues=[], threads=8, started_at=now, seen_at=now)
-    assert "A worker is alive: it does this by itself" in text(restorer.get(reverse(URL)))
+    assert "A worker is alive: it restores Redis by itself" in text(restorer.get(reverse(URL)))
 
 
 def test_the_preview_writes_nothing(restorer: Client, redis_client: redis.Redis) -> None:

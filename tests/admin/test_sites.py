@@ -29,7 +29,7 @@ def test_every_link_and_form_stays_on_its_site(boss: Client) -> None:
         boss.get(LIST),
         boss.get(f"{LIST}{message.pk}/change/"),
         boss.post(LIST, {"action": "cancel_selected", "_selected_action": [message.pk], "index": "0"}),
-        boss.post(f"{LIST}steer/reschedule/", {"ids": str(message.pk)}),
+        boss.post(f"{LIST}action/reschedule/", {"ids": str(message.pk)}),
         boss.get("/backstage/django_delayq/worker/"),
     ]
     for page in pages:
@@ -42,11 +42,11 @@ def test_every_link_and_form_stays_on_its_site(boss: Client) -> None:
 
 def test_the_way_back_leads_to_the_same_site(boss: Client) -> None:
     message = samples.scheduled()
-    asked = boss.post(f"{LIST}steer/cancel/", {"ids": str(message.pk)})
-    response = boss.post(f"{LIST}steer/cancel/", {"token": asked.context["token"]})
+    asked = boss.post(f"{LIST}action/cancel/", {"ids": str(message.pk)})
+    response = boss.post(f"{LIST}action/cancel/", {"token": asked.context["token"]})
     assert response.headers["Location"] == f"{LIST}{message.pk}/change/"
     assert samples.fresh(message).state == State.CANCELLED
-    response = boss.get(f"{LIST}steer/cancel/")
+    response = boss.get(f"{LIST}action/cancel/")
     assert response.headers["Location"] == LIST
 
 

@@ -16,7 +16,7 @@ except ImportError:
 else:
     expect.set_options(timeout=60_000)
 
-__all__ = ["MISSING", "PATIENCE", "expect", "inaccessible", "launched", "settle"]
+__all__ = ["MISSING", "STEP_TIMEOUT_MS", "expect", "inaccessible", "launched", "settle"]
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
@@ -29,7 +29,7 @@ else:
     MISSING = ""
 
 # What takes longer than this does not happen any more. Milliseconds.
-PATIENCE = 60_000
+STEP_TIMEOUT_MS = 60_000
 
 
 @contextmanager

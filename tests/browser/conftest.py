@@ -16,7 +16,7 @@ from django_delayq.console.admin import panels, preview, restore_page
 from django_delayq.console.search import listing
 from tests.acceptance.conftest import Start, configure, start
 
-from .chromium import PATIENCE, launched
+from .chromium import STEP_TIMEOUT_MS, launched
 from .middleware import wait_until_idle
 
 __all__ = ["Open", "Start", "configure", "start"]
@@ -53,9 +53,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (listing, "PAGE_TIMEOUT_MS"),
         (listing, "COUNTS_TIMEOUT_MS"),
-        (panels, "PATIENCE"),
-        (preview, "PATIENCE"),
-        (restore_page, "PATIENCE"),
+        (panels, "PANEL_TIMEOUT_MS"),
+        (preview, "CHANGED_TIMEOUT_MS"),
+        (restore_page, "PREVIEW_TIMEOUT_MS"),
     ):
         monkeypatch.setattr(module, name, 60_000)
     panels.forget()
@@ -81,7 +81,7 @@ def open_page(browser: Any, live_server: LiveServer, boss: User, complaints: lis
     def visit(path: str = "", *, user: User | None = None, **options: Any) -> Any:
         context = browser.new_context(base_url=live_server.url, viewport=DESKTOP, **options)
         contexts.append(context)
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(STEP_TIMEOUT_MS)
         context.add_cookies([_session(user or boss, live_server.url)])
         context.route("**/favicon.ico", lambda route: route.fulfill(status=204))
         page = context.new_page()

@@ -1,4 +1,4 @@
-"""The admin: a dashboard, messages with their timeline, and verbs to steer them."""
+"""The pages of the console in Django's admin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MessageAdmin", "WorkerAdmin", "register"]
 
 
 def register(site: admin.AdminSite) -> None:
-    """Show the pages on ``site``; the default site has them already."""
+    """Add the pages to another admin site; the default site has them already."""
     site.register(models.Dashboard, DashboardAdmin)
     site.register(queue_models.Message, MessageAdmin)
     site.register(models.DeadLetter, DeadLetterAdmin)

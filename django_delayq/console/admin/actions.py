@@ -1,6 +1,7 @@
-"""From a selection or a search, by way of a confirmation page, to what is done: the only thing here that changes rows.
+"""Actions on messages: a selection or a search leads to a confirmation page, and its answer to the changes.
 
-A few messages are done at once; many, and all that a search finds, become an operation that a worker does.
+Nothing else in the admin changes messages, but for putting one back into Redis. A few messages are changed at once;
+many messages, and all that a search finds, become an operation for a worker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from django.db import IntegrityError, OperationalError, router
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -32,9 +33,9 @@ from ..models import AuditEvent, DeadLetter, Operation
 from ..operations import BulkAction, Scope
 from ..statements import TooSlow, statement_timeout
 from . import action_table, page, search_box
-from .action_table import VERBS, Verb
+from .action_table import ACTIONS, Action
 from .forms import ReasonForm
-from .paginator import CAP
+from .paginator import PAGED_CAP
 from .preview import describe, expected, has_changed, preview
 
 if TYPE_CHECKING:
@@ -42,45 +43,45 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# More than so many messages are work for a worker, and for people with the permission for it.
+# More messages than these become an operation, which needs the permission for bulk actions.
 AT_ONCE = 200
-# How long a confirmation page holds good, in seconds.
-VALID = 600
-# How long a statement on a few messages may wait for others that hold them. Milliseconds.
-PATIENCE = 10_000
+# How long a confirmation page is valid. Seconds.
+QUESTION_SECONDS = 600
+# How long a statement on a few messages may wait for transactions that hold them. Milliseconds.
+AT_ONCE_TIMEOUT_MS = 10_000
 
 logger = logging.getLogger("django_delayq")
 
-_SALT = "django_delayq.steer"
+_SALT = "django_delayq.action"
 _SELECT_ACROSS = "select_across"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the token of a confirmation page holds: what was asked, of whom, and how many it were then."""
+    """The content of a confirmation page's token: the action, the user, the messages and their number at that time."""
 
-    verb: str
+    action: str
     user: str
     scope: Scope
     number: int | None
-    # One question has one answer, however often it is sent.
+    # The audit accepts each nonce once, so an answer that is sent twice is taken once.
     nonce: str = field(default_factory=lambda: secrets.token_urlsafe(12))
 
     def sign(self) -> str:
-        """As a token."""
-        value: dict[str, Any] = {"verb": self.verb, "user": self.user, "scope": self.scope.to_json()}
+        """Return the question as a signed token."""
+        value: dict[str, Any] = {"action": self.action, "user": self.user, "scope": self.scope.to_json()}
         value |= {"number": self.number, "nonce": self.nonce}
         return signing.dumps(value, salt=_SALT, compress=True)
 
     @classmethod
     def read(cls, token: str, max_age: int | None = None) -> Question:
-        """Raises ``signing.BadSignature``, and ``SignatureExpired`` of those."""
+        """Read a token. Raises ``signing.BadSignature``, or its subclass ``SignatureExpired`` for an old one."""
         value = signing.loads(token, salt=_SALT, max_age=max_age)
-        return cls(value["verb"], value["user"], Scope.from_json(value["scope"]), value["number"], value["nonce"])
+        return cls(value["action"], value["user"], Scope.from_json(value["scope"]), value["number"], value["nonce"])
 
 
 class ActionPages(_Base):
-    """Mix in before ``ModelAdmin``: the actions, and the page that confirms them."""
+    """A mixin for ``ModelAdmin``: the actions of the list, and the page that confirms them."""
 
     actions = ("cancel_selected", "reschedule_selected", "run_selected", "requeue_selected", "purge_selected")
 
@@ -119,78 +120,79 @@ class ActionPages(_Base):
     def has_purge_permission(self, request: HttpRequest) -> bool:
         return action_table.PURGE.allowed(request)
 
-    def may(self, request: HttpRequest, verb: Verb) -> bool:
-        """Whether the user may do this, by the same hooks that decide which actions the list offers."""
-        allowed: bool = getattr(self, f"has_{verb.name}_permission")(request)
+    def may(self, request: HttpRequest, action: Action) -> bool:
+        """Tell whether the user may do an action, by the same hooks that decide which actions the list offers."""
+        allowed: bool = getattr(self, f"has_{action.name}_permission")(request)
         return allowed and self.has_view_permission(request)
 
-    def offered(self, request: HttpRequest, message: Message) -> list[Verb]:
-        """The verbs that do something to this message and that the user may use."""
-        return [verb for verb in VERBS.values() if message.state in verb.effects and self.may(request, verb)]
+    def offered(self, request: HttpRequest, message: Message) -> list[Action]:
+        """Return the actions that change this message and that the user may do."""
+        return [action for action in ACTIONS.values() if message.state in action.effects and self.may(request, action)]
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}_steer"
         view = self.admin_site.admin_view(self.action_view)
-        return [path("steer/<slug:name>/", view, name=name), *super().get_urls()]
+        return [path("action/<slug:name>/", view, name=page.url_name(Message, "action")), *super().get_urls()]
 
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
-        """POST ``ids`` or ``search`` to be asked, and the ``token`` of that question to have it done."""
-        verb = VERBS.get(name)
-        if verb is None:
+        """Show the question for a POST of ``ids`` or ``search``, and act on a POST of that question's ``token``."""
+        action = ACTIONS.get(name)
+        if action is None:
             raise Http404
-        if not self.may(request, verb):
+        if not self.may(request, action):
             raise PermissionDenied
         if request.method != "POST":
-            return HttpResponseRedirect(self._url("changelist"))
+            return HttpResponseRedirect(page.admin_url(self, Message))
         if "token" in request.POST:
-            return self._answer(request, verb)
+            return self._answer(request, action)
         if "search" in request.POST:
             given = {SEARCH_VAR: request.POST["search"], search_box.TAB_VAR: "all"}
-            return self._ask_for_search(request, verb, given)
-        return self._ask(request, verb, Scope(ids=_ids(request.POST.get("ids", ""))))
+            return self._ask_for_search(request, action, given)
+        return self._ask(request, action, Scope(ids=_ids(request.POST.get("ids", ""))))
 
     # --- the question -------------------------------------------------------------------------------------------------
 
-    def _ask_for_selection(self, request: HttpRequest, queryset: QuerySet[Message], verb: Verb) -> HttpResponse | None:
+    def _ask_for_selection(
+        self, request: HttpRequest, queryset: QuerySet[Message], action: Action
+    ) -> HttpResponse | None:
         if request.POST.get(_SELECT_ACROSS) == "1":
-            return self._ask_for_search(request, verb, request.GET)
-        ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: CAP + 1])
-        if len(ids) > CAP:
+            return self._ask_for_search(request, action, request.GET)
+        ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: PAGED_CAP + 1])
+        if len(ids) > PAGED_CAP:
             text = _("More than %(cap)s messages are selected: nothing was done. Narrow the selection.")
-            self.message_user(request, text % {"cap": f"{CAP:,}"}, messages.ERROR)
+            self.message_user(request, text % {"cap": f"{PAGED_CAP:,}"}, messages.ERROR)
             return None
         if not ids:
             self.message_user(request, _("No message is selected."), messages.WARNING)
             return None
-        return self._ask(request, verb, Scope(ids=tuple(ids)))
+        return self._ask(request, action, Scope(ids=tuple(ids)))
 
-    def _ask_for_search(self, request: HttpRequest, verb: Verb, given: Mapping[str, str]) -> HttpResponse:
-        """For all that the list shows, on whatever page of it."""
+    def _ask_for_search(self, request: HttpRequest, action: Action, given: Mapping[str, str]) -> HttpResponse:
+        """Ask about all that a search finds, on whatever page of the list they are."""
         if not action_table.may_bulk(request):
             raise PermissionDenied
         try:
-            scope = Scope.of_search(self._using, search_box.of(request, given, self._using).whole)
+            scope = Scope.of_search(self._using, search_box.read_search(request, given, self._using).whole)
         except ValueError as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(self._back(request, Scope()))
-        return self._ask(request, verb, scope)
+        return self._ask(request, action, scope)
 
     def _ask(
-        self, request: HttpRequest, verb: Verb, scope: Scope, bound: ReasonForm | None = None, notice: str = ""
+        self, request: HttpRequest, action: Action, scope: Scope, bound: ReasonForm | None = None, notice: str = ""
     ) -> HttpResponse:
         if len(scope.ids) > AT_ONCE and not action_table.may_bulk(request):
             raise PermissionDenied
-        seen = preview(self._rows(request), verb, scope)
-        number = None if seen.number is None else seen.number.count
-        form = bound or self._form(verb, scope, number, seen.number is not None and seen.number.more)
+        shown = preview(self._rows(request), action, scope)
+        number = None if shown.number is None else shown.number.count
+        form = bound or self._form(action, scope, number, shown.number is not None and shown.number.more)
         context = {
-            **page.context(self, request, str(verb.question)),
-            "verb": verb,
+            **page.context(self, request, str(action.question)),
+            "action": action,
             "form": form,
-            "token": Question(verb.name, str(request.user.pk), scope, number).sign(),
+            "token": Question(action.name, str(request.user.pk), scope, number).sign(),
             "filters": _filters(request),
             "origin": request.POST.get("origin", ""),
-            "preview": seen,
+            "preview": shown,
             "notice": notice,
             "in_batches": _is_work_for_a_worker(scope),
             "back": self._back(request, scope),
@@ -198,57 +200,64 @@ class ActionPages(_Base):
         context["media"] += form.media
         return TemplateResponse(request, "delayq_console/message/confirm.html", context)
 
-    def _form(self, verb: Verb, scope: Scope, number: int | None, more: bool = False, data: Any = None) -> ReasonForm:
-        return verb.form(
+    def _form(
+        self, action: Action, scope: Scope, number: int | None, more: bool = False, data: Any = None
+    ) -> ReasonForm:
+        return action.form(
             data,
             many=scope.search is not None or len(scope.ids) > 1,
             number=number or 0,
-            typed=_to_type(verb, number, more),
+            typed=_to_type(action, number, more),
         )
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, request: HttpRequest, verb: Verb) -> HttpResponse:
+    def _answer(self, request: HttpRequest, action: Action) -> HttpResponse:
         token, is_old = request.POST["token"], False
         try:
             try:
-                question = Question.read(token, VALID)
+                question = Question.read(token, QUESTION_SECONDS)
             except signing.SignatureExpired:
                 question, is_old = Question.read(token), True
         except signing.BadSignature as error:
             raise BadRequest("token") from error
-        if question.verb != verb.name or question.user != str(request.user.pk):
+        if question.action != action.name or question.user != str(request.user.pk):
             raise BadRequest("token")
         scope = question.scope
         if scope.search is not None and not action_table.may_bulk(request):
             raise PermissionDenied
         if is_old:
-            text = _("This question was asked some time ago. Look at it again.")
-            return self._ask(request, verb, scope, notice=text)
-        more = question.number == CAP
-        form = self._form(verb, scope, question.number, more, request.POST)
+            text = _("This page was shown some time ago. Check it and confirm again.")
+            return self._ask(request, action, scope, notice=text)
+        more = question.number == PAGED_CAP
+        form = self._form(action, scope, question.number, more, request.POST)
         if not form.is_valid():
-            return self._ask(request, verb, scope, bound=form)
-        if scope.search is not None and has_changed(question.number, expected(self._rows(request), verb, scope)):
-            return self._ask(request, verb, scope, notice=_("The number has changed meanwhile. Look at it again."))
+            return self._ask(request, action, scope, bound=form)
+        if scope.search is not None and has_changed(question.number, expected(self._rows(request), action, scope)):
+            return self._ask(
+                request,
+                action,
+                scope,
+                notice=_("The number of messages has changed meanwhile. Check it and confirm again."),
+            )
         try:
             if _is_work_for_a_worker(scope):
-                return self._start(request, verb, scope, form, question.nonce)
-            return self._do(request, verb, scope, form, question.nonce)
+                return self._start(request, action, scope, form, question.nonce)
+            return self._do(request, action, scope, form, question.nonce)
         except IntegrityError:
             if not AuditEvent.objects.using(self._using).filter(nonce=question.nonce).exists():
                 raise
-            self.message_user(request, _("This was answered already: nothing more was done."), messages.WARNING)
+            self.message_user(request, _("This was confirmed already: nothing more was done."), messages.WARNING)
             return HttpResponseRedirect(self._back(request, scope))
 
-    def _start(self, request: HttpRequest, verb: Verb, scope: Scope, form: ReasonForm, nonce: str) -> HttpResponse:
+    def _start(self, request: HttpRequest, action: Action, scope: Scope, form: ReasonForm, nonce: str) -> HttpResponse:
         if not action_table.may_bulk(request):
             raise PermissionDenied
         described, reason = describe(scope), form.cleaned_data["reason"]
         with self._acting(request):
             operation = operations.start(
                 self._using,
-                verb.name,
+                action.name,
                 scope.to_json(),
                 form.arguments(),
                 described=described,
@@ -256,7 +265,7 @@ class ActionPages(_Base):
                 started_by=actors.current(),
             )
             audit.record(
-                self._using, verb.name, described, reason=reason, operation=operation, user=request.user, nonce=nonce
+                self._using, action.name, described, reason=reason, operation=operation, user=request.user, nonce=nonce
             )
         text = _("Operation #%(id)d is queued: a worker does it in batches.") % {"id": operation.pk}
         self.message_user(request, text, messages.SUCCESS)
@@ -264,18 +273,18 @@ class ActionPages(_Base):
             return HttpResponseRedirect(self._back(request, scope))
         return HttpResponseRedirect(page.admin_url(self, Operation, "change", operation.pk))
 
-    def _do(self, request: HttpRequest, verb: Verb, scope: Scope, form: ReasonForm, nonce: str) -> HttpResponse:
+    def _do(self, request: HttpRequest, action: Action, scope: Scope, form: ReasonForm, nonce: str) -> HttpResponse:
         visible = tuple(self._rows(request).filter(pk__in=scope.ids).order_by("pk").values_list("pk", flat=True))
-        work = operations.WORKS[verb.name](Scope(ids=visible).to_json(), form.arguments())
+        work = operations.WORKS[action.name](Scope(ids=visible).to_json(), form.arguments())
         assert isinstance(work, BulkAction)
         reason = form.cleaned_data["reason"]
         try:
-            with self._acting(request), statement_timeout(self._using, PATIENCE):
+            with self._acting(request), statement_timeout(self._using, AT_ONCE_TIMEOUT_MS):
                 counts = work.at_once(self._using, reason)
                 counts["not found"] += len(scope.ids) - len(visible)
                 audit.record(
                     self._using,
-                    verb.name,
+                    action.name,
                     _named(scope),
                     message_id=scope.ids[0] if len(scope.ids) == 1 else None,
                     reason=reason,
@@ -284,24 +293,28 @@ class ActionPages(_Base):
                     nonce=nonce,
                 )
         except (TooSlow, OperationalError) as error:
-            # Somebody holds a row for long, or two that wait for each other were told apart.
-            logger.warning("%s by user:%s was rolled back: %r", verb.name, request.user.get_username(), error)
-            text = _("The database did not get through with it: nothing was done. Try again in a moment.")
+            # Another transaction held a row for too long, or the database ended a deadlock.
+            logger.warning(
+                "%s by %s was rolled back and changed nothing: %r", action.name, page.actor_of(request), error
+            )
+            text = _("The database could not finish this in time: nothing was done. Try again in a moment.")
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(self._back(request, scope))
         level = messages.SUCCESS if action_table.is_all_done(counts) else messages.WARNING
         text = ngettext(
-            "%(verb)s, %(count)s message: %(outcome)s.", "%(verb)s, %(count)s messages: %(outcome)s.", len(scope.ids)
+            "%(action)s, %(count)s message: %(outcome)s.",
+            "%(action)s, %(count)s messages: %(outcome)s.",
+            len(scope.ids),
         )
-        said = {
-            "verb": verb.label,
+        values = {
+            "action": action.label,
             "count": action_table.number(len(scope.ids)),
-            "outcome": action_table.outcome(counts),
+            "outcome": action_table.outcomes_text(counts),
         }
-        self.message_user(request, text % said, level)
+        self.message_user(request, text % values, level)
         return HttpResponseRedirect(self._back(request, scope, gone=bool(counts["purged"])))
 
-    # --- what both need -----------------------------------------------------------------------------------------------
+    # --- for both -----------------------------------------------------------------------------------------------------
 
     @property
     def _using(self) -> str:
@@ -309,57 +322,53 @@ class ActionPages(_Base):
 
     @contextmanager
     def _acting(self, request: HttpRequest) -> Iterator[None]:
-        """In the user's name, and all or nothing."""
-        with actors.acting_as(f"user:{request.user.get_username()}"), writing(self._using):
+        """Do everything within in the name of the user, and in one transaction."""
+        with page.acting_as_user(request), writing(self._using):
             yield
 
     def _rows(self, request: HttpRequest) -> QuerySet[Message]:
         return self.get_queryset(request).using(self._using)
 
     def _back(self, request: HttpRequest, scope: Scope, *, gone: bool = False) -> str:
-        """To where it began: another page, the list as it was, or the page of the message."""
+        """Return the address where the action began: another page, the list with its filters, or the message."""
         if request.POST.get("origin") == "deadletters":
             return page.admin_url(self, DeadLetter)
         filters = _filters(request)
         if filters is None and len(scope.ids) == 1 and not gone:
-            return self._url("change", scope.ids[0])
+            return page.admin_url(self, Message, "change", scope.ids[0])
         query = QueryDict(filters or "").urlencode()
-        return self._url("changelist") + (f"?{query}" if query else "")
-
-    def _url(self, page: str, *args: object) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, args=args, current_app=self.admin_site.name)
+        return page.admin_url(self, Message) + (f"?{query}" if query else "")
 
 
 def _is_work_for_a_worker(scope: Scope) -> bool:
     return scope.search is not None or len(scope.ids) > AT_ONCE
 
 
-def _to_type(verb: Verb, number: int | None, more: bool) -> str:
-    """What has to be typed: nothing, the number, or the verb where nobody knows the number."""
+def _to_type(action: Action, number: int | None, more: bool) -> str:
+    """Return the text to type: none, the number, or the name of the action when the number is not known."""
     if number is None:
-        return verb.name
-    if number > AT_ONCE or verb.final:
+        return action.name
+    if number > AT_ONCE or action.final:
         return f"{number:,}+" if more else f"{number:,}"
     return ""
 
 
 def _filters(request: HttpRequest) -> str | None:
-    """The filters of the list that it began on; None when it began elsewhere."""
+    """Return the filters of the list where the action began; None when it began elsewhere."""
     if "action" in request.POST:
         return request.GET.urlencode()
     return request.POST.get("filters")
 
 
 def _named(scope: Scope) -> str:
-    """The messages by their ids, for the audit."""
+    """Return the messages by their ids, for the audit."""
     ids = ", ".join(f"#{pk}" for pk in scope.ids[:50])
     return f"{describe(scope)}: {ids}{', …' if len(scope.ids) > 50 else ''}" if len(scope.ids) > 1 else describe(scope)
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    """Numbers with commas between them; each once."""
+    """Return the ids in a text with commas between them, each once."""
     parts = text.split(",")
-    if len(parts) > CAP or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+    if len(parts) > PAGED_CAP or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
         raise BadRequest("ids")
     return tuple(sorted({int(part) for part in parts}))

@@ -1,4 +1,4 @@
-"""Who did what, when, why, and to how many."""
+"""The list of audit events: every change by users and commands, with its time, reason and outcomes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import NoReverseMatch
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
@@ -19,16 +18,16 @@ from ..models import AuditEvent, Operation
 from ..statements import TooSlow, statement_timeout
 from . import action_table
 from .explanation import moment
-from .page import Page, admin_url
+from .page import Page, admin_url_if_any
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[AuditEvent]
 else:
     _ModelAdmin = admin.ModelAdmin
 
-PER_PAGE = 50
-# How long the database may think. Milliseconds.
-PATIENCE = 1500
+EVENTS_PER_PAGE = 50
+# How long the database may search the audit. Milliseconds.
+AUDIT_TIMEOUT_MS = 1500
 
 PERIODS = (
     ("", gettext_lazy("any time"), None),
@@ -40,19 +39,19 @@ _SPANS = {name: length for name, _label, length in PERIODS}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """An event, ready to be shown."""
+class AuditRow:
+    """An audit event as the page shows it."""
 
     event: AuditEvent
     at: str
-    verb: str
+    action: str
     outcomes: str
     message_url: str
     operation_url: str
 
 
 class AuditEventAdmin(Page, _ModelAdmin):
-    """Nobody changes what is written here."""
+    """The audit events, which nobody can change."""
 
     template = "delayq_console/auditevent/list.html"
 
@@ -60,24 +59,24 @@ class AuditEventAdmin(Page, _ModelAdmin):
         return request.user.has_perm("delayq_console.view_auditevent")
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        asked = {name: request.GET.get(name, "")[:200] for name in ("verb", "actor", "period", "q", "before")}
+        asked = {name: request.GET.get(name, "")[:200] for name in ("action", "actor", "period", "q", "before")}
         rows = _found(self.get_queryset(request), asked)
         too_slow = False
         try:
-            with statement_timeout(rows.db, PATIENCE):
-                page = list(rows[: PER_PAGE + 1])
+            with statement_timeout(rows.db, AUDIT_TIMEOUT_MS):
+                shown = list(rows[: EVENTS_PER_PAGE + 1])
         except TooSlow:
-            page, too_slow = [], True
+            shown, too_slow = [], True
         query = request.GET.copy()
-        if len(page) > PER_PAGE:
-            query["before"] = str(page[PER_PAGE - 1].pk)
+        if len(shown) > EVENTS_PER_PAGE:
+            query["before"] = str(shown[EVENTS_PER_PAGE - 1].pk)
         return {
-            "events": [self._show(event) for event in page[:PER_PAGE]],
-            "older": query.urlencode() if len(page) > PER_PAGE else "",
+            "events": [self._show(event) for event in shown[:EVENTS_PER_PAGE]],
+            "older": query.urlencode() if len(shown) > EVENTS_PER_PAGE else "",
             "asked": asked,
             "filtered": any(asked.values()),
             "too_slow": too_slow,
-            "verbs": [(name, str(label)) for name, label in action_table.LABELS.items()],
+            "actions": [(name, str(label)) for name, label in action_table.LABELS.items()],
             "periods": [(name, str(label)) for name, label, _length in PERIODS],
         }
 
@@ -88,33 +87,27 @@ class AuditEventAdmin(Page, _ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        return HttpResponseRedirect(self._url(AuditEvent, "changelist"))
+        return HttpResponseRedirect(admin_url_if_any(self, AuditEvent))
 
-    def _show(self, event: AuditEvent) -> Shown:
+    def _show(self, event: AuditEvent) -> AuditRow:
         outcomes = event.outcomes
         if event.operation is not None and event.operation.verb == event.verb:
-            # They come in while it is done.
+            # The operation has the outcomes while it is being done.
             outcomes = outcomes or event.operation.outcomes
-        return Shown(
+        return AuditRow(
             event,
             moment(event.at, "seconds"),
             action_table.label(event.verb),
-            action_table.outcome(outcomes),
-            self._url(Message, "change", event.message_id) if event.message_id else "",
-            self._url(Operation, "change", event.operation_id) if event.operation_id else "",
+            action_table.outcomes_text(outcomes),
+            admin_url_if_any(self, Message, "change", event.message_id) if event.message_id else "",
+            admin_url_if_any(self, Operation, "change", event.operation_id) if event.operation_id else "",
         )
-
-    def _url(self, model: type[Model], view: str, *args: object) -> str:
-        try:
-            return admin_url(self, model, view, *args)
-        except NoReverseMatch:
-            return ""
 
 
 def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditEvent]:
     rows = rows.select_related("operation").defer("operation__scope").order_by("-pk")
-    if asked["verb"]:
-        rows = rows.filter(verb=asked["verb"])
+    if asked["action"]:
+        rows = rows.filter(verb=asked["action"])
     if asked["actor"]:
         rows = rows.filter(actor__icontains=_storable(asked["actor"]))
     length = _SPANS.get(asked["period"])
@@ -128,7 +121,7 @@ def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditE
 
 
 def _searched(text: str) -> Q:
-    """A message by its id, or a part of the target."""
+    """Return the condition for a message by its id, or for a part of the target."""
     number = text.removeprefix("#")
     if _is_number(number):
         return Q(message_id=int(number)) | Q(target__iregex=rf"#{number}([^0-9]|$)")

@@ -1,4 +1,4 @@
-"""The rows of the list of messages, read along an index or not at all."""
+"""The rows of the list of messages, which are read along an index or not at all."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from ..search.listing import Listing, StateCounts
 from ..search.payloads import StoredSize, small
 from ..statements import TooSlow
 from . import search_box
-from .paginator import CAP, CappedCount, KnownPaginator
+from .paginator import PAGED_CAP, CappedCount, KnownPaginator
 
-# Of larger payloads the list shows nothing. In bytes, as they are stored.
-SMALL = 16_384
+# The list shows no larger payload. In bytes, as they are stored.
+SMALL_PAYLOAD_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class TabLink:
-    """A tab to be shown; ``count`` is empty when nobody knows."""
+    """A tab as the page shows it; ``count`` is empty when the number is not known."""
 
     label: str
     query: str
     count: str
     here: bool
-    # Overdue messages are the one thing to be alarmed about.
+    # True for overdue messages, the only ones that need attention.
     alert: bool
 
 
 class MessageList(ChangeList):
-    """One page of a search. What is asked for is in ``asked``; ``too_slow`` when no index has it."""
+    """One page of a search. ``asked`` is the search; ``too_slow`` is True when no index serves it in time."""
 
-    asked: search_box.Asked
+    asked: search_box.RequestedSearch
     counts: StateCounts | None
     too_slow: bool
     # Django's own, by names it does not declare.
     filter_specs: list[Any]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Message]:
-        """All that the search finds, for actions; the page itself comes by ``get_results``."""
+        """Return all that the search finds, for actions; ``get_results`` reads the page itself."""
         unknown = set(self.get_filters_params()) - {search_box.TAB_VAR}
         if unknown:
-            # Any other lookup would read the whole table; one into the payload would tell what is masked.
+            # Another lookup would read the whole table, and one into the payload would reveal masked values.
             raise DisallowedModelAdminLookup(f"Filtering by {', '.join(sorted(unknown))} not allowed")
-        self.asked = search_box.of(request, self.params, self.root_queryset.db)
+        self.asked = search_box.read_search(request, self.params, self.root_queryset.db)
         self.filter_specs = []
         self.has_filters = False
         self.has_active_filters = bool(self.asked.box.text)
@@ -62,7 +62,7 @@ class MessageList(ChangeList):
         return found.order_by(*self.asked.whole.order)
 
     def get_results(self, request: HttpRequest) -> None:
-        if not 1 <= self.page_num <= max(1, CAP // self.list_per_page):
+        if not 1 <= self.page_num <= max(1, PAGED_CAP // self.list_per_page):
             raise IncorrectLookupParameters
         rows: QuerySet[Message] = self.root_queryset
         found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
@@ -91,7 +91,7 @@ class MessageList(ChangeList):
             return []
 
     def _count(self, found: Listing, offset: int, page: int) -> int:
-        """How many there are in all, given how many of the page, and one more, were found."""
+        """Return the number of rows in all; ``page`` is the number found on this page, up to one more than it shows."""
         if page <= self.list_per_page and not self.too_slow:
             return offset + page
         if self.too_slow:
@@ -107,7 +107,7 @@ class MessageList(ChangeList):
         return counted.count
 
     def tab_count(self, tab: search_box.Tab) -> Capped | None:
-        """How many of what the box asks for are in a tab; None: nobody knows."""
+        """Return how many messages of a tab match the search box; None when the number is not known."""
         if self.counts is None:
             return None
         states = tab.states & self.asked.box.states
@@ -129,7 +129,7 @@ class MessageList(ChangeList):
 
 
 def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:
-    """The messages of a page in its order, without their wide columns but with a payload that is small."""
+    """Read the messages of a page in its order: without the wide columns, but with a payload that is small."""
     narrow = rows.filter(pk__in=ids).defer("payload", "headers", "retry")
-    found = narrow.annotate(small_payload=small(SMALL), payload_size=StoredSize(F("payload"))).in_bulk()
+    found = narrow.annotate(small_payload=small(SMALL_PAYLOAD_BYTES), payload_size=StoredSize(F("payload"))).in_bulk()
     return [found[pk] for pk in ids if pk in found]

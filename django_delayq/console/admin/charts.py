@@ -1,4 +1,4 @@
-"""Charts as inline SVG, drawn on the server: no script, no style, and the numbers behind each in a table."""
+"""Charts as inline SVG, drawn on the server without script and style, each with its numbers in a table."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from django.utils.translation import gettext as _
 
 from ...durations import brief
 
-# In the units of the drawing. Text has a size in them: a chart for half of a page is narrower.
+# In the units of the drawing, which are also those of its text: a chart for half of a page is narrower.
 WIDE, NARROW, HEIGHT = 720, 440, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 24
 _FLOOR = HEIGHT - _BOTTOM
-# Ticks under the axis at most: one each so many units.
+# The least distance of two ticks under the axis, in units.
 _TICK = 55
 _NOTHING = SafeString("")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One moment of a chart: a number for each series, or None where there is none.
+    """A column of a chart: a number for each series, or None where there is none.
 
-    ``text`` is what the numbers come to, in words. ``tick`` stands under the axis. ``url`` is where its bar leads to,
-    ``alert`` sets it apart from the others, ``filling`` says that it is not complete yet.
+    ``text`` gives the numbers in words, ``tick`` stands under the axis, the bar links to ``url``, ``alert`` sets it
+    apart from the others, and ``filling`` marks a time that is not over yet.
     """
 
     label: str
@@ -48,25 +48,25 @@ def bars(
     width: int = WIDE,
     fills: Sequence[str] = ("0", "1", "2", "3", "4", "5"),
 ) -> SafeString:
-    """Stacked bars. ``name`` is unique on its page: ASCII letters and dashes. ``fills`` are classes of colours."""
+    """Draw stacked bars. ``name`` (ASCII letters and dashes) is unique on its page; ``fills`` are colour classes."""
     top = nice(max((sum(value or 0 for value in column.values) for column in columns), default=0))
     step = (width - _LEFT - _RIGHT) / max(1, len(columns))
     drawn = [
         _hatch(name),
-        _grid([(_y(share), number(top * share)) for share in (0, 0.5, 1)], width),
+        _grid([(_y(share), rounded(top * share)) for share in (0, 0.5, 1)], width),
         _ticks(columns, step, width),
         *(_bar(name, column, _LEFT + place * step, step, top, fills) for place, column in enumerate(columns)),
     ]
     linked = any(column.url for column in columns)
     svg = _svg(name, title, description, drawn, width, linked=linked)
     legend = _legend(series, lambda place: _square(fills[place]))
-    return _figure(svg, legend, _table(title, series, columns, number), width)
+    return _figure(svg, legend, _table(title, series, columns, rounded), width)
 
 
 def lines(
     name: str, title: str, description: str, series: Sequence[str], columns: Sequence[Column], *, width: int = WIDE
 ) -> SafeString:
-    """Lines of lengths of time in seconds, on a logarithmic scale from 1 ms to 10 minutes and more."""
+    """Draw lines of lengths of time in seconds, on a logarithmic scale from 1 ms to 10 minutes and more."""
     step = (width - _LEFT - _RIGHT) / max(1, len(columns))
     drawn = [
         _grid([(_log_y(seconds), brief(seconds)) for seconds in _DECADES], width),
@@ -75,11 +75,11 @@ def lines(
         *(_marker(column, _LEFT + place * step, step) for place, column in enumerate(columns)),
     ]
     svg = _svg(name, title, description, drawn, width, linked=False)
-    return _figure(svg, _legend(series, _stroke), _table(title, series, columns, span), width)
+    return _figure(svg, _legend(series, _stroke), _table(title, series, columns, bound), width)
 
 
 def nice(highest: float) -> int:
-    """A round number that is not below."""
+    """Return a round number that is not below ``highest``."""
     if highest <= 4:
         return max(2, 2 * math.ceil(highest / 2))
     scale = 10.0 ** math.floor(math.log10(highest))
@@ -87,12 +87,12 @@ def nice(highest: float) -> int:
     return math.ceil(step * scale)
 
 
-def number(value: float | None) -> str:
+def rounded(value: float | None) -> str:
     return "–" if value is None else f"{round(value):,}"
 
 
-def span(value: float | None) -> str:
-    """A length of time that is the bound of a class."""
+def bound(value: float | None) -> str:
+    """Return a length of time in words as the upper bound of a class of lengths."""
     if value is None:
         return "–"
     return f"> {brief(_DECADES[-1])}" if math.isinf(value) else f"≤ {brief(value)}"
@@ -115,7 +115,7 @@ def _log_y(seconds: float) -> float:
 def _svg(
     name: str, title: str, description: str, parts: Iterable[SafeString], width: int, *, linked: bool
 ) -> SafeString:
-    # Within an image nothing can be reached: one with links is a group.
+    # Assistive technology reaches nothing within an image, so a chart with links is a group.
     return format_html(
         '<svg viewBox="0 0 {} {}" role="{}" aria-labelledby="{name}-title {name}-text" focusable="false">'
         '<title id="{name}-title">{}</title><desc id="{name}-text">{}</desc>{}</svg>',
@@ -145,7 +145,7 @@ def _grid(levels: Iterable[tuple[float, str]], width: int) -> SafeString:
 
 
 def _ticks(columns: Sequence[Column], step: float, width: int) -> SafeString:
-    # A text in the last places would be cut off.
+    # The text of a tick in the last places would be cut off.
     fitting = columns[: max(1, int(len(columns) - _TICK / 2 / step))]
     named = [(place, column.tick) for place, column in enumerate(fitting) if column.tick]
     every = max(1, math.ceil(len(named) * _TICK / width))
@@ -190,13 +190,13 @@ def _bar(name: str, column: Column, left: float, width: float, top: float, fills
     if column.filling and seen:
         box = _box(left + gap, _y(seen / top), width - 2 * gap, _FLOOR)
         parts.append(format_html('<rect fill="url(#{}-hatch)" x="{}" y="{}" width="{}" height="{}"/>', name, *box))
-    inside = format_html("<title>{}: {}</title>{}", column.label, _said(column), _joined(parts))
+    inside = format_html("<title>{}: {}</title>{}", column.label, _text(column), _joined(parts))
     if not column.url or not seen:
         return format_html("<g>{}</g>", inside)
-    return format_html('<a href="{}" aria-label="{}: {}">{}</a>', column.url, column.label, _said(column), inside)
+    return format_html('<a href="{}" aria-label="{}: {}">{}</a>', column.url, column.label, _text(column), inside)
 
 
-def _said(column: Column) -> str:
+def _text(column: Column) -> str:
     return _unfinished(column.text) if column.filling else column.text
 
 
@@ -216,7 +216,7 @@ def _line(series: int, columns: Sequence[Column], width: float) -> SafeString:
             pen = "M"
             continue
         x, y = _short(_LEFT + (place + 0.5) * width), _short(_log_y(value))
-        # A move alone draws nothing: a point without neighbours gets a dash of its own.
+        # A move alone draws nothing, so a point without neighbours gets a short dash.
         drawn.append(f"{pen}{x} {y}" + ("h1" if pen == "M" else ""))
         pen = "L"
     return format_html('<path class="dq-line dq-line-{}" d="{}"/>', series, "".join(drawn)) if drawn else _NOTHING
@@ -225,10 +225,10 @@ def _line(series: int, columns: Sequence[Column], width: float) -> SafeString:
 def _marker(column: Column, left: float, width: float) -> SafeString:
     box = _box(left, _TOP, width, _FLOOR)
     inside = format_html('<rect class="dq-hit" x="{}" y="{}" width="{}" height="{}"/>', *box)
-    return format_html("<g><title>{}: {}</title>{}</g>", column.label, _said(column), inside)
+    return format_html("<g><title>{}: {}</title>{}</g>", column.label, _text(column), inside)
 
 
-# --- what stands around it --------------------------------------------------------------------------------------------
+# --- the parts around the drawing -------------------------------------------------------------------------------------
 
 
 def _figure(svg: SafeString, legend: SafeString, table: SafeString, width: int) -> SafeString:

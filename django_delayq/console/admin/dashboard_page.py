@@ -1,4 +1,4 @@
-"""What is going on, what comes next, and what has to be done about it."""
+"""The dashboard: problems, numbers, what falls due next, what was delivered, queues, workers and servers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from django.contrib import admin
+from django.db.models import Model
 from django.http import HttpRequest
 from django.utils import formats, timezone
 from django.utils.safestring import SafeString
@@ -19,14 +20,15 @@ from ...durations import brief
 from ...inspector.numbers import Capped
 from ...inspector.snapshot import overdue_cutoff
 from ...inspector.workers import WorkerState
+from ...models import Message, Queue, Worker
 from ...sql import vendor_name
-from ..models import Dashboard, Rollup
+from ..models import Dashboard, Health, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
 from . import banners, charts, page_data
 from .charts import Column
-from .page import Page, page_url
-from .page_data import Facts
+from .page import Page, admin_url_if_any
+from .page_data import PageData
 from .panels import Panel
 
 if TYPE_CHECKING:
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-# Topics that have a colour of their own.
-_TOPICS = 5
-_QUEUES = 10
+# Topics that have a colour of their own, and queues that the table shows.
+_TOPICS_SHOWN = 5
+_QUEUES_SHOWN = 10
 
 _AHEAD = {"hour": gettext_lazy("Next hour"), "day": gettext_lazy("Next day"), "week": gettext_lazy("Next week")}
 _BACK = {"hour": gettext_lazy("Last hour"), "day": gettext_lazy("Last day"), "week": gettext_lazy("Last week")}
@@ -44,7 +46,7 @@ _BACK = {"hour": gettext_lazy("Last hour"), "day": gettext_lazy("Last day"), "we
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A number, and the list of what it counts."""
+    """A number with its label, and the address of the list of what it counts."""
 
     label: str
     number: str
@@ -55,7 +57,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the windows that can be looked at."""
+    """A window that can be chosen."""
 
     label: str
     url: str
@@ -63,8 +65,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueRow:
-    """One line of the table of queues; empty text where nothing is known."""
+class DashboardQueueRow:
+    """A row of the table of queues; "?" where the value is not known."""
 
     name: str
     url: str
@@ -82,44 +84,44 @@ class DashboardAdmin(Page, _ModelAdmin):
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         window, back = _window(request, "window"), _window(request, "past")
-        known = page_data.gather()
-        coming, past = page_data.coming(known, window), page_data.past(known, back)
-        page = _Links(self, request)
+        data = page_data.gather()
+        coming, past = page_data.coming(data, window), page_data.past(data, back)
+        links = _Links(self)
         return {
-            "banners": [(banner, page(banner.page, banner.query)) for banner in banners.banners(known)],
-            "tiles": _tiles(known, past, page),
-            "pulse": known.pulse,
-            "empty": page_data.is_empty(known),
+            "banners": [(banner, links(banner.model, banner.query)) for banner in banners.banners(data)],
+            "tiles": _tiles(data, past, links),
+            "snapshot": data.snapshot,
+            "empty": page_data.is_empty(data),
             "ahead": _choices(request, "window", window, _AHEAD),
             "coming": coming,
-            "upcoming": _upcoming(coming.facts, page) if coming.facts else "",
-            "peak": _peak(coming.facts) if coming.facts else "",
+            "upcoming": _upcoming(coming.value, links) if coming.value else "",
+            "peak": _peak(coming.value) if coming.value else "",
             "back": _choices(request, "past", back, _BACK),
             "past": past,
-            "throughput": _throughput(past.facts[back]) if past.facts else "",
-            "lateness": _lateness(past.facts[back]) if past.facts else "",
-            "lateness_now": _lateness_now(past.facts["hour"], known) if past.facts else "",
-            "queues": _queues(known, past, page),
-            "more_queues": max(0, len(known.pulse.facts.queues) - _QUEUES) if known.pulse.facts else 0,
-            "queues_url": page("queue"),
-            "workers": known.workers,
-            "workers_text": _workers(known),
-            "workers_url": page("worker"),
-            "redis": known.redis,
-            "redis_facts": _redis(known),
-            "database_facts": _database(known),
-            "health_url": page("health"),
+            "throughput": _throughput(past.value[back]) if past.value else "",
+            "lateness": _lateness(past.value[back]) if past.value else "",
+            "lateness_now": _lateness_now(past.value["hour"], data) if past.value else "",
+            "queues": _queues(data, past, links),
+            "more_queues": max(0, len(data.snapshot.value.queues) - _QUEUES_SHOWN) if data.snapshot.value else 0,
+            "queues_url": links(Queue),
+            "workers": data.workers,
+            "workers_text": _workers(data),
+            "workers_url": links(Worker),
+            "redis": data.redis,
+            "redis_facts": _redis(data),
+            "database_facts": _database(data),
+            "health_url": links(Health),
         }
 
 
 class _Links:
-    """Where a page of the same site is."""
+    """The addresses of lists on the same site, "" for one that the site does not have."""
 
-    def __init__(self, model_admin: DashboardAdmin, request: HttpRequest) -> None:
-        self._admin, self._request = model_admin, request
+    def __init__(self, model_admin: DashboardAdmin) -> None:
+        self._admin = model_admin
 
-    def __call__(self, page: str, query: str = "") -> str:
-        url = page_url(self._admin, page)
+    def __call__(self, model: type[Model], query: str = "") -> str:
+        url = admin_url_if_any(self._admin, model)
         return f"{url}?{urlencode({'q': query})}" if url and query else url
 
 
@@ -137,26 +139,32 @@ def _choices(request: HttpRequest, name: str, chosen: str, labels: dict[str, Any
     return found
 
 
-def _tiles(known: Facts, past: Panel[dict[str, Throughput]], page: _Links) -> list[Tile]:
+def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: _Links) -> list[Tile]:
     tiles = []
-    pulse = known.pulse.facts
-    if pulse is not None:
-        following, oldest = pulse.next_due, pulse.oldest_overdue
-        ahead = _("next in %(span)s") % {"span": _ago(following, pulse.at, -1)} if following else ""
-        waiting = _("oldest: %(span)s") % {"span": _ago(oldest, pulse.at)} if oldest else _("none, all is in time")
+    snapshot = data.snapshot.value
+    if snapshot is not None:
+        following, oldest = snapshot.next_due, snapshot.oldest_overdue
+        ahead = _("next in %(span)s") % {"span": _ago(following, snapshot.at, -1)} if following else ""
+        waiting = (
+            _("oldest: %(span)s") % {"span": _ago(oldest, snapshot.at)}
+            if oldest
+            else _("none, every message is on time")
+        )
         tiles += [
-            Tile(_("Scheduled"), str(pulse.scheduled), ahead, page("message", "state:scheduled")),
-            Tile(_("Ready"), str(pulse.ready), _("due, waiting for a worker"), page("message", _ready(pulse.at))),
-            Tile(_("Overdue"), str(pulse.overdue), waiting, page("message", "is:overdue"), bool(pulse.overdue.count)),
-            Tile(_("Running"), str(pulse.running), "", page("message", "state:running")),
+            Tile(_("Scheduled"), str(snapshot.scheduled), ahead, links(Message, "state:scheduled")),
+            Tile(_("Ready"), str(snapshot.ready), _("due, waiting for a worker"), links(Message, _ready(snapshot.at))),
+            Tile(
+                _("Overdue"), str(snapshot.overdue), waiting, links(Message, "is:overdue"), bool(snapshot.overdue.count)
+            ),
+            Tile(_("Running"), str(snapshot.running), "", links(Message, "state:running")),
         ]
-    if past.facts is not None:
-        day = past.facts["day"].sum
+    if past.value is not None:
+        day = past.value["day"].sum
         ended = day.consumed + day.dead
         share = _("%(share)s of those ended") % {"share": f"{day.dead / ended:.2%}"} if day.dead else ""
         tiles += [
-            Tile(_("Dead in 24 h"), f"{day.dead:,}", share, page("message", "state:dead finished:<24h")),
-            Tile(_("Consumed in 24 h"), f"{day.consumed:,}", "", page("message", "state:consumed finished:<24h")),
+            Tile(_("Dead in 24 h"), f"{day.dead:,}", share, links(Message, "state:dead finished:<24h")),
+            Tile(_("Consumed in 24 h"), f"{day.consumed:,}", "", links(Message, "state:consumed finished:<24h")),
         ]
     return tiles
 
@@ -170,34 +178,34 @@ def _ago(at: datetime, now: datetime, sign: int = 1) -> str:
     return brief(max(0.0, sign * (now - at).total_seconds()))
 
 
-# --- what comes next --------------------------------------------------------------------------------------------------
+# --- what falls due next ----------------------------------------------------------------------------------------------
 
 
-def _upcoming(coming: Upcoming, page: _Links) -> SafeString:
-    topics = coming.topics(_TOPICS)
+def _upcoming(coming: Upcoming, links: _Links) -> SafeString:
+    topics = coming.topics(_TOPICS_SHOWN)
     shown = [coming.overdue, *coming.bars]
     others = any(set(bar.topics) - set(topics) for bar in shown)
     series = [*topics, *([_("other topics")] if others else [])]
-    columns = [_column(bar, place, coming, topics, others, page) for place, bar in enumerate(shown)]
+    columns = [_column(bar, place, coming, topics, others, links) for place, bar in enumerate(shown)]
     description = _("Messages by the time they fall due. %(peak)s") % {"peak": _peak(coming)}
     return charts.bars("dq-upcoming", _("What falls due next"), description, series, columns)
 
 
-def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: bool, page: _Links) -> Column:
-    known = [bar.topics[topic] for topic in topics]
-    rest = [max(0, bar.number.count - sum(known))] if others else []
+def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: bool, links: _Links) -> Column:
+    numbers = [bar.topics[topic] for topic in topics]
+    rest = [max(0, bar.number.count - sum(numbers))] if others else []
     text = ngettext("%(number)s message", "%(number)s messages", bar.number.count) % {"number": bar.number}
     if bar.start is None:
-        url = page("message", "is:overdue")
-        return Column(_("Overdue"), [*known, *rest], text, _("overdue"), url, alert=True)
+        url = links(Message, "is:overdue")
+        return Column(_("Overdue"), [*numbers, *rest], text, _("overdue"), url, alert=True)
     start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
     query = f"state:scheduled due:{start:%Y-%m-%dT%H:%M}..{end:%Y-%m-%dT%H:%M}"
-    tick = _tick(start, coming.window) if place % _EVERY[coming.window] == 0 else ""
-    return Column(_span(start, end), [*known, *rest], text, tick, page("message", query))
+    tick = _tick(start, coming.window) if place % _BARS_PER_TICK[coming.window] == 0 else ""
+    return Column(_span(start, end), [*numbers, *rest], text, tick, links(Message, query))
 
 
-# A tick under each so many bars.
-_EVERY = {"hour": 10, "day": 8, "week": 8}
+# The number of bars from one tick of the axis to the next.
+_BARS_PER_TICK = {"hour": 10, "day": 8, "week": 8}
 
 
 def _tick(at: datetime, window: str) -> str:
@@ -227,7 +235,7 @@ def _peak(coming: Upcoming) -> str:
     return text % {"span": _span(start, end), "number": number, "rate": rate}
 
 
-# --- what was ---------------------------------------------------------------------------------------------------------
+# --- what was delivered -----------------------------------------------------------------------------------------------
 
 
 def _throughput(past: Throughput) -> SafeString:
@@ -235,8 +243,8 @@ def _throughput(past: Throughput) -> SafeString:
 
     def column(tally: RollupSum) -> tuple[list[float | None], str]:
         numbers = tally.counts[: len(Rollup.OUTCOMES)]
-        said = ", ".join(f"{number:,} {name}" for number, name in zip(numbers, names, strict=True) if number)
-        return list(numbers), said or _("nothing")
+        text = ", ".join(f"{number:,} {name}" for number, name in zip(numbers, names, strict=True) if number)
+        return list(numbers), text or _("nothing")
 
     total = past.sum
     description = _("%(consumed)s consumed, %(retried)s retried, %(dead)s dead, %(expired)s expired.") % {
@@ -259,8 +267,8 @@ def _throughput(past: Throughput) -> SafeString:
 def _lateness(past: Throughput) -> SafeString:
     def column(tally: RollupSum) -> tuple[list[float | None], str]:
         p50, p95 = tally.lateness(50), tally.lateness(95)
-        said = _("half %(p50)s, 95 %% %(p95)s") % {"p50": charts.span(p50), "p95": charts.span(p95)}
-        return [p50, p95], _("no delivery") if p50 is None else said
+        text = _("half %(p50)s, 95 %% %(p95)s") % {"p50": charts.bound(p50), "p95": charts.bound(p95)}
+        return [p50, p95], _("no delivery") if p50 is None else text
 
     title = _("Lateness of first deliveries")
     series = [_("half of them (p50)"), _("%(share)d %% of them (p95)") % {"share": 95}]
@@ -272,7 +280,7 @@ def _steps(past: Throughput, column: Callable[[RollupSum], tuple[list[float | No
     for place, tally in enumerate(past.steps):
         start = timezone.localtime(past.start + place * past.step)
         values, text = column(tally)
-        tick = _tick(start, past.window) if place % _EVERY[past.window] == 0 else ""
+        tick = _tick(start, past.window) if place % _BARS_PER_TICK[past.window] == 0 else ""
         filling = place == len(past.steps) - 1
         columns.append(Column(_span(start, start + past.step), values, text, tick, filling=filling))
     return columns
@@ -283,55 +291,57 @@ def _late(tally: RollupSum) -> str:
     if p50 is None:
         return _("No message was delivered in this time.")
     return _("From the due time to the start: half of them %(p50)s, 95 %% %(p95)s.") % {
-        "p50": charts.span(p50),
-        "p95": charts.span(p95),
+        "p50": charts.bound(p50),
+        "p95": charts.bound(p95),
     }
 
 
-def _lateness_now(hour: Throughput, known: Facts) -> str:
-    pulse = known.pulse.facts
-    oldest = pulse.oldest_overdue if pulse else None
-    if pulse is None or oldest is None:
+def _lateness_now(hour: Throughput, data: PageData) -> str:
+    snapshot = data.snapshot.value
+    oldest = snapshot.oldest_overdue if snapshot else None
+    if snapshot is None or oldest is None:
         return _late(hour.sum)
-    waits = _("The oldest overdue message has waited for %(age)s.") % {"age": _ago(oldest, pulse.at)}
+    waits = _("The oldest overdue message has waited for %(age)s.") % {"age": _ago(oldest, snapshot.at)}
     return f"{_late(hour.sum)} {waits}"
 
 
 # --- queues, workers, servers -----------------------------------------------------------------------------------------
 
 
-def _queues(known: Facts, past: Panel[dict[str, Throughput]], page: _Links) -> list[QueueRow]:
-    pulse = known.pulse.facts
-    if pulse is None:
+def _queues(data: PageData, past: Panel[dict[str, Throughput]], links: _Links) -> list[DashboardQueueRow]:
+    snapshot = data.snapshot.value
+    if snapshot is None:
         return []
-    first = sorted(pulse.queues.items(), key=lambda item: (-item[1].overdue.count, -item[1].scheduled.count, item[0]))
-    hour = past.facts["hour"].queues if past.facts else None
+    first = sorted(
+        snapshot.queues.items(), key=lambda item: (-item[1].overdue.count, -item[1].scheduled.count, item[0])
+    )
+    hour = past.value["hour"].queues if past.value else None
     rows = []
-    for name, queue in first[:_QUEUES]:
+    for name, queue in first[:_QUEUES_SHOWN]:
         tally = None if hour is None else hour.get(name, RollupSum())
         p95 = None if tally is None else tally.lateness(95)
         rows.append(
-            QueueRow(
+            DashboardQueueRow(
                 name,
-                page("message", f"queue:{name}"),
+                links(Message, f"queue:{name}"),
                 queue.scheduled,
                 queue.overdue,
-                _ago(queue.oldest_overdue, pulse.at) if queue.oldest_overdue else "–",
+                _ago(queue.oldest_overdue, snapshot.at) if queue.oldest_overdue else "–",
                 "?" if tally is None else f"{tally.consumed:,}",
-                "?" if tally is None else charts.span(p95),
-                "?" if known.workers.facts is None else f"{known.workers.facts.serving(name):,}",
-                name in (known.paused.facts or {}),
+                "?" if tally is None else charts.bound(p95),
+                "?" if data.workers.value is None else f"{data.workers.value.serving(name):,}",
+                name in (data.paused.value or {}),
             )
         )
     return rows
 
 
-def _workers(known: Facts) -> str:
-    there = known.workers.facts
+def _workers(data: PageData) -> str:
+    there = data.workers.value
     if there is None:
         return ""
     if not there.workers:
-        return _("No worker has shown itself in the last day. Start one: manage.py run_delayq")
+        return _("No worker has sent a heartbeat in the last day. Start one: manage.py run_delayq")
     alive, late, lost = (len(there.of(state)) for state in WorkerState)
     parts = [ngettext("%(count)d alive", "%(count)d alive", alive) % {"count": alive}]
     parts += [_("%(count)d late") % {"count": late}] if late else []
@@ -340,8 +350,8 @@ def _workers(known: Facts) -> str:
     return text % {"workers": ", ".join(parts), "span": _ago(there.workers[0].seen_at, there.at)}
 
 
-def _redis(known: Facts) -> list[tuple[str, str]]:
-    redis = known.redis.facts
+def _redis(data: PageData) -> list[tuple[str, str]]:
+    redis = data.redis.value
     if redis is None:
         return []
     found = [(_("Redis"), redis.where)]
@@ -361,10 +371,10 @@ def _redis(known: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def _database(known: Facts) -> list[tuple[str, str]]:
-    names = known.pending.facts
+def _database(data: PageData) -> list[tuple[str, str]]:
+    names = data.pending.value
     if names is None:
-        state = known.pending.problem
+        state = data.pending.problem
     else:
         state = _("pending: %(names)s") % {"names": ", ".join(names)} if names else _("all applied")
-    return [(_("Database"), f"{known.using}: {vendor_name(known.using)}"), (_("Migrations"), state)]
+    return [(_("Database"), f"{data.using}: {vendor_name(data.using)}"), (_("Migrations"), state)]

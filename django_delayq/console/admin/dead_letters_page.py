@@ -1,4 +1,4 @@
-"""What was given up, by topic and by kind of error."""
+"""The dead letters, by topic and by kind of error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..models import DeadLetter
 from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, DeadGroup, group_dead
 from . import action_table, search_box
-from .action_table import PURGE, REQUEUE, Verb
+from .action_table import PURGE, REQUEUE, Action
 from .explanation import moment, span
 from .page import Page, admin_url
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-# Groups of a table that are shown.
-SHOWN = 50
+# Groups that each table shows.
+GROUPS_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A group, ready to be shown."""
+class DeadLetterRow:
+    """A group of dead letters as the page shows it."""
 
     group: DeadGroup
     list: str
@@ -45,39 +45,36 @@ class DeadLetterAdmin(Page, _ModelAdmin):
     template = "delayq_console/deadletters.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        steer = self.admin_site._registry.get(Message)
+        acts_here = Message in self.admin_site._registry
         offered = [
-            (verb, self._url("steer", verb.name))
-            for verb in (REQUEUE, PURGE)
-            if steer is not None and action_table.may_bulk(request) and self._may(request, verb)
+            (action, admin_url(self, Message, "action", action.name))
+            for action in (REQUEUE, PURGE)
+            if acts_here and action_table.may_bulk(request) and self._may(request, action)
         ]
         try:
             found = group_dead(Message.objects.using(self.get_queryset(request).db))
         except TooSlow:
             return {"too_slow": True}
         return {
-            "topics": [self._show(group) for group in found.topics[:SHOWN]],
-            "errors": [self._show(group) for group in found.errors[:SHOWN]],
-            "more_topics": max(0, len(found.topics) - SHOWN),
-            "more_errors": max(0, len(found.errors) - SHOWN),
+            "topics": [self._row(group) for group in found.topics[:GROUPS_SHOWN]],
+            "errors": [self._row(group) for group in found.errors[:GROUPS_SHOWN]],
+            "more_topics": max(0, len(found.topics) - GROUPS_SHOWN),
+            "more_errors": max(0, len(found.errors) - GROUPS_SHOWN),
             "count": found.count,
             "cap": DEAD_CAP if found.capped else None,
             "offered": offered,
         }
 
-    def _may(self, request: HttpRequest, verb: Verb) -> bool:
-        return verb.allowed(request) and self.has_view_permission(request)
+    def _may(self, request: HttpRequest, action: Action) -> bool:
+        return action.allowed(request) and self.has_view_permission(request)
 
-    def _show(self, group: DeadGroup) -> Shown:
+    def _row(self, group: DeadGroup) -> DeadLetterRow:
         query = urlencode({search_box.TAB_VAR: "all", SEARCH_VAR: group.search})
-        return Shown(
+        return DeadLetterRow(
             group,
-            f"{self._url('changelist')}?{query}",
-            self._url("change", group.sample),
+            f"{admin_url(self, Message)}?{query}",
+            admin_url(self, Message, "change", group.sample),
             moment(group.first, "seconds"),
             moment(group.last, "seconds"),
             span(timezone.now() - group.last),
         )
-
-    def _url(self, page: str, *args: object) -> str:
-        return admin_url(self, Message, page, *args)

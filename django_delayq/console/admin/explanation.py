@@ -1,4 +1,4 @@
-"""Why a message is where it is, in sentences; and how times are written."""
+"""Sentences that explain the state of a message, and the way in which pages write times."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from ..whereabouts import Whereabouts
 
 
 def moment(at: datetime, timespec: str = "milliseconds") -> str:
-    """A moment in the current time zone."""
+    """Return a moment as text, in the current time zone."""
     return timezone.localtime(at).replace(tzinfo=None).isoformat(sep=" ", timespec=timespec)
 
 
 def universal(at: datetime) -> str:
-    """A moment in UTC, to the millisecond."""
+    """Return a moment as text, in UTC, to the millisecond."""
     return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(sep=' ', timespec='milliseconds')} UTC"
 
 
 def span(length: timedelta) -> str:
-    """A length of time in words; never negative, whatever two clocks say."""
+    """Return a length of time in words; one below zero, from two clocks that differ, counts as zero."""
     return brief(max(0.0, length.total_seconds()))
 
 
-def label(state: str | None) -> str:
-    """A state in words."""
+def state_label(state: str | None) -> str:
+    """Return a state in words; the state before the first is "new"."""
     return str(State(state).label) if state else _("new")
 
 
-def when(message: Message, now: datetime) -> str:
-    """In a few words, when it runs, how late it is, or when it ended; for lists."""
+def timing(message: Message, now: datetime) -> str:
+    """Return in a few words, for lists, when a message is due, how late it is, or when it ended."""
     if message.finished_at is not None:
         return _("ended %(span)s ago") % {"span": _unbroken(now - message.finished_at)}
     if message.state != State.SCHEDULED:
@@ -49,8 +49,8 @@ def _unbroken(length: timedelta) -> str:
     return span(length).replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def why(message: Message, last: Transition | None, now: datetime, where: Whereabouts | None = None) -> list[str]:
-    """Sentences that say why the message is where it is."""
+def explain(message: Message, last: Transition | None, now: datetime, where: Whereabouts | None = None) -> list[str]:
+    """Return sentences that explain why a message is in its state and what happens next."""
     if message.state == State.SCHEDULED:
         return _scheduled(message, now, where)
     if message.state == State.RUNNING:
@@ -59,49 +59,55 @@ def why(message: Message, last: Transition | None, now: datetime, where: Whereab
 
 
 def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
-    facts = {"span": span(abs(message.due_at - now)), "failed": message.attempts}
+    values = {"span": span(abs(message.due_at - now)), "failed": message.attempts}
     if message.expires_at is not None and message.expires_at <= now:
-        said = [_("Not started in its time: it will not run, and is about to be marked as expired.")]
+        text = _(
+            "No worker started it before it expired: it will not run, and a worker is about to mark it as expired."
+        )
+        sentences = [text]
     else:
-        said = [(_("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")) % facts]
-        said += _obstacles(message, now, where)
+        sentences = [(_("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")) % values]
+        sentences += _obstacles(message, now, where)
     if message.attempts:
-        said.append(_("Failed attempts so far: %(failed)d.") % facts)
-    return said
+        sentences.append(_("Failed attempts so far: %(failed)d.") % values)
+    return sentences
 
 
 def _obstacles(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
-    facts, said = {"queue": message.queue}, []
+    values, sentences = {"queue": message.queue}, []
     pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
     if pause is not None:
-        said.append(_paused(pause))
+        sentences.append(_paused(pause))
     if message.due_at <= now and not _is_served(message, now):
-        said.append(_("Waiting: no live worker listens to the queue %(queue)s.") % facts)
+        sentences.append(_("Waiting: no live worker listens to the queue %(queue)s.") % values)
     if where is not None and where.mismatch == Mismatch.MISSING:
-        said.append(_("Missing in Redis: it runs at the next sweep, or put it back."))
+        sentences.append(_("Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once."))
     if where is not None and where.mismatch == Mismatch.DIFFERENT:
-        said.append(_("Redis has it at another time than the record: the next sweep mends that, or put it back."))
-    if not said and message.due_at <= now:
-        said.append(_("Waiting: for a free worker of the queue %(queue)s.") % facts)
-    return said
+        text = _("Redis has another due time: a worker's next sweep corrects it; “Put it back” does so at once.")
+        sentences.append(text)
+    if not sentences and message.due_at <= now:
+        sentences.append(_("Waiting for a free worker of the queue %(queue)s.") % values)
+    return sentences
 
 
 def _paused(pause: Queue) -> str:
-    facts = {
+    values = {
         "queue": pause.name,
         "since": moment(pause.paused_at, "seconds"),
         "actor": pause.paused_by or "?",
         "end": moment(pause.resumes_at, "seconds") if pause.resumes_at else "",
         "reason": pause.reason,
     }
-    text = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s.")
+    text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s.")
     if pause.reason:
-        text = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s: “%(reason)s”")
+        text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s: “%(reason)s”")
     if pause.resumes_at is not None:
-        text = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s, until %(end)s.")
+        text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s, until %(end)s.")
         if pause.reason:
-            text = _("Waiting: the queue %(queue)s is paused since %(since)s by %(actor)s, until %(end)s: “%(reason)s”")
-    return text % facts
+            text = _(
+                "Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s, until %(end)s: “%(reason)s”"
+            )
+    return text % values
 
 
 def _is_served(message: Message, now: datetime) -> bool:
@@ -111,37 +117,37 @@ def _is_served(message: Message, now: datetime) -> bool:
 
 def _running(message: Message, now: datetime) -> list[str]:
     assert message.leased_until is not None
-    facts = {
+    values = {
         "worker": message.worker,
         "delivery": message.deliveries,
         "until": moment(message.leased_until),
         "span": span(now - message.leased_until),
     }
     if message.leased_until > now:
-        said = [_("Running on %(worker)s (delivery %(delivery)d), whose lease lasts until %(until)s.") % facts]
+        sentences = [_("Running on %(worker)s (delivery %(delivery)d), whose lease lasts until %(until)s.") % values]
     else:
-        text = _("Taken by %(worker)s, but its lease ran out %(span)s ago: it will be given to another worker.")
-        said = [text % facts]
+        text = _("Claimed by %(worker)s, whose lease ran out %(span)s ago: another worker will take it over.")
+        sentences = [text % values]
     if message.cancel_requested:
-        said.append(_("A cancel was requested: the handler can see it, and no retry follows."))
-    return said
+        sentences.append(_("A cancel was requested: the handler can see it, and no retry follows."))
+    return sentences
 
 
 def _finished(message: Message, last: Transition | None) -> str:
-    facts = {
+    values = {
         "at": moment(message.finished_at) if message.finished_at else "",
         "actor": last.actor if last else "",
         "reason": ((last.reason or last.error.strip().rpartition("\n")[2]) if last else "")[:300],
     }
     text = {
-        State.CONSUMED: _("Done by %(actor)s at %(at)s."),
+        State.CONSUMED: _("Consumed by %(actor)s at %(at)s."),
         State.DEAD: _("Given up by %(actor)s at %(at)s."),
         State.CANCELLED: _("Cancelled by %(actor)s at %(at)s."),
-        State.EXPIRED: _("Expired at %(at)s: it was not started in its time."),
+        State.EXPIRED: _("Expired at %(at)s: no worker started it in time."),
     }[State(message.state)]
-    if facts["reason"] and message.state in (State.DEAD, State.CANCELLED):
+    if values["reason"] and message.state in (State.DEAD, State.CANCELLED):
         text = {
             State.DEAD: _("Given up by %(actor)s at %(at)s: “%(reason)s”"),
             State.CANCELLED: _("Cancelled by %(actor)s at %(at)s: “%(reason)s”"),
         }[State(message.state)]
-    return text % facts
+    return text % values

@@ -1,4 +1,4 @@
-"""What a search finds as a file, CSV or lines of JSON: in batches, redacted, and never without a trace."""
+"""The export of what a search finds, as CSV or JSON lines: read in batches, redacted, and written to the audit."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from django.http import (
     HttpResponseRedirect,
     StreamingHttpResponse,
 )
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ... import actors
 from ...models import Message
 from .. import audit
 from ..search.listing import Listing
 from ..statements import TooSlow
-from . import payload, search_box
+from . import page, payload, search_box
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Message]
 else:
     _Base = object
 
-CAP = 100_000
-_BATCH = 500
-# How long the database may look for the messages. Milliseconds.
-_PATIENCE = 30_000
+# Messages that one file holds at most.
+EXPORT_CAP = 100_000
+# Messages that are read at a time.
+_EXPORT_BATCH = 500
+# How long the database may search for the messages. Milliseconds.
+_EXPORT_TIMEOUT_MS = 30_000
 
 _FIELDS = (
     "id",
@@ -60,22 +61,22 @@ _FIELDS = (
     "payload",
     "headers",
 )
-# With one of these in front a spreadsheet takes a cell for a formula.
+# A spreadsheet takes a cell that begins with one of these for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-class Exporting(_Base):
-    """Mix in before ``ModelAdmin``: the view that exports."""
+class ExportView(_Base):
+    """A mixin for ``ModelAdmin``: the view that exports."""
 
     def has_export_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request) and request.user.has_perm("django_delayq.export_message")
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}_export"
-        return [path("export/", self.admin_site.admin_view(self.export_view), name=name), *super().get_urls()]
+        view = self.admin_site.admin_view(self.export_view)
+        return [path("export/", view, name=page.url_name(Message, "export")), *super().get_urls()]
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
-        """POST the tab and the text of a search, and ``format``."""
+        """Send a file of what a search finds, on POST of its tab, its text and ``format``."""
         if not self.has_export_permission(request):
             raise PermissionDenied
         if request.method != "POST":
@@ -84,39 +85,38 @@ class Exporting(_Base):
         if form is None:
             return HttpResponseBadRequest("format")
         rows = self.get_queryset(request)
-        asked = search_box.of(request, request.POST, rows.db)
+        asked = search_box.read_search(request, request.POST, rows.db)
         if asked.box.problems:
             return self._refused(request, asked, " ".join(asked.box.problems))
         try:
-            ids = Listing(rows, asked.whole).ids(CAP + 1, milliseconds=_PATIENCE)
+            ids = Listing(rows, asked.whole).ids(EXPORT_CAP + 1, milliseconds=_EXPORT_TIMEOUT_MS)
         except TooSlow:
             return self._refused(request, asked, _("The search took too long: nothing was exported. Narrow it."))
         masked = not request.user.has_perm("django_delayq.reveal_message")
         target = _("%(messages)s, as %(format)s") if masked else _("%(messages)s, as %(format)s, unmasked")
-        with actors.acting_as(f"user:{request.user.get_username()}"):
+        with page.acting_as_user(request):
             audit.record(
                 rows.db,
                 "export",
                 target % {"messages": asked.whole.described, "format": request.POST["format"]},
-                outcomes={"exported": min(len(ids), CAP)},
+                outcomes={"exported": min(len(ids), EXPORT_CAP)},
                 user=request.user,
             )
         lines, content_type = form
-        response = StreamingHttpResponse(lines(_read(rows, ids, masked=masked), len(ids) > CAP), content_type)
+        response = StreamingHttpResponse(lines(_read(rows, ids, masked=masked), len(ids) > EXPORT_CAP), content_type)
         at = timezone.localtime().strftime("%Y%m%d-%H%M%S")
         response["Content-Disposition"] = f'attachment; filename="messages-{at}.{request.POST["format"]}"'
         return response
 
-    def _refused(self, request: HttpRequest, asked: search_box.Asked, text: str) -> HttpResponseBase:
+    def _refused(self, request: HttpRequest, asked: search_box.RequestedSearch, text: str) -> HttpResponseBase:
         self.message_user(request, text, messages.ERROR)
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return HttpResponseRedirect(f"{reverse(name, current_app=self.admin_site.name)}?{asked.query}")
+        return HttpResponseRedirect(f"{page.admin_url(self, Message)}?{asked.query}")
 
 
 def _read(rows: QuerySet[Message], ids: Sequence[int], *, masked: bool) -> Iterator[dict[str, Any]]:
-    """The messages in the order of the list; one that was purged meanwhile is left out."""
-    for start in range(0, min(len(ids), CAP), _BATCH):
-        batch = ids[start : min(start + _BATCH, CAP)]
+    """Read the messages in the order of the list, without those that were purged meanwhile."""
+    for start in range(0, min(len(ids), EXPORT_CAP), _EXPORT_BATCH):
+        batch = ids[start : min(start + _EXPORT_BATCH, EXPORT_CAP)]
         found = {row["id"]: row for row in rows.filter(pk__in=batch).values(*_FIELDS)}
         for pk in batch:
             if pk in found:
@@ -131,7 +131,7 @@ def _text(value: Any) -> Any:
 
 
 def _truncated() -> str:
-    return _("Only the first %(cap)s messages: there are more.") % {"cap": f"{CAP:,}"}
+    return _("Only the first %(cap)s messages: there are more.") % {"cap": f"{EXPORT_CAP:,}"}
 
 
 def _jsonl(rows: Iterator[dict[str, Any]], truncated: bool) -> Iterator[str]:

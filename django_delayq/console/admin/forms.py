@@ -1,4 +1,4 @@
-"""What the confirmation page asks for."""
+"""The forms of the confirmation pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...exceptions import InvalidMessage
 
 
 class DelayField(forms.CharField):
-    """A span of time such as "15m"; None when it is empty. With ``signed`` it may go back: "-15m"."""
+    """A length of time such as "15m", or None when the field is empty. With ``signed`` it may be negative: "-15m"."""
 
     def __init__(self, *, signed: bool = False, **kwargs: Any) -> None:
         self.signed = signed
@@ -34,33 +34,33 @@ class DelayField(forms.CharField):
         try:
             seconds(plain)
         except ValueError as error:
-            said = gettext("“%(text)s” is not a duration. Write for example 90s, 15m, 1h30m or 7d.")
-            raise forms.ValidationError(said % {"text": text}) from error
+            problem = gettext("“%(text)s” is not a duration. Write for example 90s, 15m, 1h30m or 7d.")
+            raise forms.ValidationError(problem % {"text": text}) from error
         try:
             span = validation.delay(plain)
         except InvalidMessage as error:
-            raise forms.ValidationError(gettext("This is more than 100 years.")) from error
+            raise forms.ValidationError(gettext("This is longer than 100 years.")) from error
         return -span if back else span
 
 
 def checked_due(due: datetime) -> datetime:
-    """A due time that a message may have. Raises ``ValidationError``."""
+    """Return a due time that a message may have. Raises ``ValidationError`` for any other."""
     try:
         return validation.due(due)
     except InvalidMessage as error:
         is_past = due < timezone.now()
-        said = gettext("This is in the past.") if is_past else gettext("This is more than 100 years ahead.")
-        raise forms.ValidationError(said) from error
+        problem = gettext("This is in the past.") if is_past else gettext("This is more than 100 years ahead.")
+        raise forms.ValidationError(problem) from error
 
 
 class ReasonForm(forms.Form):
-    """Why. More than one message needs a reason, and many the number itself."""
+    """The reason of an action. It is required for more than one message; many messages need their number typed too."""
 
     reason = forms.CharField(
         label=_("Reason"),
         max_length=500,
         required=False,
-        help_text=_("Goes into the log of each message, and into the audit."),
+        help_text=_("Written to the log of each message and to the audit."),
         widget=forms.TextInput(attrs={"class": "vTextField"}),
     )
     typed = forms.CharField(
@@ -88,7 +88,7 @@ class ReasonForm(forms.Form):
         return typed
 
     def arguments(self) -> dict[str, Any]:
-        """What the work of the verb reads; times are absolute."""
+        """Return the arguments of the action as an operation keeps them; times are absolute."""
         return {}
 
 
@@ -98,10 +98,11 @@ def _plain(text: str) -> str:
 
 
 class SpreadForm(ReasonForm):
-    """Many messages are better not due in the same second."""
+    """A time to spread many messages over, so that they are not all due in the same second."""
 
     spread = DelayField(
-        label=_("Spread over"), help_text=_("For example 10m: they fall due one by one in that time. Empty: at once.")
+        label=_("Spread over"),
+        help_text=_("For example 10m: the messages fall due one by one in that time. Empty: all at once."),
     )
     field_order: Iterable[str] | None = ("spread", "reason", "typed")
 
@@ -118,7 +119,7 @@ class SpreadForm(ReasonForm):
 
 
 class RescheduleForm(SpreadForm):
-    """A new due time, a delay from now, or so much later or earlier than it is."""
+    """A new due time, a delay from now, or a shift from the due time that each message has."""
 
     due = forms.DateTimeField(
         label=_("New due time"),
@@ -128,7 +129,7 @@ class RescheduleForm(SpreadForm):
     delay = DelayField(label=_("Or a delay from now"), help_text=_("For example 90s, 15m, 1h30m or 7d."))
     shift = DelayField(
         label=_("Or later by"),
-        help_text=_("From the due time that each has, for example 2h, or -30m for earlier; never before now."),
+        help_text=_("From the due time of each message, for example 2h, or -30m for earlier; never before now."),
         signed=True,
     )
     field_order = ("due", "delay", "shift", "spread", "reason", "typed")
@@ -143,13 +144,13 @@ class RescheduleForm(SpreadForm):
         due = self.cleaned_data["due"]
         if due is None:
             return None
-        # The last minute still means "now".
+        # A time within the last minute counts as now.
         return max(checked_due(due), timezone.now())
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
         if not self.errors and sum(cleaned.get(name) is not None for name in ("due", "delay", "shift")) != 1:
-            raise forms.ValidationError(_("Give a new due time, a delay, or how much later: one of the three."))
+            raise forms.ValidationError(_("Give exactly one of the three: a new due time, a delay, or how much later."))
         return cleaned
 
     def arguments(self) -> dict[str, Any]:

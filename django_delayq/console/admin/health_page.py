@@ -1,4 +1,4 @@
-"""The record and Redis, side by side."""
+"""The health page: Redis, the database, and the consistency of the record and Redis."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
-from ... import actors, conf, publisher, restore
+from ... import conf, publisher, restore
 from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import stats
@@ -25,10 +25,10 @@ from ..operations.consistency_check import QueueCheck, results_of
 from ..statements import statements
 from . import page_data, panels
 from .explanation import moment, span
-from .page import Page, admin_url
-from .page_data import Facts
+from .page import Page, acting_as_user, actor_of, admin_url, admin_url_if_any, url_name
+from .page_data import PageData
 from .panels import Panel
-from .restore_page import Restoring
+from .restore_page import RestorePage
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Health]
@@ -36,9 +36,13 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 
+# How long the numbers of the table are shown before they are read again. Seconds.
+TABLE_FRESH_SECONDS = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of a card. ``level``: "" when there is nothing to say to it, else "ok", "warning" or "critical"."""
+    """A line of a card. ``level`` is "ok", "warning" or "critical", or "" for a plain value."""
 
     name: str
     value: str
@@ -52,8 +56,8 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """What the database knows of the table of messages."""
+class DatabaseState:
+    """The state of the table of messages in the database. ``None`` where the database cannot tell."""
 
     name: str
     rows: int | None
@@ -61,49 +65,49 @@ class Server:
     vacuumed: str
 
 
-class HealthAdmin(Restoring, Page, _ModelAdmin):
+class HealthAdmin(RestorePage, Page, _ModelAdmin):
     template = "delayq_console/health.html"
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        view = self.admin_site.admin_view
         return [
-            path("check/", self.admin_site.admin_view(self.check_view), name=f"{name}_check"),
-            path("restore/", self.admin_site.admin_view(self.restore_view), name=f"{name}_restore"),
+            path("check/", view(self.check_view), name=url_name(Health, "check")),
+            path("restore/", view(self.restore_view), name=url_name(Health, "restore")),
             *super().get_urls(),
         ]
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        known = page_data.gather()
-        using = known.using
-        held = panels.load(("held all", using), page_data.FRESH, using, lambda: _held(using))
-        server = panels.load(("server", using), 60.0, using, lambda: _server(using))
-        stuck = panels.load(("stuck", using), page_data.FRESH, using, lambda: inspected.stuck(using).count)
+        data = page_data.gather()
+        using = data.using
+        held = panels.load(("held all", using), page_data.FRESH_SECONDS, using, lambda: _held(using))
+        table = panels.load(("table", using), TABLE_FRESH_SECONDS, using, lambda: _database_state(using))
+        stuck = panels.load(("stuck", using), page_data.FRESH_SECONDS, using, lambda: inspected.stuck(using).count)
         checks = panels.load(("checks", using), 0.0, using, lambda: _checks(using))
-        asked: tuple[Panel[Any], ...] = (known.redis, known.pending, held, server, stuck, checks)
-        last, current = checks.facts or (None, None)
-        may = self.may_restore(request)
+        asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks)
+        last, current = checks.value or (None, None)
+        may_restore = self.may_restore(request)
         restored = self.last_restore(request, using)
         return {
-            "redis": _redis(known),
-            "held": sorted((held.facts or {}).items()),
-            "database": _database(known, server),
+            "redis": _redis(data),
+            "held": sorted((held.value or {}).items()),
+            "database": _database(data, table),
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
-            "stuck": stuck.facts,
-            "drift": [] if last is None else sorted(results_of(last).items()),
+            "stuck": stuck.value,
+            "mismatches": [] if last is None else sorted(results_of(last).items()),
             "agrees": last is not None and all(found.agrees for found in results_of(last).values()),
             "total": None if last is None else _total(results_of(last)),
-            "checked": "" if last is None else _when(last, known),
+            "checked": "" if last is None else _checked(last, data),
             "checking": current,
             "checking_url": "" if current is None else self.operation_url(request, current),
-            "check_url": self.url("check") if may and current is None else "",
-            "restore_url": self.url("restore") if may else "",
+            "check_url": admin_url(self, Health, "check") if may_restore and current is None else "",
+            "restore_url": admin_url(self, Health, "restore") if may_restore else "",
             "restoring": self.running_restore(request, using),
-            "restored": None if restored is None else (_restored(restored[0], known), restored[1]),
+            "restored": None if restored is None else (_restored(restored[0], data), restored[1]),
         }
 
     def check_view(self, request: HttpRequest) -> HttpResponse:
-        """POST to have a worker compare the record with Redis."""
+        """Start a consistency check of the record and Redis by a worker, on POST."""
         if not self.may_restore(request):
             raise PermissionDenied
         if request.method == "POST":
@@ -112,26 +116,21 @@ class HealthAdmin(Restoring, Page, _ModelAdmin):
             if rows.exists():
                 self.message_user(request, _("A check is under way already."), messages.WARNING)
             else:
-                actor = f"user:{request.user.get_username()}"
-                with actors.acting_as(actor):
-                    operations.start(using, "check", {}, {}, described=_("all queues"), reason="", started_by=actor)
-                self.message_user(request, _("A worker compares the record with Redis."), messages.SUCCESS)
-        return HttpResponseRedirect(self.url("changelist"))
-
-    def url(self, page: str, *args: object) -> str:
-        """Of a page of this site's Health."""
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, args=args, current_app=self.admin_site.name)
+                started_by = actor_of(request)
+                with acting_as_user(request):
+                    operations.start(
+                        using, "check", {}, {}, described=_("all queues"), reason="", started_by=started_by
+                    )
+                text = _("The check is queued: a worker compares the record with Redis.")
+                self.message_user(request, text, messages.SUCCESS)
+        return HttpResponseRedirect(admin_url(self, Health))
 
     def operation_url(self, request: HttpRequest, operation: Operation) -> str:
-        """Of an operation, for who may see it."""
+        """Return the address of an operation, or "" when the user may not view it."""
         other = self.admin_site._registry.get(Operation)
         if other is None or not other.has_view_permission(request):
             return ""
-        try:
-            return admin_url(self, Operation, "change", operation.pk)
-        except NoReverseMatch:
-            return ""
+        return admin_url_if_any(self, Operation, "change", operation.pk)
 
 
 def _held(using: str) -> dict[str, QueueSize]:
@@ -142,7 +141,7 @@ def _held(using: str) -> dict[str, QueueSize]:
 
 
 def _checks(using: str) -> tuple[Operation | None, Operation | None]:
-    """The last check that was finished, and the one under way."""
+    """Return the consistency check that finished last, and the one that is open."""
     rows = Operation.objects.using(using).filter(verb="check").order_by("-pk")[:20]
     last = current = None
     for operation in reversed(rows):
@@ -157,22 +156,22 @@ def _total(found: dict[str, QueueCheck]) -> int:
     return sum(queue.compared for queue in found.values())
 
 
-def _when(check: Operation, known: Facts) -> str:
+def _checked(check: Operation, data: PageData) -> str:
     assert check.finished_at is not None
     return _("Checked %(span)s ago (%(at)s) by %(actor)s.") % {
-        "span": span(known.at - check.finished_at),
+        "span": span(data.at - check.finished_at),
         "at": moment(check.finished_at, "seconds"),
         "actor": check.started_by,
     }
 
 
-def _restored(operation: Operation, known: Facts) -> str:
+def _restored(operation: Operation, data: PageData) -> str:
     assert operation.finished_at is not None
     return _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).") % {
         "number": operation.pk,
         "actor": operation.started_by,
         "state": OperationState(operation.state).label,
-        "span": span(known.at - operation.finished_at),
+        "span": span(data.at - operation.finished_at),
         "at": moment(operation.finished_at, "seconds"),
     }
 
@@ -180,16 +179,16 @@ def _restored(operation: Operation, known: Facts) -> str:
 # --- cards ------------------------------------------------------------------------------------------------------------
 
 
-def _redis(known: Facts) -> list[Fact]:
-    redis = known.redis.facts
+def _redis(data: PageData) -> list[Fact]:
+    redis = data.redis.value
     if redis is None:
         return [Fact(_("State"), "?")]
     where = Fact(_("Where"), redis.where)
     if redis.reachable is None:
-        return [where, Fact(_("State"), _("none: messages are delivered from the database"))]
+        return [where, Fact(_("State"), _("not configured: workers deliver from the database"))]
     health = redis.health
     if not redis.reachable or health is None:
-        note = _("Messages are delivered from the database meanwhile. Refused, a wrong password, TLS, the name?")
+        note = _("Meanwhile workers deliver from the database. Check the host name, the port, the password and TLS.")
         return [where, Fact(_("State"), _("does not answer: %(error)s") % {"error": redis.error}, "critical", note)]
     evicted = "?" if health.evicted is None else f"{health.evicted:,}"
     uptime = "?" if health.uptime is None else span(timedelta(seconds=health.uptime))
@@ -205,7 +204,9 @@ def _redis(known: Facts) -> list[Fact]:
             _("Persistence"),
             health.persistence or "?",
             "",
-            _("not needed: the record restores it after a restart") if health.persistence == "none" else "",
+            _("not needed: workers restore Redis from the record after a restart")
+            if health.persistence == "none"
+            else "",
         ),
     ]
 
@@ -221,33 +222,33 @@ def _policy(policy: str | None) -> Fact:
     name = "maxmemory-policy"
     if policy in (None, "noeviction"):
         return Fact(name, policy or "?", "ok" if policy else "")
-    return Fact(name, policy or "?", "critical", _("It may drop what waits; set it to noeviction."))
+    return Fact(name, policy or "?", "critical", _("Redis may drop waiting messages: set it to noeviction."))
 
 
-def _server(using: str) -> Server:
+def _database_state(using: str) -> DatabaseState:
     vacuum = statements(using).vacuum()
     vacuumed = "" if vacuum.at is None else moment(vacuum.at, "seconds")
-    return Server(vendor_name(using), stats.estimate(using), vacuum.dead_rows, vacuumed)
+    return DatabaseState(vendor_name(using), stats.estimate(using), vacuum.dead_rows, vacuumed)
 
 
-def _database(known: Facts, panel: Panel[Server]) -> list[Fact]:
-    server = panel.facts
-    if server is None:
+def _database(data: PageData, panel: Panel[DatabaseState]) -> list[Fact]:
+    table = panel.value
+    if table is None:
         return [Fact(_("State"), "?", "critical")]
-    found = [Fact(_("State"), _("answers, %(vendor)s") % {"vendor": server.name}, "ok")]
-    if server.rows is not None:
-        found.append(Fact(_("Messages"), _("about %(number)s") % {"number": f"{server.rows:,}"}))
-    if server.dead is not None:
-        vacuumed = server.vacuumed or _("never")
-        found.append(Fact(_("Dead rows"), f"{server.dead:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed}))
-    pending = known.pending.facts
+    found = [Fact(_("State"), _("answers, %(vendor)s") % {"vendor": table.name}, "ok")]
+    if table.rows is not None:
+        found.append(Fact(_("Messages"), _("about %(number)s") % {"number": f"{table.rows:,}"}))
+    if table.dead is not None:
+        vacuumed = table.vacuumed or _("never")
+        found.append(Fact(_("Dead rows"), f"{table.dead:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed}))
+    pending = data.pending.value
     if pending is not None:
         value = ", ".join(pending) if pending else _("all applied")
         found.append(Fact(_("Migrations"), value, "critical" if pending else "ok"))
     settings = conf.get()
     for name, kept in (
         (_("Finished messages are kept"), settings.RETENTION),
-        (_("Dead ones are kept"), settings.DEAD_RETENTION),
+        (_("Dead messages are kept"), settings.DEAD_RETENTION),
     ):
         found.append(Fact(name, _("for ever") if kept is None else span(timedelta(seconds=kept))))
     return found

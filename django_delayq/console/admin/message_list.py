@@ -19,7 +19,7 @@ from ...states import State
 from . import explanation, page, payload, search_box
 from .actions import ActionPages
 from .changelist import MessageList
-from .export import Exporting
+from .export import ExportView
 from .message_page import MessagePage
 from .readonly import ReadOnly
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-# Translated by the admin.
+# A text of Django's admin, which has the translations.
 _SELECT = "Select this object for an action - {}"
 
 
-class MessageAdmin(ReadOnly, ActionPages, Exporting, MessagePage, _ModelAdmin):
-    """Everything can be read; what changes a message goes through ``Steering``."""
+class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
+    """The list of messages. Everything is read-only, but for the actions of ``ActionPages``."""
 
     list_display = ("ident", "badge", "topic", "queue", "key", "due", "tries", "failure", "preview")
-    # Only for the box to be there: the search is read by search.of.
+    # Makes Django show the search box; ``search_box.read_search`` reads the search.
     search_fields = ("=id",)
     change_list_template = "delayq_console/message/change_list.html"
 
@@ -44,16 +44,16 @@ class MessageAdmin(ReadOnly, ActionPages, Exporting, MessagePage, _ModelAdmin):
         return MessageList
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        around = {
+        shared = {
             **page.navigation(self, request),
             "title": _("Messages"),
             "help": search_box.HELP,
             "may_export": self.has_export_permission(request),
         }
-        return super().changelist_view(request, {**around, **(extra_context or {})})
+        return super().changelist_view(request, {**shared, **(extra_context or {})})
 
     def action_checkbox(self, obj: Message) -> SafeString:
-        """The same as the admin's own, without a template for each row: that is a fifth of the time of the page."""
+        """Return the admin's checkbox without a template for each row, which takes a fifth of the time of the page."""
         return format_html(
             '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">',
             ACTION_CHECKBOX_NAME,
@@ -76,7 +76,7 @@ class MessageAdmin(ReadOnly, ActionPages, Exporting, MessagePage, _ModelAdmin):
             message.due_at.isoformat(),
             explanation.universal(message.due_at),
             explanation.moment(message.due_at, "seconds"),
-            explanation.when(message, timezone.now()),
+            explanation.timing(message, timezone.now()),
         )
 
     @admin.display(description=_("attempts"))
@@ -87,7 +87,11 @@ class MessageAdmin(ReadOnly, ActionPages, Exporting, MessagePage, _ModelAdmin):
     def failure(self, message: Message) -> str | None:
         if not message.error:
             return None
-        shown = message.error if len(message.error) <= payload.PREVIEW else f"{message.error[: payload.PREVIEW - 1]}…"
+        shown = (
+            message.error
+            if len(message.error) <= payload.LIST_CHARACTERS
+            else f"{message.error[: payload.LIST_CHARACTERS - 1]}…"
+        )
         return format_html('<span class="dq-error-kind" title="{}">{}</span>', message.error, shown)
 
     @admin.display(description=_("payload"), empty_value="")

@@ -13,12 +13,12 @@ from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ... import actors, conf, publisher, restore, transitions
+from ... import conf, publisher, restore, transitions
 from ...exceptions import BrokerUnavailable
 from ...inspector.consistency import Mismatch
 from ...models import Message
@@ -36,16 +36,16 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One fact as the record has it, and as Redis has it."""
+class ComparisonRow:
+    """A value in the record and in Redis, side by side."""
 
-    fact: str
+    name: str
     record: str
     redis: str
 
 
 class MessagePage(_Base):
-    """Mix in before ``ModelAdmin``: the page, its "reveal" and its "put it back"."""
+    """A mixin for ``ModelAdmin``: the page of a message, and its buttons that reveal it and put it back into Redis."""
 
     def has_reveal_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request) and request.user.has_perm("django_delayq.reveal_message")
@@ -55,10 +55,10 @@ class MessagePage(_Base):
         return allowed and not conf.get().ADMIN_READ_ONLY
 
     def get_urls(self) -> list[URLPattern]:
-        name, view = f"{self.opts.app_label}_{self.opts.model_name}", self.admin_site.admin_view
+        view = self.admin_site.admin_view
         return [
-            path("<int:pk>/reveal/", view(self.reveal_view), name=f"{name}_reveal"),
-            path("<int:pk>/restore/", view(self.restore_view), name=f"{name}_restore"),
+            path("<int:pk>/reveal/", view(self.reveal_view), name=page.url_name(Message, "reveal")),
+            path("<int:pk>/restore/", view(self.restore_view), name=page.url_name(Message, "restore")),
             *super().get_urls(),
         ]
 
@@ -76,24 +76,24 @@ class MessagePage(_Base):
         return self._page(request, message, masked=True, extra=extra_context)
 
     def reveal_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """POST: the same page, once, without masks. It is written down."""
+        """Show the page once without masks, on POST, and write that to the audit."""
         if not self.has_reveal_permission(request):
             raise PermissionDenied
         if request.method != "POST":
-            return HttpResponseRedirect(self._change_url(pk))
+            return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
         message = self._message(request, pk)
         self._audit(request, message, "reveal", {"revealed": 1})
-        # As every page of the admin, it is never cached.
+        # Browsers and proxies do not cache it, as they cache no page of the admin.
         return self._page(request, message, masked=False)
 
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """POST: put a scheduled message back into Redis."""
+        """Put a scheduled message back into Redis, on POST."""
         if not self.has_restore_permission(request):
             raise PermissionDenied
         if request.method == "POST":
             message = self._message(request, pk)
             self.message_user(request, *self._put_back(request, message))
-        return HttpResponseRedirect(self._change_url(pk))
+        return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
 
     def _put_back(self, request: HttpRequest, message: Message) -> tuple[str, int]:
         using = message._state.db or "default"
@@ -106,23 +106,23 @@ class MessagePage(_Base):
             run.preview()
             done = run.run().total()
         except BrokerUnavailable as error:
-            text = _("Redis did not take it: %(error)s The record has it: it runs all the same, only later.")
+            text = _("Redis did not take it: %(error)s The message is safe in the record and runs a little later.")
             return text % {"error": error}, messages.ERROR
         outcomes = {"put": done.put, "present": done.present, "beyond": done.beyond}
         self._audit(request, message, "restore", {word: count for word, count in outcomes.items() if count})
         if done.put:
-            return _("It is in Redis again."), messages.SUCCESS
+            return _("The message is in Redis again."), messages.SUCCESS
         if done.present:
-            return _("Redis had it already."), messages.SUCCESS
+            return _("The message was in Redis already."), messages.SUCCESS
         if done.found:
-            return _("It is due later than Redis is filled: a worker puts it there in time."), messages.INFO
-        return _("It is not scheduled any more: nothing was done."), messages.WARNING
+            return _("The message is due after the horizon: a worker puts it into Redis in time."), messages.INFO
+        return _("The message is not scheduled any more: nothing was done."), messages.WARNING
 
-    def _audit(self, request: HttpRequest, message: Message, verb: str, outcomes: dict[str, int]) -> None:
-        with actors.acting_as(f"user:{request.user.get_username()}"):
+    def _audit(self, request: HttpRequest, message: Message, action: str, outcomes: dict[str, int]) -> None:
+        with page.acting_as_user(request):
             audit.record(
                 message._state.db or "default",
-                verb,
+                action,
                 str(message),
                 message_id=message.pk,
                 outcomes=outcomes,
@@ -146,19 +146,19 @@ class MessagePage(_Base):
             **page.context(self, request, str(message)),
             "original": message,
             "state": State(message.state),
-            "why": explanation.why(message, moves[-1] if moves else None, now, where),
+            "explanation": explanation.explain(message, moves[-1] if moves else None, now, where),
             "timeline": timeline.steps(message, moves, now),
             "earlier": max(0, message.moves - len(moves)),
-            "attempts": timeline.attempts(moves, now),
+            "deliveries": timeline.deliveries(moves, now),
             "zone": timezone.get_current_timezone_name(),
-            "verbs": self.offered(request, message),  # type: ignore[attr-defined]
+            "actions": self.offered(request, message),  # type: ignore[attr-defined]
             "facts": self._facts(message),
-            "payload": content[: payload.LONGEST],
-            "cut": len(content) > payload.LONGEST,
+            "payload": content[: payload.PAGE_CHARACTERS],
+            "cut": len(content) > payload.PAGE_CHARACTERS,
             "headers": payload.pretty(message.headers, masked=masked) if message.headers else "",
             "masked": masked,
             "may_reveal": masked and self.has_reveal_permission(request),
-            "call": _call(message) if len(content) <= payload.LONGEST else "",
+            "call": _call(message) if len(content) <= payload.PAGE_CHARACTERS else "",
             "where": where,
             "compared": _compared(message, where),
             "may_restore": message.state == State.SCHEDULED
@@ -183,7 +183,7 @@ class MessagePage(_Base):
             (_("finished"), message.finished_at),
             (_("failed attempts"), f"{message.attempts}{limit}"),
             (_("deliveries"), message.deliveries),
-            (_("ended without a word"), message.crashes),
+            (_("crashed deliveries"), message.crashes),
             (_("worker"), message.worker),
             (_("leased until"), message.leased_until),
             (_("last error"), message.error),
@@ -196,35 +196,30 @@ class MessagePage(_Base):
         ]
 
     def _related(self, message: Message) -> list[tuple[str, str]]:
-        """Labels and addresses of lists with what this message has to do with."""
+        """Return labels and addresses of lists of related messages."""
         texts = [(_("same topic"), searches.term_text("topic", message.topic))]
         if message.key is not None:
             texts.insert(0, (_("same key"), searches.term_text("key", message.key)))
         if message.error:
             texts.append((_("same error"), searches.term_text("error", message.error)))
         texts.append((_("same queue"), searches.term_text("queue", message.queue)))
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
-        url = reverse(name, current_app=self.admin_site.name)
+        url = page.admin_url(self, Message)
         return [(label, f"{url}?{_query(text)}") for label, text in texts]
-
-    def _change_url(self, pk: int) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
-        return reverse(name, args=[pk], current_app=self.admin_site.name)
 
 
 def _query(text: str) -> str:
     return urlencode({SEARCH_VAR: text, TAB_VAR: "all"})
 
 
-_NOWHERE = gettext_lazy("not there")
+_ABSENT = gettext_lazy("not in Redis")
 
 
-def _compared(message: Message, where: Whereabouts | None) -> list[Compared]:
-    """The record and Redis side by side; "?" where Redis does not answer."""
+def _compared(message: Message, where: Whereabouts | None) -> list[ComparisonRow]:
+    """Compare a message in the record with Redis; "?" where Redis does not answer."""
     if where is None:
         return []
     scheduled = message.state == State.SCHEDULED
-    facts = [
+    rows = [
         (_("queue"), message.queue, message.queue),
         (_("state"), str(State(message.state).label), _place(where)),
         (
@@ -234,43 +229,43 @@ def _compared(message: Message, where: Whereabouts | None) -> list[Compared]:
         ),
     ]
     if message.state in LIVE:
-        horizon = explanation.moment(where.horizon) if where.horizon else _("nobody has filled it")
-        facts.append((_("filled up to"), "–", horizon))
-    expected = _expected(message, where) if scheduled else str(_NOWHERE)
-    facts.append((_("expected in Redis"), expected, _differs(where)))
-    return [Compared(fact, record, "?" if where.error else redis) for fact, record, redis in facts]
+        horizon = explanation.moment(where.horizon) if where.horizon else _("not filled yet")
+        rows.append((_("filled up to (horizon)"), "–", horizon))
+    expected = _expected(message, where) if scheduled else str(_ABSENT)
+    rows.append((_("expected in Redis"), expected, _mismatch(where)))
+    return [ComparisonRow(name, record, "?" if where.error else redis) for name, record, redis in rows]
 
 
 def _place(where: Whereabouts) -> str:
     if where.ready_since is not None:
-        facts = {
+        values = {
             "since": explanation.moment(where.ready_since),
             "before": where.ahead if where.ahead is not None else "?",
         }
-        return _("ready since %(since)s, with %(before)s before it") % facts
+        return _("ready since %(since)s, with %(before)s before it") % values
     if where.delayed_until is not None:
         return _("delayed until %(at)s") % {"at": explanation.moment(where.delayed_until)}
-    return str(_NOWHERE)
+    return str(_ABSENT)
 
 
 def _expected(message: Message, where: Whereabouts) -> str:
     if where.horizon is not None and message.due_at > where.horizon:
-        return _("not yet: it is due later than Redis is filled")
+        return _("not yet: it is due after the horizon")
     return _("delayed, or ready")
 
 
-def _differs(where: Whereabouts) -> str:
+def _mismatch(where: Whereabouts) -> str:
     if where.mismatch is None:
         return _("agrees")
     return {
         Mismatch.MISSING: _("differs: missing"),
         Mismatch.EXTRA: _("differs: only in Redis"),
-        Mismatch.DIFFERENT: _("differs: another time"),
+        Mismatch.DIFFERENT: _("differs: another due time"),
     }[where.mismatch]
 
 
 def _call(message: Message) -> str:
-    """The call that would schedule the same, redacted."""
+    """Return the call that would schedule the same message, redacted."""
     content = pprint.pformat(payload.redacted(message.payload), sort_dicts=False, width=100)
     given = [repr(message.topic), content.replace("\n", "\n    ")]
     given.append(f"due=datetime.fromisoformat({message.due_at.isoformat()!r})")

@@ -1,4 +1,4 @@
-"""What workers do in batches: how far they are, and what came of it."""
+"""The list of operations and the page of each: its progress and outcomes, and the buttons that stop and resume it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ... import actors, conf, transitions
+from ... import conf, transitions
 from ...inspector import stats
 from ...sql.moves import writing
 from .. import audit, operations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-PER_PAGE = 50
+OPERATIONS_PER_PAGE = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """An operation, ready to be shown. Empty where there is nothing to say."""
+class OperationRow:
+    """An operation as pages show it. Fields without a value are empty."""
 
     operation: Operation
     url: str
-    verb: str
+    action: str
     progress: str
     percent: int | None
     outcomes: str
@@ -51,21 +51,21 @@ class Shown:
     eta: str
 
 
-def show(operation: Operation, url: str, now: datetime) -> Shown:
-    """How far it is."""
+def operation_row(operation: Operation, url: str, now: datetime) -> OperationRow:
+    """Return an operation as pages show it at the moment ``now``."""
     end = operation.finished_at or now
     took = end - operation.started_at if operation.started_at else None
     total = operation.total
     is_running = operation.state == OperationState.RUNNING
     rate = operation.done / took.total_seconds() if took and took > timedelta(seconds=1) else 0.0
     left = max(0, total - operation.done) / rate if total is not None and rate and is_running else None
-    return Shown(
+    return OperationRow(
         operation,
         url,
         action_table.label(operation.verb),
         _progress(operation),
         min(100, operation.done * 100 // total) if total else None,
-        action_table.outcome(operation.outcomes),
+        action_table.outcomes_text(operation.outcomes),
         moment(operation.created_at, "seconds"),
         moment(operation.started_at, "seconds") if operation.started_at else "",
         span(took) if took is not None else "",
@@ -83,7 +83,7 @@ def _progress(operation: Operation) -> str:
 
 
 class OperationAdmin(Page, _ModelAdmin):
-    """Who may see operations sees them all; who started one may stop it, and so may who could have started it."""
+    """The operations, for users who may view them. Users may stop one that they started, or that they could start."""
 
     template = "delayq_console/operation/list.html"
 
@@ -91,7 +91,7 @@ class OperationAdmin(Page, _ModelAdmin):
         return request.user.has_perm("delayq_console.view_operation")
 
     def may_resume(self, request: HttpRequest, operation: Operation) -> bool:
-        """Whether the user could have started it."""
+        """Tell whether the user may resume an operation, which takes the permissions to start it."""
         work = operations.WORKS.get(operation.verb)
         if work is None or conf.get().ADMIN_READ_ONLY or not self.has_view_permission(request):
             return False
@@ -99,16 +99,16 @@ class OperationAdmin(Page, _ModelAdmin):
         return request.user.has_perms([f"django_delayq.{name}" for name in needed])
 
     def may_stop(self, request: HttpRequest, operation: Operation) -> bool:
-        """Whether the user started it, or could have."""
+        """Tell whether the user may stop an operation: one that the user started or could start."""
         if conf.get().ADMIN_READ_ONLY or not self.has_view_permission(request):
             return False
-        return operation.started_by == _actor(request) or self.may_resume(request, operation)
+        return operation.started_by == page.actor_of(request) or self.may_resume(request, operation)
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        view = self.admin_site.admin_view
         return [
-            path("<int:number>/stop/", self.admin_site.admin_view(self.stop_view), name=f"{name}_stop"),
-            path("<int:number>/resume/", self.admin_site.admin_view(self.resume_view), name=f"{name}_resume"),
+            path("<int:number>/stop/", view(self.stop_view), name=page.url_name(Operation, "stop")),
+            path("<int:number>/resume/", view(self.resume_view), name=page.url_name(Operation, "resume")),
             *super().get_urls(),
         ]
 
@@ -117,12 +117,15 @@ class OperationAdmin(Page, _ModelAdmin):
         rows = self.get_queryset(request).order_by("-pk").defer("scope")
         if before.isascii() and before.isdigit() and len(before) <= 18:
             rows = rows.filter(pk__lt=int(before))
-        page = list(rows[: PER_PAGE + 1])
+        shown = list(rows[: OPERATIONS_PER_PAGE + 1])
         now = transitions.now(rows.db)
         return {
-            "operations": [show(row, self._url("change", row.pk), now) for row in page[:PER_PAGE]],
-            "older": page[PER_PAGE - 1].pk if len(page) > PER_PAGE else None,
-            "waits": self._waits(page, rows.db, now),
+            "operations": [
+                operation_row(row, page.admin_url(self, Operation, "change", row.pk), now)
+                for row in shown[:OPERATIONS_PER_PAGE]
+            ],
+            "older": shown[OPERATIONS_PER_PAGE - 1].pk if len(shown) > OPERATIONS_PER_PAGE else None,
+            "is_unserved": self._is_unserved(shown, rows.db, now),
         }
 
     def changeform_view(
@@ -137,19 +140,19 @@ class OperationAdmin(Page, _ModelAdmin):
         operation = self._find(request, object_id or "")
         using = operation._state.db or "default"
         now = transitions.now(using)
-        # Unless its worker is gone: then it can be told once more, and stops at once.
+        # When its worker is gone, the lease has ended: then a second stop takes effect at once.
         is_held = operation.leased_until is not None and operation.leased_until > now
         is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held
         context = {
             **page.context(self, request, f"{action_table.label(operation.verb)} #{operation.pk}"),
-            "shown": show(operation, "", now),
+            "row": operation_row(operation, "", now),
             "operation": operation,
             "arguments": _arguments(operation),
-            "waits": self._waits([operation], using, now),
-            "stops": is_stopping,
+            "is_unserved": self._is_unserved([operation], using, now),
+            "is_stopping": is_stopping,
             "may_stop": operation.state in operations.OPEN and not is_stopping and self.may_stop(request, operation),
             "may_resume": operations.is_resumable(operation) and self.may_resume(request, operation),
-            "list": self._url("changelist"),
+            "list": page.admin_url(self, Operation),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "delayq_console/operation/detail.html", context)
@@ -160,18 +163,18 @@ class OperationAdmin(Page, _ModelAdmin):
         raise Http404
 
     def stop_view(self, request: HttpRequest, number: int) -> HttpResponse:
-        """POST to stop it between two batches."""
-        return self._steer(request, number, "stop", self.may_stop, operations.stop)
+        """Stop an operation between two batches, on POST."""
+        return self._act_on(request, number, "stop", self.may_stop, operations.stop)
 
     def resume_view(self, request: HttpRequest, number: int) -> HttpResponse:
-        """POST to let it go on where it ended."""
-        return self._steer(request, number, "resume", self.may_resume, operations.resume)
+        """Let an operation go on where it stopped, on POST."""
+        return self._act_on(request, number, "resume", self.may_resume, operations.resume)
 
-    def _steer(
+    def _act_on(
         self,
         request: HttpRequest,
         number: int,
-        verb: str,
+        action: str,
         may: Callable[[HttpRequest, Operation], bool],
         act: Callable[[Operation], bool],
     ) -> HttpResponse:
@@ -181,19 +184,21 @@ class OperationAdmin(Page, _ModelAdmin):
         if not may(request, operation):
             raise PermissionDenied
         if request.method != "POST":
-            return HttpResponseRedirect(self._url("change", number))
-        with actors.acting_as(_actor(request)), writing(self._using):
+            return HttpResponseRedirect(page.admin_url(self, Operation, "change", number))
+        with page.acting_as_user(request), writing(self._using):
             is_done = act(operation)
             if is_done:
                 target = f"#{operation.pk} {operation.verb}: {operation.described}"
-                audit.record(self._using, verb, target, operation=operation, user=request.user)
+                audit.record(self._using, action, target, operation=operation, user=request.user)
         if not is_done:
-            self.message_user(request, _("Nothing was done: it is in another state by now."), messages.WARNING)
-        elif verb == "stop":
-            self.message_user(request, _("It stops after the batch that is under way."), messages.SUCCESS)
+            self.message_user(
+                request, _("Nothing was done: the operation is in another state by now."), messages.WARNING
+            )
+        elif action == "stop":
+            self.message_user(request, _("The operation stops after the current batch."), messages.SUCCESS)
         else:
-            self.message_user(request, _("It goes on where it ended."), messages.SUCCESS)
-        return HttpResponseRedirect(self._url("change", number))
+            self.message_user(request, _("The operation goes on where it stopped."), messages.SUCCESS)
+        return HttpResponseRedirect(page.admin_url(self, Operation, "change", number))
 
     @property
     def _using(self) -> str:
@@ -207,27 +212,19 @@ class OperationAdmin(Page, _ModelAdmin):
             raise Http404
         return operation
 
-    def _waits(self, page: list[Operation], using: str, now: datetime) -> bool:
-        """Whether something is to do and nobody there to do it."""
-        return any(row.state in operations.OPEN for row in page) and not stats.alive(using, now)
-
-    def _url(self, page: str, *args: object) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, args=args, current_app=self.admin_site.name)
-
-
-def _actor(request: HttpRequest) -> str:
-    return f"user:{request.user.get_username()}"
+    def _is_unserved(self, shown: list[Operation], using: str, now: datetime) -> bool:
+        """Tell whether an operation is open and no worker is alive to do it."""
+        return any(row.state in operations.OPEN for row in shown) and not stats.alive(using, now)
 
 
 def _arguments(operation: Operation) -> list[tuple[str, str]]:
-    """What was asked for besides the verb, in words."""
-    given, said = operation.arguments, []
+    """Return the arguments of an operation, in words."""
+    given, named = operation.arguments, []
     if given.get("due"):
-        said.append((_("New due time"), moment(datetime.fromisoformat(given["due"]), "seconds")))
+        named.append((_("New due time"), moment(datetime.fromisoformat(given["due"]), "seconds")))
     if given.get("shift"):
         sign = "-" if given["shift"] < 0 else "+"
-        said.append((_("Later by"), sign + span(timedelta(seconds=abs(given["shift"])))))
+        named.append((_("Later by"), sign + span(timedelta(seconds=abs(given["shift"])))))
     if given.get("spread"):
-        said.append((_("Spread over"), span(timedelta(seconds=given["spread"]))))
-    return said
+        named.append((_("Spread over"), span(timedelta(seconds=given["spread"]))))
+    return named

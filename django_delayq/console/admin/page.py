@@ -1,7 +1,8 @@
-"""What every page of the app has around it: the links to the others, the environment, the problems."""
+"""The parts that all pages share: the navigation, the addresses, the user in whose name a page acts, the base class."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 
-from ... import conf
+from ... import actors, conf
 from ...models import Message, Queue, Worker
 from ..models import AuditEvent, Dashboard, DeadLetter, Health, Operation
 from .readonly import ReadOnly
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# In the order of the links.
+# The models of the pages, in the order of the links in the navigation.
 PAGES = (
     Dashboard,
     Message,
@@ -37,7 +38,7 @@ PAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link of the navigation."""
+    """A link of the navigation. ``here`` is True for the page that shows it."""
 
     label: str
     url: str
@@ -45,19 +46,19 @@ class Link:
 
 
 def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict[str, Any]:
-    """What ``delayq_console/nav.html`` needs; pages that extend templates of the admin's own include that."""
+    """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include."""
     settings = conf.get()
     return {
         "links": _links(model_admin, request),
         "environment": settings.ENVIRONMENT,
         "read_only": settings.ADMIN_READ_ONLY,
-        # A page that answers a POST has no address to come back to.
+        # The answer to a POST has no address that a browser could fetch again.
         "live": request.get_full_path() if request.method == "GET" else "",
     }
 
 
 def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str) -> dict[str, Any]:
-    """What ``delayq_console/base.html`` needs."""
+    """Return the context of ``delayq_console/base.html``."""
     request.current_app = model_admin.admin_site.name
     return {
         **model_admin.admin_site.each_context(request),
@@ -68,22 +69,34 @@ def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str
     }
 
 
+def url_name(model: type[Model], view: str) -> str:
+    """Return the name of a model's page within the admin, as ``get_urls`` gives it to a pattern."""
+    return f"{model._meta.app_label}_{model._meta.model_name}_{view}"
+
+
 def admin_url(model_admin: admin.ModelAdmin[Any], model: type[Model], view: str = "changelist", *args: object) -> str:
     """Return the address of a page of a model on the same site as ``model_admin``."""
-    name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}"
-    return reverse(name, args=args, current_app=model_admin.admin_site.name)
+    return reverse(f"admin:{url_name(model, view)}", args=args, current_app=model_admin.admin_site.name)
 
 
-def page_url(model_admin: admin.ModelAdmin[Any], page: str) -> str:
-    """Where the list of a model is on the same site; empty when the site has none."""
-    site = model_admin.admin_site
-    label = next((m._meta.app_label for m in PAGES if m._meta.model_name == page and m in site._registry), None)
-    if label is None:
-        return ""
+def admin_url_if_any(
+    model_admin: admin.ModelAdmin[Any], model: type[Model], view: str = "changelist", *args: object
+) -> str:
+    """Return the address of a page of a model, or "" when the site of ``model_admin`` does not have it."""
     try:
-        return reverse(f"admin:{label}_{page}_changelist", current_app=site.name)
+        return admin_url(model_admin, model, view, *args)
     except NoReverseMatch:
         return ""
+
+
+def actor_of(request: HttpRequest) -> str:
+    """Return the name by which transitions, operations and the audit know the user of a request."""
+    return f"user:{request.user.get_username()}"
+
+
+def acting_as_user(request: HttpRequest) -> AbstractContextManager[None]:
+    """Let all that is done within the context be done in the name of the user of a request."""
+    return actors.acting_as(actor_of(request))
 
 
 def _links(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> list[Link]:
@@ -92,18 +105,18 @@ def _links(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> list[Lin
         other = model_admin.admin_site._registry.get(model)
         if other is None or not other.has_view_permission(request):
             continue
-        url = page_url(model_admin, str(model._meta.model_name))
+        url = admin_url_if_any(model_admin, model)
         if url:
             links.append(Link(str(model._meta.verbose_name_plural).capitalize(), url, model is model_admin.model))
     return links
 
 
 class Page(ReadOnly, _Base):
-    """Mix in before ``ModelAdmin``: the "list" of its model is one page of our own, for who may see messages."""
+    """A mixin for ``ModelAdmin``: one page of our own in place of the model's list, for users who may view messages."""
 
     template = ""
     actions = None
-    # Whether each row has a page too. Django's own would show every field, payloads unmasked.
+    # True when each row has a page as well. Django's own page would show every field, payloads without masks.
     has_detail = False
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -113,7 +126,7 @@ class Page(ReadOnly, _Base):
         return self.has_view_permission(request)
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        """What the page shows."""
+        """Return the context of the page, without the parts that all pages share."""
         raise NotImplementedError
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

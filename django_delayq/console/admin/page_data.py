@@ -1,4 +1,4 @@
-"""What the dashboard and the banners go by: each kind asked for once every few seconds in a process."""
+"""The data that several pages share, each part of it read once every few seconds in a process."""
 
 from __future__ import annotations
 
@@ -20,83 +20,85 @@ from ..statistics.upcoming import Upcoming
 from . import panels
 from .panels import Panel
 
-# For how long an answer is good. Seconds.
-FRESH = 2.5
-# Workers add to the rollups every ten seconds.
-ROLLUPS = 5.0
-MIGRATIONS = 30.0
+# How long a part is shown before it is read again. Seconds.
+FRESH_SECONDS = 2.5
+# Longer for the rollups, to which workers add every ten seconds.
+ROLLUPS_FRESH_SECONDS = 5.0
+MIGRATIONS_FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """All that there is to know, as far as it could be had."""
+class PageData:
+    """The data of one moment, as far as it could be read."""
 
     using: str
     at: datetime
-    pulse: Panel[Snapshot]
+    snapshot: Panel[Snapshot]
     workers: Panel[WorkerList]
     paused: Panel[dict[str, models.Queue]]
     redis: Panel[RedisStats]
     pending: Panel[list[str]]
 
 
-def gather() -> Facts:
-    """What is known of this moment."""
+def gather() -> PageData:
+    """Read the data of this moment."""
     using = router.db_for_read(models.Message)
-    found_now = panels.load(("pulse", using), FRESH, using, lambda: snapshot.take_snapshot(using))
-    at = found_now.facts.at if found_now.facts else timezone.now()
-    return Facts(
+    seen = panels.load(("snapshot", using), FRESH_SECONDS, using, lambda: snapshot.take_snapshot(using))
+    at = seen.value.at if seen.value else timezone.now()
+    return PageData(
         using,
         at,
-        found_now,
-        panels.load(("workers", using), FRESH, using, lambda: workers.list_workers(using, at)),
-        panels.load(("paused", using), FRESH, using, lambda: pausing.paused(using)),
-        panels.load(("redis", repr(conf.get().REDIS)), FRESH, using, redis),
-        panels.load(("pending", using), MIGRATIONS, using, lambda: pending(using)),
+        seen,
+        panels.load(("workers", using), FRESH_SECONDS, using, lambda: workers.list_workers(using, at)),
+        panels.load(("paused", using), FRESH_SECONDS, using, lambda: pausing.paused(using)),
+        panels.load(("redis", repr(conf.get().REDIS)), FRESH_SECONDS, using, redis),
+        panels.load(("pending", using), MIGRATIONS_FRESH_SECONDS, using, lambda: pending(using)),
     )
 
 
 def redis() -> RedisStats:
-    """The Redis that messages are scheduled into, asked with the patience of those who schedule."""
+    """Ask the Redis that messages are scheduled into, with the time limits of those who schedule."""
     redis_publisher = publisher.get(router.db_for_write(models.Message))
     return stats.ask_redis(None if redis_publisher is None else redis_publisher.broker)
 
 
 def pending(using: str) -> list[str]:
-    """Migrations that are not applied."""
+    """Return the names of the migrations of both apps that are not applied."""
     executor = MigrationExecutor(connections[using])
-    targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_delayq"]
+    targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] in ("django_delayq", "delayq_console")]
     return [migration.name for migration, _backwards in executor.migration_plan(targets)]
 
 
-def coming(facts: Facts, window: str) -> Panel[Upcoming]:
-    """What falls due in the window."""
+def coming(data: PageData, window: str) -> Panel[Upcoming]:
+    """Return what falls due in the window."""
 
     def look() -> Upcoming:
-        known = facts.pulse.facts
+        seen = data.snapshot.value
         return upcoming.count_upcoming(
-            facts.using, window, list(known.queues) if known else restore.queues(facts.using), facts.at
+            data.using, window, list(seen.queues) if seen else restore.queues(data.using), data.at
         )
 
-    return panels.load(("upcoming", facts.using, window, _zone()), FRESH, facts.using, look)
+    return panels.load(("upcoming", data.using, window, _zone()), FRESH_SECONDS, data.using, look)
 
 
-def past(facts: Facts, window: str) -> Panel[dict[str, Throughput]]:
-    """What was delivered: in this window, and in those that the tiles and the queues show."""
-    key = ("past", facts.using, window, _zone())
+def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
+    """Return what was delivered in this window, and in those that the tiles and the queues show."""
+    key = ("past", data.using, window, _zone())
     windows = ("hour", "day", window)
-    return panels.load(key, ROLLUPS, facts.using, lambda: throughput.read_throughput(facts.using, facts.at, windows))
+    return panels.load(
+        key, ROLLUPS_FRESH_SECONDS, data.using, lambda: throughput.read_throughput(data.using, data.at, windows)
+    )
 
 
-def is_empty(facts: Facts) -> bool:
-    """Whether there never was a message."""
-    found_now = facts.pulse.facts
-    if found_now is None or found_now.scheduled.count or found_now.running.count:
+def is_empty(data: PageData) -> bool:
+    """Tell whether the record has no message at all."""
+    seen = data.snapshot.value
+    if seen is None or seen.scheduled.count or seen.running.count:
         return False
     found = panels.load(
-        ("any", facts.using), FRESH, facts.using, lambda: models.Message.objects.using(facts.using).exists()
+        ("any", data.using), FRESH_SECONDS, data.using, lambda: models.Message.objects.using(data.using).exists()
     )
-    return found.facts is False
+    return found.value is False
 
 
 def _zone() -> str:

@@ -1,4 +1,4 @@
-"""Pages of a large table: nobody counts further than the cap."""
+"""Paginators for large tables, which count no further than a cap."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
 from django.utils.functional import cached_property
 
-# Rows that are counted, paged through, or changed by one action at most.
-CAP = 10_000
+# Rows that are counted, paged through, or selected for one action at most.
+PAGED_CAP = 10_000
 
 
 class CappedCount(int):
-    """At least so many: shown as "10,000+"."""
+    """A number of rows that is at least so large, written as "10,000+"."""
 
     def __str__(self) -> str:
-        # Where templates put separators in themselves, they would spoil the first form.
+        # Templates that put separators in themselves would garble "10,000+".
         return f">{int(self)}" if settings.USE_THOUSAND_SEPARATOR else f"{int(self):,}+"
 
 
@@ -27,8 +27,8 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
     @cached_property
     def count(self) -> int:
         rows = cast(QuerySet[Model], self.object_list)
-        found = rows.order_by().values("pk")[: CAP + 1].count()
-        return found if found <= CAP else CappedCount(CAP)
+        found = rows.order_by().values("pk")[: PAGED_CAP + 1].count()
+        return found if found <= PAGED_CAP else CappedCount(PAGED_CAP)
 
 
 class KnownPaginator(Paginator):  # type: ignore[type-arg]

@@ -1,6 +1,6 @@
-"""Facts that several people look at, asked for once every few seconds, each with a limit of its own.
+"""Panels: parts of a page that a process reads once every few seconds for all users, each with its own time limit.
 
-One that cannot be had says so and leaves the others alone.
+A panel that cannot be read shows why and does not affect the others.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..statements import TooSlow, statement_timeout
 
 T = TypeVar("T")
 
-# How long the database may think about each statement of a panel. Milliseconds.
-PATIENCE = 1000
-# What could not be had is asked for again after this time. Seconds.
-_AGAIN = 2.0
-# Kept at most: each kind of facts is asked for in a few variants.
-_MOST = 200
+# The longest that one statement of a panel may take. Milliseconds.
+PANEL_TIMEOUT_MS = 1000
+# A panel that could not be read is read again after this time. Seconds.
+_RETRY_SECONDS = 2.0
+# Panels that are kept at most: each is read in a few variants.
+_PANELS_KEPT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Panel(Generic[T]):
-    """Some facts, or what went wrong."""
+    """What was read, or in ``problem`` why it could not be."""
 
-    facts: T | None = None
+    value: T | None = None
     problem: str = ""
 
 
@@ -45,30 +45,32 @@ _kept: dict[tuple[object, ...], _Kept] = {}
 _locks: dict[tuple[object, ...], threading.Lock] = {}
 
 
-def load(key: tuple[object, ...], seconds: float, using: str, ask: Callable[[], T]) -> Panel[T]:
-    """What ``ask`` answers, or answered to somebody in this process within so many seconds."""
+def load(key: tuple[object, ...], seconds: float, using: str, read: Callable[[], T]) -> Panel[T]:
+    """Return what ``read`` returns, or returned to anybody in this process within the last ``seconds``."""
     with _locks.setdefault(key, threading.Lock()):
         kept = _kept.get(key)
         if kept is None or kept.until < time.monotonic():
-            if len(_kept) >= _MOST:
+            if len(_kept) >= _PANELS_KEPT:
                 _kept.clear()
-            panel = _ask(using, ask)
-            good_for = min(seconds, _AGAIN) if panel.problem else seconds
+            panel = _read(using, read)
+            good_for = min(seconds, _RETRY_SECONDS) if panel.problem else seconds
             kept = _kept[key] = _Kept(panel, time.monotonic() + good_for)
         return kept.panel
 
 
 def forget() -> None:
-    """Ask anew at the next time."""
+    """Drop all panels, so that each is read anew when it is next needed."""
     _kept.clear()
 
 
-def _ask(using: str, ask: Callable[[], T]) -> Panel[T]:
+def _read(using: str, read: Callable[[], T]) -> Panel[T]:
     try:
-        with statement_timeout(using, PATIENCE):
-            return Panel(ask())
+        with statement_timeout(using, PANEL_TIMEOUT_MS):
+            return Panel(read())
     except TooSlow:
-        return Panel(problem=_("Could not load: it took longer than %(seconds)g s.") % {"seconds": PATIENCE / 1000})
+        return Panel(
+            problem=_("Could not load: it took longer than %(seconds)g s.") % {"seconds": PANEL_TIMEOUT_MS / 1000}
+        )
     except BrokerUnavailable:
         return Panel(problem=_("Could not load: Redis does not answer."))
     except (DatabaseError, InterfaceError) as error:

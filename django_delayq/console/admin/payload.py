@@ -1,4 +1,4 @@
-"""Payloads for the eyes of operators: readable, and without the values whose names look secret."""
+"""Payloads as pages show them: readable, with a mask for each value whose name looks secret."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from django.views.debug import SafeExceptionReporterFilter, get_default_exception_reporter_filter
 
 MASK = "********"
-# Characters of JSON that a page shows, and that a list shows.
-LONGEST = 65_536
-PREVIEW = 80
+# Characters of JSON that the page of a message shows, and that each row of a list shows.
+PAGE_CHARACTERS = 65_536
+LIST_CHARACTERS = 80
 
 _ALSO_SECRET = re.compile(
     r"cookie|credential|session|private|cvc|cvv|iban|bearer|passw|pwd|(?:^|[^a-z])(?:pin|otp|pan)(?:$|[^a-z])"
@@ -21,23 +21,23 @@ _ALSO_SECRET = re.compile(
 
 
 def pretty(value: Any, *, masked: bool = True) -> str:
-    """JSON in lines, redacted unless told otherwise. It is not escaped for HTML."""
+    """Return a value as indented JSON, redacted unless ``masked`` is False. The text is not escaped for HTML."""
     return json.dumps(redacted(value) if masked else value, indent=2, ensure_ascii=False)
 
 
 def compact(value: Any, *, masked: bool = True) -> str:
-    """JSON in one line, redacted unless told otherwise."""
+    """Return a value as JSON in one line, redacted unless ``masked`` is False."""
     return json.dumps(redacted(value) if masked else value, ensure_ascii=False)
 
 
 def preview(value: Any) -> str:
-    """The beginning of it in one line, redacted."""
+    """Return the beginning of a value as JSON in one line, redacted."""
     text = compact(value)
-    return text if len(text) <= PREVIEW else text[: PREVIEW - 1] + "…"
+    return text if len(text) <= LIST_CHARACTERS else text[: LIST_CHARACTERS - 1] + "…"
 
 
 def redacted(value: Any) -> Any:
-    """The same value, with a mask for all that stands under a name that looks secret, at any depth.
+    """Return the same value with a mask for everything under a name that looks secret, at any depth.
 
     The names are those that Django hides on its error pages (``hidden_settings`` of the project's
     ``DEFAULT_EXCEPTION_REPORTER_FILTER``), and a few more.
@@ -46,7 +46,7 @@ def redacted(value: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Whether what stands under this name is masked."""
+    """Tell whether the value under this name is masked."""
     return _is_secret(name, _hidden())
 
 

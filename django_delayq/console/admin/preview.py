@@ -1,4 +1,4 @@
-"""What a verb would do to messages, before it is done: by state, in words, with the first of them."""
+"""The preview of an action: how many messages it would change, by state and in words, and the first of them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from ..search import language
 from ..search.listing import COUNT_CAP
 from ..statements import TooSlow, statement_timeout
 from . import action_table
-from .action_table import Verb
+from .action_table import Action
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as Text
 else:
     Text = str
 
-# Messages that are named one by one.
-SHOWN = 10
-# Messages whose topics are counted.
-LOOKED_AT = 1000
-TOPICS = 5
-# How long the database may count what changes in one state, and what does not. Milliseconds.
-PATIENCE = 800
-PATIENCE_FOR_THE_REST = 200
+# Messages that the page names one by one.
+MESSAGES_NAMED = 10
+# Messages whose topics are counted, and topics that are shown.
+TOPICS_SAMPLE = 1000
+TOPICS_SHOWN = 5
+# How long the database may count the messages of one state, when they change and when they do not. Milliseconds.
+CHANGED_TIMEOUT_MS = 800
+UNCHANGED_TIMEOUT_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What will become of the messages that are in one state now. ``count`` is None when nobody knows in time."""
+    """What the action does to the messages of one state. ``count`` is None when they could not be counted in time."""
 
     state: State
     count: Capped | None
@@ -48,83 +48,83 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class Preview:
-    """What the confirmation page shows."""
+class ActionPreview:
+    """The messages and effects that the confirmation page shows."""
 
     described: str
     forecast: list[Forecast]
-    # Of those that will change; None: nobody knows in time.
+    # Messages that will change; None when they could not be counted in time.
     number: Capped | None
     missing: int = 0
     rows: list[tuple[int, str, str]] = field(default_factory=list)
     topics: list[tuple[str, int]] = field(default_factory=list)
-    # The messages that are not named.
+    # The number of messages that are not named.
     more: int = 0
-    # Whether there are others behind those whose topics were counted.
+    # True when there are more messages than those whose topics were counted.
     partly: bool = False
 
     @property
     def changes(self) -> bool:
-        """Whether there is anything to do."""
+        """True when the action may change something."""
         return self.number is None or self.number.count > 0
 
 
-def preview(rows: QuerySet[Message], verb: Verb, scope: Scope) -> Preview:
-    """Look at the messages of ``scope`` among ``rows``."""
+def preview(rows: QuerySet[Message], action: Action, scope: Scope) -> ActionPreview:
+    """Return the preview of an action on those of ``rows`` that belong to ``scope``."""
     if scope.search is None:
-        return _of_ids(rows, verb, scope)
-    return _of_search(rows, verb, scope)
+        return _of_ids(rows, action, scope)
+    return _of_search(rows, action, scope)
 
 
-def expected(rows: QuerySet[Message], verb: Verb, scope: Scope) -> Capped | None:
-    """How many the verb would change now; None: nobody knows in time."""
-    return _sum(_count(rows, scope, state, True) for state in verb.effects if state in _states(scope))
+def expected(rows: QuerySet[Message], action: Action, scope: Scope) -> Capped | None:
+    """Count the messages that the action would change now; None when they could not be counted in time."""
+    return _sum(_count(rows, scope, state, True) for state in action.effects if state in _states(scope))
 
 
 def has_changed(then: int | None, now: Capped | None) -> bool:
-    """Whether it is by more than a tenth not what was shown."""
+    """Tell whether the number now differs by more than a tenth from the one that was shown."""
     return then is not None and now is not None and abs(now.count - then) * 10 > then
 
 
-def _of_ids(rows: QuerySet[Message], verb: Verb, scope: Scope) -> Preview:
+def _of_ids(rows: QuerySet[Message], action: Action, scope: Scope) -> ActionPreview:
     found = list(rows.filter(pk__in=scope.ids).order_by("pk").values_list("pk", "topic", "state"))
     counts = Counter(state for _pk, _topic, state in found)
-    forecast = [_forecast(verb, state, Capped(counts[state])) for state in State if counts[state]]
-    return Preview(
+    forecast = [_forecast(action, state, Capped(counts[state])) for state in State if counts[state]]
+    return ActionPreview(
         describe(scope),
         forecast,
         _sum(part.count for part in forecast if part.changes),
         len(scope.ids) - len(found),
-        found[:SHOWN],
+        found[:MESSAGES_NAMED],
         _topics(found),
-        max(0, len(found) - SHOWN),
+        max(0, len(found) - MESSAGES_NAMED),
     )
 
 
-def _of_search(rows: QuerySet[Message], verb: Verb, scope: Scope) -> Preview:
+def _of_search(rows: QuerySet[Message], action: Action, scope: Scope) -> ActionPreview:
     states = _states(scope)
-    counts = {state: _count(rows, scope, state, state in verb.effects) for state in State if state in states}
+    counts = {state: _count(rows, scope, state, state in action.effects) for state in State if state in states}
     forecast = [
-        _forecast(verb, state, count)
+        _forecast(action, state, count)
         for state, count in counts.items()
-        if (state in verb.effects if count is None else count.count)
+        if (state in action.effects if count is None else count.count)
     ]
-    number = _sum(counts[state] for state in verb.effects if state in counts)
+    number = _sum(counts[state] for state in action.effects if state in counts)
     try:
-        with statement_timeout(rows.db, PATIENCE):
-            changing = rows.filter(scope.condition(), state__in=sorted(verb.effects)).order_by()
-            head = list(changing.values_list("pk", "topic", "state")[: LOOKED_AT + 1])
+        with statement_timeout(rows.db, CHANGED_TIMEOUT_MS):
+            changing = rows.filter(scope.condition(), state__in=sorted(action.effects)).order_by()
+            head = list(changing.values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1])
     except TooSlow:
         head = []
-    more = max(0, number.count - SHOWN) if number is not None else 0
-    return Preview(
+    more = max(0, number.count - MESSAGES_NAMED) if number is not None else 0
+    return ActionPreview(
         describe(scope),
         forecast,
         number,
-        rows=head[:SHOWN],
-        topics=_topics(head[:LOOKED_AT]),
+        rows=head[:MESSAGES_NAMED],
+        topics=_topics(head[:TOPICS_SAMPLE]),
         more=more,
-        partly=len(head) > LOOKED_AT,
+        partly=len(head) > TOPICS_SAMPLE,
     )
 
 
@@ -135,7 +135,7 @@ def _states(scope: Scope) -> frozenset[State]:
 def _count(rows: QuerySet[Message], scope: Scope, state: State, changes: bool) -> Capped | None:
     matching = rows.filter(scope.condition() & language.of_states(frozenset({state})))
     try:
-        with statement_timeout(rows.db, PATIENCE if changes else PATIENCE_FOR_THE_REST):
+        with statement_timeout(rows.db, CHANGED_TIMEOUT_MS if changes else UNCHANGED_TIMEOUT_MS):
             count = matching.order_by().values("pk")[: COUNT_CAP + 1].count()
     except TooSlow:
         return None
@@ -143,7 +143,7 @@ def _count(rows: QuerySet[Message], scope: Scope, state: State, changes: bool) -
 
 
 def _sum(counts: Iterable[Capped | None]) -> Capped | None:
-    """The sum; what nobody knows does not matter when the rest is past the cap."""
+    """Return the sum, or None when a part is unknown and the others together do not exceed the cap."""
     given = list(counts)
     known = [each for each in given if each is not None]
     total = sum(each.count for each in known)
@@ -151,16 +151,16 @@ def _sum(counts: Iterable[Capped | None]) -> Capped | None:
     return None if len(known) < len(given) and not more else Capped(min(total, COUNT_CAP), more)
 
 
-def _forecast(verb: Verb, state: State, count: Capped | None) -> Forecast:
-    return Forecast(state, count, verb.effects.get(state, action_table.UNCHANGED), state in verb.effects)
+def _forecast(action: Action, state: State, count: Capped | None) -> Forecast:
+    return Forecast(state, count, action.effects.get(state, action_table.UNCHANGED), state in action.effects)
 
 
 def _topics(rows: Iterable[tuple[int, str, str]]) -> list[tuple[str, int]]:
-    return Counter(topic for _pk, topic, _state in rows).most_common(TOPICS)
+    return Counter(topic for _pk, topic, _state in rows).most_common(TOPICS_SHOWN)
 
 
 def describe(scope: Scope) -> str:
-    """The messages in words."""
+    """Return in words which messages belong to a scope."""
     if scope.search is not None:
         return language.parse(scope.search, now=timezone.now()).described
     if len(scope.ids) == 1:

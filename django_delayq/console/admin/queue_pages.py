@@ -1,4 +1,4 @@
-"""The queues: what waits in them, who serves them, and who stopped them."""
+"""The list of queues with their messages, workers and pauses, and the pages that pause and resume one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ... import actors, conf, pausing, publisher, validation
+from ... import conf, pausing, publisher, validation
 from ...broker.base import QueueSize
 from ...exceptions import InvalidMessage
 from ...inspector.snapshot import QueueSnapshot
@@ -29,8 +29,8 @@ from .. import audit
 from . import page, page_data, panels
 from .explanation import moment, span
 from .forms import DelayField, checked_due
-from .page import Page, page_url
-from .page_data import Facts
+from .page import Page
+from .page_data import PageData
 from .panels import Panel
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ else:
 
 
 class PauseForm(forms.Form):
-    """Why, and for how long."""
+    """The reason and the length or end of a pause."""
 
     duration = DelayField(label=gettext_lazy("For"), help_text=gettext_lazy("For example 30m or 2h."))
     until = forms.DateTimeField(
@@ -52,7 +52,7 @@ class PauseForm(forms.Form):
         label=gettext_lazy("Reason"),
         max_length=500,
         required=False,
-        help_text=gettext_lazy("Shown with the queue, and written to the audit."),
+        help_text=gettext_lazy("Shown with the queue and written to the audit."),
         widget=forms.TextInput(attrs={"class": "vTextField"}),
     )
 
@@ -65,7 +65,7 @@ class PauseForm(forms.Form):
     def clean_duration(self) -> timedelta | None:
         duration: timedelta | None = self.cleaned_data["duration"]
         if duration is not None and not duration:
-            raise forms.ValidationError(_("The pause would be over already."))
+            raise forms.ValidationError(_("The pause would have ended already."))
         return duration
 
     def clean_until(self) -> datetime | None:
@@ -73,18 +73,18 @@ class PauseForm(forms.Form):
         if until is None:
             return None
         if checked_due(until) <= timezone.now():
-            raise forms.ValidationError(_("The pause would be over already."))
+            raise forms.ValidationError(_("The pause would have ended already."))
         return until
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("duration") is not None and cleaned.get("until") is not None:
-            raise forms.ValidationError(_("Give a time or an end, not both."))
+            raise forms.ValidationError(_("Give a length of time or an end, not both."))
         return cleaned
 
 
 class ResumeForm(forms.Form):
-    """Why."""
+    """The reason to resume a queue."""
 
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
@@ -96,8 +96,8 @@ class ResumeForm(forms.Form):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table; "?" where nothing is known."""
+class QueueRow:
+    """A row of the table of queues; "?" where the value is not known."""
 
     name: str
     url: str
@@ -109,7 +109,7 @@ class Row:
     overdue: str
     oldest: str
     following: str
-    held: str
+    in_redis: str
     workers: str
     pause_url: str
     resume_url: str
@@ -119,29 +119,29 @@ class QueueAdmin(Page, _ModelAdmin):
     template = "delayq_console/queues.html"
 
     def may_pause(self, request: HttpRequest) -> bool:
-        """Whether the user may pause and resume."""
+        """Tell whether the user may pause and resume queues."""
         allowed = request.user.has_perm("django_delayq.pause_queue") and self.has_view_permission(request)
         return allowed and not conf.get().ADMIN_READ_ONLY
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        view = self.admin_site.admin_view
         return [
-            path("<str:queue>/pause/", self.admin_site.admin_view(self.pause_view), name=f"{name}_pause"),
-            path("<str:queue>/resume/", self.admin_site.admin_view(self.resume_view), name=f"{name}_resume"),
+            path("<str:queue>/pause/", view(self.pause_view), name=page.url_name(Queue, "pause")),
+            path("<str:queue>/resume/", view(self.resume_view), name=page.url_name(Queue, "resume")),
             *super().get_urls(),
         ]
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        known = page_data.gather()
-        # Not from what was asked a moment ago: who has just paused a queue wants to see it.
-        paused = panels.load(("paused now", known.using), 0.0, known.using, lambda: pausing.paused(known.using))
-        names = _names(known, paused.facts or {})
-        held = panels.load(("held", known.using), page_data.FRESH, known.using, lambda: _held(names))
-        asked: tuple[Panel[Any], ...] = (known.pulse, known.workers, paused, held)
+        data = page_data.gather()
+        # Read anew for each page, because a user who has just paused a queue wants to see it.
+        paused = panels.load(("paused now", data.using), 0.0, data.using, lambda: pausing.paused(data.using))
+        names = _names(data, paused.value or {})
+        held = panels.load(("held", data.using), page_data.FRESH_SECONDS, data.using, lambda: _held(names))
+        asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
         may_pause = self.may_pause(request)
-        messages_url = page_url(self, "message")
+        messages_url = page.admin_url_if_any(self, Message)
         return {
-            "queues": [self._row(name, known, paused.facts, held.facts, messages_url, may_pause) for name in names],
+            "queues": [self._row(name, data, paused.value, held.value, messages_url, may_pause) for name in names],
             "may_pause": may_pause,
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
         }
@@ -149,66 +149,66 @@ class QueueAdmin(Page, _ModelAdmin):
     def _row(
         self,
         name: str,
-        known: Facts,
+        data: PageData,
         paused: dict[str, Queue] | None,
         held: dict[str, QueueSize] | None,
         messages_url: str,
         may_pause: bool,
-    ) -> Row:
+    ) -> QueueRow:
         pause = (paused or {}).get(name)
-        workers, found_now = known.workers.facts, known.pulse.facts
+        workers, snapshot = data.workers.value, data.snapshot.value
         serving = None if workers is None else workers.serving(name)
-        queue = None if found_now is None else found_now.queues.get(name, QueueSnapshot())
+        queue = None if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
         ids, unknown = (held or {}).get(name), "?" if held is None else "–"
-        return Row(
+        return QueueRow(
             name=name,
             url=f"{messages_url}?{urlencode({'q': f'queue:{name}'})}" if messages_url else "",
-            pause=[] if pause is None else describe(pause, known.at),
+            pause=[] if pause is None else describe(pause, data.at),
             reason=pause.reason if pause is not None else "",
             paused=pause is not None,
             unserved=bool(serving == 0 and queue and queue.overdue.count and pause is None),
             scheduled="?" if queue is None else str(queue.scheduled),
             overdue="?" if queue is None else str(queue.overdue),
-            oldest="?" if queue is None else _since(queue.oldest_overdue, known.at),
-            following="?" if queue is None else _until(queue.next_due, known.at),
-            held=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
+            oldest="?" if queue is None else _since(queue.oldest_overdue, data.at),
+            following="?" if queue is None else _until(queue.next_due, data.at),
+            in_redis=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
             workers="?" if serving is None else f"{serving:,}",
-            pause_url=self._url("pause", name) if may_pause else "",
-            resume_url=self._url("resume", name) if may_pause and pause is not None else "",
+            pause_url=page.admin_url(self, Queue, "pause", name) if may_pause else "",
+            resume_url=page.admin_url(self, Queue, "resume", name) if may_pause and pause is not None else "",
         )
 
     def pause_view(self, request: HttpRequest, queue: str) -> HttpResponse:
-        """GET asks, POST does it."""
+        """Ask before a pause on GET; pause the queue on POST."""
         name = self._checked(request, queue)
         form = PauseForm(request.POST if request.method == "POST" else None)
         if not form.is_valid():
             return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
         given = form.cleaned_data
-        with actors.acting_as(f"user:{request.user.get_username()}"):
+        with page.acting_as_user(request):
             try:
                 with writing(self._using):
                     pausing.pause_queue(name, using=self._using, **given)
                     audit.record(self._using, "pause", name, reason=given["reason"], user=request.user)
             except InvalidMessage:
-                form.add_error(None, _("The pause would be over already."))
+                form.add_error(None, _("The pause would have ended already."))
                 return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
-        text = _("Queue %(queue)s is paused: nothing starts in it any more.") % {"queue": name}
+        text = _("Queue %(queue)s is paused: workers start no more of its messages.") % {"queue": name}
         return self._done(request, text, messages.SUCCESS)
 
     def resume_view(self, request: HttpRequest, queue: str) -> HttpResponse:
-        """GET asks, POST does it."""
+        """Ask before a resume on GET; resume the queue on POST."""
         name = self._checked(request, queue)
         form = ResumeForm(request.POST if request.method == "POST" else None)
         if not form.is_valid():
             return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"))
-        with actors.acting_as(f"user:{request.user.get_username()}"), writing(self._using):
+        with page.acting_as_user(request), writing(self._using):
             was_paused = pausing.resume_queue(name, using=self._using)
             if was_paused:
                 audit.record(self._using, "resume", name, reason=form.cleaned_data["reason"], user=request.user)
         if not was_paused:
             text = _("Queue %(queue)s was not paused.") % {"queue": name}
             return self._done(request, text, messages.WARNING)
-        text = _("Queue %(queue)s goes on within about a second.") % {"queue": name}
+        text = _("Queue %(queue)s is resumed: workers start its messages within about a second.") % {"queue": name}
         return self._done(request, text, messages.SUCCESS)
 
     @property
@@ -223,53 +223,49 @@ class QueueAdmin(Page, _ModelAdmin):
         except InvalidMessage:
             raise Http404 from None
 
-    def _ask(self, request: HttpRequest, name: str, form: forms.Form, verb: str, question: str) -> HttpResponse:
+    def _ask(self, request: HttpRequest, name: str, form: forms.Form, view: str, question: str) -> HttpResponse:
         title = question % {"queue": name}
         pause = pausing.paused(self._using).get(name)
         shown = {
             **page.context(self, request, title),
             "form": form,
-            "verb": verb,
+            "action": view,
             "pause": None if pause is None else [*describe(pause, timezone.now()), pause.reason],
-            "url": self._url(verb, name),
-            "back": self._url("changelist"),
+            "url": page.admin_url(self, Queue, view, name),
+            "back": page.admin_url(self, Queue),
         }
         return TemplateResponse(request, "delayq_console/queue_confirm.html", shown)
 
     def _done(self, request: HttpRequest, text: str, level: int) -> HttpResponse:
         panels.forget()
         self.message_user(request, text, level)
-        return HttpResponseRedirect(self._url("changelist"))
-
-    def _url(self, page: str, *args: object) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, args=args, current_app=self.admin_site.name)
+        return HttpResponseRedirect(page.admin_url(self, Queue))
 
 
 def describe(pause: Queue, now: datetime) -> list[str]:
-    """Since when, by whom and until when, without the reason."""
-    said = [_("since %(since)s") % {"since": moment(pause.paused_at, "seconds")}]
+    """Return in words since when, by whom and until when a queue is paused, without the reason."""
+    parts = [_("since %(since)s") % {"since": moment(pause.paused_at, "seconds")}]
     if pause.paused_by:
-        said.append(_("by %(actor)s") % {"actor": pause.paused_by})
+        parts.append(_("by %(actor)s") % {"actor": pause.paused_by})
     if pause.resumes_at is not None:
         until = moment(pause.resumes_at, "seconds")
-        said.append(_("until %(until)s, in %(span)s") % {"until": until, "span": span(pause.resumes_at - now)})
-    return said
+        parts.append(_("until %(until)s, in %(span)s") % {"until": until, "span": span(pause.resumes_at - now)})
+    return parts
 
 
-def _names(known: Facts, paused: dict[str, Queue]) -> list[str]:
-    """Every queue that anybody has heard of."""
+def _names(data: PageData, paused: dict[str, Queue]) -> list[str]:
+    """Return every queue that the record, the settings, a pause or a live worker names."""
     found = set(paused) | set(conf.get().QUEUES) | {conf.get().DEFAULT_QUEUE}
-    if known.pulse.facts is not None:
-        found |= set(known.pulse.facts.queues)
-    if known.workers.facts is not None:
-        for worker in known.workers.facts.of(WorkerState.ALIVE):
+    if data.snapshot.value is not None:
+        found |= set(data.snapshot.value.queues)
+    if data.workers.value is not None:
+        for worker in data.workers.value.of(WorkerState.ALIVE):
             found |= set(map(str, worker.queues))
     return sorted(found)
 
 
 def _held(names: list[str]) -> dict[str, QueueSize]:
-    """What Redis holds; nothing when there is none. Raises ``BrokerUnavailable``."""
+    """Count the ids in Redis by queue; nothing without Redis. Raises ``BrokerUnavailable``."""
     redis_publisher = publisher.get(router.db_for_write(Message))
     if redis_publisher is None:
         return {}

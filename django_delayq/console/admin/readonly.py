@@ -1,4 +1,4 @@
-"""What no page of the record may do: add, change, delete, or count all rows."""
+"""The base of all pages: none of them may add, change or delete rows, or count all of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .paginator import CappedPaginator
 
 
 class ReadOnly:
-    """Mix in before ``ModelAdmin``."""
+    """A mixin for ``ModelAdmin`` that refuses to add, change and delete, and limits what a list reads."""
 
     paginator: ClassVar[type] = CappedPaginator
     list_per_page = 50
-    # No "show all": it reads and renders every row.
+    # There is no "show all", which would read and render every row.
     list_max_show_all = 0
     show_full_result_count = False
     show_facets = ShowFacets.NEVER
-    # Most columns have no index to sort along.
+    # Most columns have no index to sort by.
     sortable_by: ClassVar[list[str] | tuple[str, ...] | tuple[()] | None] = ()
     view_on_site: Callable[[Any], str | None] | bool = False
 

@@ -1,4 +1,4 @@
-"""The restore from the admin: what it would do, the confirmation, and the operation that a worker makes of it."""
+"""The page that restores Redis: its preview, its confirmation, and the start of the operation that a worker does."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ... import actors, conf, publisher, restore, transitions
+from ... import conf, publisher, restore, transitions
 from ...exceptions import BrokerUnavailable
 from ...inspector import workers
 from ...models import Message
 from ...restore import Overdue, Report, Selection, Tally
 from ...sql.moves import writing
 from .. import audit, operations
-from ..models import Operation
+from ..models import Health, Operation
 from ..operations.restore_work import RestoreWork, arguments_of, scope_of
 from ..statements import TooSlow, statement_timeout
 from . import page
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# How long the database may count for the preview. Milliseconds.
-PATIENCE = 3000
+# How long each statement of the preview may take. Milliseconds.
+PREVIEW_TIMEOUT_MS = 3000
 
 _POLICIES = (
     (Overdue.RUN.value, gettext_lazy("start at once")),
     (Overdue.SPREAD.value, gettext_lazy("get new due times, spread over a time")),
-    (Overdue.SKIP.value, gettext_lazy("are left out; a worker will still find and start them")),
-    (Overdue.DEAD.value, gettext_lazy("are given up: dead, until somebody requeues them")),
+    (Overdue.SKIP.value, gettext_lazy("are left out of Redis; a worker will still find and start them")),
+    (Overdue.DEAD.value, gettext_lazy("are given up: they stay dead until somebody requeues them")),
 )
 
 
 class RestoreForm(forms.Form):
-    """What to restore, and what becomes of the overdue."""
+    """The queues to restore, and what happens to overdue and expired messages."""
 
     queues = forms.MultipleChoiceField(
         label=gettext_lazy("Queues"),
         required=False,
         widget=forms.CheckboxSelectMultiple,
-        help_text=gettext_lazy("None ticked: all of them."),
+        help_text=gettext_lazy("When none is ticked, all queues are restored."),
     )
     overdue = forms.ChoiceField(
         label=gettext_lazy("Overdue messages"), choices=_POLICIES, initial=Overdue.RUN.value, required=False
     )
     spread = DelayField(label=gettext_lazy("Spread over"), help_text=gettext_lazy("For example 10m, from now on."))
     no_expired = forms.BooleanField(
-        label=gettext_lazy("Expire what was not started in its time"),
+        label=gettext_lazy("Expire messages that were not started in time"),
         required=False,
-        help_text=gettext_lazy("A worker does the same, sooner or later."),
+        help_text=gettext_lazy("Otherwise a worker expires them a little later."),
     )
 
     def __init__(self, data: Any, using: str) -> None:
@@ -81,7 +81,9 @@ class RestoreForm(forms.Form):
         cleaned = super().clean() or self.cleaned_data
         cleaned["overdue"] = Overdue(cleaned.get("overdue") or Overdue.RUN)
         if not self.errors and (cleaned["overdue"] == Overdue.SPREAD) != bool(cleaned.get("spread")):
-            raise forms.ValidationError(_("To spread them needs a time, and only that does."))
+            raise forms.ValidationError(
+                _("Give a time to spread over when overdue messages get new due times, and only then.")
+            )
         return cleaned
 
     @property
@@ -95,22 +97,22 @@ class RestoreForm(forms.Form):
         return arguments_of(given["overdue"], spread, no_expired=given["no_expired"])
 
     def described(self) -> str:
-        """In words."""
+        """Return the choice in words."""
         given = self.cleaned_data
         parts = [", ".join(sorted(given["queues"])) or _("all queues")]
         if given["overdue"] != Overdue.RUN:
-            parts.append(_("overdue ones %(policy)s") % {"policy": dict(_POLICIES)[given["overdue"].value]})
+            parts.append(_("overdue messages %(policy)s") % {"policy": dict(_POLICIES)[given["overdue"].value]})
         return "; ".join(parts)
 
     def hidden(self) -> list[tuple[str, str]]:
-        """The same choice, for the form that confirms it."""
+        """Return the choice as hidden fields of the form that confirms it."""
         fields = [("overdue", self.cleaned_data["overdue"].value), ("spread", self.data.get("spread", ""))]
         fields += [("queues", queue) for queue in self.cleaned_data["queues"]]
         return fields + ([("no_expired", "on")] if self.cleaned_data["no_expired"] else [])
 
 
 class ConfirmForm(ReasonForm):
-    """The word to type, and why."""
+    """The word to type, and the reason."""
 
     def __init__(self, data: Any, word: str) -> None:
         super().__init__(data, many=False, typed=word)
@@ -118,8 +120,8 @@ class ConfirmForm(ReasonForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A queue in the preview."""
+class RestoreRow:
+    """A queue in the preview, or all of them together."""
 
     name: str
     tally: Tally
@@ -128,29 +130,29 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
-    """What a restore would find, or why that is not known. ``refused``: it cannot be started at all."""
+class RestorePreview:
+    """What a restore would find, or in ``problem`` why that is not known. ``refused``: it cannot be started."""
 
-    lines: list[Line]
-    total: Line | None = None
+    rows: list[RestoreRow]
+    total: RestoreRow | None = None
     problem: str = ""
     refused: bool = False
 
 
-class Restoring(_Base):
-    """Mix in before ``ModelAdmin``."""
+class RestorePage(_Base):
+    """A mixin for ``ModelAdmin``: the restore page, and the restores that run or ran."""
 
     def may_restore(self, request: HttpRequest) -> bool:
-        """Whether the user may compare the record with Redis, and restore."""
+        """Tell whether the user may compare the record with Redis and restore."""
         allowed = request.user.has_perm("django_delayq.restore_message") and self.has_view_permission(request)
         return allowed and not conf.get().ADMIN_READ_ONLY and conf.get().REDIS is not None
 
     def running_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
-        """The restore that is to do or being done, and where it is shown."""
+        """Return the restore that is queued or running, and its address."""
         return self._shown(request, using, Q(state__in=operations.OPEN), "pk")
 
     def last_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
-        """The restore that ended last, whoever began it, and where it is shown."""
+        """Return the restore that ended last, by whomever it was started, and its address."""
         return self._shown(request, using, Q(finished_at__isnull=False), "-pk")
 
     def _shown(self, request: HttpRequest, using: str, which: Q, order: str) -> tuple[Operation, str] | None:
@@ -162,7 +164,7 @@ class Restoring(_Base):
         return None if operation is None else (operation, self.operation_url(request, operation))
 
     def restore_view(self, request: HttpRequest) -> HttpResponse:
-        """GET previews, and writes nothing; POST starts an operation."""
+        """Show the preview on GET, which writes nothing; start an operation on POST."""
         if not self.may_restore(request):
             raise PermissionDenied
         using = router.db_for_write(Message)
@@ -176,7 +178,7 @@ class Restoring(_Base):
             operation, url = running
             text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
             self.message_user(request, text % {"number": operation.pk, "actor": operation.started_by}, messages.ERROR)
-            return HttpResponseRedirect(url or self.url("changelist"))
+            return HttpResponseRedirect(url or page.admin_url(self, Health))
         if is_post and form.is_valid() and confirm.is_valid():
             return self._start(request, using, form, confirm.cleaned_data["reason"])
         found = _preview(using, form) if form.is_valid() else None
@@ -186,17 +188,16 @@ class Restoring(_Base):
             "confirm": confirm,
             "preview": found,
             "hidden": form.hidden() if form.is_valid() else [],
-            "fate": "" if found is None or found.total is None else _fate(form, found.total),
+            "overdue_text": "" if found is None or found.total is None else _overdue_text(form, found.total),
             "running": running,
             "workers": _alive(using),
-            "url": self.url("restore"),
-            "back": self.url("changelist"),
+            "url": page.admin_url(self, Health, "restore"),
+            "back": page.admin_url(self, Health),
         }
         return TemplateResponse(request, "delayq_console/restore.html", shown)
 
     def _start(self, request: HttpRequest, using: str, form: RestoreForm, reason: str) -> HttpResponse:
-        actor = f"user:{request.user.get_username()}"
-        with actors.acting_as(actor), writing(using):
+        with page.acting_as_user(request), writing(using):
             operation = operations.start(
                 using,
                 RestoreWork.verb,
@@ -204,50 +205,49 @@ class Restoring(_Base):
                 form.arguments,
                 described=form.described(),
                 reason=reason,
-                started_by=actor,
+                started_by=page.actor_of(request),
             )
             audit.record(using, "restore", operation.described, reason=reason, operation=operation, user=request.user)
         text = _("Restore #%(number)d is queued: a worker begins within seconds.") % {"number": operation.pk}
         self.message_user(request, text, messages.SUCCESS)
-        return HttpResponseRedirect(self.operation_url(request, operation) or self.url("changelist"))
+        return HttpResponseRedirect(self.operation_url(request, operation) or page.admin_url(self, Health))
 
     if TYPE_CHECKING:
 
-        def url(self, page: str, *args: object) -> str: ...
         def operation_url(self, request: HttpRequest, operation: Operation) -> str: ...
 
 
-def _preview(using: str, form: RestoreForm) -> Preview:
+def _preview(using: str, form: RestoreForm) -> RestorePreview:
     redis_publisher = publisher.get(using)
     assert redis_publisher is not None
     work = RestoreWork(form.scope, form.arguments)
     try:
-        with statement_timeout(using, PATIENCE):
+        with statement_timeout(using, PREVIEW_TIMEOUT_MS):
             report = work.restore(using, redis_publisher.broker).preview()
             now = transitions.now(using)
     except TooSlow:
-        text = _("They could not be counted within %(seconds)d s. It can be started all the same.")
-        return Preview([], problem=text % {"seconds": PATIENCE // 1000})
+        text = _("The messages could not be counted within %(seconds)d s. You can start the restore all the same.")
+        return RestorePreview([], problem=text % {"seconds": PREVIEW_TIMEOUT_MS // 1000})
     except BrokerUnavailable as error:
-        return Preview([], problem=_("Redis: %(error)s") % {"error": error}, refused=True)
+        return RestorePreview([], problem=_("Redis: %(error)s") % {"error": error}, refused=True)
     except (DatabaseError, InterfaceError) as error:
         text = _("The database does not answer: %(error)s")
-        return Preview([], problem=text % {"error": type(error).__name__}, refused=True)
-    return _lines(report, now)
+        return RestorePreview([], problem=text % {"error": type(error).__name__}, refused=True)
+    return _rows(report, now)
 
 
-def _lines(report: Report, now: datetime) -> Preview:
-    lines = [_line(name, tally, now) for name, tally in sorted(report.queues.items())]
-    return Preview(lines, _line(_("all"), report.total(), now))
+def _rows(report: Report, now: datetime) -> RestorePreview:
+    rows = [_row(name, tally, now) for name, tally in sorted(report.queues.items())]
+    return RestorePreview(rows, _row(_("all"), report.total(), now))
 
 
-def _line(name: str, tally: Tally, now: datetime) -> Line:
+def _row(name: str, tally: Tally, now: datetime) -> RestoreRow:
     missing = max(0, tally.found - tally.beyond - tally.held)
-    return Line(name, tally, missing, "–" if tally.oldest is None else span(now - tally.oldest))
+    return RestoreRow(name, tally, missing, "–" if tally.oldest is None else span(now - tally.oldest))
 
 
-def _fate(form: RestoreForm, total: Line) -> str:
-    """What becomes of the overdue."""
+def _overdue_text(form: RestoreForm, total: RestoreRow) -> str:
+    """Return in words what happens to the overdue messages."""
     number, policy = total.tally.overdue, form.cleaned_data["overdue"]
     if not number:
         return _("Nothing is overdue.")
@@ -261,8 +261,8 @@ def _fate(form: RestoreForm, total: Line) -> str:
             number,
         ),
         Overdue.DEAD: ngettext(
-            "%(number)s overdue message is given up: dead, until somebody requeues it.",
-            "%(number)s overdue messages are given up: dead, until somebody requeues them.",
+            "%(number)s overdue message is given up: it stays dead until somebody requeues it.",
+            "%(number)s overdue messages are given up: they stay dead until somebody requeues them.",
             number,
         ),
         Overdue.SPREAD: ngettext(

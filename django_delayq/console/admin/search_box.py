@@ -1,4 +1,4 @@
-"""The search of a request: the tab and the box of the list, and what the reader may not look for."""
+"""The search of a request: the tab and the search box of the list, and what the user may not search for."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ HELP = (
     ("12345", _("an id")),
     ("order-17", _("a key, or else a topic")),
     ("key:order-17", _("a key, in every state")),
-    ("topic:mail.*", _("a topic, or all that begin so")),
+    ("topic:mail.*", _("a topic, or every topic that begins with this")),
     ("queue:mails", _("a queue")),
     ("state:dead,expired", _("states")),
     ("is:overdue", _("also is:live, is:finished, is:retrying")),
     ("due:<1h", _("due before an hour from now; also due:>2d, due:today, due:2026-01-02..2026-01-03")),
-    ("finished:<24h", _("finished within the last day; created: likewise")),
+    ("finished:<24h", _("finished within the last day; created: works the same way")),
     ("attempts:>3", _("failed more than three times")),
     ("error:Timeout", _("the last error contains this")),
-    ("worker:web-1", _("running on a worker whose name begins so")),
+    ("worker:web-1", _("running on a worker whose name begins with this")),
     ("payload.order.id:42", _("a value in the payload")),
-    ('key:"two words"', _("quotation marks around what has blanks")),
+    ('key:"two words"', _("quotation marks around a value with blanks")),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """A part of the list. ``text`` is what it adds to the search."""
+    """A tab of the list. ``text`` is the search that the tab adds to the one in the box."""
 
     name: str
     label: Text
     text: str
     states: frozenset[State]
-    # What is said when there is nothing in it.
+    # Shown when the tab has no messages.
     empty: Text
 
 
@@ -69,29 +69,29 @@ _BY_NAME = {tab.name: tab for tab in TABS}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks for."""
+class RequestedSearch:
+    """The search that a request asks for."""
 
     tab: Tab
-    # The box alone, and together with the tab.
+    # The search of the box alone, and together with that of the tab.
     box: Search
     whole: Search
 
     @property
     def query(self) -> str:
-        """The same as a query string."""
+        """The search as a query string."""
         return urlencode({TAB_VAR: self.tab.name, **({SEARCH_VAR: self.box.text} if self.box.text else {})})
 
 
-def of(request: HttpRequest, given: Mapping[str, str], using: str) -> Asked:
-    """The search that ``given`` (the query string, or the fields of a form) names."""
+def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> RequestedSearch:
+    """Read the search from ``given``: the query string, or the fields of a form."""
     now = transitions.now(using)
     box = parse(given.get(SEARCH_VAR, ""), now=now).resolved(using)
     secret = sorted(name for name in box.payload_names if payload.is_secret(name))
     if secret and not request.user.has_perm("django_delayq.reveal_message"):
-        text = gettext("What stands under %(names)s is masked, so you may not search for it.")
+        text = gettext("The values of %(names)s are masked, so you may not search for them.")
         box = replace(box, problems=(*box.problems, text % {"names": ", ".join(secret)}))
-    # A search that says where to look is not narrowed to what is live.
+    # A search that names states or single messages is not narrowed to live messages.
     default = "all" if box.selective or box.states != ALL_STATES else "live"
     tab = _BY_NAME.get(given.get(TAB_VAR, ""), _BY_NAME[default])
-    return Asked(tab, box, parse(tab.text, now=now) & box)
+    return RequestedSearch(tab, box, parse(tab.text, now=now) & box)

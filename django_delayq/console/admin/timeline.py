@@ -1,4 +1,4 @@
-"""What happened to one message, step by step and attempt by attempt, from its log."""
+"""The history of one message from its log: every transition as a step, every delivery as a row."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from django.utils.translation import gettext as _
 from ... import conf
 from ...models import Message, Transition
 from ...states import State
-from .explanation import label, moment, span
+from .explanation import moment, span, state_label
 
-# Steps shown; of a longer log the latest.
-LONGEST = 200
+# Steps that the page shows at most: the latest ones.
+STEPS_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One row of the log, or what is to come, ready to be shown. Empty where there is nothing to say."""
+class TimelineStep:
+    """A transition, or one that is to come, as the page shows it. Fields without a value are empty."""
 
     at: datetime
     moment: str
@@ -36,8 +36,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One delivery: who had it, how late, how long, and what it came to (empty while it runs)."""
+class DeliveryRow:
+    """A delivery as the page shows it: its worker, lateness, duration and outcome (empty while it runs)."""
 
     number: int
     at: datetime
@@ -53,21 +53,23 @@ class Attempt:
 
 
 def log(message: Message) -> list[Transition]:
-    """The latest moves, in order."""
-    return list(Transition.objects.using(message._state.db).filter(message=message).order_by("-number")[:LONGEST])[::-1]
+    """Return the latest transitions of a message, in order."""
+    return list(Transition.objects.using(message._state.db).filter(message=message).order_by("-number")[:STEPS_SHOWN])[
+        ::-1
+    ]
 
 
-def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[Step]:
-    """The moves as steps, the due time only where it is new; then what comes next."""
+def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[TimelineStep]:
+    """Return the transitions as steps, the due time only where it is new; then the steps that are expected next."""
     found = []
     previous: Transition | None = None
     for move in moves:
         found.append(
-            Step(
+            TimelineStep(
                 move.at,
                 moment(move.at),
-                label(move.from_state),
-                label(move.to_state),
+                state_label(move.from_state),
+                state_label(move.to_state),
                 move.attempt,
                 span(move.at - previous.at) if previous else "",
                 _waited(move),
@@ -81,32 +83,32 @@ def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[
     return found + [step for step in _to_come(message, now) if step.at > now]
 
 
-def _to_come(message: Message, now: datetime) -> list[Step]:
-    def step(at: datetime, before: str, after: str) -> Step:
-        return Step(at, moment(at), before, after, took=span(at - now), future=True)
+def _to_come(message: Message, now: datetime) -> list[TimelineStep]:
+    def step(at: datetime, before: str, after: str) -> TimelineStep:
+        return TimelineStep(at, moment(at), before, after, took=span(at - now), future=True)
 
     if message.state == State.SCHEDULED:
-        coming = [step(message.due_at, label(State.SCHEDULED), _("due"))]
+        coming = [step(message.due_at, state_label(State.SCHEDULED), _("due"))]
         if message.expires_at is not None:
-            coming.append(step(message.expires_at, label(State.SCHEDULED), label(State.EXPIRED)))
+            coming.append(step(message.expires_at, state_label(State.SCHEDULED), state_label(State.EXPIRED)))
         return coming
     if message.leased_until is not None:
-        return [step(message.leased_until, label(State.RUNNING), _("end of the lease"))]
+        return [step(message.leased_until, state_label(State.RUNNING), _("end of the lease"))]
     settings = conf.get()
     kept = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
     if message.finished_at is None or kept is None:
         return []
-    return [step(message.finished_at + timedelta(seconds=kept), label(message.state), _("purged"))]
+    return [step(message.finished_at + timedelta(seconds=kept), state_label(message.state), _("purged"))]
 
 
-def attempts(moves: Sequence[Transition], now: datetime) -> list[Attempt]:
-    """The deliveries that began within these moves, in order."""
+def deliveries(moves: Sequence[Transition], now: datetime) -> list[DeliveryRow]:
+    """Return the deliveries that began within these transitions, in order."""
     found = []
     for place, move in enumerate(moves):
         if move.from_state != State.SCHEDULED or move.to_state != State.RUNNING:
             continue
         end = next((m for m in moves[place + 1 :] if m.to_state != State.RUNNING), None)
-        begun = Attempt(
+        begun = DeliveryRow(
             move.attempt,
             move.at,
             moment(move.at),
@@ -119,9 +121,9 @@ def attempts(moves: Sequence[Transition], now: datetime) -> list[Attempt]:
     return found
 
 
-def _ended(attempt: Attempt, end: Transition) -> Attempt:
-    outcome = f"{label(end.to_state)}: {end.reason}" if end.reason else label(end.to_state)
-    return replace(attempt, outcome=outcome, state=end.to_state, error=end.error, traceback=end.traceback)
+def _ended(delivery: DeliveryRow, end: Transition) -> DeliveryRow:
+    outcome = f"{state_label(end.to_state)}: {end.reason}" if end.reason else state_label(end.to_state)
+    return replace(delivery, outcome=outcome, state=end.to_state, error=end.error, traceback=end.traceback)
 
 
 def _waited(move: Transition) -> str:

@@ -1,4 +1,4 @@
-"""The worker processes, when they were last seen, and what they run."""
+"""The list of worker processes with their heartbeats and running messages, and the page of each."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-# Messages shown of each worker.
-_SHOWN = 5
+# Messages that the list shows of each worker.
+_MESSAGES_SHOWN = 5
 
 LABELS = {
     WorkerState.ALIVE: gettext_lazy("alive"),
@@ -36,8 +36,8 @@ LABELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One worker, ready to be shown. ``running`` are links to its messages."""
+class WorkerRow:
+    """A worker as the page shows it. ``running`` has the labels and addresses of its messages."""
 
     name: str
     place: str
@@ -53,7 +53,7 @@ class Row:
 
 
 class WorkerAdmin(Page, _ModelAdmin):
-    """Who may see messages may see who works on them."""
+    """The workers, for users who may view messages."""
 
     template = "delayq_console/workers.html"
     fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
@@ -62,13 +62,13 @@ class WorkerAdmin(Page, _ModelAdmin):
     has_detail = True
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        known = page_data.gather()
-        using = known.using
-        running = panels.load(("running", using), page_data.FRESH, using, lambda: workers.running(using))
-        there = known.workers.facts
-        found, partial = running.facts or ({}, False)
+        data = page_data.gather()
+        using = data.using
+        running = panels.load(("running", using), page_data.FRESH_SECONDS, using, lambda: workers.running(using))
+        there = data.workers.value
+        found, partial = running.value or ({}, False)
         return {
-            "workers": known.workers,
+            "workers": data.workers,
             "running": running,
             "rows": self._rows(there, found) if there else [],
             "counts": [(health, LABELS[health], len(there.of(health))) for health in WorkerState] if there else [],
@@ -76,8 +76,8 @@ class WorkerAdmin(Page, _ModelAdmin):
             "most": workers.MOST_RUNNING,
         }
 
-    def _rows(self, there: WorkerList, running: dict[str, list[RunningMessage]]) -> list[Row]:
-        # A lost one that still holds messages comes first: they wait for the end of its lease.
+    def _rows(self, there: WorkerList, running: dict[str, list[RunningMessage]]) -> list[WorkerRow]:
+        # A lost worker that still holds messages comes first: they wait for the end of their leases.
         order = {WorkerState.LOST: 1, WorkerState.LATE: 2, WorkerState.ALIVE: 3}
         rows = []
         for worker in there.workers:
@@ -87,8 +87,8 @@ class WorkerAdmin(Page, _ModelAdmin):
             rows.append((rank, self._row(worker, health, held, there.at)))
         return [row for _rank, row in sorted(rows, key=lambda pair: pair[0])]
 
-    def _row(self, worker: Worker, health: WorkerState, held: list[RunningMessage], now: datetime) -> Row:
-        return Row(
+    def _row(self, worker: Worker, health: WorkerState, held: list[RunningMessage], now: datetime) -> WorkerRow:
+        return WorkerRow(
             worker.name,
             f"{worker.host}:{worker.pid}",
             health.value,
@@ -97,8 +97,11 @@ class WorkerAdmin(Page, _ModelAdmin):
             worker.threads,
             moment(worker.started_at, "seconds"),
             _("%(span)s ago") % {"span": span(now - worker.seen_at)},
-            [(f"{one.topic} #{one.id}", admin_url(self, Message, "change", quote(one.id))) for one in held[:_SHOWN]],
-            max(0, len(held) - _SHOWN),
+            [
+                (f"{one.topic} #{one.id}", admin_url(self, Message, "change", quote(one.id)))
+                for one in held[:_MESSAGES_SHOWN]
+            ],
+            max(0, len(held) - _MESSAGES_SHOWN),
             admin_url(self, Worker, "change", quote(worker.name)),
         )
 

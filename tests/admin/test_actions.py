@@ -20,28 +20,28 @@ from django_delayq.models import Message, Transition
 from django_delayq.states import State
 
 from . import samples
-from .asking import VERBS, answer, confirm, select, steer, steer_search, worked_off
+from .asking import ACTIONS, answer, ask, ask_for_search, confirm, select, worked_off
 
 pytestmark = pytest.mark.django_db
 
 # --- the question -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_choosing_an_action_changes_nothing_yet(chief: Client, verb: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_choosing_an_action_changes_nothing_yet(chief: Client, action: str) -> None:
     messages = samples.one_of_each().values()
     before = samples.record()
-    assert select(chief, verb, *messages).status_code == 200
-    assert steer(chief, verb, *messages).status_code == 200
-    assert select(chief, verb, *messages, across=True).status_code == 200
+    assert select(chief, action, *messages).status_code == 200
+    assert ask(chief, action, *messages).status_code == 200
+    assert select(chief, action, *messages, across=True).status_code == 200
     assert samples.record() == before
     assert not Operation.objects.exists()
 
 
 @pytest.mark.parametrize(
-    ("verb", "expected"),
+    ("action", "expected"),
     [
-        ("cancel", ["2 scheduled : will be cancelled", "1 running : will be asked to stop, no retry follows"]),
+        ("cancel", ["2 scheduled : will be cancelled", "1 running : will be asked to stop and not be retried"]),
         ("reschedule", ["2 scheduled : will be moved to the new time", "1 running : unchanged"]),
         ("run", ["2 scheduled : will be due at once", "1 running : unchanged"]),
         ("requeue", ["2 scheduled : unchanged", "1 dead : will be scheduled again"]),
@@ -50,11 +50,11 @@ def test_choosing_an_action_changes_nothing_yet(chief: Client, verb: str) -> Non
 )
 @pytest.mark.parametrize("across", [False, True])
 def test_the_question_says_what_will_happen_to_how_many(
-    chief: Client, verb: str, expected: list[str], across: bool
+    chief: Client, action: str, expected: list[str], across: bool
 ) -> None:
     messages = [*samples.one_of_each().values(), samples.scheduled()]
-    page = samples.text(select(chief, verb, *messages, across=across))
-    for sentence in [*expected, "1 consumed : " + ("will be deleted" if verb == "purge" else "unchanged")]:
+    page = samples.text(select(chief, action, *messages, across=across))
+    for sentence in [*expected, "1 consumed : " + ("will be deleted" if action == "purge" else "unchanged")]:
         assert sentence in page
     assert ("Messages: all messages" if across else "Messages: 7 selected messages") in page
     assert "Topics:" not in page
@@ -62,7 +62,7 @@ def test_the_question_says_what_will_happen_to_how_many(
 
 def test_the_question_names_the_topics_and_the_first_messages(chief: Client) -> None:
     schedule_messages([{"topic": f"t.{number % 3}", "delay": "1h"} for number in range(15)])
-    page = samples.text(steer_search(chief, "cancel", "is:live"))
+    page = samples.text(ask_for_search(chief, "cancel", "is:live"))
     assert "Topics: t.0 (5), t.1 (5), t.2 (5)" in page
     first = Message.objects.order_by("pk")[0]
     assert f"t.0 #{first.pk}" in page
@@ -78,11 +78,11 @@ def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> N
 
 def test_what_is_counted_is_capped(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "COUNT_CAP", 3)
-    monkeypatch.setattr(actions, "CAP", 3)
+    monkeypatch.setattr(actions, "PAGED_CAP", 3)
     monkeypatch.setattr(actions, "AT_ONCE", 2)
     for _number in range(5):
         samples.scheduled()
-    asked = steer_search(chief, "cancel", "is:live")
+    asked = ask_for_search(chief, "cancel", "is:live")
     page = samples.text(asked)
     assert "3+ scheduled : will be cancelled" in page
     assert asked.context["form"].expected == "3+"
@@ -95,7 +95,7 @@ def test_what_is_counted_is_capped(chief: Client, monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_counted_in_time_is_asked_for_by_name(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     samples.scheduled()
     monkeypatch.setattr(preview, "_count", lambda rows, scope, state, changes: None)
-    asked = steer_search(chief, "cancel", "is:live")
+    asked = ask_for_search(chief, "cancel", "is:live")
     assert "? scheduled : will be cancelled" in samples.text(asked)
     assert asked.context["form"].expected == "cancel"
     assert "This is not cancel." in samples.text(answer(chief, "cancel", asked, typed="1"))
@@ -107,7 +107,7 @@ def test_what_cannot_be_counted_does_not_matter_past_the_cap(chief: Client, monk
     samples.scheduled()
     known = {State.SCHEDULED: Capped(10_000, more=True)}
     monkeypatch.setattr(preview, "_count", lambda rows, scope, state, changes: known.get(state))
-    asked = steer_search(chief, "cancel", "is:live")
+    asked = ask_for_search(chief, "cancel", "is:live")
     assert asked.context["form"].expected == "10,000+"
     assert "? running : will be asked to stop" in samples.text(asked)
 
@@ -125,18 +125,18 @@ def test_all_pages_means_what_the_search_finds(chief: Client) -> None:
 
 def test_a_search_that_nobody_understands_is_told(chief: Client) -> None:
     samples.scheduled()
-    response = chief.post(samples.steer_url("cancel"), {"search": "due:sometime"}, follow=True)
+    response = chief.post(samples.action_url("cancel"), {"search": "due:sometime"}, follow=True)
     assert "not a time" in samples.said(response)[0]
     assert not Operation.objects.exists()
 
 
 @pytest.mark.parametrize("given", ["", "x", "1,,2", "-1", "1;2", "9" * 30, "٣"])
 def test_what_is_not_a_list_of_ids_is_refused(operator: Client, given: str) -> None:
-    assert operator.post(samples.steer_url("cancel"), {"ids": given}).status_code == 400
+    assert operator.post(samples.action_url("cancel"), {"ids": given}).status_code == 400
 
 
 def test_there_are_no_other_verbs(operator: Client) -> None:
-    assert steer(operator, "delete", samples.scheduled()).status_code == 404
+    assert ask(operator, "delete", samples.scheduled()).status_code == 404
 
 
 # --- the guards -------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_a_purge_always_needs_the_number(chief: Client) -> None:
 
 
 def test_a_purge_from_the_page_of_a_message_leads_to_the_list(chief: Client) -> None:
-    asked = steer(chief, "purge", samples.consumed())
+    asked = ask(chief, "purge", samples.consumed())
     assert answer(chief, "purge", asked, follow=False).url == reverse(samples.LIST)
 
 
@@ -183,8 +183,8 @@ def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.
     response = confirm(chief, "cancel", *messages, reason="too many")
     operation = Operation.objects.get()
     assert response.redirect_chain[0][0] == reverse("admin:delayq_console_operation_change", args=[operation.pk])
-    facts = (operation.verb, operation.state, operation.started_by, operation.reason, operation.described)
-    assert facts == ("cancel", "queued", "user:cora", "too many", "3 selected messages")
+    values = (operation.verb, operation.state, operation.started_by, operation.reason, operation.described)
+    assert values == ("cancel", "queued", "user:cora", "too many", "3 selected messages")
     assert samples.fresh(messages[0]).state == State.SCHEDULED
     worked_off()
     assert {samples.fresh(message).state for message in messages} == {State.CANCELLED}
@@ -194,10 +194,10 @@ def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.
 
 def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     message = samples.scheduled()
-    asked = steer(operator, "cancel", message)
-    monkeypatch.setattr(actions, "VALID", -1)
+    asked = ask(operator, "cancel", message)
+    monkeypatch.setattr(actions, "QUESTION_SECONDS", -1)
     again = answer(operator, "cancel", asked)
-    assert "This question was asked some time ago." in samples.text(again)
+    assert "This page was shown some time ago." in samples.text(again)
     assert samples.fresh(message).state == State.SCHEDULED
     monkeypatch.undo()
     answer(operator, "cancel", again)
@@ -210,47 +210,47 @@ def test_an_answer_that_is_sent_twice_is_taken_once(chief: Client) -> None:
     asked = select(chief, "reschedule", message)
     assert "1 rescheduled" in samples.text(answer(chief, "reschedule", asked, delay="", shift="1h"))
     moved = samples.fresh(message).due_at
-    assert "answered already" in samples.text(answer(chief, "reschedule", asked, delay="", shift="1h"))
+    assert "confirmed already" in samples.text(answer(chief, "reschedule", asked, delay="", shift="1h"))
     assert samples.fresh(message).due_at == moved
     assert AuditEvent.objects.count() == 1
 
-    asked = steer_search(chief, "cancel", f"id:{message.pk}")
+    asked = ask_for_search(chief, "cancel", f"id:{message.pk}")
     answer(chief, "cancel", asked)
-    assert "answered already" in samples.text(answer(chief, "cancel", asked))
+    assert "confirmed already" in samples.text(answer(chief, "cancel", asked))
     assert Operation.objects.count() == 1
 
 
 def test_a_forged_answer_is_refused(operator: Client) -> None:
     mine, other = samples.scheduled(), samples.scheduled()
-    token = steer(operator, "cancel", mine).context["token"]
+    token = ask(operator, "cancel", mine).context["token"]
     forged = signing.dumps(
-        {"verb": "cancel", "user": "1", "scope": {"ids": [other.pk]}, "number": 1}, salt="somewhere else"
+        {"action": "cancel", "user": "1", "scope": {"ids": [other.pk]}, "number": 1}, salt="somewhere else"
     )
     for bad in ("", "x", token[:-1], token[1:], forged):
-        assert operator.post(samples.steer_url("cancel"), {"token": bad}).status_code == 400
+        assert operator.post(samples.action_url("cancel"), {"token": bad}).status_code == 400
     assert {samples.fresh(message).state for message in (mine, other)} == {State.SCHEDULED}
 
 
 def test_an_answer_is_good_for_its_verb_and_its_user_alone(operator: Client, chief: Client) -> None:
     message = samples.scheduled()
-    token = steer(operator, "cancel", message).context["token"]
-    assert operator.post(samples.steer_url("run"), {"token": token}).status_code == 400
-    assert chief.post(samples.steer_url("cancel"), {"token": token}).status_code == 400
+    token = ask(operator, "cancel", message).context["token"]
+    assert operator.post(samples.action_url("run"), {"token": token}).status_code == 400
+    assert chief.post(samples.action_url("cancel"), {"token": token}).status_code == 400
     assert samples.fresh(message).state == State.SCHEDULED
 
 
 def test_a_number_that_has_changed_is_asked_about_again(chief: Client) -> None:
     samples.scheduled()
-    asked = steer_search(chief, "cancel", "is:live")
+    asked = ask_for_search(chief, "cancel", "is:live")
     Message.objects.all().delete()
     again = answer(chief, "cancel", asked)
-    assert "The number has changed meanwhile." in samples.text(again)
+    assert "The number of messages has changed meanwhile." in samples.text(again)
     assert not Operation.objects.exists()
 
 
 def test_what_came_later_does_not_belong_to_the_answer(chief: Client) -> None:
     early = [samples.scheduled() for _number in range(2)]
-    asked = steer_search(chief, "cancel", "is:live")
+    asked = ask_for_search(chief, "cancel", "is:live")
     late = samples.scheduled()
     answer(chief, "cancel", asked)
     worked_off()
@@ -262,12 +262,12 @@ def test_what_came_later_does_not_belong_to_the_answer(chief: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "moved", "sentence"),
+    ("action", "moved", "sentence"),
     [
         (
             "cancel",
             {State.SCHEDULED: State.CANCELLED},
-            "Cancel, 6 messages: 1 cancelled, 1 requested (running), 4 too late.",
+            "Cancel, 6 messages: 1 cancelled, 1 running (asked to stop), 4 too late.",
         ),
         ("reschedule", {}, "Reschedule, 6 messages: 1 rescheduled, 5 too late."),
         ("run", {}, "Run now, 6 messages: 1 rescheduled, 5 too late."),
@@ -278,10 +278,12 @@ def test_what_came_later_does_not_belong_to_the_answer(chief: Client) -> None:
         ),
     ],
 )
-def test_the_answer_is_true_for_each_state(chief: Client, verb: str, moved: dict[State, State], sentence: str) -> None:
+def test_the_answer_is_true_for_each_state(
+    chief: Client, action: str, moved: dict[State, State], sentence: str
+) -> None:
     made = samples.one_of_each()
-    given = {"delay": "5m"} if verb == "reschedule" else {}
-    response = confirm(chief, verb, *made.values(), **given)
+    given = {"delay": "5m"} if action == "reschedule" else {}
+    response = confirm(chief, action, *made.values(), **given)
     assert samples.said(response) == [sentence]
     after = {state: samples.fresh(message).state for state, message in made.items()}
     assert after == {state: moved.get(state, state) for state in made}
@@ -302,7 +304,7 @@ def test_the_log_says_who_did_it_and_why(operator: Client) -> None:
 
 def test_a_state_that_changed_after_the_question_is_told_as_it_is(operator: Client) -> None:
     message = samples.scheduled(delay=0)
-    asked = steer(operator, "cancel", message)
+    asked = ask(operator, "cancel", message)
     assert "1 scheduled" in samples.text(asked)
     samples.succeeded(samples.claimed(message))
     assert samples.said(answer(operator, "cancel", asked)) == ["Cancel, 1 message: 1 too late."]
@@ -319,7 +321,7 @@ def test_a_delivery_that_died_without_a_word_is_not_denied(operator: Client) -> 
 def test_a_message_that_is_gone_is_told(operator: Client) -> None:
     gone, there = samples.scheduled(), samples.scheduled()
     Message.objects.filter(pk=gone.pk).delete()
-    asked = steer(operator, "cancel", gone, there)
+    asked = ask(operator, "cancel", gone, there)
     assert "1 : not found any more" in samples.text(asked)
     assert samples.said(answer(operator, "cancel", asked)) == ["Cancel, 2 messages: 1 cancelled, 1 not found."]
 
@@ -328,7 +330,7 @@ def test_a_requeue_does_not_take_the_key_of_a_live_message(operator: Client) -> 
     message = samples.dead(key="order-1")
     samples.scheduled(key="order-1")
     assert samples.said(confirm(operator, "requeue", message)) == [
-        "Requeue, 1 message: 1 not: a live message has its key."
+        "Requeue, 1 message: 1 not requeued: a live message has its key."
     ]
 
 
@@ -341,9 +343,9 @@ def test_run_now_makes_it_due(operator: Client) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="needs locks of rows")
 def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "PATIENCE", 50)
+    monkeypatch.setattr(actions, "AT_ONCE_TIMEOUT_MS", 50)
     message = samples.scheduled()
-    asked = steer(operator, "cancel", message)
+    asked = ask(operator, "cancel", message)
     held = connection.copy()
     try:
         with held.cursor() as cursor:
@@ -352,7 +354,7 @@ def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, monkey
             said = samples.said(answer(operator, "cancel", asked))
     finally:
         held.close()
-    assert said == ["The database did not get through with it: nothing was done. Try again in a moment."]
+    assert said == ["The database could not finish this in time: nothing was done. Try again in a moment."]
     assert samples.fresh(message).state == State.SCHEDULED
     assert not AuditEvent.objects.exists()
 
@@ -372,7 +374,7 @@ def test_a_new_time_is_read_in_the_current_time_zone(operator: Client, settings:
     message = samples.scheduled()
     due = timezone.localtime(timezone.now() + timedelta(days=2)).replace(microsecond=0)
     assert due.utcoffset() == timedelta(hours=9)
-    assert "In the time zone Asia/Tokyo." in samples.text(steer(operator, "reschedule", message))
+    assert "In the time zone Asia/Tokyo." in samples.text(ask(operator, "reschedule", message))
     confirm(operator, "reschedule", message, due=due.strftime("%Y-%m-%dT%H:%M:%S"))
     assert samples.fresh(message).due_at == due
 
@@ -380,14 +382,14 @@ def test_a_new_time_is_read_in_the_current_time_zone(operator: Client, settings:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({}, "one of the three."),
+        ({}, "exactly one of the three"),
         (
             {"due": "2100-01-01T00:00", "delay": "5m"},
-            "one of the three.",
+            "exactly one of the three",
         ),
         ({"delay": "soon"}, "not a duration"),
         ({"delay": "-5m"}, "not a duration"),
-        ({"delay": "99999999d"}, "more than 100 years"),
+        ({"delay": "99999999d"}, "longer than 100 years"),
         ({"due": "2001-01-01T00:00"}, "in the past"),
         ({"due": "9999-12-31T23:59:59"}, "more than 100 years"),
         ({"due": "tomorrow"}, "Enter a valid date/time."),
@@ -412,16 +414,16 @@ def test_messages_are_spread_over_a_time(operator: Client) -> None:
     assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(4)]
 
 
-@pytest.mark.parametrize(("verb", "make"), [("run", samples.scheduled), ("requeue", samples.dead)])
-def test_run_now_and_requeue_are_spread_too(operator: Client, verb: str, make: Any) -> None:
+@pytest.mark.parametrize(("action", "make"), [("run", samples.scheduled), ("requeue", samples.dead)])
+def test_run_now_and_requeue_are_spread_too(operator: Client, action: str, make: Any) -> None:
     messages = [make() for _number in range(3)]
-    confirm(operator, verb, *messages, spread="30m")
+    confirm(operator, action, *messages, spread="30m")
     due = [samples.fresh(message).due_at for message in messages]
     assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(3)]
 
 
 def test_one_message_cannot_be_spread(operator: Client) -> None:
-    assert "spread" not in steer(operator, "run", samples.scheduled()).context["form"].fields
+    assert "spread" not in ask(operator, "run", samples.scheduled()).context["form"].fields
 
 
 @pytest.mark.parametrize(("given", "moves"), [("2h", timedelta(hours=2)), ("-30m", -timedelta(minutes=30))])
@@ -442,7 +444,7 @@ def test_a_shift_into_the_past_means_now(operator: Client) -> None:
 
 def test_the_way_back_leads_to_where_it_began(operator: Client) -> None:
     message = samples.scheduled(key="a")
-    asked = steer(operator, "run", message)
+    asked = ask(operator, "run", message)
     assert asked.context["back"] == samples.change_url(message)
     assert answer(operator, "run", asked, follow=False).url == samples.change_url(message)
     asked = select(operator, "run", message, query="?state=all&q=key%3Aa")
@@ -452,7 +454,7 @@ def test_the_way_back_leads_to_where_it_began(operator: Client) -> None:
 
 @pytest.mark.parametrize("filters", ["//evil.example", "\r\nLocation: //evil.example", "https://evil.example/?a"])
 def test_the_way_back_never_leads_elsewhere(operator: Client, filters: str) -> None:
-    asked = steer(operator, "run", samples.scheduled())
+    asked = ask(operator, "run", samples.scheduled())
     response = answer(operator, "run", asked, follow=False, filters=filters, origin="//evil.example")
     assert response.url.startswith(reverse(samples.LIST) + "?")
     assert "\n" not in response.url
