@@ -1,4 +1,4 @@
-"""The admin in Simplified Chinese: nothing is left in English, and nothing new goes unnoticed."""
+"""The texts in Simplified Chinese: nothing is left in English, and no new text goes unnoticed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from django_delayq.states import State
 from . import asking, samples
 from .conftest import logged_in
 
-PACKAGE = Path(django_delayq.__file__).parent
-CATALOG = PACKAGE / "locale/zh_Hans/LC_MESSAGES"
+QUEUE = Path(django_delayq.__file__).parent
+CONSOLE = QUEUE / "console"
 
 Key = tuple[str | None, str]
 
@@ -37,7 +37,7 @@ _HAN = re.compile(r"[\u4e00-\u9fff]")
 _PLACEHOLDER = re.compile(r"%\(\w+\)[a-z]|%%")
 _SENTENCE = re.compile(r"[A-Za-z]+(?:[ ,]+[a-z]{2,}){3,}")
 
-# --- the catalog ------------------------------------------------------------------------------------------------------
+# --- the catalogs -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,30 @@ def entries(content: str) -> list[Entry]:
     return found
 
 
-ENTRIES = entries((CATALOG / "django.po").read_text(encoding="utf-8"))
+def catalog(app: Path, suffix: str) -> Path:
+    return app / f"locale/zh_Hans/LC_MESSAGES/django.{suffix}"
 
 
-def test_every_text_is_translated() -> None:
-    assert len(ENTRIES) > 400
-    assert [entry for entry in ENTRIES if entry.fuzzy or len(entry.texts) != 1 or not entry.texts[0]] == []
-    assert len({entry.key for entry in ENTRIES}) == len(ENTRIES)
+# By app: the queue and the console have a catalog each.
+CATALOGS = {app: entries(catalog(app, "po").read_text(encoding="utf-8")) for app in (QUEUE, CONSOLE)}
+ENTRIES = [entry for found in CATALOGS.values() for entry in found]
+
+each_app = pytest.mark.parametrize("app", CATALOGS, ids=lambda app: app.name)
+
+
+@each_app
+def test_every_text_is_translated(app: Path) -> None:
+    found = CATALOGS[app]
+    assert len(found) > {QUEUE: 40, CONSOLE: 400}[app]
+    assert [entry for entry in found if entry.fuzzy or len(entry.texts) != 1 or not entry.texts[0]] == []
+    assert len({entry.key for entry in found}) == len(found)
+
+
+def test_a_text_of_both_apps_has_one_translation() -> None:
+    queue, console = ({entry.key: entry.texts for entry in found} for found in CATALOGS.values())
+    assert {
+        key: (queue[key], console[key]) for key in queue.keys() & console.keys() if queue[key] != console[key]
+    } == {}
 
 
 def test_every_sentence_is_chinese() -> None:
@@ -89,13 +106,14 @@ def test_what_is_filled_in_is_the_same() -> None:
     assert [e for e in ENTRIES if holes(e.texts[0]) != holes(e.plural or e.key[1])] == []
 
 
-def test_the_compiled_texts_are_those_of_the_source() -> None:
-    with (CATALOG / "django.mo").open("rb") as file:
+@each_app
+def test_the_compiled_texts_are_those_of_the_source(app: Path) -> None:
+    with catalog(app, "mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)
     known: dict[Any, str] = dict(compiled._catalog)  # type: ignore[attr-defined]
     known.pop("")
     expected = {}
-    for entry in ENTRIES:
+    for entry in CATALOGS[app]:
         context, text = entry.key
         name = text if context is None else f"{context}\x04{text}"
         expected[(name, 0) if entry.plural else name] = entry.texts[0]
@@ -146,19 +164,25 @@ def marked(function: str, texts: list[str]) -> tuple[Key, str]:
     return (context, texts[0]), texts[1] if has_plural else ""
 
 
-def all_marked() -> Iterator[tuple[Key, str]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield from marked_in_python(path.read_text(encoding="utf-8"))
-    for path in sorted((PACKAGE / "templates").rglob("*.html")):
+def all_marked(app: Path) -> Iterator[tuple[Key, str]]:
+    others = () if app == CONSOLE else (CONSOLE,)
+    for path in sorted(app.rglob("*.py")):
+        if not any(path.is_relative_to(other) for other in others):
+            yield from marked_in_python(path.read_text(encoding="utf-8"))
+    for path in sorted((app / "templates").rglob("*.html")):
         yield from marked_in_template(path.read_text(encoding="utf-8"))
 
 
-def test_the_catalog_has_what_the_sources_mark_and_nothing_else() -> None:
-    """Else: python -m django makemessages -l zh_Hans --no-location --no-wrap, translate, and compilemessages."""
+@each_app
+def test_the_catalog_has_what_the_sources_mark_and_nothing_else(app: Path) -> None:
+    """When it fails: run makemessages in the folder of the app, translate, and run compilemessages.
+
+    python -m django makemessages -l zh_Hans --no-location --no-wrap --no-obsolete (in the queue: --ignore 'console/*')
+    """
     found: dict[Key, str] = {}
-    for key, plural in all_marked():
+    for key, plural in all_marked(app):
         found[key] = found.get(key) or plural
-    assert found == {entry.key: entry.plural for entry in ENTRIES}
+    assert found == {entry.key: entry.plural for entry in CATALOGS[app]}
 
 
 def test_what_marks_texts_is_noticed() -> None:
@@ -182,7 +206,11 @@ def test_what_marks_texts_is_noticed() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "templates").rglob("*.html")), ids=lambda path: path.name)
+TEMPLATES = sorted((CONSOLE / "templates").rglob("*.html"))
+assert TEMPLATES
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_no_template_has_words_that_are_not_marked(path: Path) -> None:
     source = re.sub(r"{% (?:blocktranslate|comment).*?{% end(?:blocktranslate|comment) %}", "", path.read_text())
     source = re.sub(r"<pre>.*?</pre>|{% block bodyclass %}[^\n]*", "", source, flags=re.DOTALL)
@@ -243,7 +271,7 @@ def test_every_page_speaks_chinese(boss: Client) -> None:
         "deadletter": ("死信", "按主题", "按错误类型", "重新入队"),
         "queue": ("已暂停", "下次到期", "暂停…"),
         "worker": ("存活", "最近心跳"),
-        "health": ("数据库记录与 Redis 的比对", "立即检查"),
+        "health": ("数据库记录与 Redis 的一致性", "立即检查"),
         "operation": ("进度", "排队中", "发起者"),
         "auditevent": ("操作者", "对象", "时段"),
     }
