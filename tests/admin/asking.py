@@ -1,4 +1,4 @@
-"""The way through the confirmation page: choose, be asked, answer."""
+"""Helpers that go through the confirmation page: choose messages, get the question, answer it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ask_for_search(client: Client, action: str, search: str, **data: Any) -> Any
 
 
 def answer(client: Client, action: str, asked: Any, *, follow: bool = True, **data: Any) -> Any:
-    """Say yes to a question, with what it asks for."""
+    """Confirm a question, with the reason and the text that it asks for."""
     assert asked.status_code == 200, asked.status_code
     form = asked.context["form"]
     given: dict[str, Any] = {"token": asked.context["token"], "reason": "because", "typed": form.expected}
@@ -49,12 +49,12 @@ def answer(client: Client, action: str, asked: Any, *, follow: bool = True, **da
 
 
 def confirm(client: Client, action: str, *messages: Message, **data: Any) -> Any:
-    """From the list to what came of it."""
+    """Choose an action in the list and confirm it."""
     return answer(client, action, select(client, action, *messages), **data)
 
 
 def started(client: Client, action: str, search: str, **data: Any) -> Operation:
-    """Have all that a search finds done: the operation that it became."""
+    """Confirm an action on all that a search finds, and return the operation that it became."""
     response = answer(client, action, ask_for_search(client, action, search), **data)
     assert response.status_code == 200
     operation = Operation.objects.order_by("-pk").first()
@@ -63,7 +63,7 @@ def started(client: Client, action: str, search: str, **data: Any) -> Operation:
 
 
 def worked_off(operator: OperationRunner | None = None) -> None:
-    """What a worker does with the operations that are open."""
+    """Do the open operations, as a worker does."""
     operator = operator or OperationRunner(samples.DB, "tests/1/abc")
     while operator.tick() == 0.0:
         pass

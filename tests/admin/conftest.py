@@ -1,4 +1,4 @@
-"""People who look at the admin: one who may only look, and one who may steer."""
+"""Users of the admin with different permissions, and time limits that a busy machine keeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACTION_PERMISSIONS = ("cancel_message", "reschedule_message", "run_message", "re
 
 
 def person(name: str, *permissions: str) -> User:
-    """A member of the staff with these permissions."""
+    """Create a member of the staff with these permissions."""
     user = User.objects.create_user(name, is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     assert user.user_permissions.count() == len(permissions)
@@ -29,7 +29,7 @@ def logged_in(user: User, *, enforce_csrf_checks: bool = False) -> Client:
 
 @pytest.fixture(autouse=True)
 def _forget_panels() -> None:
-    """The pages keep what they know for some seconds."""
+    """Drop what the pages of the test before have kept for some seconds."""
     panels.forget()
 
 
@@ -45,14 +45,14 @@ def operator(db: None) -> Client:
 
 @pytest.fixture
 def chief(db: None) -> Client:
-    """May do everything to messages, many of them too, and see what became of it."""
+    """A user with all permissions for messages, bulk actions, operations and the audit."""
     more = ("purge_message", "bulk_message", "view_operation", "view_auditevent")
     return logged_in(person("cora", "view_message", *ACTION_PERMISSIONS, *more))
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, no list gives up."""
+def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the time limits of the pages, so that none gives up on a busy machine."""
     monkeypatch.setattr(listing, "PAGE_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(listing, "COUNTS_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(failures, "PAGE_TIMEOUT_MS", 60_000)

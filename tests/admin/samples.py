@@ -1,4 +1,4 @@
-"""Messages in every state, brought there by the moves that lead there; and what the pages say."""
+"""Messages in every state, brought there by real transitions, and helpers that read pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONSOLE = ("dashboard", "deadletter", "health", "operation", "auditevent")
 
 
 def admin_url(name: str, *args: object) -> str:
-    """The address of a page of the admin, by the name of its model and view: "message_change"."""
+    """Return the address of a page of the admin, by the name of its model and view: "message_change"."""
     app = "delayq_console" if name.partition("_")[0] in CONSOLE else "django_delayq"
     return reverse(f"admin:{app}_{name}", args=args)
 
@@ -42,7 +42,7 @@ def running(payload: Any = None, *, lease: float = 60.0, **options: Any) -> Mess
 
 
 def claimed(message: Message, *, lease: float = 60.0) -> Message:
-    """A scheduled message that is due, taken by a worker."""
+    """Claim a scheduled message that is due, as a worker does."""
     eventually(
         lambda: transitions.claim(DB, [Ticket(message.pk)], {TOPIC: lease}, WORKER), "the claim of what is due now"
     )
@@ -98,7 +98,7 @@ def fresh(message: Message) -> Message:
 
 
 def record() -> list[Any]:
-    """All there is to change."""
+    """Return all messages and transitions, to compare them later."""
     return [*Message.objects.order_by("pk").values(), *Transition.objects.order_by("pk").values()]
 
 
@@ -115,12 +115,12 @@ def ids(*messages: Message) -> str:
 
 
 def text(response: Any) -> str:
-    """What a reader sees: no tags, single spaces."""
+    """Return the text of a page without tags, with single spaces."""
     assert response.status_code == 200, response.status_code
     html = re.sub(r"<[^>]*>", " ", response.content.decode())
     return re.sub(r"\s+", " ", html)
 
 
 def said(response: Any) -> list[str]:
-    """The notes at the head of the page that follows."""
+    """Return the notes at the head of a page."""
     return [str(message) for message in response.context["messages"]]

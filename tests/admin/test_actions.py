@@ -1,4 +1,4 @@
-"""Cancel, reschedule, run now, requeue, purge: after which question, and what came of it."""
+"""Actions on messages in the admin: their questions, their answers and their effects."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> N
     assert 'name="token"' not in response.content.decode()
 
 
-def test_what_is_counted_is_capped(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_question_counts_up_to_a_cap(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "COUNT_CAP", 3)
     monkeypatch.setattr(actions, "PAGED_CAP", 3)
     monkeypatch.setattr(actions, "AT_ONCE", 2)
@@ -92,7 +92,7 @@ def test_what_is_counted_is_capped(chief: Client, monkeypatch: pytest.MonkeyPatc
     ]
 
 
-def test_what_cannot_be_counted_in_time_is_asked_for_by_name(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_count_asks_for_the_name_of_the_action(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     samples.scheduled()
     monkeypatch.setattr(preview, "_count", lambda rows, scope, state, changes: None)
     asked = ask_for_search(chief, "cancel", "is:live")
@@ -103,7 +103,7 @@ def test_what_cannot_be_counted_in_time_is_asked_for_by_name(chief: Client, monk
     assert Operation.objects.count() == 1
 
 
-def test_what_cannot_be_counted_does_not_matter_past_the_cap(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_count_does_not_matter_past_the_cap(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     samples.scheduled()
     known = {State.SCHEDULED: Capped(10_000, more=True)}
     monkeypatch.setattr(preview, "_count", lambda rows, scope, state, changes: known.get(state))
@@ -131,11 +131,11 @@ def test_a_search_that_nobody_understands_is_told(chief: Client) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "x", "1,,2", "-1", "1;2", "9" * 30, "٣"])
-def test_what_is_not_a_list_of_ids_is_refused(operator: Client, given: str) -> None:
+def test_a_malformed_list_of_ids_is_refused(operator: Client, given: str) -> None:
     assert operator.post(samples.action_url("cancel"), {"ids": given}).status_code == 400
 
 
-def test_there_are_no_other_verbs(operator: Client) -> None:
+def test_an_unknown_action_is_not_found(operator: Client) -> None:
     assert ask(operator, "delete", samples.scheduled()).status_code == 404
 
 
@@ -205,7 +205,7 @@ def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: p
 
 
 def test_an_answer_that_is_sent_twice_is_taken_once(chief: Client) -> None:
-    """A double click, or a page that is sent again."""
+    """A double click, or a form that the browser sends again, counts once."""
     message = samples.scheduled(delay="2h")
     asked = select(chief, "reschedule", message)
     assert "1 rescheduled" in samples.text(answer(chief, "reschedule", asked, delay="", shift="1h"))
@@ -231,7 +231,7 @@ def test_a_forged_answer_is_refused(operator: Client) -> None:
     assert {samples.fresh(message).state for message in (mine, other)} == {State.SCHEDULED}
 
 
-def test_an_answer_is_good_for_its_verb_and_its_user_alone(operator: Client, chief: Client) -> None:
+def test_an_answer_is_good_for_its_action_and_its_user_alone(operator: Client, chief: Client) -> None:
     message = samples.scheduled()
     token = ask(operator, "cancel", message).context["token"]
     assert operator.post(samples.action_url("run"), {"token": token}).status_code == 400
@@ -239,7 +239,7 @@ def test_an_answer_is_good_for_its_verb_and_its_user_alone(operator: Client, chi
     assert samples.fresh(message).state == State.SCHEDULED
 
 
-def test_a_number_that_has_changed_is_asked_about_again(chief: Client) -> None:
+def test_a_changed_number_of_messages_is_asked_about_again(chief: Client) -> None:
     samples.scheduled()
     asked = ask_for_search(chief, "cancel", "is:live")
     Message.objects.all().delete()
@@ -248,7 +248,7 @@ def test_a_number_that_has_changed_is_asked_about_again(chief: Client) -> None:
     assert not Operation.objects.exists()
 
 
-def test_what_came_later_does_not_belong_to_the_answer(chief: Client) -> None:
+def test_messages_scheduled_after_the_question_are_left_alone(chief: Client) -> None:
     early = [samples.scheduled() for _number in range(2)]
     asked = ask_for_search(chief, "cancel", "is:live")
     late = samples.scheduled()
@@ -278,7 +278,7 @@ def test_what_came_later_does_not_belong_to_the_answer(chief: Client) -> None:
         ),
     ],
 )
-def test_the_answer_is_true_for_each_state(
+def test_the_answer_tells_the_outcome_for_each_state(
     chief: Client, action: str, moved: dict[State, State], sentence: str
 ) -> None:
     made = samples.one_of_each()
@@ -289,7 +289,7 @@ def test_the_answer_is_true_for_each_state(
     assert after == {state: moved.get(state, state) for state in made}
 
 
-def test_a_cancel_of_what_runs_is_a_request(operator: Client) -> None:
+def test_a_cancel_of_a_running_message_is_a_request(operator: Client) -> None:
     message = samples.running()
     confirm(operator, "cancel", message)
     assert samples.fresh(message).cancel_requested
@@ -311,7 +311,7 @@ def test_a_state_that_changed_after_the_question_is_told_as_it_is(operator: Clie
     assert samples.fresh(message).state == State.CONSUMED
 
 
-def test_a_delivery_that_died_without_a_word_is_not_denied(operator: Client) -> None:
+def test_a_crashed_delivery_makes_the_outcome_of_a_cancel_unknown(operator: Client) -> None:
     message = samples.running(lease=-1.0)
     assert transitions.reap(samples.DB, max_crashes=9, actor="test")
     said = samples.said(confirm(operator, "cancel", message))
@@ -422,7 +422,7 @@ def test_run_now_and_requeue_are_spread_too(operator: Client, action: str, make:
     assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(3)]
 
 
-def test_one_message_cannot_be_spread(operator: Client) -> None:
+def test_a_single_message_cannot_be_spread(operator: Client) -> None:
     assert "spread" not in ask(operator, "run", samples.scheduled()).context["form"].fields
 
 

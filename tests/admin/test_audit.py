@@ -1,4 +1,4 @@
-"""The audit: one event for each action, whoever did it, and it outlives the user."""
+"""The audit: each action by anybody writes one event, which outlives the user."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ONE = {
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_each_verb_on_one_message_writes_one_event(chief: Client, action: str) -> None:
+def test_each_action_on_one_message_writes_one_event(chief: Client, action: str) -> None:
     make, outcomes = ONE[action]
     message = make()
     given = {"delay": "5m"} if action == "reschedule" else {}
@@ -63,7 +63,7 @@ def test_each_verb_on_one_message_writes_one_event(chief: Client, action: str) -
     assert written.user_key == str(User.objects.get(username="cora").pk)
 
 
-def test_a_verb_on_some_messages_names_them_all(chief: Client) -> None:
+def test_an_action_on_some_messages_names_them_all(chief: Client) -> None:
     made = samples.one_of_each()
     confirm(chief, "cancel", *made.values())
     written = AuditEvent.objects.get()
@@ -85,14 +85,14 @@ def test_an_operation_is_one_event_that_leads_to_it(chief: Client) -> None:
     assert reverse("admin:delayq_console_operation_change", args=[operation.pk]) in response.content.decode()
 
 
-def test_a_question_alone_is_no_event(chief: Client) -> None:
+def test_a_question_alone_writes_no_event(chief: Client) -> None:
     message = samples.scheduled()
     select(chief, "cancel", message)
     ask(chief, "cancel", message)
     assert not AuditEvent.objects.exists()
 
 
-def test_it_outlives_the_user_and_the_message_and_the_operation(chief: Client) -> None:
+def test_an_event_outlives_its_user_message_and_operation(chief: Client) -> None:
     message = samples.scheduled()
     confirm(chief, "cancel", message)
     started(chief, "purge", "")
@@ -109,7 +109,7 @@ def test_it_outlives_the_user_and_the_message_and_the_operation(chief: Client) -
     ]
 
 
-def test_commands_leave_a_trace_too() -> None:
+def test_commands_write_audit_events() -> None:
     message = samples.scheduled()
     call_command("delayq_cancel", str(message.pk), "--reason", "by hand", stdout=StringIO())
     written = AuditEvent.objects.get()
@@ -123,7 +123,7 @@ def test_commands_leave_a_trace_too() -> None:
     assert written.actor.startswith("command:delayq_purge")
 
 
-def test_a_command_that_only_looks_leaves_none() -> None:
+def test_a_command_that_changes_nothing_writes_no_event() -> None:
     message = samples.scheduled()
     call_command("delayq_cancel", str(message.pk), "--dry-run", stdout=StringIO())
     call_command("delayq_purge", "--older-than", "1d", "--dry-run", stdout=StringIO(), stderr=StringIO())
@@ -142,7 +142,7 @@ def test_the_page_tells_who_did_what_and_why(chief: Client) -> None:
     assert samples.change_url(message) in response.content.decode()
 
 
-def test_the_page_is_narrowed_by_verb_by_actor_and_by_period(chief: Client) -> None:
+def test_the_page_is_narrowed_by_action_by_actor_and_by_period(chief: Client) -> None:
     old, purged, by_berta = event(), event("purge"), event(actor="user:berta")
     AuditEvent.objects.filter(pk=old.pk).update(at=timezone.now() - timedelta(days=3))
     assert found(chief) == [by_berta.pk, purged.pk, old.pk]
@@ -153,7 +153,7 @@ def test_the_page_is_narrowed_by_verb_by_actor_and_by_period(chief: Client) -> N
     assert found(chief, action="nothing'--", actor="\x00", period="ever", before="x") == []
 
 
-def test_a_message_and_a_target_are_found(chief: Client) -> None:
+def test_the_audit_is_searched_by_message_and_by_target(chief: Client) -> None:
     one = event(target="message #12", message_id=12)
     some = event(target="2 selected messages: #12, #13")
     other = event(target="2 selected messages: #123, #130")
@@ -184,7 +184,7 @@ def test_the_page_counts_nothing(chief: Client) -> None:
         assert not any(word in words for word in ("COUNT(", "DISTINCT", "GROUP BY"))
 
 
-def test_nothing_can_be_changed_there(chief: Client) -> None:
+def test_audit_events_cannot_be_changed(chief: Client) -> None:
     written = event()
     url = f"{reverse(LIST)}{written.pk}/change/"
     for response in (chief.get(url), chief.post(url, {"action": "other", "_save": "1"})):

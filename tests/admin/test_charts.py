@@ -1,4 +1,4 @@
-"""Charts as they are drawn: what a reader sees, and what a hostile name can do."""
+"""Charts: their drawing, their texts, and hostile names in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NS = "{http://www.w3.org/2000/svg}"
 
 
 def tree(html: Any) -> ET.Element:
-    """The chart as XML: it must be well-formed."""
+    """Parse a chart as XML, so that it must be well-formed."""
     return ET.fromstring(str(html))
 
 
@@ -79,7 +79,7 @@ def test_the_table_holds_the_numbers_without_the_empty_lines() -> None:
     assert rows == [["Time", "a", "b"], ["10:00", "1,234", "0"], ["10:10 (not over yet)", "1", "2"]]
 
 
-def test_what_is_not_over_is_hatched_and_what_is_overdue_stands_out() -> None:
+def test_an_unfinished_bar_is_hatched_and_an_overdue_bar_stands_out() -> None:
     html = draw(Column("overdue", [1, 1], alert=True), Column("10:00", [1, 0], filling=True))
     assert len([one for one in tree(html).iter("rect") if one.get("fill") == "url(#dq-x-hatch)"]) == 1
     assert len(found(html, "rect", "dq-fill-bad")) == 2
@@ -107,7 +107,7 @@ def test_the_axis_ends_at_a_round_number(highest: int, top: int) -> None:
     assert charts.nice(highest) == top
 
 
-def test_nothing_at_all_is_a_chart_too() -> None:
+def test_a_chart_without_columns_is_drawn() -> None:
     assert found(draw(), "svg")
     assert found(charts.lines("dq-y", "T", "D", ("a",), []), "svg")
 

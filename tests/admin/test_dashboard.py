@@ -1,4 +1,4 @@
-"""The dashboard and the workers: what they say, what they ask, and what they do when they get no answer."""
+"""The dashboard and the worker page: their contents, their queries, and their behaviour without an answer."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def ago(**span: float) -> datetime:
 
 
 def late(number: int = 1, *, seconds: float = 30, **options: Any) -> list[Message]:
-    """Messages that should have started so long ago."""
+    """Create messages that should have started so many seconds ago."""
     made = [samples.scheduled(**options) for _ in range(number)]
     Message.objects.filter(pk__in=[message.pk for message in made]).update(due_at=ago(seconds=seconds))
     return made
 
 
 def schedule(number: int) -> None:
-    """Messages that fall due in the same moment."""
+    """Create messages that fall due at the same moment."""
     due = ago(minutes=-30)
     for _ in range(number):
         schedule_message(samples.TOPIC, due=due)
@@ -70,12 +70,12 @@ def rolled(at: datetime, *, topic: str = "t", queue: str = "default", seconds: i
 
 
 def tiles(page: Any) -> dict[str, tuple[str, str]]:
-    """Label → number and note."""
+    """Return the number and the note of each tile by its label."""
     return {tile.label: (tile.number, tile.note) for tile in page.context["tiles"]}
 
 
 def problems(page: Any) -> list[tuple[str, str]]:
-    """Level and text of the banners."""
+    """Return the level and the text of each banner."""
     return [(banner.level, banner.text) for banner, _url in page.context["banners"]]
 
 
@@ -115,7 +115,7 @@ def test_the_tiles_count_and_lead_to_what_they_count(viewer: Client) -> None:
     assert all(viewer.get(tile.url).status_code == 200 for tile in page.context["tiles"])
 
 
-def test_only_overdue_may_be_red(viewer: Client) -> None:
+def test_only_the_overdue_tile_may_be_red(viewer: Client) -> None:
     samples.dead()
     assert "dq-alert" not in viewer.get(URL).content.decode()
     panels.forget()
@@ -125,14 +125,14 @@ def test_only_overdue_may_be_red(viewer: Client) -> None:
     assert page.content.decode().count("dq-tile dq-alert") == 1
 
 
-def test_what_is_due_but_not_overdue_is_ready(viewer: Client, settings: Any) -> None:
+def test_a_message_that_is_due_but_not_overdue_is_ready(viewer: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60}
     late(3, seconds=30)
     found = tiles(viewer.get(URL))
     assert (found["Ready"][0], found["Overdue"][0]) == ("3", "0")
 
 
-def test_nobody_counts_further_than_the_cap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tiles_count_up_to_a_cap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(4)
     found = snapshot.take_snapshot(samples.DB, cap=3)
     assert found.queues["default"].overdue == Capped(3, more=True)
@@ -291,12 +291,12 @@ def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> No
 # --- banners ----------------------------------------------------------------------------------------------------------
 
 
-def test_when_all_is_well_there_is_no_banner(viewer: Client) -> None:
+def test_a_healthy_installation_has_no_banner(viewer: Client) -> None:
     samples.scheduled()
     assert problems(viewer.get(URL)) == []
 
 
-def test_overdue_messages_that_nobody_serves(viewer: Client) -> None:
+def test_overdue_messages_without_a_worker_get_a_banner(viewer: Client) -> None:
     late(2, queue="mail")
     worker(queues=("default",))
     worker("w/2", queues=("mail",), seen=600)
@@ -308,7 +308,7 @@ def test_overdue_messages_that_nobody_serves(viewer: Client) -> None:
     assert problems(viewer.get(URL)) == []
 
 
-def test_a_message_that_waits_for_long(viewer: Client) -> None:
+def test_a_message_that_waits_for_long_gets_a_banner(viewer: Client) -> None:
     worker()
     late(seconds=250)
     page = viewer.get(URL)
@@ -329,7 +329,7 @@ def test_a_paused_queue_says_by_whom_and_why_and_is_no_alarm(viewer: Client) -> 
     assert HOSTILE not in page.content.decode()
 
 
-def test_a_redis_that_may_drop_things(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_that_may_drop_messages_gets_a_banner(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     info = ServerInfo("7.2", "master", 1, 95, 100, "allkeys-lru", 0, "aof")
     monkeypatch.setattr(RedisBroker, "server_info", lambda self: info)
     texts = dict.fromkeys(text for _level, text in problems(viewer.get(URL)))
@@ -339,7 +339,7 @@ def test_a_redis_that_may_drop_things(viewer: Client, monkeypatch: pytest.Monkey
     ]
 
 
-def test_migrations_that_are_not_applied(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrations_that_are_not_applied_get_a_banner(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(seconds=250)
     worker()
     monkeypatch.setattr(page_data, "pending", lambda using: ["0002_more"])
@@ -362,7 +362,7 @@ def publisher_awake() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("publisher_awake")
-def test_without_redis_the_pages_are_there_and_say_so(viewer: Client, redis_server: RedisServer) -> None:
+def test_the_pages_answer_without_redis_and_say_so(viewer: Client, redis_server: RedisServer) -> None:
     samples.scheduled()
     redis_server.kill()
     page = viewer.get(URL)
@@ -462,13 +462,13 @@ def test_a_worker_shows_what_it_runs_some_of_it(viewer: Client, monkeypatch: pyt
     assert "Only 3 of the running messages" in samples.text(viewer.get(WORKERS))
 
 
-def test_without_workers_it_says_how_to_start_one(viewer: Client) -> None:
+def test_the_worker_page_says_how_to_start_a_worker(viewer: Client) -> None:
     assert "python manage.py run_delayq" in samples.text(viewer.get(WORKERS))
 
 
 # --- cost, access, safety ---------------------------------------------------------------------------------------------
 
-# A count or a group over all the messages, with no limit inside.
+# Matches a count or a grouping of all messages without a limit inside.
 UNCAPPED = re.compile(r"count\(|group by|distinct|sum\(|min\(|max\(", re.IGNORECASE)
 
 
@@ -496,7 +496,7 @@ def test_nothing_is_counted_without_a_limit(viewer: Client, monkeypatch: pytest.
         assert "GROUP BY" not in sql.upper()
 
 
-def test_it_asks_few_questions_and_none_twice_at_once(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dashboard_runs_few_queries_and_none_twice_at_once(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(3)
     monkeypatch.setattr(page_data, "FRESH_SECONDS", 600)
     monkeypatch.setattr(page_data, "ROLLUPS_FRESH_SECONDS", 600)
@@ -511,7 +511,7 @@ def test_it_asks_few_questions_and_none_twice_at_once(viewer: Client, monkeypatc
     assert [q["sql"] for q in captured.captured_queries if "delayq" in q["sql"]] == []
 
 
-def test_who_may_not_see_messages_sees_neither_page(client: Client) -> None:
+def test_a_user_without_the_view_permission_sees_neither_page(client: Client) -> None:
     nora = logged_in(person("nora"))
     for url in (URL, WORKERS):
         assert nora.get(url).status_code == 403

@@ -1,4 +1,4 @@
-"""What was given up, in groups, and what can be done with a group."""
+"""The page of dead letters: its groups, and the actions on a group."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def groups(client: Client, table: str) -> dict[tuple[str, str | None], Any]:
 
 
 def press(client: Client, action: str, group: failures.DeadGroup, **data: Any) -> Any:
-    """A button of the page, as it is there."""
+    """Press a button of the page and confirm."""
     page = client.get(reverse(PAGE)).content.decode()
     assert samples.action_url(action) in page
     given = {"search": group.search, "origin": "deadletters"}
     return answer(client, action, client.post(samples.action_url(action), given), **data)
 
 
-def test_the_dead_are_told_by_topic_and_by_kind_of_error(viewer: Client) -> None:
+def test_dead_letters_are_grouped_by_topic_and_by_kind_of_error(viewer: Client) -> None:
     day, week = timedelta(hours=5), timedelta(days=3)
     first = died("t.a", "TimeoutError: …", timedelta(days=30))
     died("t.a", "TimeoutError: …", week)
@@ -84,7 +84,7 @@ def test_a_group_leads_to_its_messages_and_to_an_example(viewer: Client) -> None
     assert [message.pk for message in listed] == [mine.pk]
 
 
-def test_without_any_it_says_so(viewer: Client) -> None:
+def test_the_page_says_that_no_message_is_dead(viewer: Client) -> None:
     samples.scheduled()
     assert "No message is dead." in samples.text(viewer.get(reverse(PAGE)))
 
@@ -135,7 +135,9 @@ def test_the_way_back_leads_here(chief: Client) -> None:
     assert "Messages: dead, topic is “t.a”" in samples.text(asked)
 
 
-def test_only_the_newest_are_looked_at_and_the_page_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_dead_letters_are_counted_and_the_page_says_so(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(failures, "DEAD_CAP", 2)
     monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.DEAD_CAP", 2)
     died("t.old", ago=timedelta(days=1))
@@ -146,7 +148,7 @@ def test_only_the_newest_are_looked_at_and_the_page_says_so(viewer: Client, monk
     assert "t.old" not in text
 
 
-def test_a_database_that_takes_too_long_is_told(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_takes_too_long_is_reported(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(rows: Any) -> Any:
         raise TooSlow
 
@@ -155,7 +157,7 @@ def test_a_database_that_takes_too_long_is_told(viewer: Client, monkeypatch: pyt
 
 
 def uncapped(sql: str) -> bool:
-    """Whether a query counts, groups or tells apart rows of the table of messages without a limit."""
+    """Tell whether a query counts, groups or deduplicates messages without a limit."""
     words = sql.upper()
     if "DELAYQ_MESSAGE" not in words:
         return False

@@ -1,4 +1,4 @@
-"""The documentation of the console is true."""
+"""The documentation of the admin describes every permission, search term and action."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_example_of_a_search_can_be_read() -> None:
     assert [term for term in terms if parse(term, now=timezone.now()).problems] == []
 
 
-def test_every_verb_is_described() -> None:
+def test_every_action_is_described() -> None:
     for action in action_table.ACTIONS.values():
         assert re.search(rf"^{action.label}  ", TEXT, re.MULTILINE)
 

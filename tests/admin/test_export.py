@@ -1,4 +1,4 @@
-"""What a search finds as a file: complete, in order, redacted, safe to open, and written down."""
+"""The export of a search: complete, in order, redacted, safe to open, and written to the audit."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_no_cell_hides_a_formula_behind_blanks(start: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_what_looks_secret_is_masked_unless_one_may_see_it(exporter: Client, form: str) -> None:
+def test_secret_values_are_masked_without_the_permission_to_reveal(exporter: Client, form: str) -> None:
     samples.scheduled({"api_key": "leak-1", "user": [{"password": "leak-2"}]}, headers={"Authorization": "leak-3"})
     assert "leak" not in body(post(exporter, form))
     trusted = logged_in(person("rita", "view_message", "export_message", "reveal_message"))
@@ -104,7 +104,7 @@ def test_what_looks_secret_is_masked_unless_one_may_see_it(exporter: Client, for
     assert "unmasked" in AuditEvent.objects.latest("id").target
 
 
-def test_it_is_written_down_who_exported_what(exporter: Client) -> None:
+def test_an_export_is_written_to_the_audit(exporter: Client) -> None:
     samples.scheduled({"secret": "leak"}, key="a")
     body(post(exporter, "csv", q="key:a"))
     event = AuditEvent.objects.get()
@@ -114,7 +114,7 @@ def test_it_is_written_down_who_exported_what(exporter: Client) -> None:
 
 
 @pytest.mark.parametrize(("form", "lines_beside"), [("csv", 2), ("jsonl", 1)])
-def test_beyond_the_cap_the_last_line_says_so(
+def test_the_last_line_of_a_capped_export_says_that_there_are_more(
     exporter: Client, monkeypatch: pytest.MonkeyPatch, form: str, lines_beside: int
 ) -> None:
     monkeypatch.setattr(export, "EXPORT_CAP", 3)
@@ -134,7 +134,7 @@ def test_a_message_that_is_purged_meanwhile_is_left_out(exporter: Client) -> Non
     assert [row["id"] for row in lines(response)] == [second.pk]
 
 
-def test_nobody_exports_without_the_permission(viewer: Client, operator: Client) -> None:
+def test_an_export_without_the_permission_is_refused(viewer: Client, operator: Client) -> None:
     samples.scheduled()
     without_view = logged_in(person("nora", "export_message"))
     for client in (viewer, operator, without_view, Client()):
@@ -143,7 +143,7 @@ def test_nobody_exports_without_the_permission(viewer: Client, operator: Client)
     assert reverse(URL) not in viewer.get(reverse(samples.LIST)).content.decode()
 
 
-def test_a_form_leads_to_it_for_who_may(exporter: Client) -> None:
+def test_the_list_has_an_export_form_for_users_with_the_permission(exporter: Client) -> None:
     html = exporter.get(reverse(samples.LIST), {"q": 'key:"a b"', "state": "dead"}).content.decode()
     assert f'action="{reverse(URL)}"' in html
     assert 'name="q" value="key:&quot;a b&quot;"' in html

@@ -1,4 +1,4 @@
-"""The page of Redis, the database, and how they agree."""
+"""The health page: Redis, the database, and the consistency of the record and Redis."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def restorer(db: None) -> Client:
 
 @pytest.fixture
 def loaded(db: None) -> RedisBroker:
-    """Redis with a horizon, so that what is scheduled goes into it."""
+    """Give Redis a horizon, so that scheduled messages go into it."""
     there = RedisBroker(conf.get(), DB, timeout=2)
     restore.ensure_horizon(DB, there, "default", lease=0.001, worker="test")
     return there
@@ -83,7 +83,7 @@ def test_a_policy_that_evicts_is_critical(viewer: Client, redis_client: redis.Re
         redis_client.config_set("maxmemory-policy", "noeviction")
 
 
-def test_without_redis_the_page_still_answers(restorer: Client, redis_server: RedisServer) -> None:
+def test_the_health_page_answers_without_redis(restorer: Client, redis_server: RedisServer) -> None:
     redis_server.stop()
     page = text(restorer.get(url()))
     assert "State critical does not answer" in page
@@ -93,7 +93,7 @@ def test_without_redis_the_page_still_answers(restorer: Client, redis_server: Re
     assert 'name="typed"' not in preview.content.decode()
 
 
-def test_where_no_redis_is_configured_there_is_nothing_to_compare(restorer: Client, settings: Any) -> None:
+def test_the_health_page_compares_nothing_without_a_configured_redis(restorer: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     page = text(restorer.get(url()))
     assert "No Redis is configured, so there is nothing to compare." in page
@@ -116,7 +116,7 @@ def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loade
     assert re.search(r"Checked .* ago \(20.*\) by user:rosa\.", page)
 
 
-def test_what_differs_is_shown_by_queue(restorer: Client, loaded: RedisBroker) -> None:
+def test_mismatches_are_shown_by_queue(restorer: Client, loaded: RedisBroker) -> None:
     lost = scheduled(delay="1m")
     loaded.remove("default", [lost.pk])
     restorer.post(url("check"))
@@ -134,7 +134,7 @@ def test_the_last_restore_is_shown_whoever_began_it(viewer: Client, redis_client
     assert re.search(r"Last restore: #\d+ by command:delayq_restore .+, done .* ago \(20.*\)\.", page), page
 
 
-def test_what_is_stuck_is_shown_at_once(viewer: Client) -> None:
+def test_stuck_messages_are_shown_at_once(viewer: Client) -> None:
     message = running()
     assert "lease" not in text(viewer.get(url()))
     Message.objects.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(hours=1))
@@ -142,7 +142,7 @@ def test_what_is_stuck_is_shown_at_once(viewer: Client) -> None:
     assert "1 message is running under a lease that ran out long ago" in text(viewer.get(url()))
 
 
-def test_who_may_only_look_is_offered_nothing_and_refused(viewer: Client) -> None:
+def test_a_viewer_is_offered_nothing_and_refused(viewer: Client) -> None:
     page = viewer.get(url()).content.decode()
     assert url("check") not in page
     assert url("restore") not in page

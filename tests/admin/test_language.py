@@ -99,7 +99,7 @@ def test_every_sentence_is_chinese() -> None:
     assert [entry for entry in sentences if not _HAN.search(entry.texts[0])] == []
 
 
-def test_what_is_filled_in_is_the_same() -> None:
+def test_translations_keep_the_placeholders() -> None:
     def holes(text: str) -> list[str]:
         return sorted(_PLACEHOLDER.findall(text))
 
@@ -122,7 +122,7 @@ def test_the_compiled_texts_are_those_of_the_source(app: Path) -> None:
 
 # --- the sources ------------------------------------------------------------------------------------------------------
 
-# What each function takes: a context, a plural.
+# For each function, whether it takes a context and whether it takes a plural.
 _FUNCTIONS = {
     "gettext": (False, False),
     "ngettext": (False, True),
@@ -133,7 +133,7 @@ _CALL = re.compile(r"""\b(_|n?p?gettext)\(((?:u?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|
 
 
 def marked_in_python(source: str) -> Iterator[tuple[Key, str]]:
-    """Each call of a function of gettext, by whatever name it was imported, within f-strings too.
+    """Yield each call of a function of gettext, by whatever name it was imported, within f-strings too.
 
     What is given by the name of a constant is a text of Django's own.
     """
@@ -185,7 +185,7 @@ def test_the_catalog_has_what_the_sources_mark_and_nothing_else(app: Path) -> No
     assert found == {entry.key: entry.plural for entry in CATALOGS[app]}
 
 
-def test_what_marks_texts_is_noticed() -> None:
+def test_every_way_to_mark_a_text_is_noticed() -> None:
     source = (
         "from django.utils.translation import gettext as _, ngettext, pgettext_lazy\n"
         "a = f'{_(\"one\")}', ngettext('%(n)d b', '%(n)d bs', 2), pgettext_lazy('where', 'c')\n"
@@ -236,7 +236,7 @@ def page(model: str, name: str = "changelist", *args: object) -> str:
 
 
 def main(response: Any) -> str:
-    """Our part of the page, as it is read."""
+    """Return the text of our part of the page."""
     assert response.status_code == 200
     html = response.content.decode()
     links, content = html.index('<nav class="dq-nav"'), html.index('<div id="content"')
@@ -293,7 +293,7 @@ def test_the_dashboard_has_no_english_sentence(boss: Client) -> None:
     pause_queue("mails")
     text = main(boss.get(page("dashboard"), headers=CHINESE))
     assert _SENTENCE.findall(text) == []
-    # That this would find some.
+    # The English page shows that the search finds sentences.
     assert _SENTENCE.findall(main(boss.get(page("dashboard"))))
 
 
@@ -319,7 +319,7 @@ def test_searches_and_their_problems_are_chinese(boss: Client) -> None:
 
 
 @pytest.mark.django_db
-def test_who_asks_for_english_gets_it(boss: Client) -> None:
+def test_a_browser_that_asks_for_english_gets_english(boss: Client) -> None:
     text = main(boss.get(page("dashboard"), headers={"accept-language": "en"}))
     assert "What falls due next" in text
     assert not _HAN.search(text)

@@ -1,4 +1,4 @@
-"""The list of messages: what it finds, in which order, and what it never asks of a large table."""
+"""The list of messages: its searches, its order, and the queries that it never runs on a large table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_finished_state_is_listed_last_finished_first(viewer: Client) -> None:
     assert listed(viewer, state="dead") == [second.pk, first.pk]
 
 
-def test_what_is_overdue_or_soon_can_be_listed(viewer: Client, settings: Any) -> None:
+def test_overdue_messages_and_those_due_soon_can_be_listed(viewer: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 0}
     overdue = samples.scheduled(delay=0)
     in_minutes = samples.scheduled(delay="10m", queue="mails")
@@ -165,7 +165,7 @@ def test_a_search_that_is_not_understood_is_explained_under_the_box(viewer: Clie
     assert "the search was not understood" in page
 
 
-def test_what_was_understood_is_said_in_words(viewer: Client) -> None:
+def test_a_search_is_repeated_in_words(viewer: Client) -> None:
     page = samples.text(viewer.get(reverse(samples.LIST), {"q": "topic:mail.* attempts:>3"}))
     assert "Live: topic begins with “mail.”, failed attempts &gt; 3" in page
     assert "No messages match." in page
@@ -191,7 +191,7 @@ def test_errors_are_searched_in_every_state_newest_first(viewer: Client) -> None
     assert tabs(viewer, q="error:valueerror")["Dead"] == "2"
 
 
-def test_masked_names_may_be_searched_by_who_may_see_them(viewer: Client) -> None:
+def test_masked_names_may_be_searched_only_with_the_permission_to_reveal(viewer: Client) -> None:
     from .conftest import logged_in, person
 
     message = samples.scheduled({"user": {"api_token": "abc"}})
@@ -238,7 +238,7 @@ def test_an_empty_tab_says_so(viewer: Client, state: str, sentence: str) -> None
     assert sentence in samples.text(viewer.get(reverse(samples.LIST), {"state": state}))
 
 
-def test_what_has_no_index_is_ended_by_the_database_and_told(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_an_index_is_ended_and_told(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs PostgreSQL")
     samples.scheduled()
@@ -251,13 +251,13 @@ def test_what_has_no_index_is_ended_by_the_database_and_told(viewer: Client, mon
     response = viewer.get(reverse(samples.LIST), {"q": "topic:a"})
     assert "This filter is not indexed and took too long" in samples.text(response)
     assert [tab.count for tab in response.context["cl"].tabs() if not tab.here] == [""] * 8
-    # What follows in the same transaction has its time.
+    # Later statements of the same transaction have no time limit.
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('statement_timeout')")
         assert cursor.fetchone()[0] == "0"
 
 
-def test_of_what_has_no_index_the_nearest_are_shown(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_an_index_shows_the_nearest_messages(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("elsewhere nothing is ended by the database")
 
@@ -342,7 +342,7 @@ def test_the_list_asks_nothing_that_grows_with_the_table(viewer: Client, query: 
 
 
 def assert_bounded(sql: str) -> None:
-    """No statement may read rows without end: an order, a count or a list of values of the table has its LIMIT."""
+    """Assert that no statement sorts, counts or lists rows of the table without a LIMIT."""
     assert not re.search(r"\b(DISTINCT|GROUP BY|OFFSET \d{5,})\b", sql, re.IGNORECASE), sql
     if "COUNT(" in sql.upper():
         assert re.search(
@@ -353,7 +353,7 @@ def assert_bounded(sql: str) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_beyond_the_cap_nobody_counts(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_counts_up_to_a_cap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "COUNT_CAP", 7)
     samples.many(8)
     page = samples.text(viewer.get(reverse(samples.LIST)))
@@ -366,7 +366,7 @@ def test_beyond_the_cap_nobody_counts(viewer: Client, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_what_is_found_beyond_the_rows_that_are_looked_at_is_counted_by_itself(
+def test_matches_beyond_the_sampled_rows_are_counted_separately(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "INDEX_COUNT_CAP", 7)
@@ -446,7 +446,7 @@ def test_the_list_has_the_links_to_the_other_pages(viewer: Client) -> None:
     assert reverse("admin:delayq_console_dashboard_changelist") in html
 
 
-def test_who_may_not_view_messages_sees_no_list(client: Client) -> None:
+def test_a_user_without_the_view_permission_sees_no_list(client: Client) -> None:
     from .conftest import logged_in, person
 
     assert logged_in(person("nora", "cancel_message")).get(reverse(samples.LIST)).status_code == 403

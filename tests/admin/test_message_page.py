@@ -1,4 +1,4 @@
-"""The page of one message: why it is where it is, what happened to it, and what it carries."""
+"""The page of one message: its explanation, its timeline, its payload and its place in Redis."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def why(client: Client, message: Message) -> str:
     return " ".join(page_of(client, message).context["explanation"])
 
 
-def test_it_says_when_a_message_runs(viewer: Client) -> None:
+def test_the_explanation_says_when_a_message_runs(viewer: Client) -> None:
     assert re.fullmatch(r"Runs in 4 m \d+ s\.", why(viewer, samples.scheduled(delay="250s")))
 
 
-def test_it_says_how_late_a_message_is_and_whether_anybody_works_on_its_queue(viewer: Client) -> None:
+def test_the_explanation_says_how_late_a_message_is_and_whether_its_queue_is_served(viewer: Client) -> None:
     message = samples.scheduled(delay=0, queue="mails")
     assert re.fullmatch(
         r"Overdue by [\d.]+ m?s\. Waiting: no live worker listens to the queue mails\.", why(viewer, message)
@@ -58,7 +58,7 @@ def works(*queues: str) -> None:
     Worker.objects.create(name="w", host="h", pid=1, queues=queues, started_at=now, seen_at=now)
 
 
-def test_it_says_that_a_queue_is_paused_since_when_by_whom_and_why(viewer: Client) -> None:
+def test_the_explanation_says_since_when_by_whom_and_why_a_queue_is_paused(viewer: Client) -> None:
     message = samples.scheduled(delay=0, queue="mails")
     works("mails")
     with acting_as("user:anna"):
@@ -79,7 +79,7 @@ def overdue(**options: Any) -> Message:
     return samples.fresh(message)
 
 
-def test_it_says_that_redis_lost_a_message_and_offers_to_put_it_back(redis_client: Any) -> None:
+def test_a_message_missing_in_redis_can_be_put_back(redis_client: Any) -> None:
     client = logged_in(person("rosa", "view_message", "restore_message"))
     works("default")
     message = overdue()
@@ -162,13 +162,13 @@ def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: A
     assert "Redis has it at another time than the record" in why(viewer, message)
 
 
-def test_what_is_ready_has_a_place_in_the_line(viewer: Client, redis_client: Any) -> None:
+def test_a_ready_message_has_a_place_in_the_line(viewer: Client, redis_client: Any) -> None:
     messages = [overdue() for _number in range(3)]
     fill("default").put("default", [Entry.at(message.pk, message.due_at, 0) for message in messages])
     assert re.fullmatch(r"ready since [\d: .-]+, with 2 before it", compared(viewer, messages[2])["state"][1])
 
 
-def test_without_an_answer_of_redis_the_page_says_so(viewer: Client, settings: Any) -> None:
+def test_the_message_page_says_that_redis_does_not_answer(viewer: Client, settings: Any) -> None:
     with closing(socket.socket()) as nobody:
         nobody.bind(("127.0.0.1", 0))
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://:geheim@127.0.0.1:{nobody.getsockname()[1]}/0"}
@@ -184,7 +184,7 @@ def test_without_an_answer_of_redis_the_page_says_so(viewer: Client, settings: A
         assert viewer.get(reverse(samples.LIST)).status_code == 200
 
 
-def test_where_no_redis_is_configured_nothing_is_said_of_it(viewer: Client, settings: Any) -> None:
+def test_the_message_page_leaves_out_a_redis_that_is_not_configured(viewer: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     message = overdue()
     assert 'id="redis"' not in page_of(viewer, message).content.decode()
@@ -193,23 +193,23 @@ def test_where_no_redis_is_configured_nothing_is_said_of_it(viewer: Client, sett
     assert samples.said(client.post(restore_url(message), follow=True)) == ["No Redis is configured."]
 
 
-def test_it_says_how_often_a_message_failed(viewer: Client) -> None:
+def test_the_explanation_says_how_often_a_message_failed(viewer: Client) -> None:
     message = samples.failed(samples.running(), reason="retry", delay=None)
     assert "Failed attempts so far: 1." in why(viewer, message)
 
 
-def test_it_says_who_runs_a_message_and_that_it_was_asked_to_stop(viewer: Client) -> None:
+def test_the_explanation_names_the_worker_and_a_requested_cancel(viewer: Client) -> None:
     message = samples.running()
     assert f"Running on {samples.WORKER} (delivery 1), whose lease lasts until 2" in why(viewer, message)
     cancel_message(message)
     assert "A cancel was requested" in why(viewer, message)
 
 
-def test_it_says_that_a_lease_ran_out(viewer: Client) -> None:
+def test_the_explanation_says_that_a_lease_ran_out(viewer: Client) -> None:
     assert "whose lease ran out" in why(viewer, samples.running(lease=-5.0))
 
 
-def test_it_says_who_cancelled_a_message_and_why(viewer: Client) -> None:
+def test_the_explanation_says_who_cancelled_a_message_and_why(viewer: Client) -> None:
     message = samples.scheduled()
     with acting_as("user:anna"):
         cancel_message(message, reason="customer refunded")
@@ -224,7 +224,7 @@ def test_it_says_who_cancelled_a_message_and_why(viewer: Client) -> None:
         (State.EXPIRED, "Expired at "),
     ],
 )
-def test_it_says_how_a_message_ended(viewer: Client, state: State, sentence: str) -> None:
+def test_the_explanation_says_how_a_message_ended(viewer: Client, state: State, sentence: str) -> None:
     assert sentence in why(viewer, samples.MAKERS[state]())
 
 
@@ -258,7 +258,7 @@ def test_no_wait_is_negative_whatever_two_clocks_say(viewer: Client) -> None:
     assert response.context["deliveries"][0].waited == "0 ms"
 
 
-def test_what_is_to_come_ends_the_timeline(viewer: Client, settings: Any) -> None:
+def test_the_timeline_ends_with_the_next_expected_step(viewer: Client, settings: Any) -> None:
     def to_come(message: Message) -> list[tuple[str, str]]:
         steps = page_of(viewer, message).context["timeline"]
         return [(step.before, step.after) for step in steps if step.future]
@@ -290,7 +290,7 @@ def test_each_delivery_has_a_row_with_its_outcome(viewer: Client) -> None:
     assert html.count('<td class="dq-number" data-label="Number">') == 2
 
 
-def test_of_a_long_log_the_latest_steps_are_shown(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_shown_by_its_latest_steps(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.console.admin.timeline.STEPS_SHOWN", 2)
     response = page_of(viewer, samples.consumed())
     assert [step.after for step in response.context["timeline"]] == ["running", "consumed", "purged"]
@@ -314,7 +314,7 @@ def test_a_payload_is_text_and_never_markup(viewer: Client) -> None:
     assert "<script>alert" not in html
 
 
-def test_what_looks_secret_is_not_shown_at_any_depth(viewer: Client) -> None:
+def test_secret_values_are_masked_at_any_depth(viewer: Client) -> None:
     payload = {
         "order": 4711,
         "api_key": "leak-1",
@@ -329,7 +329,7 @@ def test_what_looks_secret_is_not_shown_at_any_depth(viewer: Client) -> None:
     assert "abc" in html
 
 
-def test_who_may_reveals_what_is_masked_once_and_it_is_written_down(viewer: Client) -> None:
+def test_masked_values_are_revealed_once_and_the_audit_says_so(viewer: Client) -> None:
     message = samples.scheduled({"api_key": "leak-1"}, headers={"Authorization": "leak-2"})
     trusted = logged_in(person("rita", "view_message", "reveal_message"))
     assert "leak" not in page_of(trusted, message).content.decode()
@@ -340,7 +340,7 @@ def test_who_may_reveals_what_is_masked_once_and_it_is_written_down(viewer: Clie
     assert "leak-1" in html
     assert "leak-2" in html
     assert "no-store" in response["Cache-Control"]
-    # What is copied on is masked all the same.
+    # The call to copy stays masked.
     assert html.count("leak-1") == 1
     event = AuditEvent.objects.get()
     assert (event.actor, event.verb, event.message_id) == ("user:rita", "reveal", message.pk)
@@ -363,7 +363,7 @@ def test_nothing_is_revealed_without_the_permission_by_a_get_or_by_a_forged_post
     assert not AuditEvent.objects.exists()
 
 
-def test_of_a_long_payload_the_beginning_is_shown(viewer: Client) -> None:
+def test_a_long_payload_is_shown_by_its_beginning(viewer: Client) -> None:
     message = samples.scheduled({"text": "x" * 100_000, "zz-last": "the end"})
     response = page_of(viewer, message)
     assert "Only the beginning is shown" in samples.text(response)
@@ -401,7 +401,7 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
     }
 
 
-def test_what_has_to_do_with_it_is_a_click_away(viewer: Client) -> None:
+def test_related_messages_are_linked(viewer: Client) -> None:
     message = samples.dead(key='a "b"')
     other = samples.scheduled(key='a "b"')
     samples.scheduled(key="c", queue="mails")
@@ -428,7 +428,7 @@ def test_nothing_can_be_edited_added_or_deleted(operator: Client) -> None:
     assert 'name="_save"' not in page_of(operator, message).content.decode()
 
 
-def test_a_message_that_is_gone_is_no_error(viewer: Client) -> None:
+def test_a_purged_message_leads_back_to_the_list(viewer: Client) -> None:
     message = samples.scheduled()
     url = samples.change_url(message)
     message.delete()
@@ -436,7 +436,7 @@ def test_a_message_that_is_gone_is_no_error(viewer: Client) -> None:
 
 
 @pytest.mark.parametrize("state", State)
-def test_only_what_can_be_done_to_it_is_offered(operator: Client, state: State) -> None:
+def test_a_message_is_offered_the_actions_that_change_it(operator: Client, state: State) -> None:
     expected = {
         State.SCHEDULED: ["cancel", "reschedule", "run"],
         State.RUNNING: ["cancel"],

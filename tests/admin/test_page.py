@@ -1,4 +1,4 @@
-"""What every page has around it: the way to the others, the environment, and the promise of fresh numbers."""
+"""The parts that all pages share: navigation, environment, refresh, script and style sheet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def navigation(html: str) -> str:
 
 
 def links(html: str) -> dict[str, str]:
-    """Label → address, in the navigation."""
+    """Return the addresses in the navigation by their labels."""
     found = re.findall(r'<li><a href="([^"]*)"[^>]*>([^<]*)</a></li>', navigation(html))
     return {label: url for url, label in found}
 
@@ -44,7 +44,7 @@ def boss(db: None) -> Client:
     return logged_in(User.objects.create_superuser("boss"))
 
 
-def test_each_page_leads_to_all_others_and_says_which_it_is(boss: Client) -> None:
+def test_each_page_links_to_all_others_and_marks_itself(boss: Client) -> None:
     for page in OURS:
         html = boss.get(page).content.decode()
         assert list(links(html)) == [
@@ -55,12 +55,12 @@ def test_each_page_leads_to_all_others_and_says_which_it_is(boss: Client) -> Non
             assert boss.get(url).status_code == 200
 
 
-def test_nobody_is_led_to_what_he_may_not_see() -> None:
+def test_the_navigation_leaves_out_pages_that_the_user_may_not_view() -> None:
     vera = logged_in(person("vera", "view_message"))
     assert "Audit events" not in links(vera.get(f"{ROOT}dashboard/").content.decode())
 
 
-def test_the_environment_and_the_lock_are_on_every_page(boss: Client, settings: Any) -> None:
+def test_the_environment_and_the_read_only_badge_are_on_every_page(boss: Client, settings: Any) -> None:
     for page in OURS:
         assert "dq-environment" not in boss.get(page).content.decode()
     settings.DELAYQ = {**settings.DELAYQ, "ENVIRONMENT": "<production>", "ADMIN_READ_ONLY": True}
@@ -71,7 +71,7 @@ def test_the_environment_and_the_lock_are_on_every_page(boss: Client, settings: 
         assert "read only" in samples.text(boss.get(page))
 
 
-def test_without_a_script_there_is_a_plain_link(boss: Client) -> None:
+def test_the_refresh_is_a_plain_link_without_a_script(boss: Client) -> None:
     html = boss.get(f"{ROOT}dashboard/?window=week&past=day").content.decode()
     [live] = re.findall(r'<span class="dq-live".*?</span>', html, re.DOTALL)
     assert re.findall(r'<a class="dq-refresh" href="([^"]*)">', live) == [f"{ROOT}dashboard/?window=week&amp;past=day"]
@@ -87,7 +87,7 @@ def test_regions_have_names_of_their_own_and_hold_no_form(boss: Client) -> None:
         assert "<form" not in html[html.index("data-dq-region") :].split("</main>")[0]
 
 
-def test_assets_are_small_and_stand_alone() -> None:
+def test_script_and_style_sheet_are_small_and_load_nothing_else() -> None:
     script, sheet = asset("admin.js"), asset("admin.css")
     assert len(script.encode()) <= 5 * 1024
     for word in ("eval(", "innerHTML", "new Function", 'setAttribute("style"', ".style", "http:", "https:", "import "):
@@ -96,7 +96,7 @@ def test_assets_are_small_and_stand_alone() -> None:
     assert "url(" not in sheet
 
 
-def test_no_rule_leaves_our_pages() -> None:
+def test_every_css_rule_is_limited_to_our_pages() -> None:
     sheet = re.sub(r"/\*.*?\*/", "", asset("admin.css"), flags=re.DOTALL)
     selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media[^{]*\{", "", sheet))
     assert len(selectors) > 50
@@ -106,7 +106,7 @@ def test_no_rule_leaves_our_pages() -> None:
 
 
 def contrast(one: str, other: str) -> float:
-    """By WCAG, of two colours such as #a01313."""
+    """Return the contrast of two colours such as #a01313, by WCAG."""
 
     def luminance(colour: str) -> float:
         digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
@@ -119,7 +119,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def palettes() -> list[dict[str, str]]:
-    """The tokens of the light theme, and of the dark one by each way to it."""
+    """Return the colours of the light theme, and of the dark theme for each way that selects it."""
     blocks = re.findall(r"\{([^{}]*--dq-bad-fg:[^{}]*)\}", asset("admin.css"))
     return [dict(re.findall(r"--dq-([a-z0-9-]+): (#[0-9a-f]{3,6});", block)) for block in blocks]
 
@@ -134,7 +134,7 @@ def test_text_can_be_read_in_both_themes() -> None:
         assert contrast("#ffffff", palette["danger"]) >= 4.5
 
 
-def test_series_can_be_told_from_the_ground() -> None:
+def test_series_contrast_with_the_background() -> None:
     for palette, ground in zip(palettes(), ("#ffffff", "#121212", "#121212"), strict=True):
         for name, colour in palette.items():
             if name.startswith("series") or name == "focus":

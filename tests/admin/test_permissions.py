@@ -1,4 +1,4 @@
-"""Who may do what: every action and every address, for those who may only look, may ask, may everything, and nobody."""
+"""Permissions: every action and every address, for viewers, operators, chiefs and anonymous visitors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIVEN = {"reschedule": {"delay": "5m"}}
 
 
 def everything() -> list[Any]:
-    """All that a action could have written."""
+    """Return all rows that an action could have changed or written."""
     return [
         *samples.record(),
         *Operation.objects.order_by("pk").values(),
@@ -79,7 +79,7 @@ def test_a_viewer_can_neither_choose_an_action_nor_confirm_one(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_each_verb_has_a_permission_of_its_own(db: None, action: str) -> None:
+def test_each_action_has_a_permission_of_its_own(db: None, action: str) -> None:
     message = NEEDED[action]()
     others = (f"{name}_message" for name in ACTIONS if name != action)
     but_this = logged_in(person("all-but", "view_message", "bulk_message", *others))
@@ -114,9 +114,7 @@ def test_an_admin_that_is_read_only_refuses_everybody(chief: Client, settings: A
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_everything_that_a_search_finds_needs_a_permission_of_its_own(
-    operator: Client, chief: Client, action: str
-) -> None:
+def test_an_action_on_a_whole_search_needs_the_bulk_permission(operator: Client, chief: Client, action: str) -> None:
     message = NEEDED[action]()
     before = everything()
     assert select(operator, action, message, across=True).status_code in (302, 403)
@@ -129,7 +127,7 @@ def test_everything_that_a_search_finds_needs_a_permission_of_its_own(
     assert everything() == before
 
 
-def test_only_who_may_act_on_all_is_offered_all(
+def test_a_whole_search_is_offered_only_with_the_bulk_permission(
     operator: Client, chief: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_delayq.console.admin.message_list.MessageAdmin.list_per_page", 1)
@@ -140,7 +138,7 @@ def test_only_who_may_act_on_all_is_offered_all(
     assert offered not in operator.get(reverse(samples.LIST)).content.decode()
 
 
-def test_many_messages_by_their_ids_need_that_permission_too(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_messages_by_their_ids_need_the_bulk_permission(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.console.admin.actions.AT_ONCE", 1)
     messages = [samples.scheduled(), samples.scheduled()]
     assert ask(operator, "cancel", *messages).status_code == 403
@@ -149,12 +147,12 @@ def test_many_messages_by_their_ids_need_that_permission_too(operator: Client, m
     assert [samples.fresh(message).state for message in messages] == [State.CANCELLED, State.SCHEDULED]
 
 
-def test_permission_to_act_without_permission_to_view_is_none(db: None) -> None:
+def test_an_action_without_the_view_permission_is_refused(db: None) -> None:
     message = samples.scheduled()
     assert ask(logged_in(person("nora", *ACTION_PERMISSIONS)), "cancel", message).status_code == 403
 
 
-def test_a_permission_lost_between_question_and_answer_is_lost(operator: Client) -> None:
+def test_an_answer_without_the_permission_any_more_is_refused(operator: Client) -> None:
     message = samples.scheduled()
     token = ask(operator, "cancel", message).context["token"]
     permission = Permission.objects.get(codename="cancel_message")
@@ -163,7 +161,7 @@ def test_a_permission_lost_between_question_and_answer_is_lost(operator: Client)
     assert samples.fresh(message).state == State.SCHEDULED
 
 
-def test_nobody_acts_without_being_logged_in(client: Client, operator: Client) -> None:
+def test_an_action_without_a_login_is_refused(client: Client, operator: Client) -> None:
     message = samples.scheduled()
     token = ask(operator, "cancel", message).context["token"]
     assert ask(client, "cancel", message).status_code == 302
@@ -248,7 +246,7 @@ def test_pages_are_read_by_get(chief: Client, page: str) -> None:
 
 
 @pytest.mark.parametrize(("action", "make"), [("stop", queued), ("resume", stopped)])
-def test_who_could_have_started_an_operation_may_stop_and_resume_it(
+def test_a_user_who_could_start_an_operation_may_stop_and_resume_it(
     db: None, action: str, make: Callable[[], Operation]
 ) -> None:
     viewing = logged_in(person("vic", "view_message", "view_operation", "run_message", "bulk_message"))
@@ -265,14 +263,14 @@ def test_who_could_have_started_an_operation_may_stop_and_resume_it(
     assert (event.actor, event.verb, event.operation_id) == ("user:abe", action, operation.pk)
 
 
-def test_who_started_an_operation_may_stop_it_whatever_was_taken_from_them(chief: Client) -> None:
+def test_the_user_who_started_an_operation_may_stop_it_without_the_permission(chief: Client) -> None:
     samples.scheduled()
     operation = started(chief, "cancel", "is:live")
     user = User.objects.get(username="cora")
     user.user_permissions.set(Permission.objects.filter(codename="view_operation"))
     assert chief.post(operation_url("stop", operation)).status_code == 302
     assert Operation.objects.get().state == "stopped"
-    # To go on would be to do it.
+    # Resuming it needs the permission to do it.
     assert chief.post(operation_url("resume", operation)).status_code == 403
 
 
@@ -303,7 +301,7 @@ def test_dead_letters_are_offered_to_who_may_requeue_or_purge_many(
     assert offered(chief) == []
 
 
-def test_what_is_masked_cannot_be_searched_for_by_acting_on_it(chief: Client) -> None:
+def test_masked_values_cannot_be_searched_for_by_an_action(chief: Client) -> None:
     samples.scheduled({"password": "geheim"})
     response = chief.post(samples.action_url("cancel"), {"search": "payload.password:geheim"}, follow=True)
     assert "masked" in samples.said(response)[0]

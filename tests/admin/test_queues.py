@@ -1,4 +1,4 @@
-"""The page of the queues, and the two verbs on it."""
+"""The list of queues, and the pages that pause and resume one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def url(action: str = "", queue: str = "mail") -> str:
 
 
 def row(response: Any, queue: str = "mail") -> str:
-    """What the line of a queue says."""
+    """Return the text of the row of a queue."""
     html = response.content.decode()
     lines = re.findall(r"<tr>.*?</tr>", html, re.DOTALL)
     (line,) = [line for line in lines if re.search(rf'<th scope="row">(<a[^>]*>)?{queue}<', line)]
@@ -102,7 +102,7 @@ def test_a_queue_is_paused_and_resumed(pauser: Client) -> None:
     ]
 
 
-def test_without_an_end_it_lasts(pauser: Client) -> None:
+def test_a_pause_without_an_end_lasts(pauser: Client) -> None:
     pauser.post(url("pause"), {})
     assert pausing.paused(DB)["mail"].resumes_at is None
 
@@ -126,7 +126,7 @@ def test_an_end_is_a_local_time(pauser: Client) -> None:
         {"duration": "5m", "until": "2099-01-01T00:00:00"},
     ],
 )
-def test_what_cannot_be_is_asked_again(pauser: Client, given: dict[str, str]) -> None:
+def test_an_impossible_pause_is_asked_again(pauser: Client, given: dict[str, str]) -> None:
     answer = pauser.post(url("pause"), given)
     assert answer.status_code == 200
     assert 'class="errorlist' in answer.content.decode()
@@ -149,7 +149,7 @@ def test_nothing_changes_by_looking(pauser: Client) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_who_may_only_look_is_offered_nothing_and_refused(viewer: Client, action: str) -> None:
+def test_a_viewer_is_offered_nothing_and_refused(viewer: Client, action: str) -> None:
     pause_queue("mail", reason="one")
     page = viewer.get(url()).content.decode()
     assert url("pause") not in page
@@ -181,7 +181,7 @@ def test_a_name_that_no_queue_can_have_is_not_found(pauser: Client) -> None:
     assert pauser.get(url("pause", "no such queue")).status_code == 404
 
 
-def test_without_redis_its_numbers_are_not_known(viewer: Client, redis_server: RedisServer) -> None:
+def test_the_numbers_in_redis_are_unknown_without_an_answer(viewer: Client, redis_server: RedisServer) -> None:
     scheduled(queue="mail")
     redis_server.stop()
     page = viewer.get(url())
@@ -189,7 +189,7 @@ def test_without_redis_its_numbers_are_not_known(viewer: Client, redis_server: R
     assert "Redis does not answer" in text(page)
 
 
-def test_with_no_redis_configured_there_is_nothing_to_know(viewer: Client, settings: Any) -> None:
+def test_the_queues_show_no_numbers_without_a_configured_redis(viewer: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     scheduled(queue="mail")
     assert "?" not in row(viewer.get(url()))

@@ -1,4 +1,4 @@
-"""The restore from the admin: the preview, the confirmation, the operation."""
+"""The restore page: its preview, its confirmation and its operation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def work_off() -> Operation:
 
 
 def late(number: int = 1, **options: Any) -> list[Message]:
-    """Messages that are overdue for an hour."""
+    """Create messages that are overdue for an hour."""
     messages = [scheduled(delay=0, **options) for _ in range(number)]
     hour_ago = timezone.now() - timedelta(hours=1)
     Message.objects.filter(pk__in=[message.pk for message in messages]).update(due_at=hour_ago)
@@ -60,7 +60,7 @@ def late(number: int = 1, **options: Any) -> list[Message]:
 
 
 def rows(response: Any) -> list[str]:
-    """The lines of the preview."""
+    """Return the cells of the preview by queue."""
     table = response.content.decode().partition('id="dq-preview-heading"')[2]
     lines = re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
     return [re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", line)).strip() for line in lines][1:]
@@ -72,7 +72,7 @@ def test_the_preview_says_what_is_there_and_what_will_happen(restorer: Client, r
     late(2, queue="mail")
     redis_client.flushall()
     page = restorer.get(reverse(URL))
-    # Scheduled, later, in Redis, missing, overdue, oldest, running.
+    # Scheduled, due later, in Redis, missing, overdue, oldest overdue, running.
     assert rows(page) == ["default 2 1 0 1 0 – 0", "mail 2 0 0 2 2 1 h 0", "all 4 1 0 3 2 1 h 0"]
     assert "2 overdue messages start at once." in text(page)
     assert "No worker is alive" in text(page)
@@ -107,7 +107,7 @@ def test_a_restore_is_done_by_a_worker(restorer: Client, redis_client: redis.Red
     )
 
 
-def test_the_overdue_are_spread_as_confirmed(restorer: Client) -> None:
+def test_overdue_messages_are_spread_as_confirmed(restorer: Client) -> None:
     before = transitions.now(DB)
     messages, others = late(4, queue="mail"), late(2)
     page = restorer.get(reverse(URL), {"queues": ["mail"], "overdue": "spread", "spread": "100s"}).content.decode()
@@ -122,7 +122,7 @@ def test_the_overdue_are_spread_as_confirmed(restorer: Client) -> None:
     assert all(message.due_at < before for message in Message.objects.filter(pk__in=[m.pk for m in others]))
 
 
-def test_the_overdue_are_given_up_as_confirmed(restorer: Client) -> None:
+def test_overdue_messages_are_given_up_as_confirmed(restorer: Client) -> None:
     (message,) = late()
     restorer.post(reverse(URL), {"overdue": "dead", "typed": "restore"})
     assert "given up" in Operation.objects.get().described
@@ -143,14 +143,14 @@ def test_the_overdue_are_given_up_as_confirmed(restorer: Client) -> None:
         {"overdue": "run", "queues": ["no such"], "typed": "restore"},
     ],
 )
-def test_what_is_not_confirmed_or_cannot_be_is_asked_again(restorer: Client, given: dict[str, Any]) -> None:
+def test_an_unconfirmed_or_impossible_restore_is_asked_again(restorer: Client, given: dict[str, Any]) -> None:
     answer = restorer.post(reverse(URL), given)
     assert answer.status_code == 200
     assert 'class="errorlist' in answer.content.decode()
     assert not Operation.objects.exists()
 
 
-def test_where_the_environment_has_a_name_that_is_what_to_type(restorer: Client, settings: Any) -> None:
+def test_the_name_of_the_environment_confirms_a_restore(restorer: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "ENVIRONMENT": "production"}
     assert "Type production to confirm" in text(restorer.get(reverse(URL)))
     restorer.post(reverse(URL), YES)
@@ -159,7 +159,7 @@ def test_where_the_environment_has_a_name_that_is_what_to_type(restorer: Client,
     assert Operation.objects.exists()
 
 
-def test_a_second_one_is_refused_and_led_to_the_first(restorer: Client) -> None:
+def test_a_second_restore_is_refused_and_led_to_the_first(restorer: Client) -> None:
     restorer.post(reverse(URL), YES)
     first = Operation.objects.get()
     answer = restorer.post(reverse(URL), YES, follow=True)
@@ -175,7 +175,7 @@ def test_a_second_one_is_refused_and_led_to_the_first(restorer: Client) -> None:
     assert Operation.objects.count() == 2
 
 
-def test_one_by_the_command_is_seen_by_the_admin(restorer: Client, redis_client: redis.Redis) -> None:
+def test_a_restore_by_the_command_is_shown_in_the_admin(restorer: Client, redis_client: redis.Redis) -> None:
     scheduled(delay="1m")
     redis_client.flushall()
     assert run("delayq_restore").code == 0
@@ -200,7 +200,7 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
     assert 'name="typed"' in page.content.decode()
 
 
-def test_a_live_worker_is_mentioned(restorer: Client) -> None:
+def test_the_restore_page_mentions_a_live_worker(restorer: Client) -> None:
     now = timezone.now()
     Worker.objects.create(name="w/1", host="w", pid=1, queues=[], threads=8, started_at=now, seen_at=now)
     assert "A worker is alive: it restores Redis by itself" in text(restorer.get(reverse(URL)))

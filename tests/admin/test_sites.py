@@ -1,4 +1,4 @@
-"""A project with an admin site of its own."""
+"""The pages on an admin site that the project made itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_link_and_form_stays_on_its_site(boss: Client) -> None:
     for page in pages:
         assert page.status_code == 200
         links = re.findall(r'(?:href|action|src)="(/[^"]*)', page.content.decode())
-        # The empty one is "view site".
+        # The empty address is that of "view site".
         assert {link.split("/")[1] for link in links} <= {"", "backstage", "static"}
         assert len(links) > 5
 

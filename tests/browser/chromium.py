@@ -1,4 +1,4 @@
-"""The browser of the tests, where there is one: Chromium of this machine, driven by Playwright."""
+"""The browser of the tests: the Chromium on PATH, if there is one, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MISSING", "STEP_TIMEOUT_MS", "expect", "inaccessible", "launched", "
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
-# Why these tests cannot run here; empty when they can.
+# The reason why these tests cannot run here; empty when they can.
 if sync_playwright is None:
     MISSING = "needs playwright: dependency group browser"
 elif PROGRAM is None:
@@ -28,7 +28,7 @@ elif PROGRAM is None:
 else:
     MISSING = ""
 
-# What takes longer than this does not happen any more. Milliseconds.
+# How long a step in the browser may take. Milliseconds.
 STEP_TIMEOUT_MS = 60_000
 
 
@@ -46,22 +46,22 @@ def launched() -> Iterator[Any]:
             browser.close()
 
 
-# What axe-core says of Django's own pages too: rule and the beginning of the selector. In their breadcrumbs, a link
-# stands beside other text and is told from it by its colour alone.
+# Findings of axe-core on Django's own pages as well: rule and beginning of the selector. In their breadcrumbs, a link
+# differs from the text beside it by its colour alone.
 OF_DJANGO = {("link-in-text-block", ".breadcrumbs ")}
 
 
 def settle(page: Any) -> None:
-    """Colours of Django's admin fade over: wait until they have."""
+    """Wait until the colour transitions of Django's admin have ended."""
     page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
 
 
 def inaccessible(page: Any, *rules: str) -> list[str]:
-    """What axe-core finds serious on the page as it is (by all rules, or these): rule, target and what was measured."""
+    """Return the serious findings of axe-core on the page (by all rules, or these): rule, target and measurement."""
     settle(page)
     if not page.evaluate("Boolean(window.axe)"):
         page.evaluate(Axe().axe_script)
-    # It fetches style sheets and applies them inline otherwise, which the page's policy forbids.
+    # Otherwise axe-core applies style sheets inline, which the policy of the page forbids.
     options = {"resultTypes": ["violations"], "preload": False, **({"runOnly": list(rules)} if rules else {})}
     return [
         f"{rule['id']}: {_target(node)}: {_measured(node)}"

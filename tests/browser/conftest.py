@@ -30,7 +30,7 @@ class Open(Protocol):
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Playwright runs an event loop in this thread: Django has to take that for no reason to refuse its work."""
+    """Let Django use the database although Playwright runs an event loop in this thread."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         with launched() as running:
@@ -39,7 +39,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="package")
 def live_server() -> Iterator[LiveServer]:
-    """The admin over HTTP, under a strict Content-Security-Policy."""
+    """Serve the admin over HTTP under a strict Content-Security-Policy."""
     middleware = ["tests.browser.middleware.Strict", *django_settings.MIDDLEWARE]
     with override_settings(MIDDLEWARE=middleware):
         server = LiveServer("localhost")
@@ -48,8 +48,8 @@ def live_server() -> Iterator[LiveServer]:
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, no page gives up; and none knows anything of the test before."""
+def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the time limits of the pages, so that none gives up, and drop what the test before left."""
     for module, name in (
         (listing, "PAGE_TIMEOUT_MS"),
         (listing, "COUNTS_TIMEOUT_MS"),
@@ -63,13 +63,13 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def boss(transactional_db: None) -> User:
-    """May do everything."""
+    """A user with all permissions."""
     return User.objects.create_superuser("anna")
 
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """What the browser has said of the pages; anything in it at the end fails the test."""
+    """Collect the complaints of the browser; any of them fails the test at its end."""
     return []
 
 
@@ -99,7 +99,7 @@ def open_page(browser: Any, live_server: LiveServer, boss: User, complaints: lis
 
 
 def _note(complaints: list[str], page: Any, said: Any) -> None:
-    """A violation of the policy is an error of the console too."""
+    """Collect errors of a page; a violation of the policy is an error of the browser's console too."""
     if said.type in ("error", "warning"):
         complaints.append(f"{page.url}: {said.text}")
 
@@ -112,6 +112,6 @@ def _session(user: User, url: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def fresh_facts() -> Callable[[], None]:
-    """The server forgets what it knew a moment ago."""
+def forget_panels() -> Callable[[], None]:
+    """Return a function that makes the server drop what it has kept for some seconds."""
     return panels.forget

@@ -1,4 +1,4 @@
-"""What the server of these tests adds to each answer, and knows about what it is doing."""
+"""The middleware of the test server: a strict policy on each answer, and a count of open requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _busy = 0
 
 
 class Strict:
-    """Nothing may run or be styled but from files of our own. Requests under way are counted."""
+    """Allow scripts and styles from our own files only, and count the requests that are being answered."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
@@ -40,6 +40,6 @@ def _count(change: int) -> None:
 
 
 def wait_until_idle(timeout: float = 60.0) -> None:
-    """Return when no request is under way: the next thing to happen is the flush of the tables."""
+    """Wait until no request is being answered, because the tables are flushed next."""
     with _idle:
         assert _idle.wait_for(lambda: not _busy, timeout), f"{_busy} requests are still under way"

@@ -1,4 +1,4 @@
-"""An installation with something of everything, for the pages to show."""
+"""Data for an installation in which every page has something to show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ smtplib.SMTPServerDisconnected: Connection unexpectedly closed by mail-relay-3.i
 
 
 def installation() -> dict[State, Message]:
-    """Messages, queues, workers, operations, audit events and what was delivered; a message of each state."""
+    """Create messages, queues, workers, operations, audit events and rollups; return a message of each state."""
     made = samples.one_of_each()
     made[State.CONSUMED] = _retried()
     made[State.DEAD] = _dead("mail.send", "SMTPServerDisconnected: closed", number=3, queue="mail")[0]
@@ -71,7 +71,7 @@ def _scheduled() -> Message:
 
 
 def _retried() -> Message:
-    """Failed once, then delivered."""
+    """Create a message that failed once and was consumed then."""
     message = _claimed(schedule_message("mail.send", {"to": "anna@example.net"}, key="welcome-7"))
     samples.failed(message, delay=timedelta(), error="SMTPServerDisconnected: closed", traceback=TRACEBACK)
     return samples.succeeded(_claimed(message))
@@ -79,8 +79,8 @@ def _retried() -> Message:
 
 def _dead(topic: str, error: str, *, number: int, **options: Any) -> list[Message]:
     given = [{"topic": topic, "payload": {"order": place}, **options} for place in range(number)]
-    facts = {"dead": True, "reason": "gave up after 5 attempts", "error": error, "traceback": TRACEBACK}
-    return [samples.failed(_claimed(message), **facts) for message in schedule_messages(given)]
+    values = {"dead": True, "reason": "gave up after 5 attempts", "error": error, "traceback": TRACEBACK}
+    return [samples.failed(_claimed(message), **values) for message in schedule_messages(given)]
 
 
 def _claimed(message: Message) -> Message:
@@ -90,15 +90,15 @@ def _claimed(message: Message) -> Message:
 
 
 def _workers() -> None:
-    facts: dict[str, Any] = {"host": "web-1.example.net", "threads": 8, "started_at": _ago(hours=30)}
-    Worker.objects.create(name=WORKER, pid=4711, queues=["default", "mail"], seen_at=_ago(seconds=2), **facts)
-    lost = {**facts, "host": "web-2.example.net"}
+    values: dict[str, Any] = {"host": "web-1.example.net", "threads": 8, "started_at": _ago(hours=30)}
+    Worker.objects.create(name=WORKER, pid=4711, queues=["default", "mail"], seen_at=_ago(seconds=2), **values)
+    lost = {**values, "host": "web-2.example.net"}
     Worker.objects.create(name="web-2/12/ffff", pid=12, queues=["reports"], seen_at=_ago(minutes=20), **lost)
-    Worker.objects.create(name=samples.WORKER, pid=1, queues=["default"], seen_at=_ago(seconds=3), **facts)
+    Worker.objects.create(name=samples.WORKER, pid=1, queues=["default"], seen_at=_ago(seconds=3), **values)
 
 
 def _history() -> None:
-    """A day of deliveries."""
+    """Create the rollups of a day of deliveries."""
     hour = _ago().replace(minute=0, second=0, microsecond=0)
     minute = _ago().replace(second=0, microsecond=0)
     at = [(3600, hour - timedelta(hours=back)) for back in range(1, 24)]
@@ -132,12 +132,12 @@ def _operations() -> None:
     _operation("check", "done", done=123, position=position, described="all queues")
 
 
-def _operation(verb: str, state: str, **facts: Any) -> Operation:
-    described = facts.pop("described", "topic mail.send, state scheduled, due before 2026-01-02 12:00")
-    arguments = facts.pop("arguments", {})
-    scope = {} if verb == "check" else {"search": "topic:mail.send", "upto": 10**9}
+def _operation(action: str, state: str, **values: Any) -> Operation:
+    described = values.pop("described", "topic mail.send, state scheduled, due before 2026-01-02 12:00")
+    arguments = values.pop("arguments", {})
+    scope = {} if action == "check" else {"search": "topic:mail.send", "upto": 10**9}
     operation = operations.start(
-        DB, verb, scope, arguments, described=described, reason="the relay was moved", started_by=ACTOR
+        DB, action, scope, arguments, described=described, reason="the relay was moved", started_by=ACTOR
     )
     times = {
         "created_at": _ago(seconds=95),
@@ -145,7 +145,7 @@ def _operation(verb: str, state: str, **facts: Any) -> Operation:
         "finished_at": None if state == "running" else _ago(seconds=30),
     }
     worker = {"worker": WORKER, "leased_until": _ago(seconds=-3600)} if state == "running" else {}
-    Operation.objects.filter(pk=operation.pk).update(state=state, **times, **worker, **facts)
+    Operation.objects.filter(pk=operation.pk).update(state=state, **times, **worker, **values)
     return operation
 
 

@@ -1,4 +1,4 @@
-"""Every page under a strict Content-Security-Policy, for people who cannot see well, on a desk and on a phone."""
+"""Every page in a browser: strict Content-Security-Policy, accessibility, and width on a desktop and on a phone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = {
     "tablet": {"width": 1024, "height": 768},
     "phone": {"width": 390, "height": 844},
 }
-# Where pictures of the pages go, if anybody wants them.
+# The folder for screenshots of the pages, if any.
 TALLEST = 2000
 SCREENSHOTS = os.environ.get("DELAYQ_SCREENSHOTS", "")
 
@@ -47,7 +47,7 @@ def seeded(boss: User, configure: Callable[..., None], monkeypatch: pytest.Monke
 
 
 class Tour:
-    """A page that is looked at from all sides; what is wrong with any of them is told at the end."""
+    """A tour of pages in each theme and width, which reports all problems at its end."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -94,7 +94,7 @@ class Tour:
         assert not self.faults, "\n".join(self.faults)
 
 
-# The document if it is too wide for the window, and what sticks out without being in a part that scrolls by itself.
+# Finds a document that is too wide for the window, and elements that stick out of it without a scrolling parent.
 TOO_WIDE = """() => {
   const most = window.innerWidth, whole = document.documentElement;
   const scrolls = (one) => one && one.id !== "content-main" &&
@@ -112,7 +112,7 @@ def tour(open_page: Open, seeded: dict[State, Message]) -> Tour:
     return Tour(open_page())
 
 
-def test_the_pages_of_the_whole(tour: Tour) -> None:
+def test_the_overview_pages_are_sound(tour: Tour) -> None:
     tour.visit("dashboard", url("dashboard_changelist"))
     tour.visit("dead-letters", url("deadletter_changelist"))
     tour.visit("queues", url("queue_changelist"))
@@ -124,7 +124,7 @@ def test_the_pages_of_the_whole(tour: Tour) -> None:
     tour.end()
 
 
-def test_the_lists_of_messages(tour: Tour) -> None:
+def test_the_lists_of_messages_are_sound(tour: Tour) -> None:
     messages = url("message_changelist")
     tour.visit("list", messages)
     tour.visit("list-all", f"{messages}?state=all", dark=False)
@@ -134,13 +134,13 @@ def test_the_lists_of_messages(tour: Tour) -> None:
     tour.end()
 
 
-def test_the_page_of_a_message_in_each_state(tour: Tour, seeded: dict[State, Message]) -> None:
+def test_the_page_of_a_message_is_sound_in_each_state(tour: Tour, seeded: dict[State, Message]) -> None:
     for state, message in seeded.items():
         tour.visit(f"message-{state.value}", url("message_change", message.pk))
     tour.end()
 
 
-def test_the_questions_before_anything_is_done(tour: Tour, seeded: dict[State, Message]) -> None:
+def test_the_confirmation_pages_are_sound(tour: Tour, seeded: dict[State, Message]) -> None:
     page = tour.page
     page.goto(url("message_change", seeded[State.SCHEDULED].pk))
     with page.expect_navigation():
@@ -156,16 +156,16 @@ def test_the_questions_before_anything_is_done(tour: Tour, seeded: dict[State, M
     tour.end()
 
 
-def test_operations_and_the_audit(tour: Tour) -> None:
+def test_operations_and_the_audit_are_sound(tour: Tour) -> None:
     tour.visit("operations", url("operation_changelist"))
     for operation in Operation.objects.filter(state__in=["running", "failed"]).order_by("pk"):
         tour.visit(f"operation-{operation.verb}-{operation.state}", url("operation_change", operation.pk))
     tour.visit("audit", url("auditevent_changelist"))
-    tour.visit("audit-search", f"{url('auditevent_changelist')}?verb=cancel&q=nothing")
+    tour.visit("audit-search", f"{url('auditevent_changelist')}?action=cancel&q=nothing")
     tour.end()
 
 
-def test_the_pages_of_a_new_installation(open_page: Open) -> None:
+def test_the_pages_of_a_new_installation_are_sound(open_page: Open) -> None:
     tour = Tour(open_page())
     for page in ("dashboard", "message", "deadletter", "queue", "worker", "health", "operation", "auditevent"):
         tour.visit(f"empty-{page}", url(f"{page}_changelist"), dark=False)

@@ -1,4 +1,4 @@
-"""Numbers that change by themselves: when they should, and only then. The browser's clock is in our hands."""
+"""The refresh of a page: it fetches when it should, and only then. The tests control the clock of the browser."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ HIDE = """(hidden) => {
 
 
 class Live:
-    """The dashboard, and what its script asks the server for."""
+    """The dashboard in a browser, and the requests of its script."""
 
     def __init__(self, page: Any, forget: Callable[[], None]) -> None:
         self.page = page
         self.forget = forget
         self.asked = 0
         page.on("request", self._note)
-        # Stopped from the beginning: it goes on only when we say so.
+        # The clock stands still from the beginning and moves only when a test moves it.
         page.clock.install(time=NOON)
         page.clock.pause_at(NOON)
         page.goto(reverse("admin:delayq_console_dashboard_changelist"))
@@ -56,8 +56,8 @@ class Live:
 
 
 @pytest.fixture
-def live(open_page: Open, fresh_facts: Callable[[], None]) -> Live:
-    return Live(open_page(), fresh_facts)
+def live(open_page: Open, forget_panels: Callable[[], None]) -> Live:
+    return Live(open_page(), forget_panels)
 
 
 def test_a_tile_changes_without_a_reload(live: Live) -> None:
@@ -112,7 +112,7 @@ def test_the_page_says_since_when_it_is_stale_and_recovers(live: Live) -> None:
     expect(stale).to_have_count(0)
 
 
-def test_what_has_the_focus_is_left_alone(live: Live) -> None:
+def test_a_region_with_the_focus_is_left_alone(live: Live) -> None:
     live.page.locator(".dq-tile").first.focus()
     live.schedule()
     live.pass_time(6)

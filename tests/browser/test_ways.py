@@ -1,4 +1,4 @@
-"""What an operator does on a bad day, from the first click to the end of it."""
+"""Tasks of an operator in a browser, from the first click to the effect."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def search(page: Any, text: str) -> None:
 
 
 def act(page: Any, action: str) -> None:
-    """Choose an action of the list for what is selected."""
+    """Choose an action of the list for the selected messages."""
     page.get_by_label("Action:").select_option(label=action)
     page.get_by_role("button", name="Go").click()
 
 
 def confirm(page: Any, name: str, *, reason: str = "", **fields: str) -> None:
-    """Answer the question."""
+    """Confirm the question."""
     for label, value in fields.items():
         page.locator(f"[name={label}]").fill(value)
     page.get_by_label("Reason").fill(reason)
@@ -64,7 +64,7 @@ def refresh_every(page: Any, seconds: int) -> None:
 
 
 def finished(page: Any, start: Start) -> Operation:
-    """The page of an operation says by itself that it is done, once there is a worker."""
+    """Start a worker, and wait until the page of the operation shows by itself that it is done."""
     expect(page.get_by_text("queued", exact=True)).to_be_visible()
     expect(page.get_by_text("needs a running worker")).to_be_visible()
     page.evaluate("window.loadedOnce = true")
@@ -157,7 +157,7 @@ def test_redis_is_restored_after_it_lost_everything(
         expect(line).to_contain_text("300")
         confirm(page, "Restore", typed="restore", reason="somebody flushed it")
 
-        # The worker's loader has nothing to do with it: it is not there.
+        # No worker runs, so no loader can have restored Redis.
         assert client.dbsize() == 0
         operation = finished(page, lambda *given, **more: start(*given, "--roles", "operator,consumer", **more))
         assert operation.outcomes == {"put": 300}
@@ -165,7 +165,7 @@ def test_redis_is_restored_after_it_lost_everything(
     assert states() == {State.SCHEDULED: 300}
 
 
-def test_a_queue_is_paused_and_resumed(open_page: Open, start: Start, fresh_facts: Callable[[], None]) -> None:
+def test_a_queue_is_paused_and_resumed(open_page: Open, start: Start, forget_panels: Callable[[], None]) -> None:
     page = open_page(url("queue_changelist"))
     row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="special"))
     expect(row).to_contain_text("active")
@@ -177,7 +177,7 @@ def test_a_queue_is_paused_and_resumed(open_page: Open, start: Start, fresh_fact
     expect(row).to_contain_text("the relay is down")
 
     page.get_by_role("navigation", name="Delayed messages").get_by_role("link", name="Dashboard").click()
-    banner = page.locator(".dq-banner").filter(has_text="Queue special is paused")
+    banner = page.locator(".dq-banner").filter(has_text="Queue special has been paused")
     expect(banner).to_contain_text("the relay is down")
     start()
     waiting = schedule_message("t.queued")
