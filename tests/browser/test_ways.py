@@ -66,12 +66,12 @@ def refresh_every(page: Any, seconds: int) -> None:
 def finished(page: Any, start: Start) -> Operation:
     """Start a worker, and wait until the page of the operation shows by itself that it is done."""
     expect(page.get_by_text("queued", exact=True)).to_be_visible()
-    expect(page.get_by_text("needs a running worker")).to_be_visible()
+    expect(page.get_by_text("No worker is alive to do this")).to_be_visible()
     page.evaluate("window.loadedOnce = true")
     refresh_every(page, 2)
     start("--threads", "2")
     expect(page.get_by_text("done", exact=True)).to_be_visible()
-    expect(page.get_by_text("needs a running worker")).to_have_count(0)
+    expect(page.get_by_text("No worker is alive to do this")).to_have_count(0)
     assert page.evaluate("window.loadedOnce"), "the page was loaded again"
     return Operation.objects.earliest("pk")
 
