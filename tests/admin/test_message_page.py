@@ -428,11 +428,13 @@ def test_nothing_can_be_edited_added_or_deleted(operator: Client) -> None:
     assert 'name="_save"' not in page_of(operator, message).content.decode()
 
 
-def test_a_purged_message_leads_back_to_the_list(viewer: Client) -> None:
+def test_a_purged_message_is_reported_and_leads_to_the_index(viewer: Client) -> None:
     message = samples.scheduled()
     url = samples.change_url(message)
     message.delete()
-    assert viewer.get(url).status_code == 302
+    response = viewer.get(url, follow=True)
+    assert response.redirect_chain == [(reverse("admin:index"), 302)]
+    assert samples.said(response) == [f"There is no message #{url.split('/')[-3]}. It may have been purged."]
 
 
 @pytest.mark.parametrize("state", State)

@@ -44,7 +44,7 @@ class MessageList(ChangeList):
     asked: search_box.RequestedSearch
     counts: StateCounts | None
     too_slow: bool
-    # Django's own, by names it does not declare.
+    # An attribute of Django's that its types do not declare.
     filter_specs: list[Any]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Message]:

@@ -45,7 +45,7 @@ class DeadLetterAdmin(Page, _ModelAdmin):
     template = "delayq_console/deadletters.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        acts_here = Message in self.admin_site._registry
+        acts_here = self.admin_site.is_registered(Message)
         offered = [
             (action, admin_url(self, Message, "action", action.name))
             for action in (REQUEUE, PURGE)

@@ -25,7 +25,7 @@ from ..operations.consistency_check import QueueCheck, results_of
 from ..statements import statements
 from . import page_data, panels
 from .explanation import moment, span
-from .page import Page, acting_as_user, actor_of, admin_url, admin_url_if_any, url_name
+from .page import Page, acting_as_user, actor_of, admin_url, admin_url_if_any, may_view, url_name
 from .page_data import PageData
 from .panels import Panel
 from .restore_page import RestorePage
@@ -127,8 +127,7 @@ class HealthAdmin(RestorePage, Page, _ModelAdmin):
 
     def operation_url(self, request: HttpRequest, operation: Operation) -> str:
         """Return the address of an operation, or "" when the user may not view it."""
-        other = self.admin_site._registry.get(Operation)
-        if other is None or not other.has_view_permission(request):
+        if not may_view(self, Operation, request):
             return ""
         return admin_url_if_any(self, Operation, "change", operation.pk)
 

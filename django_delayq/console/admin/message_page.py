@@ -13,7 +13,7 @@ from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -69,10 +69,9 @@ class MessagePage(_Base):
             raise PermissionDenied
         message = self.get_object(request, unquote(object_id))
         if message is None:
-            gone: HttpResponse = self._get_obj_does_not_exist_redirect(  # type: ignore[attr-defined]
-                request, self.opts, object_id
-            )
-            return gone
+            text = _("There is no message #%(id)s. It may have been purged.") % {"id": unquote(object_id)}
+            self.message_user(request, text, messages.WARNING)
+            return HttpResponseRedirect(reverse("admin:index", current_app=self.admin_site.name))
         return self._page(request, message, masked=True, extra=extra_context)
 
     def reveal_view(self, request: HttpRequest, pk: int) -> HttpResponse:

@@ -89,6 +89,12 @@ def admin_url_if_any(
         return ""
 
 
+def may_view(model_admin: admin.ModelAdmin[Any], model: type[Model], request: HttpRequest) -> bool:
+    """Tell whether the site of ``model_admin`` has the pages of a model and the user may view them."""
+    site = model_admin.admin_site
+    return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
+
+
 def actor_of(request: HttpRequest) -> str:
     """Return the name by which transitions, operations and the audit know the user of a request."""
     return f"user:{request.user.get_username()}"
@@ -102,8 +108,7 @@ def acting_as_user(request: HttpRequest) -> AbstractContextManager[None]:
 def _links(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> list[Link]:
     links = []
     for model in PAGES:
-        other = model_admin.admin_site._registry.get(model)
-        if other is None or not other.has_view_permission(request):
+        if not may_view(model_admin, model, request):
             continue
         url = admin_url_if_any(model_admin, model)
         if url:

@@ -1,7 +1,7 @@
-// Keeps the regions of a page fresh: fetches the page again and swaps what is marked with data-dq-region.
+// Refreshes the regions of a page: fetches the page again and replaces each element marked with data-dq-region.
 (function () {
   "use strict";
-  const CHOICES = [0, 2, 5, 15, 60], KEY = "delayq.refresh", PATIENCE = 10000, LONGEST = 120;
+  const CHOICES = [0, 2, 5, 15, 60], KEY = "delayq.refresh", TIMEOUT_MS = 10000, MAX_SECONDS = 120;
   const live = document.querySelector("[data-dq-live]");
   const regions = () => document.querySelectorAll("[data-dq-region]");
   if (!live || !regions().length || !window.fetch) return;
@@ -40,7 +40,7 @@
   function plan() {
     clearTimeout(timer);
     if (!every || document.hidden) return;
-    const wait = failures ? Math.max(every, Math.min(LONGEST, every * 2 ** failures)) : every;
+    const wait = failures ? Math.max(every, Math.min(MAX_SECONDS, every * 2 ** failures)) : every;
     timer = setTimeout(refresh, wait * 1000);
   }
 
@@ -50,7 +50,7 @@
     if (!every || document.hidden || selecting()) return plan();
     busy = true;
     const abort = new AbortController();
-    const limit = setTimeout(() => abort.abort(), PATIENCE);
+    const limit = setTimeout(() => abort.abort(), TIMEOUT_MS);
     fetch(location.href, { credentials: "same-origin", cache: "no-store", signal: abort.signal })
       .then((answer) => {
         // A redirect most likely leads to the login page.
