@@ -25,7 +25,7 @@ UNCHANGED = _("unchanged")
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ConsoleAction:
     """An action on messages. Messages in states that are not in ``effects`` stay as they are."""
 
     # The name in URLs, of the operation that does it and, as "<name>_message", of the permission.
@@ -50,34 +50,34 @@ def may_bulk(request: HttpRequest) -> bool:
 _AGAIN = _("will be scheduled again, unless a live message has the same key")
 _GONE = _("will be deleted, with its log")
 
-CANCEL = Action(
+CANCEL = ConsoleAction(
     "cancel",
     pgettext_lazy("verb", "Cancel"),
     _("Cancel messages"),
     {State.SCHEDULED: _("will be cancelled"), State.RUNNING: _("will be asked to stop and not be retried")},
 )
-RESCHEDULE = Action(
+RESCHEDULE = ConsoleAction(
     "reschedule",
     _("Reschedule"),
     _("Reschedule messages"),
     {State.SCHEDULED: _("will be moved to the new time")},
     RescheduleForm,
 )
-RUN = Action(
+RUN = ConsoleAction(
     "run",
     _("Run now"),
     _("Run messages now"),
     {State.SCHEDULED: _("will be due at once")},
     SpreadForm,
 )
-REQUEUE = Action(
+REQUEUE = ConsoleAction(
     "requeue",
     _("Requeue"),
     _("Requeue messages"),
     {State.DEAD: _AGAIN, State.EXPIRED: _AGAIN, State.CANCELLED: _AGAIN},
     SpreadForm,
 )
-PURGE = Action(
+PURGE = ConsoleAction(
     "purge",
     _("Purge"),
     _("Purge finished messages"),

@@ -33,7 +33,7 @@ from ..models import AuditEvent, DeadLetter, Operation
 from ..operations import BulkAction, Scope
 from ..statements import TooSlow, statement_timeout
 from . import action_table, page, search_box
-from .action_table import ACTIONS, Action
+from .action_table import ACTIONS, ConsoleAction
 from .forms import ReasonForm
 from .paginator import PAGED_CAP
 from .preview import describe, expected, has_changed, preview
@@ -120,12 +120,12 @@ class ActionPages(_Base):
     def has_purge_permission(self, request: HttpRequest) -> bool:
         return action_table.PURGE.allowed(request)
 
-    def may(self, request: HttpRequest, action: Action) -> bool:
+    def may(self, request: HttpRequest, action: ConsoleAction) -> bool:
         """Tell whether the user may do an action, by the same hooks that decide which actions the list offers."""
         allowed: bool = getattr(self, f"has_{action.name}_permission")(request)
         return allowed and self.has_view_permission(request)
 
-    def offered(self, request: HttpRequest, message: Message) -> list[Action]:
+    def offered(self, request: HttpRequest, message: Message) -> list[ConsoleAction]:
         """Return the actions that change this message and that the user may do."""
         return [action for action in ACTIONS.values() if message.state in action.effects and self.may(request, action)]
 
@@ -152,7 +152,7 @@ class ActionPages(_Base):
     # --- the question -------------------------------------------------------------------------------------------------
 
     def _ask_for_selection(
-        self, request: HttpRequest, queryset: QuerySet[Message], action: Action
+        self, request: HttpRequest, queryset: QuerySet[Message], action: ConsoleAction
     ) -> HttpResponse | None:
         if request.POST.get(_SELECT_ACROSS) == "1":
             return self._ask_for_search(request, action, request.GET)
@@ -166,7 +166,7 @@ class ActionPages(_Base):
             return None
         return self._ask(request, action, Scope(ids=tuple(ids)))
 
-    def _ask_for_search(self, request: HttpRequest, action: Action, given: Mapping[str, str]) -> HttpResponse:
+    def _ask_for_search(self, request: HttpRequest, action: ConsoleAction, given: Mapping[str, str]) -> HttpResponse:
         """Ask about all that a search finds, on whatever page of the list they are."""
         if not action_table.may_bulk(request):
             raise PermissionDenied
@@ -178,7 +178,12 @@ class ActionPages(_Base):
         return self._ask(request, action, scope)
 
     def _ask(
-        self, request: HttpRequest, action: Action, scope: Scope, bound: ReasonForm | None = None, notice: str = ""
+        self,
+        request: HttpRequest,
+        action: ConsoleAction,
+        scope: Scope,
+        bound: ReasonForm | None = None,
+        notice: str = "",
     ) -> HttpResponse:
         if len(scope.ids) > AT_ONCE and not action_table.may_bulk(request):
             raise PermissionDenied
@@ -201,7 +206,7 @@ class ActionPages(_Base):
         return TemplateResponse(request, "delayq_console/message/confirm.html", context)
 
     def _form(
-        self, action: Action, scope: Scope, number: int | None, more: bool = False, data: Any = None
+        self, action: ConsoleAction, scope: Scope, number: int | None, more: bool = False, data: Any = None
     ) -> ReasonForm:
         return action.form(
             data,
@@ -212,7 +217,7 @@ class ActionPages(_Base):
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, request: HttpRequest, action: Action) -> HttpResponse:
+    def _answer(self, request: HttpRequest, action: ConsoleAction) -> HttpResponse:
         token, is_old = request.POST["token"], False
         try:
             try:
@@ -250,7 +255,9 @@ class ActionPages(_Base):
             self.message_user(request, _("This was confirmed already: nothing more was done."), messages.WARNING)
             return HttpResponseRedirect(self._back(request, scope))
 
-    def _start(self, request: HttpRequest, action: Action, scope: Scope, form: ReasonForm, nonce: str) -> HttpResponse:
+    def _start(
+        self, request: HttpRequest, action: ConsoleAction, scope: Scope, form: ReasonForm, nonce: str
+    ) -> HttpResponse:
         if not action_table.may_bulk(request):
             raise PermissionDenied
         described, reason = describe(scope), form.cleaned_data["reason"]
@@ -273,7 +280,9 @@ class ActionPages(_Base):
             return HttpResponseRedirect(self._back(request, scope))
         return HttpResponseRedirect(page.admin_url(self, Operation, "change", operation.pk))
 
-    def _do(self, request: HttpRequest, action: Action, scope: Scope, form: ReasonForm, nonce: str) -> HttpResponse:
+    def _do(
+        self, request: HttpRequest, action: ConsoleAction, scope: Scope, form: ReasonForm, nonce: str
+    ) -> HttpResponse:
         visible = tuple(self._rows(request).filter(pk__in=scope.ids).order_by("pk").values_list("pk", flat=True))
         work = operations.WORKS[action.name](Scope(ids=visible).to_json(), form.arguments())
         assert isinstance(work, BulkAction)
@@ -344,7 +353,7 @@ def _is_work_for_a_worker(scope: Scope) -> bool:
     return scope.search is not None or len(scope.ids) > AT_ONCE
 
 
-def _to_type(action: Action, number: int | None, more: bool) -> str:
+def _to_type(action: ConsoleAction, number: int | None, more: bool) -> str:
     """Return the text to type: none, the number, or the name of the action when the number is not known."""
     if number is None:
         return action.name

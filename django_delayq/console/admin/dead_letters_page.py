@@ -16,7 +16,7 @@ from ..models import DeadLetter
 from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, DeadGroup, group_dead
 from . import action_table, search_box
-from .action_table import PURGE, REQUEUE, Action
+from .action_table import PURGE, REQUEUE, ConsoleAction
 from .explanation import moment, span
 from .page import Page, admin_url
 
@@ -65,7 +65,7 @@ class DeadLetterAdmin(Page, _ModelAdmin):
             "offered": offered,
         }
 
-    def _may(self, request: HttpRequest, action: Action) -> bool:
+    def _may(self, request: HttpRequest, action: ConsoleAction) -> bool:
         return action.allowed(request) and self.has_view_permission(request)
 
     def _row(self, group: DeadGroup) -> DeadLetterRow:

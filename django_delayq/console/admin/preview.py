@@ -20,7 +20,7 @@ from ..search import language
 from ..search.listing import COUNT_CAP
 from ..statements import TooSlow, statement_timeout
 from . import action_table
-from .action_table import Action
+from .action_table import ConsoleAction
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as Text
@@ -69,14 +69,14 @@ class ActionPreview:
         return self.number is None or self.number.count > 0
 
 
-def preview(rows: QuerySet[Message], action: Action, scope: Scope) -> ActionPreview:
+def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
     """Return the preview of an action on those of ``rows`` that belong to ``scope``."""
     if scope.search is None:
         return _of_ids(rows, action, scope)
     return _of_search(rows, action, scope)
 
 
-def expected(rows: QuerySet[Message], action: Action, scope: Scope) -> Capped | None:
+def expected(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Capped | None:
     """Count the messages that the action would change now; None when they could not be counted in time."""
     return _sum(_count(rows, scope, state, True) for state in action.effects if state in _states(scope))
 
@@ -86,7 +86,7 @@ def has_changed(then: int | None, now: Capped | None) -> bool:
     return then is not None and now is not None and abs(now.count - then) * 10 > then
 
 
-def _of_ids(rows: QuerySet[Message], action: Action, scope: Scope) -> ActionPreview:
+def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
     found = list(rows.filter(pk__in=scope.ids).order_by("pk").values_list("pk", "topic", "state"))
     counts = Counter(state for _pk, _topic, state in found)
     forecast = [_forecast(action, state, Capped(counts[state])) for state in State if counts[state]]
@@ -101,7 +101,7 @@ def _of_ids(rows: QuerySet[Message], action: Action, scope: Scope) -> ActionPrev
     )
 
 
-def _of_search(rows: QuerySet[Message], action: Action, scope: Scope) -> ActionPreview:
+def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
     states = _states(scope)
     counts = {state: _count(rows, scope, state, state in action.effects) for state in State if state in states}
     forecast = [
@@ -151,7 +151,7 @@ def _sum(counts: Iterable[Capped | None]) -> Capped | None:
     return None if len(known) < len(given) and not more else Capped(min(total, COUNT_CAP), more)
 
 
-def _forecast(action: Action, state: State, count: Capped | None) -> Forecast:
+def _forecast(action: ConsoleAction, state: State, count: Capped | None) -> Forecast:
     return Forecast(state, count, action.effects.get(state, action_table.UNCHANGED), state in action.effects)
 
 
