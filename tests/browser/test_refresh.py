@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from .conftest import Open
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.django_db(transaction=True)]
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+# A busy machine may take some seconds from the installation of the clock to its pause, which cannot go back in time.
+BEFORE_NOON = NOON - timedelta(hours=1)
 HIDE = """(hidden) => {
   Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
   Object.defineProperty(document, "visibilityState", { value: hidden ? "hidden" : "visible", configurable: true });
@@ -32,8 +34,8 @@ class Live:
         self.forget = forget
         self.asked = 0
         page.on("request", self._note)
-        # The clock stands still from the beginning and moves only when a test moves it.
-        page.clock.install(time=NOON)
+        # The clock stands still from NOON on and moves only when a test moves it.
+        page.clock.install(time=BEFORE_NOON)
         page.clock.pause_at(NOON)
         page.goto(reverse("admin:delayq_console_dashboard_changelist"))
         self.number = page.locator(".dq-tile").filter(has_text="Scheduled").locator(".dq-tile-number")
