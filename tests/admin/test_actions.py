@@ -12,8 +12,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_delayq import actions as table
 from django_delayq import schedule_messages, transitions
-from django_delayq.console.admin import actions, preview
+from django_delayq.console.admin import action_table, actions, preview
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message, Transition
@@ -133,6 +134,12 @@ def test_a_search_that_nobody_understands_is_told(chief: Client) -> None:
 @pytest.mark.parametrize("given", ["", "x", "1,,2", "-1", "1;2", "9" * 30, "٣"])
 def test_a_malformed_list_of_ids_is_refused(operator: Client, given: str) -> None:
     assert operator.post(samples.action_url("cancel"), {"ids": given}).status_code == 400
+
+
+def test_the_pages_have_every_action_of_the_table_with_an_effect_in_each_of_its_states() -> None:
+    assert list(action_table.ACTIONS) == list(table.ACTIONS) == list(ACTIONS)
+    for name, shown in action_table.ACTIONS.items():
+        assert set(shown.effects) == table.ACTIONS[name].states
 
 
 def test_an_unknown_action_is_not_found(operator: Client) -> None:

@@ -11,7 +11,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy, pgettext_lazy
 
-from ... import conf
+from ... import actions, conf
 from ...states import FINAL, State
 from ...verdicts import DONE, Verdict
 from .forms import ReasonForm, RescheduleForm, SpreadForm
@@ -26,16 +26,20 @@ UNCHANGED = _("unchanged")
 
 @dataclass(frozen=True, slots=True)
 class ConsoleAction:
-    """An action on messages. Messages in states that are not in ``effects`` stay as they are."""
+    """An action of the shared table as pages show it. ``effects`` says what it does in each of its states."""
 
-    # The name in URLs, of the operation that does it and, as "<name>_message", of the permission.
-    name: str
+    action: actions.Action
     label: Text
     question: Text
     effects: Mapping[State, Text]
     form: type[ReasonForm] = ReasonForm
     # True when the action cannot be undone: it always asks for the number of messages.
     final: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in URLs, of the operation that does it and, as "<name>_message", of the permission."""
+        return self.action.name
 
     def allowed(self, request: HttpRequest) -> bool:
         """Tell whether the user has the permission of this action and the admin is not read-only."""
@@ -51,34 +55,34 @@ _AGAIN = _("will be scheduled again, unless a live message has the same key")
 _GONE = _("will be deleted, with its log")
 
 CANCEL = ConsoleAction(
-    "cancel",
+    actions.CANCEL,
     pgettext_lazy("verb", "Cancel"),
     _("Cancel messages"),
     {State.SCHEDULED: _("will be cancelled"), State.RUNNING: _("will be asked to stop and not be retried")},
 )
 RESCHEDULE = ConsoleAction(
-    "reschedule",
+    actions.RESCHEDULE,
     _("Reschedule"),
     _("Reschedule messages"),
     {State.SCHEDULED: _("will be moved to the new time")},
     RescheduleForm,
 )
 RUN = ConsoleAction(
-    "run",
+    actions.RUN_NOW,
     _("Run now"),
     _("Run messages now"),
     {State.SCHEDULED: _("will be due at once")},
     SpreadForm,
 )
 REQUEUE = ConsoleAction(
-    "requeue",
+    actions.REQUEUE,
     _("Requeue"),
     _("Requeue messages"),
     {State.DEAD: _AGAIN, State.EXPIRED: _AGAIN, State.CANCELLED: _AGAIN},
     SpreadForm,
 )
 PURGE = ConsoleAction(
-    "purge",
+    actions.PURGE,
     _("Purge"),
     _("Purge finished messages"),
     {state: _GONE for state in State if state in FINAL},
@@ -107,7 +111,7 @@ def label(name: str) -> str:
 
 
 _OUTCOMES: dict[str, Any] = {
-    "purged": ngettext_lazy("%(shown)s purged", "%(shown)s purged", "count"),
+    Verdict.PURGED.value: ngettext_lazy("%(shown)s purged", "%(shown)s purged", "count"),
     Verdict.CANCELLED.value: ngettext_lazy("%(shown)s cancelled", "%(shown)s cancelled", "count"),
     Verdict.REQUESTED.value: ngettext_lazy(
         "%(shown)s running (asked to stop)", "%(shown)s running (asked to stop)", "count"
@@ -130,7 +134,7 @@ _OUTCOMES: dict[str, Any] = {
     "put": ngettext_lazy("%(shown)s put into Redis", "%(shown)s put into Redis", "count"),
     "there already": ngettext_lazy("%(shown)s already in Redis", "%(shown)s already in Redis", "count"),
     "spread": ngettext_lazy("%(shown)s given a new due time", "%(shown)s given new due times", "count"),
-    "given up": ngettext_lazy("%(shown)s given up", "%(shown)s given up", "count"),
+    Verdict.GIVEN_UP.value: ngettext_lazy("%(shown)s given up", "%(shown)s given up", "count"),
     "expired": ngettext_lazy("%(shown)s expired", "%(shown)s expired", "count"),
     "present": ngettext_lazy("%(shown)s already in Redis", "%(shown)s already in Redis", "count"),
     "beyond": ngettext_lazy("%(shown)s due after the horizon", "%(shown)s due after the horizon", "count"),
@@ -141,7 +145,7 @@ _OUTCOMES: dict[str, Any] = {
     "exported": ngettext_lazy("%(shown)s exported", "%(shown)s exported", "count"),
     "revealed": ngettext_lazy("%(shown)s revealed", "%(shown)s revealed", "count"),
 }
-_GOOD = {"purged", *(verdict.value for verdict in DONE)}
+_GOOD = {verdict.value for verdict in DONE}
 
 
 def number(value: int) -> str:
