@@ -4,10 +4,10 @@ It works on copies in a temporary folder. A mutant that survives is a hole in th
 when a test fails without any.
 """
 
-# ruff: noqa: E501, ISC004
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,186 +34,171 @@ HARNESSES = {
 }
 
 
+class Edit(NamedTuple):
+    """One change of a file: ``old``, found once however it is broken into lines, becomes ``new``.
+
+    Further lines of ``new`` are indented like the line on which ``old`` begins.
+    """
+
+    file: str
+    old: str
+    new: str
+
+    def of(self, text: str) -> str:
+        """Return the text of the file with the change made."""
+        places = list(re.finditer(r"\s+".join(map(re.escape, self.old.split())), text))
+        if len(places) != 1:
+            raise ValueError(f"{self.file} has {len(places)} places like {self.old!r}, not 1")
+        start, end = places[0].span()
+        line = text[text.rfind("\n", 0, start) + 1 : start]
+        indent = line[: len(line) - len(line.lstrip())]
+        return text[:start] + self.new.replace("\n", f"\n{indent}") + text[end:]
+
+
 class Mutant(NamedTuple):
-    """One seeded bug: in each file, a text that stands there once and what to put in its place."""
+    """One seeded bug."""
 
     name: str
-    edits: list[tuple[str, str, str]]
+    edits: tuple[Edit, ...]
 
 
+def mutant(name: str, *edits: tuple[str, str, str]) -> Mutant:
+    return Mutant(name, tuple(Edit(*edit) for edit in edits))
+
+
+PUBLISHER = "django_delayq/publisher.py"
 SQL = "django_delayq/sql/postgresql.py"
-MOVES = "django_delayq/transitions.py"
+TRANSITIONS = "django_delayq/transitions.py"
 LUA = "django_delayq/broker/scripts"
 WORKER = "django_delayq/worker"
 
 MUTANTS = [
-    Mutant(
+    mutant(
         "claim without a look at the state",
-        [
-            (
-                SQL,
-                "WHERE {IS_SCHEDULED}\n       AND m.due_at <=",
-                "WHERE m.state IN ('scheduled', 'running')\n       AND m.due_at <=",
-            )
-        ],
+        (SQL, "WHERE {IS_SCHEDULED} AND m.due_at <=", "WHERE m.state IN ('scheduled', 'running') AND m.due_at <="),
     ),
-    Mutant("reaper that ignores the lease", [(MOVES, "leased_until__lt=now(using)", "leased_until__isnull=False")]),
-    Mutant(
+    mutant(
+        "reaper that ignores the lease",
+        (TRANSITIONS, "leased_until__lt=now(using)", "leased_until__isnull=False"),
+    ),
+    mutant(
         "failure without a fence",
-        [
-            (
-                SQL,
-                "WHERE {IS_RUNNING} AND m.deliveries = o.delivery\n     ORDER BY m.id\n       FOR NO KEY UPDATE OF m\n), u",
-                "WHERE {IS_RUNNING}\n     ORDER BY m.id\n       FOR NO KEY UPDATE OF m\n), u",
-            )
-        ],
+        (
+            SQL,
+            "AS after FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING} AND m.deliveries = o.delivery",
+            "AS after FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
+        ),
     ),
-    Mutant("success without a guard", [(SQL, "WHERE m.state IN ('running', 'scheduled')\n     ORDER", "ORDER")]),
-    Mutant(
-        "sweeper that starts at a cursor",
-        [(f"{WORKER}/sweeper.py", "            state.low = None\n", "            state.low = overdue_since\n")],
-    ),
-    Mutant(
-        "horizon advanced after the query",
-        [
-            (f"{LUA}/load.lua", '"replid", replid, "horizon", string.format("%.0f", horizon),', '"replid", replid,'),
-            (
-                f"{LUA}/loaded.lua",
-                'redis.call("HSET", meta, "loaded", upto)',
-                'redis.call("HSET", meta, "loaded", upto, "horizon", upto)',
-            ),
-        ],
-    ),
-    Mutant(
-        "restore that clears first",
-        [
-            (
-                "django_delayq/restore/engine.py",
-                "        horizon, loading = self._horizons[queue], False\n",
-                "        horizon, loading = self._horizons[queue], False\n"
-                "        k = self.broker.keys(queue)\n"
-                "        self.broker.client.delete(k.delayed, k.ready)\n",
-            )
-        ],
-    ),
-    Mutant(
-        "cancel without a condition",
-        [
-            (
-                MOVES,
-                "    if message.state == State.SCHEDULED:\n",
-                "    if message.state in LIVE:\n",
-            )
-        ],
-    ),
-    Mutant(
-        "record before the effect",
-        [
-            (
-                f"{WORKER}/executor.py",
-                "    if not delivery.handler.transactional:\n        _call(delivery)\n        return Ack()\n",
-                "    if not delivery.handler.transactional:\n"
-                "        transitions.succeed(delivery.using, [Success(delivery.id, delivery.deliveries, actor)])\n"
-                "        _call(delivery)\n"
-                "        return Ack()\n",
-            )
-        ],
-    ),
-    Mutant(
-        "reschedule that keeps the old score",
-        [
-            (
-                f"{LUA}/put.lua",
-                'redis.call("ZADD", delayed, score, id)\n      put = put + 1',
-                'redis.call("ZADD", delayed, "NX", score, id)\n      put = put + 1',
-            )
-        ],
-    ),
-    Mutant(
-        "fill that replaces an earlier place",
-        [(f"{LUA}/put.lua", '"LT", "CH", score, id', '"CH", score, id')],
-    ),
-    Mutant(
-        "loader that ignores another run of the server",
-        [
-            (
-                f"{WORKER}/loader.py",
-                "ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)",
-                "ours = True",
-            )
-        ],
-    ),
-    Mutant(
-        "claim in spite of a pause",
-        [(SQL, "       AND m.queue NOT IN ({PAUSED})\n     ORDER BY m.id", "     ORDER BY m.id")],
-    ),
-    Mutant(
-        "handler begun after its lease",
-        [(f"{WORKER}/delivery.py", "if self.started_mono - self.leased_mono > self.handler.lease:", "if False:")],
-    ),
-    Mutant(
-        "put before the commit",
-        [("django_delayq/publisher.py", "    if not connection.in_atomic_block:\n", "    if True:\n")],
-    ),
-    Mutant(
-        "shutdown that costs an attempt",
-        [(f"{WORKER}/recorder.py", "outcome.delay, counts=False, reason", "outcome.delay, reason")],
-    ),
-    Mutant(
-        "due times rounded down",
-        [("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")],
-    ),
-    Mutant(
-        "handler that begins with its claim",
-        [(f"{WORKER}/claim_ahead.py", "or delivery.due_mono <= delivery.queued_mono:", "or True:")],
-    ),
-    Mutant("mover that is a second early", [(f"{LUA}/take.lua", '"%.0f", now + 1)', '"%.0f", now + 10001)')]),
-    Mutant(
-        "crashes without a limit",
-        [(MOVES, "        if crashes >= max_crashes:\n", "        if crashes < 0:\n")],
-    ),
-    Mutant(
+    mutant("success without a guard", (SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "ORDER BY")),
+    mutant(
         "late success refused",
-        [(SQL, "WHERE m.state IN ('running', 'scheduled')\n     ORDER", "WHERE m.state = 'running'\n     ORDER")],
+        (SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "WHERE m.state = 'running' ORDER BY"),
     ),
+    mutant("claim in spite of a pause", (SQL, "AND m.queue NOT IN ({PAUSED})", "")),
+    mutant(
+        "cancel without a condition",
+        (
+            TRANSITIONS,
+            "if message.state == State.SCHEDULED: return Change(State.CANCELLED, reason=reason)",
+            "if message.state in LIVE: return Change(State.CANCELLED, reason=reason)",
+        ),
+    ),
+    mutant("crashes without a limit", (TRANSITIONS, "if crashes >= max_crashes:", "if crashes < 0:")),
+    mutant(
+        "sweeper that starts at a cursor",
+        (f"{WORKER}/sweeper.py", "state.low = None", "state.low = overdue_since"),
+    ),
+    mutant(
+        "horizon advanced after the query",
+        (f"{LUA}/load.lua", '"horizon", string.format("%.0f", horizon),', ""),
+        (f"{LUA}/loaded.lua", '"loaded", upto)', '"loaded", upto, "horizon", upto)'),
+    ),
+    mutant(
+        "restore that clears first",
+        (
+            "django_delayq/restore/engine.py",
+            "horizon, loading = self._horizons[queue], False",
+            (
+                "horizon, loading = self._horizons[queue], False\n"
+                "self.broker.client.delete(self.broker.keys(queue).delayed, self.broker.keys(queue).ready)"
+            ),
+        ),
+    ),
+    mutant(
+        "record before the effect",
+        (
+            f"{WORKER}/executor.py",
+            "if not delivery.handler.transactional:",
+            (
+                "if not delivery.handler.transactional:\n"
+                "    transitions.succeed(delivery.using, [Success(delivery.id, delivery.deliveries, actor)])"
+            ),
+        ),
+    ),
+    mutant(
+        "reschedule that keeps the old score",
+        (f"{LUA}/put.lua", 'redis.call("ZADD", delayed, score, id)', 'redis.call("ZADD", delayed, "NX", score, id)'),
+    ),
+    mutant("fill that replaces an earlier place", (f"{LUA}/put.lua", '"LT", "CH", score, id', '"CH", score, id')),
+    mutant("mover that is a second early", (f"{LUA}/take.lua", '"%.0f", now + 1)', '"%.0f", now + 10001)')),
+    mutant(
+        "loader that ignores another run of the server",
+        (
+            f"{WORKER}/loader.py",
+            "ours = (look.run_id, look.replid) == (server.run_id, server.replid)",
+            "ours = True",
+        ),
+    ),
+    mutant(
+        "handler begun after its lease",
+        (f"{WORKER}/delivery.py", "if self.started_mono - self.leased_mono > self.handler.lease:", "if False:"),
+    ),
+    mutant(
+        "handler that begins with its claim",
+        (f"{WORKER}/pool.py", "if delivery.due_mono > delivery.queued_mono:", "if False:"),
+    ),
+    mutant(
+        "shutdown that costs an attempt",
+        (f"{WORKER}/recorder.py", "outcome.delay, counts=False, reason", "outcome.delay, reason"),
+    ),
+    mutant("put before the commit", (PUBLISHER, "if not connection.in_atomic_block:", "if True:")),
+    mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
 ]
 
 
-# The code as it is. What notices it would notice anything.
-CONTROL = Mutant("nothing", [])
+# The code as it is: a test that fails with it notices nothing when it fails with a mutant.
+CONTROL = mutant("nothing")
 
 
 def main() -> int:
     wanted = sys.argv[1:]
     survivors = 0
     print(f"{'mutant':<48}" + "".join(f"{name:>16}" for name in HARNESSES), flush=True)
-    for mutant in [CONTROL, *(mutant for mutant in MUTANTS if not wanted or mutant.name in wanted)]:
+    for each in [CONTROL, *(one for one in MUTANTS if not wanted or one.name in wanted)]:
         with tempfile.TemporaryDirectory() as folder:
             tree = Path(folder) / "tree"
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.sqlite3*", "__pycache__"))
-            apply(mutant, tree)
+            apply(each, tree)
             verdicts = [run(tree, paths) for paths in HARNESSES.values()]
-        print(f"{mutant.name:<48}" + "".join(f"{verdict.brief:>16}" for verdict in verdicts), flush=True)
+        print(f"{each.name:<48}" + "".join(f"{verdict.brief:>16}" for verdict in verdicts), flush=True)
         noticed = [test for verdict in verdicts for test in verdict.noticed]
         for test in noticed:
             print(f"    {test}", flush=True)
-        if mutant is CONTROL and noticed:
+        if each is CONTROL and noticed:
             return 2
-        survivors += not noticed and mutant is not CONTROL
+        survivors += not noticed and each is not CONTROL
     return int(survivors > 0)
 
 
 def apply(mutant: Mutant, tree: Path) -> None:
-    for name, old, new in mutant.edits:
-        file = tree / name
-        text = file.read_text()
-        if text.count(old) != 1:
-            raise ValueError(f"{mutant.name}: the text to replace stands {text.count(old)} times in {name}")
-        file.write_text(text.replace(old, new))
+    """Make the edits of a mutant in a copy of the code."""
+    for edit in mutant.edits:
+        file = tree / edit.file
+        file.write_text(edit.of(file.read_text()))
 
 
 class Verdict(NamedTuple):
-    """What one harness said: the test that noticed, if one did, and after how many seconds."""
+    """The answer of one harness: the tests that noticed the mutant, at most one, and how many seconds it took."""
 
     noticed: list[str]
     seconds: float
