@@ -157,7 +157,7 @@ def test_any_single_key_may_be_deleted(start: Start, redis_server: RedisServer, 
     ready = schedule_messages({"topic": "t.tx"} for _ in range(5))
     delayed = many(5, over=0.5, start=0.5)
     with of(redis_server) as client:
-        eventually(lambda: client.zcard(KEYS.ready) == 5, "five are ready")
+        eventually(lambda: client.zcard(KEYS.ready) >= 5, "five are ready, if not the delayed ones too")
         client.delete(getattr(KEYS, name))
         gate.open()
         wait_until_all(State.CONSUMED, 11)

@@ -55,8 +55,6 @@ class Front:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
-        # Handshakes that a client broke off.
-        self.refused = 0
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -65,18 +63,16 @@ class Front:
                 threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
 
     def _serve(self, plain: socket.socket) -> None:
-        with plain:
-            try:
-                plain.settimeout(10)
-                client = self._context.wrap_socket(plain, server_side=True)
-            except OSError:
-                self.refused += 1
-                return
-            with client, socket.create_connection(("127.0.0.1", self._upstream)) as server:
+        """Serve one client until either end is gone: a client that refuses the certificate, or Redis when it ends."""
+        with contextlib.suppress(OSError), plain:
+            plain.settimeout(10)
+            with (
+                self._context.wrap_socket(plain, server_side=True) as client,
+                socket.create_connection(("127.0.0.1", self._upstream)) as server,
+            ):
                 self._open += [client, server]
                 client.settimeout(0.02)
-                with contextlib.suppress(OSError):
-                    _pass_on(client, server)
+                _pass_on(client, server)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -90,7 +86,7 @@ class Front:
 
 
 def _pass_on(client: ssl.SSLSocket, server: socket.socket) -> None:
-    """Both ways in one thread: an SSL object is not for two."""
+    """Pass data on in both directions, in one thread because two threads must not share an SSL object."""
     server.setblocking(False)
     while True:
         with contextlib.suppress(TimeoutError, ssl.SSLWantReadError):
