@@ -1,4 +1,4 @@
-"""The servers of this run, as fixtures. Tests may kill, restart and freeze them."""
+"""Fixtures of all tests: the servers of this run, which tests may kill, restart and freeze, and an empty Redis."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import redis
 from django.db import connections
 from django_redis.pool import ConnectionFactory
 
+from django_delayq import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from testproject.servers import PostgresServer, RedisServer, Server
@@ -20,23 +21,23 @@ AServer = TypeVar("AServer", bound=Server)
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings() -> None:
-    """Leave the names of the databases alone: each worker of pytest-xdist has a server of its own."""
+    """Keep the names of the databases: each worker of pytest-xdist has a server of its own."""
 
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    """The running Redis server; it runs again after the test, whatever the test does to it."""
+    """The running Redis server. It is started again after the test if the test has ended it."""
     assert settings.REDIS_SERVER is not None
     yield from _running(settings.REDIS_SERVER)
 
 
 @pytest.fixture
 def postgres_server() -> Iterator[PostgresServer]:
-    """The running PostgreSQL server; it runs again after the test, whatever the test does to it."""
+    """The running PostgreSQL server. It is started again after the test if the test has ended it."""
     if settings.POSTGRES_SERVER is None:
         pytest.skip("needs PostgreSQL")
     yield from _running(settings.POSTGRES_SERVER)
-    # Those of before are dead, and the next thing to happen is the flush of the tables.
+    # The connections that were open when the server ended are dead, and the next step is to empty the tables.
     connections.close_all()
 
 
@@ -55,12 +56,22 @@ def redis_client() -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(autouse=True)
-def _redis_forgets(request: pytest.FixtureRequest) -> None:
+def _redis_is_empty(request: pytest.FixtureRequest) -> None:
     """Empty Redis for each test that starts with empty tables."""
     uses_database = {"db", "transactional_db"}.intersection(request.fixturenames)
     if uses_database or request.node.get_closest_marker("django_db"):
+        _close_publishers()
         with _connect() as client:
             client.flushall()
+
+
+def _close_publishers() -> None:
+    """End the publishers of the test before: the answers to their puts have come, and no failure makes one rest."""
+    for using in connections:
+        there = publisher.get(using)
+        if there is not None:
+            there.broker.close()
+    publisher.get.cache_clear()
 
 
 def _connect() -> redis.Redis:
@@ -68,15 +79,16 @@ def _connect() -> redis.Redis:
     return redis.Redis(port=settings.REDIS_SERVER.port)
 
 
-@pytest.fixture(autouse=True)
-def _told_when_the_call_returns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis has what it was told, whoever looks next and on whatever connection; ``late_answers`` is as in life."""
-    if request.node.get_closest_marker("late_answers"):
-        return
-    put_nowait = RedisBroker.put_nowait
+@pytest.fixture
+def puts_are_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each put wait for Redis's answer, for tests that look into Redis right after a call.
+
+    In production, and in all other tests, the answer is still on its way when the call returns.
+    """
+    put = RedisBroker.put_nowait
 
     def put_and_flush(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> int:
-        answers = put_nowait(self, queue, entries)
+        answers = put(self, queue, entries)
         self.flush()
         return answers + 1
 
@@ -85,5 +97,5 @@ def _told_when_the_call_returns(request: pytest.FixtureRequest, monkeypatch: pyt
 
 @pytest.fixture(autouse=True)
 def _no_pools_of_other_tests() -> None:
-    """django-redis keeps its pools by URL for as long as the process lives."""
+    """Drop the pools that django-redis keeps by URL for as long as the process lives."""
     ConnectionFactory._pools.clear()

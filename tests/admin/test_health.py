@@ -64,6 +64,7 @@ def work_off() -> Operation:
     return operation
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_redis_and_the_database_say_how_they_are(viewer: Client, loaded: RedisBroker) -> None:
     scheduled(delay="1m")
     page = text(viewer.get(url()))
@@ -102,6 +103,7 @@ def test_the_health_page_compares_nothing_without_a_configured_redis(restorer: C
         assert restorer.post(url(name), {}).status_code == 403
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loaded: RedisBroker) -> None:
     scheduled(delay="1m")
     assert "The record and Redis have not been compared yet." in text(restorer.get(url()))
@@ -116,7 +118,8 @@ def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loade
     assert re.search(r"Checked .* ago \(20.*\) by user:rosa\.", page)
 
 
-def test_mismatches_are_shown_by_queue(restorer: Client, loaded: RedisBroker) -> None:
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_what_differs_is_shown_by_queue(restorer: Client, loaded: RedisBroker) -> None:
     lost = scheduled(delay="1m")
     loaded.remove("default", [lost.pk])
     restorer.post(url("check"))

@@ -26,8 +26,6 @@ from tests.proxy import Proxy
 
 from .bench import connections_made
 
-pytestmark = pytest.mark.late_answers
-
 QUEUE = "pipelined"
 HORIZON = 10**15
 

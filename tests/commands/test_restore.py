@@ -26,7 +26,7 @@ from testproject.servers import RedisServer
 
 from .conftest import broker, claim, due_tenths, held, run, schedule
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
 
 def record() -> list[tuple[Any, ...]]:

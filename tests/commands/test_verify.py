@@ -14,7 +14,7 @@ from testproject.servers import RedisServer
 
 from .conftest import Ran, claim, due_tenths, held, run, schedule
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
 DELAYED, READY = "{delayq:default:0}:delayed", "{delayq:default:0}:ready"
 

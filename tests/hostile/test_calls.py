@@ -36,7 +36,7 @@ from django_delayq.clock import from_tenths, to_tenths
 from django_delayq.models import Message, Transition
 from tests import settings as servers
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
 some = settings(
     max_examples=60,

@@ -315,6 +315,7 @@ def calls(client: redis.Redis, *names: str) -> int:
     return sum(stats[f"cmdstat_{name}"]["calls"] for name in names if f"cmdstat_{name}" in stats)
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     consumer: Consumer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +333,8 @@ def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     assert redis_client.zcard(ready) == 20
 
 
-def test_an_id_that_is_put_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_what_is_given_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
     pause_queue(QUEUE)
     due(3)
     (best,), (worst,) = due(priority=90), due(priority=-90)
@@ -346,6 +348,7 @@ def test_an_id_that_is_put_back_keeps_its_rank(consumer: Consumer, redis_client:
     assert (int(before[0][0]), int(before[-1][0])) == (best.pk, worst.pk)
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_consumer_with_nothing_but_paused_queues_waits_too(consumer: Consumer) -> None:
     for queue in (QUEUE, "other"):
         pause_queue(queue)

@@ -454,6 +454,7 @@ def check() -> Operation:
     return operations.start(DB, "check", {}, {}, described="", reason="", started_by="user:anna")
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     there = broker()

@@ -33,7 +33,7 @@ from .steps import TOPIC, at_once, claim, due, later
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 both = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 # Django 6.1 has another name for it.
