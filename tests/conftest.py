@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 import redis
+from django.apps import apps
 from django.db import connections
 from django_redis.pool import ConnectionFactory
 
@@ -15,6 +16,28 @@ from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from testproject.servers import PostgresServer, RedisServer, Server
 from tests import settings
+
+# The console's own tests. Single tests elsewhere that need it have the marker "console".
+OF_THE_CONSOLE = [
+    "admin",
+    "browser",
+    "acceptance/test_operator.py",
+    "integration/test_restore_operations.py",
+    "integration/test_rollup.py",
+]
+
+if not apps.is_installed("django_delayq.console"):
+    collect_ignore = OF_THE_CONSOLE
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that need the console where it is not installed."""
+    if apps.is_installed("django_delayq.console"):
+        return
+    needing = [item for item in items if item.get_closest_marker("console")]
+    items[:] = [item for item in items if item not in needing]
+    config.hook.pytest_deselected(items=needing)
+
 
 AServer = TypeVar("AServer", bound=Server)
 

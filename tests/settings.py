@@ -1,8 +1,8 @@
-"""What the tests run with: servers of their own, started at import and ended with this process.
+"""The settings of the tests, with servers of their own that start at import and end with this process.
 
-DELAYQ_TEST_DATABASE=sqlite takes a file instead of PostgreSQL. Processes that a test starts find the same
-servers and the same database, under these settings as well as under the demo's: DATABASE_URL (or SQLITE_PATH)
-and REDIS_URL say where.
+DELAYQ_TEST_DATABASE=sqlite takes a file instead of PostgreSQL. DELAYQ_TEST_CONSOLE=0 leaves the console out. Processes
+that a test starts find the same servers and the same database, under these settings as well as under the demo's:
+DATABASE_URL (or SQLITE_PATH) and REDIS_URL say where.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ SECRET_KEY = "only-for-tests"
 DEBUG = False
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.app"]
+if os.environ.get("DELAYQ_TEST_CONSOLE") == "0":
+    INSTALLED_APPS.remove("django_delayq.console")
 
 DATABASES["other"] = {**DATABASES["default"], "NAME": DATABASES["default"]["NAME"] + "_other"}
 for _database in DATABASES.values():

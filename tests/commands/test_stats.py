@@ -18,7 +18,6 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from django_delayq import cancel_message, transitions
-from django_delayq.console.models import Rollup
 from django_delayq.inspector import stats
 from django_delayq.management._watch import Screen
 from django_delayq.models import Message, Transition, Worker
@@ -113,10 +112,13 @@ def test_stats_of_an_empty_record_are_shown() -> None:
 
 
 def rolled(minutes_ago: int, **counts: int) -> None:
+    from django_delayq.console.models import Rollup
+
     at = transitions.now("default").replace(second=0, microsecond=0) - timedelta(minutes=minutes_ago)
     Rollup.objects.create(at=at, queue="default", topic="t.ok", **counts)
 
 
+@pytest.mark.console
 def test_throughput_counts_full_minutes_only() -> None:
     # The current minute does not count. This row is a minute ahead, so that it still does not count a moment later.
     rolled(-1, consumed=1000)
@@ -137,6 +139,7 @@ def test_throughput_counts_full_minutes_only() -> None:
     assert text.count("Lateness") == 1
 
 
+@pytest.mark.console
 def test_the_coming_hour_shows_when_messages_fall_due() -> None:
     # Both due times are in the middle of a minute.
     second = timezone.now().second
