@@ -1,4 +1,4 @@
-"""The oracle itself: silent about a good run that was built by hand, loud about each way to spoil it."""
+"""The oracle calls a good run good, one that was built by hand, and names each way in which it can be spoiled."""
 
 from __future__ import annotations
 
@@ -140,116 +140,205 @@ class Scene:
             connection.execute("INSERT INTO torture.effect (id, delivery, pid) VALUES (%s, %s, 1)", effect)
 
 
+# --- a good run: one message of each fate -----------------------------------------------------------------------------
+
+ROW = 1
+RETRIED = 2
+KILLED = 3
+FROZEN = 4
+CANCELLED = 5
+REQUESTED = 6
+TOO_LATE = 7
+POISON = 8
+WHILE_EMPTY = 9
+FROZEN_BEFORE_START = 10
+UNLUCKY = 11
+CUT_OFF = 12
+UNANNOUNCED = 13
+CANCELLED_AFTER_CRASH = 14
+
+DIED = "worker process died"
+GIVEN_UP = f"{DIED}; 3 deliveries crashed"
+RAN_OUT = "lease ran out"
+
+
 def good() -> Scene:
-    """One message of each fate."""
     scene = Scene()
-    # 1: a row, written once; claimed a moment before it was due.
-    scene.message(1, "torture.row", NOON)
-    scene.claim(1, NOON - 0.009, 11)
-    scene.ran(1, 1, 11, NOON + 0.02)
-    scene.effects.append((1, 1))
-    scene.end(1, "consumed", NOON + 0.05)
-    # 2: fails, is told, and comes back.
-    scene.message(2, "torture.line", NOON)
-    scene.claim(2, NOON + 0.01, 11)
-    scene.ran(2, 1, 11, NOON + 0.02, "fail")
-    scene.end(2, "scheduled", NOON + 0.05, NOON + 1, error="ConnectionError: as ordered")
-    scene.claim(2, NOON + 1.01, 12)
-    scene.ran(2, 2, 12, NOON + 1.02, "end")
-    scene.end(2, "consumed", NOON + 1.05)
-    # 3: its process is killed between the effect and the record (W1).
-    scene.message(3, "torture.line", NOON + 10)
-    scene.claim(3, NOON + 10.01, 13)
-    scene.ran(3, 1, 13, NOON + 10.02, "end")
-    scene.fault("kill-child", NOON + 10.035, NOON + 10.04, pids=[13])
-    scene.end(3, "scheduled", NOON + 10.1, reason="worker process died")
-    scene.claim(3, NOON + 10.2, 11)
-    scene.ran(3, 2, 11, NOON + 10.21, "end")
-    scene.end(3, "consumed", NOON + 10.3)
-    # 4: its process is frozen for longer than the lease (W2).
-    scene.message(4, "torture.async", NOON + 20)
-    scene.claim(4, NOON + 20.01, 14)
-    scene.ran(4, 1, 14, NOON + 20.02)
-    scene.fault("freeze-child", NOON + 20.05, NOON + 28, pids=[14])
-    scene.end(4, "scheduled", NOON + 26, reason="lease ran out")
-    scene.claim(4, NOON + 26.01, 11)
-    scene.ran(4, 2, 11, NOON + 26.02, "end")
-    scene.end(4, "consumed", NOON + 26.1)
-    scene.lines.append(("end", 4, 1, 14, NOON + 28.1))
-    # 5: cancelled in time. 6: cancelled while it runs. 7: too late.
-    scene.message(5, "torture.line", NOON + 30)
-    scene.cancel(5, NOON + 29, "cancelled")
-    scene.move(5, "scheduled", "cancelled", NOON + 29.005, NOON + 30)
-    for pk, verdict in ((6, "requested"), (7, "too late")):
-        scene.message(pk, "torture.line", NOON + 30)
-        scene.claim(pk, NOON + 30.01, 11)
-        scene.ran(pk, 1, 11, NOON + 30.02, "end")
-        scene.end(pk, "consumed", NOON + 30.05)
-        scene.cancel(pk, NOON + 30.03, verdict)
-    # 8: poison.
-    scene.message(8, "torture.line", NOON + 40, kind="poison")
-    for delivery, pid in ((1, 15), (2, 16), (3, 18)):
-        at = NOON + 40 + delivery / 2
-        scene.claim(8, at, pid)
-        scene.ran(8, delivery, pid, at + 0.01, "die")
-        over = delivery == 3
-        scene.end(8, "dead" if over else "scheduled", at + 0.1, reason="worker process died; 3 deliveries crashed")
-    # 9: due while Redis was empty.
-    scene.fault("redis-empty", NOON + 50, NOON + 51)
-    scene.message(9, "torture.row", NOON + 50.5)
-    scene.claim(9, NOON + 54, 11)
-    scene.effects.append((9, 1))
-    scene.end(9, "consumed", NOON + 54.1)
-    # 10: its process is frozen between the claim and the first line of the handler (W2, out of order).
-    scene.message(10, "torture.line", NOON + 90)
-    scene.claim(10, NOON + 90.01, 17)
-    scene.fault("freeze-worker", NOON + 90.02, NOON + 98, pids=[17])
-    scene.end(10, "scheduled", NOON + 96, reason="lease ran out")
-    scene.claim(10, NOON + 96.01, 11)
-    scene.ran(10, 2, 11, NOON + 96.02, "end")
-    scene.end(10, "consumed", NOON + 96.1)
-    scene.ran(10, 1, 17, NOON + 98.01, "end")
-    # 11: innocent, and killed too often; in between it is given back, to be run alone, and one claim is not heard of.
-    scene.message(11, "torture.line", NOON + 110)
-    for delivery, pid in ((1, 31), (2, 32), (3, 33), (4, 34)):
-        at = NOON + 110 + delivery / 2
-        scene.claim(11, at, pid)
-        if delivery == 1:
-            scene.fault("database-cut", at + 0.01, at + 0.02)
-            scene.end(11, "scheduled", at + 0.2, reason="lease ran out")
-            continue
-        if delivery == 3:
-            scene.end(11, "scheduled", at + 0.1, reason="is to run alone")
-            continue
-        scene.ran(11, delivery, pid, at + 0.01)
-        scene.fault("kill-child", at + 0.02, at + 0.03, pids=[pid])
-        final = "; 3 deliveries crashed" if delivery == 4 else ""
-        scene.end(11, "dead" if final else "scheduled", at + 0.1, reason=f"worker process died{final}")
-    # 12: the database is away for longer than its lease, while it runs (W2).
-    scene.message(12, "torture.line", NOON + 130)
-    scene.claim(12, NOON + 130.01, 19)
-    scene.ran(12, 1, 19, NOON + 130.02)
-    scene.fault("database-blackhole", NOON + 130.1, NOON + 136)
-    scene.end(12, "scheduled", NOON + 136.1, reason="lease ran out")
-    scene.claim(12, NOON + 136.2, 11)
-    scene.ran(12, 2, 11, NOON + 136.3, "end")
-    scene.end(12, "consumed", NOON + 136.4)
-    scene.lines.append(("end", 12, 1, 19, NOON + 137))
-    # 13: its producer was killed before it told Redis.
-    scene.message(13, "torture.row", NOON + 150)
-    scene.orphaned.append(13)
-    scene.claim(13, NOON + 152.5, 11)
-    scene.effects.append((13, 1))
-    scene.end(13, "consumed", NOON + 152.6)
-    # 14: cancelled after a death.
-    scene.message(14, "torture.line", NOON + 170)
-    scene.claim(14, NOON + 170.01, 20)
-    scene.ran(14, 1, 20, NOON + 170.02, "end")
-    scene.fault("kill-child", NOON + 170.04, NOON + 170.05, pids=[20])
-    scene.end(14, "scheduled", NOON + 170.1, reason="worker process died")
-    scene.cancel(14, NOON + 170.11, "outcome unknown")
-    scene.move(14, "scheduled", "cancelled", NOON + 170.115, NOON + 170)
+    for fate in FATES:
+        fate(scene)
     return scene
+
+
+def a_row_is_written_once(scene: Scene) -> None:
+    """Claimed a moment before it was due."""
+    scene.message(ROW, "torture.row", NOON)
+    scene.claim(ROW, NOON - 0.009, 11)
+    scene.ran(ROW, 1, 11, NOON + 0.02)
+    scene.effects.append((ROW, 1))
+    scene.end(ROW, "consumed", NOON + 0.05)
+
+
+def a_failure_is_reported_and_retried(scene: Scene) -> None:
+    scene.message(RETRIED, "torture.line", NOON)
+    scene.claim(RETRIED, NOON + 0.01, 11)
+    scene.ran(RETRIED, 1, 11, NOON + 0.02, "fail")
+    scene.end(RETRIED, "scheduled", NOON + 0.05, NOON + 1, error="ConnectionError: as ordered")
+    scene.claim(RETRIED, NOON + 1.01, 12)
+    scene.ran(RETRIED, 2, 12, NOON + 1.02, "end")
+    scene.end(RETRIED, "consumed", NOON + 1.05)
+
+
+def a_process_is_killed_between_the_effect_and_the_record(scene: Scene) -> None:
+    """An effect twice, by window W1."""
+    at = NOON + 10
+    scene.message(KILLED, "torture.line", at)
+    scene.claim(KILLED, at + 0.01, 13)
+    scene.ran(KILLED, 1, 13, at + 0.02, "end")
+    scene.fault("kill-child", at + 0.035, at + 0.04, pids=[13])
+    scene.end(KILLED, "scheduled", at + 0.1, reason=DIED)
+    scene.claim(KILLED, at + 0.2, 11)
+    scene.ran(KILLED, 2, 11, at + 0.21, "end")
+    scene.end(KILLED, "consumed", at + 0.3)
+
+
+def a_process_is_frozen_for_longer_than_the_lease(scene: Scene) -> None:
+    """An effect twice, by window W2."""
+    at = NOON + 20
+    scene.message(FROZEN, "torture.async", at)
+    scene.claim(FROZEN, at + 0.01, 14)
+    scene.ran(FROZEN, 1, 14, at + 0.02)
+    scene.fault("freeze-child", at + 0.05, at + 8, pids=[14])
+    scene.end(FROZEN, "scheduled", at + 6, reason=RAN_OUT)
+    scene.claim(FROZEN, at + 6.01, 11)
+    scene.ran(FROZEN, 2, 11, at + 6.02, "end")
+    scene.end(FROZEN, "consumed", at + 6.1)
+    scene.lines.append(("end", FROZEN, 1, 14, at + 8.1))
+
+
+def a_message_is_cancelled_in_time(scene: Scene) -> None:
+    scene.message(CANCELLED, "torture.line", NOON + 30)
+    scene.cancel(CANCELLED, NOON + 29, "cancelled")
+    scene.move(CANCELLED, "scheduled", "cancelled", NOON + 29.005, NOON + 30)
+
+
+def two_are_cancelled_while_or_after_they_run(scene: Scene) -> None:
+    at = NOON + 30
+    for pk, verdict in ((REQUESTED, "requested"), (TOO_LATE, "too late")):
+        scene.message(pk, "torture.line", at)
+        scene.claim(pk, at + 0.01, 11)
+        scene.ran(pk, 1, 11, at + 0.02, "end")
+        scene.end(pk, "consumed", at + 0.05)
+        scene.cancel(pk, at + 0.03, verdict)
+
+
+def poison_crashes_three_processes(scene: Scene) -> None:
+    scene.message(POISON, "torture.line", NOON + 40, kind="poison")
+    for delivery, pid, after, reason in (
+        (1, 15, "scheduled", DIED),
+        (2, 16, "scheduled", DIED),
+        (3, 18, "dead", GIVEN_UP),
+    ):
+        at = NOON + 40 + delivery / 2
+        scene.claim(POISON, at, pid)
+        scene.ran(POISON, delivery, pid, at + 0.01, "die")
+        scene.end(POISON, after, at + 0.1, reason=reason)
+
+
+def a_message_falls_due_while_redis_is_empty(scene: Scene) -> None:
+    at = NOON + 50
+    scene.fault("redis-empty", at, at + 1)
+    scene.message(WHILE_EMPTY, "torture.row", at + 0.5)
+    scene.claim(WHILE_EMPTY, at + 4, 11)
+    scene.effects.append((WHILE_EMPTY, 1))
+    scene.end(WHILE_EMPTY, "consumed", at + 4.1)
+
+
+def a_process_is_frozen_between_the_claim_and_the_handler(scene: Scene) -> None:
+    """An effect twice, by window W2, and out of order."""
+    at = NOON + 90
+    scene.message(FROZEN_BEFORE_START, "torture.line", at)
+    scene.claim(FROZEN_BEFORE_START, at + 0.01, 17)
+    scene.fault("freeze-worker", at + 0.02, at + 8, pids=[17])
+    scene.end(FROZEN_BEFORE_START, "scheduled", at + 6, reason=RAN_OUT)
+    scene.claim(FROZEN_BEFORE_START, at + 6.01, 11)
+    scene.ran(FROZEN_BEFORE_START, 2, 11, at + 6.02, "end")
+    scene.end(FROZEN_BEFORE_START, "consumed", at + 6.1)
+    scene.ran(FROZEN_BEFORE_START, 1, 17, at + 8.01, "end")
+
+
+def an_innocent_message_is_killed_too_often(scene: Scene) -> None:
+    """Its first claim is an orphaned one, and its third is released so that the message runs alone."""
+    scene.message(UNLUCKY, "torture.line", NOON + 110)
+
+    def claimed(delivery: int, pid: int) -> float:
+        at = NOON + 110 + delivery / 2
+        scene.claim(UNLUCKY, at, pid)
+        return at
+
+    def killed(delivery: int, pid: int, after: str, reason: str) -> None:
+        at = claimed(delivery, pid)
+        scene.ran(UNLUCKY, delivery, pid, at + 0.01)
+        scene.fault("kill-child", at + 0.02, at + 0.03, pids=[pid])
+        scene.end(UNLUCKY, after, at + 0.1, reason=reason)
+
+    at = claimed(1, 31)
+    scene.fault("database-cut", at + 0.01, at + 0.02)
+    scene.end(UNLUCKY, "scheduled", at + 0.2, reason=RAN_OUT)
+    killed(2, 32, "scheduled", DIED)
+    at = claimed(3, 33)
+    scene.end(UNLUCKY, "scheduled", at + 0.1, reason="is to run alone")
+    killed(4, 34, "dead", GIVEN_UP)
+
+
+def the_database_is_away_for_longer_than_a_lease(scene: Scene) -> None:
+    """An effect twice, by window W2."""
+    at = NOON + 130
+    scene.message(CUT_OFF, "torture.line", at)
+    scene.claim(CUT_OFF, at + 0.01, 19)
+    scene.ran(CUT_OFF, 1, 19, at + 0.02)
+    scene.fault("database-blackhole", at + 0.1, at + 6)
+    scene.end(CUT_OFF, "scheduled", at + 6.1, reason=RAN_OUT)
+    scene.claim(CUT_OFF, at + 6.2, 11)
+    scene.ran(CUT_OFF, 2, 11, at + 6.3, "end")
+    scene.end(CUT_OFF, "consumed", at + 6.4)
+    scene.lines.append(("end", CUT_OFF, 1, 19, at + 7))
+
+
+def a_producer_is_killed_before_it_tells_redis(scene: Scene) -> None:
+    at = NOON + 150
+    scene.message(UNANNOUNCED, "torture.row", at)
+    scene.orphaned.append(UNANNOUNCED)
+    scene.claim(UNANNOUNCED, at + 2.5, 11)
+    scene.effects.append((UNANNOUNCED, 1))
+    scene.end(UNANNOUNCED, "consumed", at + 2.6)
+
+
+def a_message_is_cancelled_after_a_crash(scene: Scene) -> None:
+    at = NOON + 170
+    scene.message(CANCELLED_AFTER_CRASH, "torture.line", at)
+    scene.claim(CANCELLED_AFTER_CRASH, at + 0.01, 20)
+    scene.ran(CANCELLED_AFTER_CRASH, 1, 20, at + 0.02, "end")
+    scene.fault("kill-child", at + 0.04, at + 0.05, pids=[20])
+    scene.end(CANCELLED_AFTER_CRASH, "scheduled", at + 0.1, reason=DIED)
+    scene.cancel(CANCELLED_AFTER_CRASH, at + 0.11, "outcome unknown")
+    scene.move(CANCELLED_AFTER_CRASH, "scheduled", "cancelled", at + 0.115, at)
+
+
+FATES: list[Callable[[Scene], None]] = [
+    a_row_is_written_once,
+    a_failure_is_reported_and_retried,
+    a_process_is_killed_between_the_effect_and_the_record,
+    a_process_is_frozen_for_longer_than_the_lease,
+    a_message_is_cancelled_in_time,
+    two_are_cancelled_while_or_after_they_run,
+    poison_crashes_three_processes,
+    a_message_falls_due_while_redis_is_empty,
+    a_process_is_frozen_between_the_claim_and_the_handler,
+    an_innocent_message_is_killed_too_often,
+    the_database_is_away_for_longer_than_a_lease,
+    a_producer_is_killed_before_it_tells_redis,
+    a_message_is_cancelled_after_a_crash,
+]
 
 
 # --- ways to spoil it -------------------------------------------------------------------------------------------------
@@ -268,30 +357,30 @@ def spoil(kind: str, name: str) -> Callable[[Spoil], Spoil]:
 
 @spoil("lost", "a committed message is not in the record")
 def _(scene: Scene) -> None:
-    scene.forget(1)
+    scene.forget(ROW)
 
 
 @spoil("lost", "a message never ended")
 def _(scene: Scene) -> None:
-    scene.log[7].pop()
-    scene.states[7] = "running"
+    scene.log[TOO_LATE].pop()
+    scene.states[TOO_LATE] = "running"
 
 
 @spoil("lost", "a healthy message was given up")
 def _(scene: Scene) -> None:
-    scene.log[2][-1] |= {"after": "dead", "error": "ConnectionError"}
-    scene.states[2] = "dead"
+    scene.log[RETRIED][-1] |= {"after": "dead", "error": "ConnectionError"}
+    scene.states[RETRIED] = "dead"
 
 
 @spoil("lost", "a message was given up for deaths that nobody died")
 def _(scene: Scene) -> None:
-    scene.kinds[8] = "plain"
+    scene.kinds[POISON] = "plain"
     scene.lines = [line for line in scene.lines if line[0] != "die"]
 
 
 @spoil("lost", "a message was given up for a claim whose handler began, with nothing in its way")
 def _(scene: Scene) -> None:
-    scene.ran(11, 1, 31, NOON + 110.52)
+    scene.ran(UNLUCKY, 1, 31, NOON + 110.52)
 
 
 @spoil("lost", "a message was given up for a claim that was lost, and nothing loses one")
@@ -307,8 +396,8 @@ def _(scene: Scene) -> None:
 
 @spoil("unexpected", "a message of a transaction that was rolled back")
 def _(scene: Scene) -> None:
-    del scene.scheduled[7]
-    scene.acked.remove(7)
+    del scene.scheduled[TOO_LATE]
+    scene.acked.remove(TOO_LATE)
 
 
 @spoil("unexpected", "an effect of nothing")
@@ -318,32 +407,32 @@ def _(scene: Scene) -> None:
 
 @spoil("early", "a claim more than a moment before the due time")
 def _(scene: Scene) -> None:
-    scene.log[2][3]["at"] -= 0.022
+    scene.log[RETRIED][3]["at"] -= 0.022
 
 
 @spoil("early", "a claim by query before the due time")
 def _(scene: Scene) -> None:
-    scene.log[1][1].update(at=NOON - 0.005, ready=None)
+    scene.log[ROW][1].update(at=NOON - 0.005, ready=None)
 
 
 @spoil("early", "ready before the due time")
 def _(scene: Scene) -> None:
-    scene.log[2][3]["ready"] -= 0.002
+    scene.log[RETRIED][3]["ready"] -= 0.002
 
 
 @spoil("early", "a due time that the record made earlier than was asked for")
 def _(scene: Scene) -> None:
-    scene.scheduled[1] += 0.5
+    scene.scheduled[ROW] += 0.5
 
 
 @spoil("early", "a handler that ran before the due time")
 def _(scene: Scene) -> None:
-    scene.lines.append(("start", 1, 1, 11, NOON - 0.002))
+    scene.lines.append(("start", ROW, 1, 11, NOON - 0.002))
 
 
 @spoil("duplicate transactional effect", "a row written twice")
 def _(scene: Scene) -> None:
-    scene.effects.append((1, 2))
+    scene.effects.append((ROW, 2))
 
 
 @spoil("unexplained duplicate", "two effects, and nobody was killed")
@@ -379,18 +468,19 @@ def _(scene: Scene) -> None:
 
 @spoil("unexplained duplicate", "a failure that was told and had its effect all the same")
 def _(scene: Scene) -> None:
-    scene.lines.append(("end", 2, 1, 11, NOON + 0.04))
+    scene.lines.append(("end", RETRIED, 1, 11, NOON + 0.04))
 
 
 @spoil("unexplained duplicate", "two effects, and the process was killed long after the first")
 def _(scene: Scene) -> None:
+    kill = next(entry["fault"] for entry in scene.nemesis if entry.get("pids") == [13])
     for entry in scene.nemesis:
-        if entry.get("pids") == [13] or (entry["what"] == "end" and entry["at"] == NOON + 10.04):
+        if entry["fault"] == kill:
             entry["at"] += 5
-    for row in scene.log[3][2:]:
+    for row in scene.log[KILLED][2:]:
         row["at"] += 5
     scene.lines = [
-        (what, pk, delivery, pid, at + 5 if (pk, delivery) == (3, 2) else at)
+        (what, pk, delivery, pid, at + 5 if (pk, delivery) == (KILLED, 2) else at)
         for what, pk, delivery, pid, at in scene.lines
     ]
 
@@ -404,106 +494,106 @@ def _(scene: Scene) -> None:
 
 @spoil("unexplained duplicate", "one delivery that ran twice")
 def _(scene: Scene) -> None:
-    scene.ran(7, 1, 12, NOON + 30.03, "end")
+    scene.ran(TOO_LATE, 1, 12, NOON + 30.03, "end")
 
 
 @spoil("start after cancelled", "a claim after the answer")
 def _(scene: Scene) -> None:
-    scene.move(5, "cancelled", "scheduled", NOON + 29.5, NOON + 30)
-    scene.claim(5, NOON + 30.01, 11)
-    scene.ran(5, 1, 11, NOON + 30.02, "end")
-    scene.end(5, "consumed", NOON + 30.05)
+    scene.move(CANCELLED, "cancelled", "scheduled", NOON + 29.5, NOON + 30)
+    scene.claim(CANCELLED, NOON + 30.01, 11)
+    scene.ran(CANCELLED, 1, 11, NOON + 30.02, "end")
+    scene.end(CANCELLED, "consumed", NOON + 30.05)
 
 
 @spoil("start after cancelled", "a handler that ran after the answer")
 def _(scene: Scene) -> None:
-    scene.ran(5, 1, 11, NOON + 30.02, "end")
+    scene.ran(CANCELLED, 1, 11, NOON + 30.02, "end")
 
 
 @spoil("start after cancelled", "a retry after the answer that it was requested")
 def _(scene: Scene) -> None:
-    scene.cancel(2, NOON + 0.03, "requested")
+    scene.cancel(RETRIED, NOON + 0.03, "requested")
 
 
 @spoil("start after cancelled", "an answer that did not come true")
 def _(scene: Scene) -> None:
-    scene.cancel(1, NOON - 1, "cancelled")
+    scene.cancel(ROW, NOON - 1, "cancelled")
 
 
 @spoil("illegal path", "a move that is not logged")
 def _(scene: Scene) -> None:
-    del scene.log[2][2]
+    del scene.log[RETRIED][2]
 
 
 @spoil("illegal path", "a move that no table has")
 def _(scene: Scene) -> None:
-    scene.log[1][-1]["before"] = "scheduled"
-    scene.log[1][-2]["after"] = "dead"
+    scene.log[ROW][-1]["before"] = "scheduled"
+    scene.log[ROW][-2]["after"] = "dead"
 
 
 @spoil("illegal path", "a failure of a delivery that is not the current one")
 def _(scene: Scene) -> None:
-    scene.log[3][-3]["delivery"] = 2
+    scene.log[KILLED][-3]["delivery"] = 2
 
 
 @spoil("illegal path", "a delivery number given out twice")
 def _(scene: Scene) -> None:
-    scene.log[2][3]["delivery"] = 1
+    scene.log[RETRIED][3]["delivery"] = 1
 
 
 @spoil("illegal path", "a state that the log does not end with")
 def _(scene: Scene) -> None:
-    scene.states[5] = "dead"
+    scene.states[CANCELLED] = "dead"
 
 
 @spoil("illegal path", "a log that goes back in time")
 def _(scene: Scene) -> None:
-    scene.log[1][-1]["at"] -= 1
+    scene.log[ROW][-1]["at"] -= 1
 
 
 @spoil("consumed without effect", "a row that is missing")
 def _(scene: Scene) -> None:
-    scene.effects.remove((1, 1))
+    scene.effects.remove((ROW, 1))
 
 
 @spoil("consumed without effect", "a line that is missing")
 def _(scene: Scene) -> None:
-    scene.lines = [line for line in scene.lines if line[:2] != ("end", 7)]
+    scene.lines = [line for line in scene.lines if line[:2] != ("end", TOO_LATE)]
 
 
 @spoil("effect without consumed", "a row of a message that was cancelled")
 def _(scene: Scene) -> None:
-    scene.topics[5] = "torture.row"
-    scene.effects.append((5, 1))
+    scene.topics[CANCELLED] = "torture.row"
+    scene.effects.append((CANCELLED, 1))
 
 
 @spoil("effect without consumed", "a row of another delivery than the one that succeeded")
 def _(scene: Scene) -> None:
-    scene.effects[0] = (1, 2)
+    scene.effects[0] = (ROW, 2)
 
 
 @spoil("late", "nothing was wrong, and it came late")
 def _(scene: Scene) -> None:
-    for row in scene.log[1][1:]:
+    for row in scene.log[ROW][1:]:
         row["at"] += 3
 
 
 @spoil("late", "it came long after Redis was back")
 def _(scene: Scene) -> None:
-    for row in scene.log[9][1:]:
+    for row in scene.log[WHILE_EMPTY][1:]:
         row["at"] += 8
 
 
 @spoil("late", "what was late already is not excused by a fault that came then")
 def _(scene: Scene) -> None:
-    for row in scene.log[1][1:]:
+    for row in scene.log[ROW][1:]:
         row["at"] += 3
     scene.fault("flush", NOON + 2.5, NOON + 2.6)
 
 
 @spoil("late", "it came long after a sweep should have found it")
 def _(scene: Scene) -> None:
-    for row in scene.log[13][1:]:
+    for row in scene.log[UNANNOUNCED][1:]:
         row["at"] += 1
 
 
@@ -515,7 +605,7 @@ def with_late_ones(scene: Scene, *, poison: float | None = None) -> None:
         scene.effects.append((pk, 1))
         scene.end(pk, "consumed", NOON + 1001)
     if poison is not None:
-        scene.lines.append(("die", 8, 4, 19, NOON + poison))
+        scene.lines.append(("die", POISON, 4, 19, NOON + poison))
 
 
 @spoil("late", "one of a hundred was late, and nothing was near")
@@ -530,36 +620,36 @@ def _(scene: Scene) -> None:
 
 @spoil("late", "it came long after the death of its process")
 def _(scene: Scene) -> None:
-    for row in scene.log[3][3:]:
+    for row in scene.log[KILLED][3:]:
         row["at"] += 2.5
 
 
 @spoil("lost", "a message was given up after one death")
 def _(scene: Scene) -> None:
-    scene.log[8][2]["reason"] = scene.log[8][4]["reason"] = "is to run alone"
+    scene.log[POISON][2]["reason"] = scene.log[POISON][4]["reason"] = "is to run alone"
 
 
 @spoil("unexpected", "poison that was consumed")
 def _(scene: Scene) -> None:
-    scene.ran(8, 3, 18, NOON + 41.6, "end")
-    scene.log[8][-1] |= {"after": "consumed", "reason": ""}
-    scene.states[8] = "consumed"
+    scene.ran(POISON, 3, 18, NOON + 41.6, "end")
+    scene.log[POISON][-1] |= {"after": "consumed", "reason": ""}
+    scene.states[POISON] = "consumed"
 
 
 @spoil("wrong answer", "too late for what had not ended")
 def _(scene: Scene) -> None:
-    scene.cancel(2, NOON + 0.5, "too late")
+    scene.cancel(RETRIED, NOON + 0.5, "too late")
 
 
 @spoil("wrong answer", "a message that is there was not found")
 def _(scene: Scene) -> None:
-    scene.cancel(1, NOON - 1, "not found")
+    scene.cancel(ROW, NOON - 1, "not found")
 
 
 @spoil("wrong answer", "cancelled, said of what may have had its effect")
 def _(scene: Scene) -> None:
     for answer in scene.answers:
-        if answer["id"] == 14 and "verdict" in answer:
+        if answer["id"] == CANCELLED_AFTER_CRASH and "verdict" in answer:
             answer["verdict"] = "cancelled"
 
 
