@@ -1,4 +1,4 @@
-"""The Lua scripts on the server, before a test loses a reply: that of one it does not know is lost without any harm."""
+"""Loads the Lua scripts into the server, so that a lost reply is that of a script which was carried out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ SCRIPTS = sorted(file.stem for file in Path(scripts.__file__).parent.glob("*.lua
 
 
 def teach(client: redis.Redis) -> None:
-    """Make all of them known."""
+    """Load all scripts into the server."""
     for script in SCRIPTS:
         client.script_load(scripts.load(script).source)

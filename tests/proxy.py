@@ -1,4 +1,4 @@
-"""A TCP proxy between a worker and one of its servers, with every bad habit that a network can have."""
+"""A TCP proxy between a worker and one of its servers, which can do all that a bad network does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ABRUPT = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on, connection by connection, until told otherwise."""
+    """Listens on a port of its own and passes all data on, connection by connection, until a test changes that."""
 
     def __init__(self, port: int) -> None:
         self._upstream = port
@@ -55,18 +55,18 @@ class Proxy:
             link.reset()
 
     def swallow(self) -> None:
-        """From now on nothing arrives anywhere; connections stay open, and new ones are accepted."""
+        """Hold all data back from now on. Connections stay open, and new ones are accepted."""
         self._clear.clear()
 
     def clear(self) -> None:
-        """All is well again. What was swallowed meanwhile arrives late."""
+        """End all faults. Data that was held back arrives late."""
         self.delay, self.tear_every, self.drop_every = 0.0, 0, 0
         self._clear.set()
 
     def forget(self, said: bytes = b"") -> int:
-        """The connections of now stay open for ever and carry nothing any more; how many. New ones are well.
+        """Silence the present connections for ever, without closing them, and return their number. New ones work.
 
-        ``said``: only those on which a client has said this.
+        ``said`` selects those on which a client has sent this.
         """
         forgotten = [link for link in self._open() if not link.forgotten and said in link.said]
         for link in forgotten:
@@ -74,7 +74,7 @@ class Proxy:
         return len(forgotten)
 
     def reset_forgotten(self) -> None:
-        """Somebody notices at last."""
+        """Reset the connections that were silenced, as keepalives do at last."""
         for link in self._open():
             if link.forgotten:
                 link.reset()
@@ -131,7 +131,7 @@ class Proxy:
             return False
 
     def hurdle(self, link: _Link) -> None:
-        """Everything passes here, in either direction."""
+        """Delay or hold data, which passes here in both directions."""
         if self.delay:
             time.sleep(self.delay)
         self._clear.wait()
@@ -139,7 +139,7 @@ class Proxy:
             time.sleep(0.05)
 
     def fate(self) -> str:
-        """What becomes of a reply: "", "tear" or "drop"."""
+        """Decide what happens to a reply: "" (pass it on), "tear" or "drop"."""
         with self._lock:
             self._replies += 1
             for word, every in (("tear", self.tear_every), ("drop", self.drop_every)):

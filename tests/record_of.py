@@ -1,4 +1,4 @@
-"""What tests ask the record."""
+"""Questions that tests ask the record."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.workers import PATIENCE, eventually
 
 
 def states() -> Counter[str]:
-    """How many messages are in which state."""
+    """Count the messages by state."""
     return Counter(Message.objects.values_list("state", flat=True))
 
 
 def wait_until_all(state: State, number: int, *, timeout: float = PATIENCE) -> None:
-    """Every message is in this state, and there are so many."""
+    """Wait until there are so many messages and all are in this state."""
     eventually(lambda: states() == {state: number}, f"all {number} {state}, not {states()}", timeout=timeout)
 
 
 def wait_until(message: Message, state: State, *, timeout: float = PATIENCE) -> Message:
-    """The message, once it is in this state."""
+    """Wait until the message is in this state, and return it as it is then."""
 
     def look() -> bool:
         message.refresh_from_db()
@@ -35,7 +35,7 @@ def wait_until(message: Message, state: State, *, timeout: float = PATIENCE) -> 
 
 
 def consumed(number: int) -> Callable[[], bool]:
-    """Whether so many are consumed, to be asked again and again."""
+    """Return a function that tells whether so many messages are consumed."""
     return lambda: states()[State.CONSUMED] >= number
 
 
@@ -44,12 +44,15 @@ def log_of(message: Message) -> list[Transition]:
 
 
 def path_of(message: Message) -> list[str]:
-    """The states that the message went through."""
+    """Return the states that the message went through."""
     return [row.to_state for row in log_of(message)]
 
 
 def is_early(claim: Transition) -> bool:
-    """A claim by way of Redis may come a moment before the message is due; becoming ready says when it begins."""
+    """Tell whether a claim is early.
+
+    A claim through Redis may come a moment before the due time. The time when the id is ready says when it begins.
+    """
     assert claim.ready_at is not None
     ahead = timedelta(0) if claim.partition is None else timedelta(seconds=conf.get().CLAIM_AHEAD)
     return claim.ready_at < claim.due_at or claim.at < claim.due_at - ahead
@@ -60,5 +63,5 @@ def effects_per_message() -> Counter[int]:
 
 
 def once_each(messages: Iterable[Message]) -> Counter[int]:
-    """What ``effects_per_message`` says when each message had its effect once."""
+    """Return what ``effects_per_message`` returns when each message had its effect once."""
     return Counter(message.pk for message in messages)

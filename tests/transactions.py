@@ -1,4 +1,4 @@
-"""Transactions that go on for as long as a test likes."""
+"""Transactions that stay open for as long as a test needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db import connections, transaction
 
 @contextmanager
 def unfinished(act: Callable[[], object]) -> Iterator[threading.Event]:
-    """Somebody did this in a transaction that goes on until the event is set, or the block is left."""
+    """Call a function in another thread's transaction, which stays open until the event is set or the block is left."""
     begun, go = threading.Event(), threading.Event()
 
     def run() -> None:

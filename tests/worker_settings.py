@@ -1,4 +1,4 @@
-"""The settings of a worker that a test starts: those of the test, with its DELAYQ; and it ends with the test."""
+"""The settings of a worker that a test starts: those of the tests, with the test's DELAYQ. It ends with the test."""
 
 from __future__ import annotations
 

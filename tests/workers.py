@@ -1,4 +1,4 @@
-"""``run_delayq`` as a real process, to be stopped, killed and frozen by tests. Nothing here sleeps for a fixed time."""
+"""``run_delayq`` as a real process, which tests stop, kill and freeze. Nothing here sleeps for a fixed time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T], what: str = "", *, timeout: float = PATIENCE) -> T:
-    """What ``look`` returns when it is true for the first time."""
+    """Call ``look`` until it returns something true, and return that."""
     deadline = time.monotonic() + timeout
     while True:
         seen = look()
@@ -37,7 +37,7 @@ def eventually(look: Callable[[], T], what: str = "", *, timeout: float = PATIEN
 
 
 class Worker:
-    """A ``run_delayq`` with the present settings.DELAYQ, in a process group of its own; its log lines as they come."""
+    """A ``run_delayq`` with the present settings.DELAYQ in a process group of its own, and its log lines so far."""
 
     def __init__(
         self, *arguments: str, unknown: Sequence[str] = (), delayq: dict[str, object] | None = None, prefix: str = ""
@@ -78,7 +78,7 @@ class Worker:
         return "\n".join(self.lines)
 
     def wait_for(self, pattern: str, *, timeout: float = PATIENCE) -> re.Match[str]:
-        """The first log line in which the pattern is found."""
+        """Wait for a log line in which the pattern is found, and return the match."""
         deadline = time.monotonic() + timeout
         seen = 0
         with self._news:
@@ -93,7 +93,7 @@ class Worker:
                 self._news.wait(min(left, 0.5))
 
     def count(self, pattern: str) -> int:
-        """In how many log lines the pattern is found."""
+        """Count the log lines in which the pattern is found."""
         return sum(bool(re.search(pattern, line)) for line in self.lines)
 
     # --- its processes ------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Worker:
         return family(self.pid)[1:]
 
     def wait_for_children(self, number: int, *, other_than: Sequence[int] = ()) -> list[int]:
-        """The children, when there are so many of them."""
+        """Wait until there are so many children, and return their pids."""
 
         def look() -> list[int]:
             there = self.children
@@ -125,7 +125,7 @@ class Worker:
         os.killpg(self.pid, number)
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        """Its exit code; the log is complete then."""
+        """Wait for the end of the process and of its log, and return the exit code."""
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -134,18 +134,18 @@ class Worker:
         return code
 
     def stop(self) -> int:
-        """End in order; the exit code."""
+        """End the worker in order, and return the exit code."""
         if self.process.poll() is None:
             self.send(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
-        """A power cut."""
+        """Kill the whole process group, as a power cut does."""
         self.send_all(signal.SIGKILL)
         self.wait()
 
     def close(self) -> None:
-        """Whatever is left of it is ended."""
+        """End whatever is left of the worker."""
         try:
             self.send_all(signal.SIGKILL)
         except ProcessLookupError:

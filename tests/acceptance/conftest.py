@@ -1,4 +1,4 @@
-"""Workers as processes, on the database of the tests and with settings that do not keep them waiting."""
+"""Fixtures that start workers as processes, on the database of the tests and with short intervals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def configure(settings: Any) -> Callable[..., None]:
 
 @pytest.fixture(params=["redis", "no-redis"])
 def timed_by(request: pytest.FixtureRequest, configure: Callable[..., None]) -> str:
-    """The test runs with Redis, and again without."""
+    """Run the test with Redis, and again without."""
     if request.param == "no-redis":
         configure(REDIS=None)
     return str(request.param)
@@ -41,7 +41,7 @@ def timed_by(request: pytest.FixtureRequest, configure: Callable[..., None]) -> 
 
 @pytest.fixture
 def start(transactional_db: None, configure: Callable[..., None]) -> Iterator[Start]:
-    """Start a worker; all of them are gone after the test."""
+    """Start workers, which are killed after the test."""
     workers: list[Worker] = []
     with ExitStack() as stack:
 
@@ -66,7 +66,7 @@ class Gate:
         self.payload = {"folder": str(folder)}
 
     def begun(self, *names: int) -> bool:
-        """Whether a handler has begun: of this message, of this delivery of it, or any."""
+        """Tell whether a handler has begun: that of this message, of this delivery of it, or any."""
         return any(self.folder.glob("-".join(["begun", *map(str, names), *["*"][len(names) // 2 :]])))
 
     def how_many_began(self) -> int:

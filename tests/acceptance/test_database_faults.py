@@ -1,4 +1,4 @@
-"""The database restarted, killed, frozen, its connections cut: workers wait and go on, and nothing stays running."""
+"""Faults of the database: it restarts, dies or freezes, or its connections break. Workers wait and go on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Configure = Callable[..., None]
 
 
 def again(look: Callable[[], object], what: str) -> None:
-    """``eventually``, over a database that may just be away."""
+    """Call ``eventually`` with a look at a database that may be away at the moment."""
 
     def safely() -> object:
         try:

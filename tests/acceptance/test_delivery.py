@@ -1,4 +1,4 @@
-"""From schedule_message() to the recorded outcome, through a worker process."""
+"""Delivery by a worker process, from schedule_message() to the recorded outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo, as a newcomer starts it: a command that needs nothing and leaves nothing."""
+"""The demo as a newcomer starts it: one command that needs no servers and leaves no processes behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_until(process: subprocess.Popen[str], pattern: str) -> str:
-    """What it says, up to a line in which the pattern is found."""
+    """Read the output up to a line in which the pattern is found, and return it."""
     assert process.stdout is not None
     said = ""
     for line in process.stdout:
@@ -51,7 +51,7 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> str:
 
 
 def is_gone(process: subprocess.Popen[str], said: str) -> bool:
-    """Whether its worker has ended, and nobody listens any more at the addresses that it named."""
+    """Tell whether its worker has ended and nothing listens any more at the addresses that it printed."""
     ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", said)]
     assert ports
     worker = f"demo-{process.pid} "

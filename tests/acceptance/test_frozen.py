@@ -1,4 +1,4 @@
-"""A worker that froze past its lease, and thaws when another has taken over."""
+"""A worker freezes for longer than its lease and thaws after another one has taken its message over."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def freeze_past_the_lease(worker: Worker, message: Message) -> None:
 
 
 def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, Worker]:
-    """A message whose first delivery is frozen, and whose second runs elsewhere."""
+    """Return a message whose first delivery is frozen, the frozen worker, and the one that runs the second delivery."""
     frozen = start()
     message = schedule_message(topic, gate.payload)
     eventually(lambda: gate.begun(message.pk, 1), "the first delivery begins")

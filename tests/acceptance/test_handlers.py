@@ -1,4 +1,4 @@
-"""Handlers that run too long, raise what nobody expects, or leave a mess: the next message never notices."""
+"""Handlers that run too long, raise unusual errors or leave settings changed do not affect the next message."""
 
 from __future__ import annotations
 

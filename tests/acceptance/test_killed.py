@@ -1,4 +1,4 @@
-"""Workers that die without a word: nothing is lost, and what kills them does not kill everything else."""
+"""Killed workers lose no message, and a message that kills its worker does not take others with it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_poison_message_dies_with_a_reason_and_harms_no_other(start: Start) ->
 
 @BOTH
 def test_those_that_die_with_a_poison_message_are_not_taken_for_poison(start: Start) -> None:
-    """All run at the same time as the poison, time and again, and are still there in the end."""
+    """All of them run at the same time as the poison again and again, and none of them becomes dead."""
     innocent = [{"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(6)]
     schedule_messages([{"topic": "t.kill"}, *innocent])
     start("--threads", "10")

@@ -1,4 +1,4 @@
-"""The reply of a script is lost: it was carried out, and whoever called does not know. No duplicate, no loss."""
+"""The reply of a script is lost after the script was carried out: no message is lost or delivered twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def digest(script: str) -> bytes:
 
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    """Straight to the server."""
+    """A client of the server that does not go through the proxy."""
     with redis.Redis(port=redis_server.port) as there:
         yield there
 
@@ -43,7 +43,7 @@ def proxy(redis_server: RedisServer, client: redis.Redis, configure: Callable[..
 
 
 def all_ran(client: redis.Redis) -> bool:
-    """Whether the server ran every script that it was asked for by its digest, and none failed."""
+    """Tell whether the server ran every script that it was asked for by its digest, and none failed."""
     calls = client.info("commandstats")["cmdstat_evalsha"]
     return bool(calls["failed_calls"] == calls["rejected_calls"] == 0)
 

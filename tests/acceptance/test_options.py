@@ -81,6 +81,7 @@ def test_max_runtime_ends_it_in_order(start: Start, gate: Gate) -> None:
 
 
 @BOTH
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_queues_are_served_in_strict_order(start: Start, gate: Gate) -> None:
     start("--queues", "a,b", "--threads", "1")
     first = schedule_message("t.gate", gate.payload, queue="b")
@@ -97,6 +98,7 @@ def test_queues_are_served_in_strict_order(start: Start, gate: Gate) -> None:
 
 
 @BOTH
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_more_urgent_messages_go_first(start: Start, gate: Gate) -> None:
     start("--threads", "1")
     first = schedule_message("t.gate", gate.payload)

@@ -1,4 +1,4 @@
-"""Redis lost, emptied, restarted, rolled back, taken for another's: everything is delivered all the same."""
+"""Faults of Redis: it is lost, emptied, restarted, rolled back or another's. Every message is delivered once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Configure = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def _with_redis(configure: Configure) -> None:
-    """Every test here is about Redis."""
+    """Configure the short intervals: every test here is about Redis."""
 
 
 # SQLite has one writer.
@@ -232,6 +232,7 @@ def test_the_redis_of_another_database_is_refused(start: Start, redis_server: Re
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_what_a_redis_under_memory_pressure_evicts_is_delivered(
     start: Start, configure: Configure, policy: str
 ) -> None:
@@ -299,7 +300,7 @@ def test_what_is_due_after_the_horizon_costs_redis_nothing_until_it_comes_near(
 
 @pytest.fixture
 def replication(redis_server: RedisServer) -> Iterator[Proxy]:
-    """Between the master and its replica."""
+    """The proxy between the master and its replica."""
     with Proxy(redis_server.port) as there:
         yield there
 
@@ -310,6 +311,7 @@ def replica(replication: Proxy) -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_failover_to_a_replica_that_lags_loses_nothing(
     start: Start, configure: Configure, redis_server: RedisServer, replication: Proxy, replica: RedisServer
 ) -> None:

@@ -1,4 +1,4 @@
-"""The demo shop, from the request to what comes of it: the package as its users know it."""
+"""The demo shop, from the request to its effects: the package as its users know it."""
 
 from __future__ import annotations
 

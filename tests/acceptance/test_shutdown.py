@@ -1,4 +1,4 @@
-"""How a worker ends: in order at the first signal, at once at the second, and never at the cost of an attempt."""
+"""A worker ends in order at the first signal and at once at the second, and costs no message an attempt."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ sys.__stdout__.write(json.dumps(report))
 
 @pytest.fixture
 def report(redis_client: redis.Redis, tmp_path: Path) -> Any:
-    """What a process without the console has done, on a database of its own."""
+    """The report of a process without the console, which works on a database of its own."""
     environment = {
         **os.environ,
         "DELAYQ_TEST_CONSOLE": "0",

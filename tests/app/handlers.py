@@ -32,12 +32,15 @@ def receives(topic: str, **terms: Any) -> Callable[[HandlerFunction], HandlerFun
 
 
 def leave(message: Delivered, note: str = "") -> None:
-    """An effect in the database."""
+    """Write an effect to the database."""
     Effect.objects.create(message_id=message.id, delivery=message.deliveries, note=note)
 
 
 def pass_gate(message: Delivered) -> None:
-    """Say "begun-<id>-<delivery>" in the payload's folder, wait for the "go" of it, of the delivery or of all."""
+    """Write the file "begun-<id>-<delivery>" to the payload's folder, and wait for a file that lets the handler pass.
+
+    That is the "go" of this message, of this delivery or of all.
+    """
     folder = Path(message.payload["folder"])
     own = f"{message.id}-{message.deliveries}"
     (folder / f"begun-{own}").touch()
@@ -158,7 +161,7 @@ async def outlast_the_timeout_async(message: Delivered) -> None:
 
 @receives("t.hang", timeout="0.3s", retry=SOON)
 def never_let_go(message: Delivered) -> None:
-    """The first time."""
+    """Block for ever in the first delivery, and end at once in later ones."""
     while message.deliveries == 1:
         try:
             time.sleep(0.01)
@@ -169,7 +172,7 @@ def never_let_go(message: Delivered) -> None:
 
 @receives("t.seize", timeout="0.3s", retry=SOON)
 def seize_the_interpreter(message: Delivered) -> None:
-    """The first time: no other thread of the process runs any more."""
+    """Keep the interpreter in the first delivery, so that no other thread of the process runs any more."""
     if message.deliveries == 1:
         ctypes.PyDLL(None).sleep(3600)
     leave(message)
@@ -193,7 +196,7 @@ def leave_the_building(message: Delivered) -> None:
 
 
 class Unusual(BaseException):
-    """Nobody expects it."""
+    """An error that is not an Exception."""
 
 
 @receives("t.base", retry=None)
@@ -243,7 +246,7 @@ def write_to_a_file_behind_the_gate(message: Delivered) -> None:
 
 
 def append_line(message: Delivered, path: str) -> None:
-    """An effect outside the database, and there even if the process is killed at once."""
+    """Append a line to a file: an effect outside the database that survives if the process is killed at once."""
     line = f"{message.id} {message.deliveries}\n".encode()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:

@@ -1,4 +1,4 @@
-"""What the handlers of the tests leave behind."""
+"""The table of effects that the handlers of the tests write."""
 
 from __future__ import annotations
 

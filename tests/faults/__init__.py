@@ -1,1 +1,1 @@
-"""Faults at every boundary to the outside: all of them by ``python -m tests.faults``, the most telling as tests."""
+"""Faults at every boundary of the process: ``python -m tests.faults`` runs all of them, the tests the most telling."""

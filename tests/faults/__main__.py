@@ -1,4 +1,4 @@
-"""``python -m tests.faults``: every failpoint with everything that can happen there, as a table.
+"""``python -m tests.faults`` runs every failpoint with each fault that can happen there, and prints a table.
 
 Arguments: ``--only TEXT`` (cases whose name holds it), ``--delay SECONDS`` (5), ``--at-once N`` (8).
 """

@@ -1,4 +1,4 @@
-"""A network of one program's own, which loses the reply to what the program says next."""
+"""A network for one program, which loses the reply to the next statement or command of a kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.proxy import Proxy
 
 
 class Said(NamedTuple):
-    """How a statement or a command is known on its way."""
+    """The bytes by which a statement or a command is recognised on its way."""
 
     to_redis: bool
     words: bytes
@@ -65,7 +65,7 @@ class Network:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the program behind it."""
+        """The environment of the program behind this network."""
         delayq: dict[str, Any] = {**settings.DELAYQ, "REDIS": self._redis.url}
         return {
             "DATABASE_URL": self._server.url.replace(str(self._server.port), str(self._database.port)),
@@ -78,7 +78,7 @@ class Network:
 
     @property
     def lost(self) -> list[bytes]:
-        """What was said and executed, and had no reply."""
+        """The requests that were executed and had no reply."""
         return self._database.lost + self._redis.lost
 
     def __enter__(self) -> Self:

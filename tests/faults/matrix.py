@@ -1,4 +1,4 @@
-"""A case: twenty messages, one failpoint, one thing that happens there, a healthy worker to finish, and a verdict.
+"""Cases of twenty messages each: one failpoint, one fault there, a healthy worker that finishes, and a verdict.
 
 Several cases run at the same time, each in a queue and with a process of its own.
 """
@@ -72,7 +72,7 @@ HASTY: dict[str, Any] = {
 
 
 class Case(NamedTuple):
-    """Who reaches which failpoint, and what happens there."""
+    """One case: the program, the failpoint that it reaches, and the fault that happens there."""
 
     who: str
     point: str
@@ -91,7 +91,7 @@ class Case(NamedTuple):
 
     @property
     def port(self) -> int | None:
-        """To which server a reset breaks all connections of the process, besides those of the thread."""
+        """The port of the server to which a reset breaks all connections of the process, besides the thread's own."""
         assert servers.REDIS_SERVER is not None
         assert servers.POSTGRES_SERVER is not None
         if self.point in TO_REDIS:
@@ -100,7 +100,7 @@ class Case(NamedTuple):
 
     @property
     def _nth(self) -> int:
-        """When things are under way; what happens but a few times, the first time."""
+        """Return at which passage the fault happens: a late one, or the first where there are only a few."""
         if self.point == "before_take":
             # The first ones find nothing.
             return 8
@@ -111,7 +111,7 @@ class Case(NamedTuple):
 
     @property
     def windows(self) -> Windows:
-        """What may happen again here, other than in a transaction."""
+        """The windows in which an effect outside a transaction may happen again."""
         if self.who != "worker" and self.point != "mid_load":
             # Nothing is handled there, or not yet.
             return SHUT
@@ -128,12 +128,12 @@ class Case(NamedTuple):
 
     @property
     def failures(self) -> int:
-        """How many handlers fail after their effect, and are told to try again."""
+        """The number of handlers that fail after their effect and are retried."""
         return int((self.point, self.action) == ("after_handler", "raise"))
 
 
 def every_case() -> list[Case]:
-    """The whole matrix."""
+    """Return all cases of the matrix."""
     places = {"producer": PRODUCER, "worker": WORKER, "loader": LOADER, "restore": RESTORE, "reaper": REAPER}
     return [
         Case(who, point, action)
@@ -149,7 +149,7 @@ def every_case() -> list[Case]:
 
 @contextmanager
 def hasty() -> Iterator[None]:
-    """Settings that keep nobody waiting."""
+    """Return settings with short intervals."""
     with override_settings(DELAYQ={**settings.DELAYQ, **HASTY}):
         yield
 
@@ -190,14 +190,14 @@ def _two_leases() -> None:
 
 
 def _nothing_to_reap() -> bool:
-    """No lease has run out but of rows that a frozen process has locked."""
+    """Tell whether no lease has run out except on rows that a frozen process has locked."""
     with transaction.atomic():
         late = Message.objects.filter(state=State.RUNNING, leased_until__lt=transitions.now("default"))
         return not late.select_for_update(skip_locked=True).exists()
 
 
 class _Run:
-    """One case on its way."""
+    """One case while it runs."""
 
     def __init__(self, case: Case, folder: Path, delay: float) -> None:
         self.case = case
@@ -209,7 +209,7 @@ class _Run:
         self._reached_by = 0
 
     def start(self) -> None:
-        """Up to where the fault can happen at any time."""
+        """Start the program, and return when the fault can happen at any time."""
         queue, lines = self.case.queue, str(self.lines)
         if self.case.action == "lose":
             self.network = self._stack.enter_context(Network())
@@ -274,7 +274,7 @@ class _Run:
         os.kill(self._reached_by, signal.SIGCONT)
 
     def finish(self) -> None:
-        """Until all are finished and nothing more can come of those that took part."""
+        """Wait until all messages are finished and no process of the case can change them any more."""
         assert self.program is not None
         if self.case.who in ("producer", "restore"):
             code = self.program.wait()
@@ -308,7 +308,7 @@ class _Run:
         return found
 
     def _not_injected(self) -> list[str]:
-        """Why the case proves nothing."""
+        """Return the reasons why the case proves nothing."""
         assert self.program is not None
         if self.network is not None:
             said = NEXT[self.case.who, self.case.point].words

@@ -17,7 +17,7 @@ NOTE = "scheduled"
 
 
 def message(queue: str, lines: str, number: int) -> dict[str, Any]:
-    """Half have effects in their handler's transaction, most others in a file, three fail at their first attempt."""
+    """Return one of the messages: half write to the database, most others to a file, three fail at first."""
     # Two by two, so that one of each kind is taken at once.
     terms = {"queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
     if number % 2:
@@ -32,7 +32,7 @@ def schedule_all(queue: str, lines: str, number: int = NUMBER) -> list[Message]:
 
 
 def schedule(queue: str, lines: str, number: int) -> None:
-    """One, and with it a row that is there exactly when the transaction is committed."""
+    """Schedule one message, with a row that exists exactly when the transaction is committed."""
     with transaction.atomic():
         scheduled = schedule_message(**message(queue, lines, number))
         Effect.objects.create(message_id=scheduled.pk, delivery=0, note=queue)

@@ -1,4 +1,4 @@
-"""What must hold for twenty messages after a fault: one verdict on a queue whose messages are all finished."""
+"""The verdict on a queue after a fault, given when all of its messages are finished."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Delivery = tuple[int, int]
 
 @dataclass
 class Verdict:
-    """How many messages there were, which effects came more than once and why, and everything that is wrong."""
+    """The number of messages, the effects that came more than once by their window, and everything that is wrong."""
 
     messages: int = 0
     w1: int = 0
@@ -51,7 +51,7 @@ class Verdict:
 def judge(
     queue: str, number: int, lines: Path, *, windows: Windows = SHUT, victim: str = "", failures: int = 0
 ) -> Verdict:
-    """Look at all that happened in a queue.
+    """Judge all that happened in a queue.
 
     ``number``: how many messages were committed. ``lines``: the file of effects outside the database. ``windows``:
     those that were open, and in deliveries of which worker: any whose name holds ``victim``. ``failures``: how many
@@ -76,7 +76,7 @@ def judge(
 
 
 def _excuses(log: list[Transition], windows: Windows, victim: str) -> dict[int, str]:
-    """The deliveries in which a window was open, and which."""
+    """Return the deliveries in which a window was open, with its name."""
     victims = {row.attempt for row in log if row.to_state == State.RUNNING and victim in row.actor}
     return {
         row.attempt: window
@@ -95,7 +95,7 @@ def _effects(messages: Iterable[Message]) -> QuerySet[Effect]:
 
 
 def early_effects(messages: Iterable[Message], logs: Mapping[int, list[Transition]]) -> list[str]:
-    """Which came before their message was due, and so before its handler may begin."""
+    """Return the effects that came before their message was due, when its handler may not begin yet."""
     dues = {(pk, row.attempt): row.due_at for pk, log in logs.items() for row in log if row.to_state == State.RUNNING}
     return [
         f"an effect before it was due: {effect}"
@@ -112,7 +112,7 @@ def lines_of(path: Path) -> list[Delivery]:
 
 
 def illegal(message: Message, log: list[Transition]) -> list[str]:
-    """What is wrong with the log of a message."""
+    """Return what is wrong with the log of a message."""
     wrong = []
     if [row.number for row in log] != list(range(1, message.moves + 1)):
         wrong.append(f"numbers {[row.number for row in log]} for {message.moves} moves")

@@ -1,4 +1,4 @@
-"""Processes that have failpoints: run_delayq, delayq_restore, and one that schedules."""
+"""The processes that have failpoints: run_delayq, delayq_restore, and a producer."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Program(Worker):
         self._reader.start()
 
     def wait_for_failpoint(self) -> int:
-        """Which process has reached it."""
+        """Wait until a process has reached the failpoint, and return its pid."""
         return int(self.wait_for(r"Failpoint \S+ in process (\d+)")[1])
 
 
 def state_of(pid: int) -> str:
-    """R, S, D, T (stopped), Z, or X when it is gone."""
+    """Return the state of a process: R, S, D, T (stopped), Z, or X when it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Failpoints: only the environment of a starting process can switch them on, and it is told what it gets wrong."""
+"""Failpoints are switched on by the environment of a starting process alone, which refuses what it does not know."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGE = Path(failpoints.__file__).parent
 
 
 def reaching(text: str | None, code: str = "") -> subprocess.CompletedProcess[str]:
-    """A process that starts with these failpoints and reaches after_claim three times."""
+    """Run a process that starts with these failpoints and reaches after_claim three times."""
     environment = {name: value for name, value in os.environ.items() if name != failpoints.ENVIRONMENT}
     if text is not None:
         environment[failpoints.ENVIRONMENT] = text

@@ -63,17 +63,17 @@ def to_database(postgres_server: PostgresServer) -> Iterator[Proxy]:
 
 
 def through(network: Proxy) -> dict[str, object]:
-    """DELAYQ of a worker behind the network."""
+    """Return DELAYQ for a worker behind the network."""
     return {"REDIS": f"redis://127.0.0.1:{network.port}/0"}
 
 
 def over(network: Proxy, server: PostgresServer) -> str:
-    """The prefix of a worker behind the network."""
+    """Return the command prefix for a worker behind the network."""
     return f"env DATABASE_URL={server.url.replace(str(server.port), str(network.port))}"
 
 
 def wave(lines: Path, *, number: int = NUMBER, over: float = 1.5) -> list[Message]:
-    """Half transactional, half with lines in a file."""
+    """Schedule messages, half of them transactional and half with effects in a file."""
     return schedule_messages(
         {
             **({"topic": "t.tx"} if place % 2 else {"topic": "t.file", "payload": str(lines)}),
@@ -93,7 +93,7 @@ def verdict(lines: Path, number: int = NUMBER) -> Verdict:
 
 
 def verdict_on_late_ones(lines: Path, number: int = NUMBER) -> Verdict:
-    """A worker that does not reach the database cannot extend its leases."""
+    """Judge a run in which a worker did not reach the database, and so could not extend its leases."""
     eventually(lambda: drained(number), "all are finished")
     return judge("default", number, lines, windows=LATE)
 
@@ -218,7 +218,7 @@ def test_replies_of_the_database_torn_or_kept_back_again_and_again(
 def test_connections_to_the_database_that_are_dead_without_a_word(
     begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    """The worker hangs until somebody notices; meanwhile another one delivers, and nothing is done twice after that."""
+    """The worker hangs until its connections are reset. Another one delivers meanwhile, and nothing runs twice."""
     worker = begin(prefix=over(to_database, postgres_server))
     worker.wait_for("Loaded queue default")
     wave(tmp_path / "lines", over=3.0)
@@ -256,7 +256,7 @@ def test_a_database_out_of_reach_for_some_seconds(
 def test_a_worker_that_cannot_write_outcomes_down_takes_no_more(
     begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    """Only the recorder's connection is dead: all else would go on, to no end, and give everything up as deadly."""
+    """Only the recorder's connection is dead. A worker that went on would lose every delivery as a crashed one."""
     worker = begin(prefix=over(to_database, postgres_server))
     worker.wait_for("Loaded queue default")
     lines = str(tmp_path / "lines")

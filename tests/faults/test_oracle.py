@@ -1,4 +1,4 @@
-"""The oracle is no use unless it sees what is wrong."""
+"""The oracle of the fault matrix sees each kind of fault in a record that was spoiled by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Corruption = Callable[[Path], object]
 
 
 def deliver(lines: Path) -> None:
-    """By hand, as it should be."""
+    """Deliver messages by hand, without a fault."""
     messages = schedule_all("good", str(lines))
     Message.objects.update(due_at="2020-01-01T00:00:00Z")
     Transition.objects.update(due_at="2020-01-01T00:00:00Z")
@@ -76,7 +76,7 @@ def test_it_finds_what_is_wrong(tmp_path: Path, corrupt: Corruption, finding: st
 
 @pytest.fixture
 def repeat(tmp_path: Path) -> Callable[[str], int]:
-    """Do one thing again because of a delivery that ended like this."""
+    """Repeat one effect because of a delivery that ended with this reason."""
 
     def end(how: str) -> int:
         deliver(tmp_path / "lines")

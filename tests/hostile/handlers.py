@@ -1,4 +1,4 @@
-"""Handlers that do to their worker what no handler should. Each harms itself at most."""
+"""Handlers that do to their worker what no handler should. Each may harm its own message at most."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def execute(sql: str) -> None:
 
 @handler("h.memory", retry=None)
 def exhaust_memory(message: Delivered) -> None:
-    """Within limits: the machine is not ours."""
+    """Ask for more memory than the process may have. A limit protects the machine."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
@@ -113,7 +113,7 @@ def ask_for_a_rollback(message: Delivered) -> None:
 
 @handler("h.swallow_without_a_word", transactional=True, retry=SOON)
 def swallow_an_aborted_transaction(message: Delivered) -> None:
-    """The database has aborted the transaction, and Django does not know."""
+    """Swallow an error after which the database has aborted the transaction without Django's knowledge."""
     leave(message)
     if message.deliveries == 1:
         with contextlib.suppress(DatabaseError):
@@ -155,7 +155,7 @@ def change_the_session(message: Delivered) -> None:
 
 @handler("h.session", retry=None)
 def show_the_session(message: Delivered) -> None:
-    """What a message finds in its thread."""
+    """Write down the settings of the session that this message finds in its thread."""
     found = {}
     if connection.vendor == "postgresql":
         for name in ("search_path", "TimeZone", "statement_timeout", "default_transaction_isolation", "role"):

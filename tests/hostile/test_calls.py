@@ -1,4 +1,4 @@
-"""Whatever the calls are given: a clear refusal and nothing written, or stored exactly as given."""
+"""Calls either refuse an argument clearly and write nothing, or store it exactly as given."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TENTH = timedelta(microseconds=100)
 
 @pytest.fixture(autouse=True)
 def horizon(transactional_db: None) -> Iterator[redis.Redis]:
-    """Redis takes ids as if a worker had loaded it, however far ahead they are due."""
+    """Give Redis a horizon so far ahead that it takes every id, as if a worker had loaded it."""
     assert servers.REDIS_SERVER is not None
     with redis.Redis(port=servers.REDIS_SERVER.port) as client:
         client.flushall()
@@ -58,13 +58,13 @@ def horizon(transactional_db: None) -> Iterator[redis.Redis]:
 
 
 def everything(client: redis.Redis) -> tuple[int, int, dict[Any, Any]]:
-    """All that a call could have written."""
+    """Return all rows that a call could have written."""
     return Message.objects.count(), Transition.objects.count(), {key: client.dump(key) for key in client.scan_iter()}
 
 
 @contextmanager
 def refused_whole(client: redis.Redis) -> Iterator[list[Exception]]:
-    """Within, an InvalidMessage may come, and then nothing is written; any other error is a fault.
+    """Allow an InvalidMessage in the block, and then check that nothing is written. Any other error is a fault.
 
     But earlier examples may have left a message with the key of this one.
     """
@@ -90,7 +90,7 @@ ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/St
 
 @cache
 def edges(zone: str) -> list[datetime]:
-    """The hours of the coming two years before which the clocks of a zone change, in UTC."""
+    """Return the hours of the coming two years, in UTC, at whose end the clocks of a zone change."""
     there = ZoneInfo(zone)
     start = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(days=2)
     hours = [start + timedelta(hours=n) for n in range(2 * 365 * 24)]
@@ -100,7 +100,7 @@ def edges(zone: str) -> list[datetime]:
 
 @st.composite
 def near_an_edge(draw: st.DrawFn) -> datetime:
-    """A wall clock's time around a change of the clocks, in either fold, whether or not it exists."""
+    """Return a wall clock's time around a change of the clocks, in either fold, existing or not."""
     zone = draw(st.sampled_from([zone for zone in ZONES if edges(zone)]))
     wall = draw(st.sampled_from(edges(zone))).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
     moved = wall + draw(st.timedeltas(timedelta(hours=-3), timedelta(hours=3)))
@@ -219,7 +219,10 @@ def as_json(value: Any) -> Any:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Equal, and of one kind. But jsonb keeps decimals: 1e16 comes back as 10000000000000000, and -0.0 as 0.0."""
+    """Tell whether two values are equal and of one type.
+
+    But jsonb keeps decimals: 1e16 comes back as 10000000000000000, and -0.0 as 0.0.
+    """
     if isinstance(one, float) or isinstance(other, float):
         return not isinstance(one, bool) and not isinstance(other, bool) and float(one) == float(other)
     if type(one) is not type(other):

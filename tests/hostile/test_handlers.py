@@ -1,4 +1,4 @@
-"""What a handler does to its process, its connection or the log is the trouble of its own message and of no other."""
+"""A handler that harms its process, its connection or the log harms its own message and no other."""
 
 from __future__ import annotations
 

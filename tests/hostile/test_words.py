@@ -1,4 +1,4 @@
-"""What the worker reads in a handler's SQL: neither too much nor too little."""
+"""The worker recognises in a handler's SQL the statements that change its session, and only those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``tests.worker_settings`` says, with the hostile handlers."""
+"""The settings of ``tests.worker_settings`` with the hostile handlers."""
 
 from __future__ import annotations
 

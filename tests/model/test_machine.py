@@ -55,7 +55,7 @@ MAX_CRASHES = 4
 
 @dataclass
 class Fate:
-    """What the machine knows of one message."""
+    """The knowledge of the machine about one message."""
 
     transactional: bool
     cancelled: bool = False
@@ -67,7 +67,7 @@ class Fate:
 
 @dataclass
 class Worker:
-    """A process, and the ids that it has taken and not claimed yet."""
+    """A worker process, with the ids that it has taken and not claimed yet."""
 
     name: str
     tickets: list[Ticket] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Worker:
 
 @dataclass
 class Held:
-    """A delivery in the hands of a worker, which begins it no earlier than its id was to be ready."""
+    """A delivery that a worker holds, and that it begins no earlier than its id was to be ready."""
 
     row: Claimed
     worker: Worker
@@ -87,14 +87,14 @@ class Held:
 
 @dataclass
 class Restoring:
-    """A restore that has read a page and not put it yet."""
+    """A restore that has read a page and has not put it yet."""
 
     pages: Iterator[list[Entry]]
     page: list[Entry] = field(default_factory=list)
 
 
 def holding(machine: Machine) -> bool:
-    """Whether a worker has something in its hands: without, much would be a step in which nothing happens."""
+    """Tell whether a worker holds a delivery: without one, many steps would change nothing."""
     return any(not held.done for held in machine.held)
 
 
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(later=st.booleans(), now=st.lists(st.booleans(), min_size=2, max_size=3))
     def begin(self, later: bool, now: list[bool]) -> None:
-        """Two restores in progress, and two workers with something in their hands: chance would seldom come so far."""
+        """Begin with two restores in progress and two workers that hold deliveries, which chance would seldom reach."""
         self.load(0)
         self.schedule(20, later, pushed=True)
         for which in range(2):
@@ -215,7 +215,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), limit=st.integers(1, 4), lost=st.booleans(), early=st.sampled_from([0, 0, 5]))
     def take(self, which: int, limit: int, lost: bool, early: int) -> None:
-        """``early``: what falls due within so many seconds too; no worker looks so far, but no step is so short."""
+        """Take what is ready or due within ``early`` seconds: no worker looks so far, but no step is so short."""
         taken = self.broker.take(QUEUE, limit, early).tickets
         if not lost:
             self.workers[which].tickets += taken
@@ -235,25 +235,25 @@ class Machine(RuleBasedStateMachine):
             self.held += [Held(row, worker, ready[row.id]) for row in claimed]
 
     def alive(self, pk: int) -> list[Held]:
-        """Deliveries of a message that run and have their lease."""
+        """Return the deliveries of a message that run and have their lease."""
         return [held for held in self.held if held.row.id == pk and not held.done and not held.expired]
 
     @rule(which=st.integers(0, 1), limit=st.integers(1, 4))
     def work(self, which: int, limit: int) -> None:
-        """What consumers do all the time, in one step, so that longer stories come about."""
+        """Take and claim in one step, as consumers do all the time, so that longer sequences come about."""
         self.take(which, limit, lost=False, early=5)
         self.claim(which, lost=False)
 
     @rule(number=st.integers(0, 5))
     def bring_back(self, number: int) -> None:
-        """Redis may hold anything: an id that is running, finished or cancelled is ready once more."""
+        """Make an id ready once more that is running, finished or cancelled: Redis may hold anything."""
         place = {str(self.pick(number)): 100 * BAND + int(self.broker.now)}
         self.client.zadd(self.broker.keys(QUEUE).ready, place)
 
     @precondition(holding)
     @rule(which=st.integers(0, 1))
     def steal(self, which: int) -> None:
-        """A worker freezes past its leases, and the other takes over what it holds."""
+        """Freeze a worker past its leases; the other one takes over what it holds."""
         frozen = self.workers[which]
         stolen = {pk for pk in self.running() if any(held.worker is frozen for held in self.alive(pk))}
         self.run_out(stolen)
@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(holding)
     @rule(which=st.integers(0, 1), shutdown=st.booleans())
     def die(self, which: int, shutdown: bool) -> None:
-        """A worker process is killed; its supervisor sees it, and gives back what it held."""
+        """Kill a worker process; its supervisor notices and releases what it held."""
         dead = self.workers[which]
         dead.tickets = []
         for held in self.held:
@@ -296,7 +296,7 @@ class Machine(RuleBasedStateMachine):
             run(held, times={"success": 1, "twice": 2, "effect, crash": 0}[steps])
 
     def run_plain(self, held: Held, times: int) -> None:
-        """An effect, then the report, so many times."""
+        """Run a plain handler: its effect, then the report, so many times."""
         self.affect(held)
         # W2, or W1.
         self.fates[held.row.id].excuses += held.expired or not times
@@ -304,7 +304,7 @@ class Machine(RuleBasedStateMachine):
             self.succeed(held)
 
     def run_transactional(self, held: Held, times: int) -> None:
-        """All of it so many times; 0: up to the report."""
+        """Run a transactional handler so many times; with 0, up to its report."""
         for _ in range(times or 1):
             with transaction.atomic():
                 self.affect(held)
@@ -337,7 +337,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(holding)
     @rule()
     def leases_run_out(self) -> None:
-        """The lease of everything that runs ends."""
+        """End the lease of everything that runs."""
         self.run_out(self.running())
         self.reap()
 
@@ -386,7 +386,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def restore_a_page(self, which: int) -> None:
-        """One of two restores puts the page that it read in its last step, and reads the next."""
+        """Let one of two restores put the page that it read in its last step, and read the next."""
         there = self.restores.setdefault(which, Restoring(self.pages(PAGE)))
         self.fill(there.page)
         there.page = next(there.pages, [])
@@ -406,7 +406,7 @@ class Machine(RuleBasedStateMachine):
             assert put.beyond or place < to_tenths(entry.due_at) + 1, "a restore left it out"
 
     def places(self, page: list[Entry]) -> list[float]:
-        """When each is due by Redis (tenths of a ms): 0 when it is ready, infinite when it is nowhere."""
+        """Return when each id is due by Redis, in tenths of a ms: 0 when it is ready, infinite when it is nowhere."""
         keys = self.broker.keys(QUEUE)
         places = []
         for entry in page:

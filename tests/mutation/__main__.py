@@ -1,4 +1,4 @@
-"""Breaks the code on purpose, once at a time, and tells which tests notice: ``python -m tests.mutation [NAME …]``.
+"""``python -m tests.mutation [NAME …]`` breaks the code on purpose, one bug at a time, and tells which tests notice.
 
 It works on copies in a temporary folder. A mutant that survives is a hole in the tests. Exit code 1 when one does, 2
 when a test fails without any.

@@ -1,4 +1,4 @@
-"""Workers on a Redis of the test's own."""
+"""Fixtures that start workers on a Redis of the test's own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def configure(settings: Any) -> Configure:
 
 @pytest.fixture
 def start(transactional_db: None, configure: Configure) -> Iterator[Start]:
-    """Start a worker; all of them are gone after the test."""
+    """Start workers, which are killed after the test."""
     with ExitStack() as stack:
 
         def begin(*arguments: str, **options: Any) -> Worker:

@@ -1,4 +1,4 @@
-"""A cache alias behind a Sentinel, as django-redis wants it."""
+"""The cache alias of a Redis behind a Sentinel, in the form of django-redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FACTORY = "django_redis.pool.SentinelConnectionFactory"
 
 
 def guarded(port: int) -> dict[str, Any]:
-    """The master that the Sentinel on this port calls "main"."""
+    """Return the cache of the master that the Sentinel on this port calls "main"."""
     return {
         "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": "redis://main/0",

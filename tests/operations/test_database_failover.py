@@ -1,4 +1,4 @@
-"""The database fails over to a replica that lags behind: what was committed last is gone (W3)."""
+"""The database fails over to a replica that lags behind, so that the last commits are gone (window W3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBER = 40
 
 
 class Standby(PostgresServer):
-    """A server that repeats what another one did, until it is promoted."""
+    """A PostgreSQL server that replicates another one until it is promoted."""
 
     def __init__(self, primary: PostgresServer, network: Proxy) -> None:
         self._primary = primary.url.replace(str(primary.port), str(network.port))
@@ -47,7 +47,7 @@ class Standby(PostgresServer):
 
 @pytest.fixture
 def between(postgres_server: PostgresServer) -> Iterator[Proxy]:
-    """The network between the two servers."""
+    """The proxy between the two servers."""
     with Proxy(postgres_server.port) as network:
         yield network
 
@@ -60,7 +60,7 @@ def standby(transactional_db: None, postgres_server: PostgresServer, between: Pr
 
 @contextmanager
 def speaking_to(server: PostgresServer) -> Iterator[None]:
-    """This process asks another server from now on."""
+    """Connect this process to another server within the block."""
     connection.close()
     before = connection.settings_dict["PORT"]
     connection.settings_dict["PORT"] = str(server.port)

@@ -47,6 +47,7 @@ def test_messages_are_delivered_from_the_database_while_redis_is_full(start: Sta
         worker.stop()
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_redis_filled_by_our_own_ids_empties_itself_as_they_fall_due(start: Start, configure: Configure) -> None:
     with RedisServer() as server, of(server) as client:
         configure(REDIS=server.url)

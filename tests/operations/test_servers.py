@@ -58,6 +58,7 @@ def test_every_installed_redis_supports_everything(start: Start, configure: Conf
         worker.stop()
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_failover_by_sentinel_under_a_working_worker_loses_nothing(
     start: Start,
     configure: Configure,

@@ -1,4 +1,4 @@
-"""rediss:// is encrypted, and the certificate is verified: who it is from, and for which host."""
+"""rediss:// encrypts, and verifies the certificate's issuer and host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(params=["front", "server"])
 def port(request: pytest.FixtureRequest, authority: Authority) -> Iterator[int]:
-    """Where TLS is spoken for "localhost": by a front before Redis, and by Redis itself if it can."""
+    """The port that speaks TLS as "localhost": that of a front before Redis, and that of Redis itself if it can."""
     certificate, key = authority.issue("localhost")
     if request.param == "front":
         with RedisServer() as server, Front(certificate, key, server.port) as front:

@@ -1,4 +1,4 @@
-"""A certificate authority for one test, and TLS before a server that may have none."""
+"""A certificate authority for one test, and a TLS front for a server that may have no TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Authority:
         )
 
     def issue(self, host: str) -> tuple[Path, Path]:
-        """A certificate and key for a host."""
+        """Make a certificate and a key for a host."""
         base = self.folder / f"{self.name}-{host}"
         certificate, key, request, names = (base.with_suffix(end) for end in (".crt", ".key", ".csr", ".ext"))
         _openssl(

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def torture(folder: Path, name: str, size: Size, seed: str) -> int:
-    """Break, heal, wait, ask the oracle. Returns its exit code."""
+    """Run the torture: break, heal, wait, and ask the oracle, whose exit code is returned."""
     began = time.time()
     print(f"torture {name}, seed {seed}", flush=True)
     with Arena(folder, seed, size) as arena:
@@ -80,7 +80,7 @@ def torture(folder: Path, name: str, size: Size, seed: str) -> int:
 
 
 def drain(arena: Arena) -> float:
-    """Wait until everything is finished; how long that took. What is not finished then is the oracle's to find."""
+    """Wait until everything is finished, and return the seconds. The oracle reports what never finished."""
     began = time.monotonic()
     for number in range(arena.size.producers):
         arena.others[f"producer {number}"].popen.wait(60)

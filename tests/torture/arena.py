@@ -58,7 +58,7 @@ class Process:
 
     @property
     def pids(self) -> list[int]:
-        """Itself, and its children."""
+        """The pids of the process and its children."""
         return family(self.popen.pid)
 
     @property
@@ -66,11 +66,11 @@ class Process:
         return self.popen.poll() is None
 
     def wait_until_there(self) -> None:
-        """Until it has said its first word."""
+        """Wait for the first line of its log."""
         eventually(lambda: self._log.stat().st_size > 0 or not self.alive, f"{self.name} is there")
 
     def kill(self) -> None:
-        """All of its group at once, as a power cut does."""
+        """Kill its whole process group at once, as a power cut does."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
@@ -126,7 +126,7 @@ class Arena:
         self._stack.close()
 
     def environment(self, place: int) -> dict[str, str]:
-        """Of a process there: 0 for all but workers."""
+        """Return the environment of a process at a place: 0 for all but workers."""
         return {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -147,7 +147,7 @@ class Arena:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def begin(self, until: float) -> None:
-        """Start everything; producers go on until then."""
+        """Start everything. Producers go on until the given time."""
         self.until = until
         self.workers = [self.start_worker(place) for place in range(self.size.workers)]
         for number in range(self.size.producers):
@@ -172,7 +172,7 @@ class Arena:
         return f"{what}-{self._names}"
 
     def tend(self) -> None:
-        """Start what has died, as an init would; note what nobody killed."""
+        """Start processes again that have ended, as an init would, and note those that the nemesis did not kill."""
         for place, worker in enumerate(self.workers):
             if not worker.alive:
                 text = f"{worker.name}, exit code {worker.popen.returncode}"
@@ -193,14 +193,14 @@ class Arena:
             self._sample()
 
     def replace(self, worker: Process) -> Process:
-        """Another worker in the place of one that has ended."""
+        """Start another worker in the place of one that has ended."""
         self._ended.append(worker)
         place = self.workers.index(worker)
         self.workers[place] = self.start_worker(place)
         return self.workers[place]
 
     def stop(self) -> None:
-        """Workers end in order, the others at once; and those whose supervisor is gone have ended by themselves."""
+        """End workers in order and the others at once; children whose supervisor is gone have ended by themselves."""
         for worker in self.workers:
             worker.popen.terminate()
         for worker in self.workers:
@@ -220,7 +220,7 @@ class Arena:
             time.sleep(min(0.2, left))
 
     def _sample(self) -> None:
-        """How much each worker process holds."""
+        """Note the memory and the open files of each worker process."""
         for worker in self.workers:
             for pid in worker.pids[1:]:
                 with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -232,15 +232,15 @@ class Arena:
     # --- servers ------------------------------------------------------------------------------------------------------
 
     def redis_client(self) -> redis.Redis:
-        """Of the master, past the proxies."""
+        """Return a client of the master that goes past the proxies."""
         return _client(self.redis)
 
     def replica_client(self) -> redis.Redis:
-        """Of the replica, past the proxies."""
+        """Return a client of the replica that goes past the proxies."""
         return _client(self.replica)
 
     def note_slow_scripts(self) -> None:
-        """Before what Redis remembers of them is lost."""
+        """Note the slow scripts before the end of a server loses its list of them."""
         with contextlib.suppress(redis.RedisError), self.redis_client() as client:
             for entry in client.slowlog_get(100):
                 command = entry["command"][:60].decode(errors="replace")
@@ -268,7 +268,7 @@ class Arena:
         return copy
 
     def keep_redis_log(self) -> Path:
-        """From now on Redis writes every command into a file, which holds what it has already."""
+        """Have Redis write every command into a file from now on, which begins with its present data."""
         with self.redis_client() as client:
             client.config_set("appendonly", "yes")
             eventually(lambda: _is_logging(client.info("persistence")), "Redis keeps a log")
@@ -291,9 +291,9 @@ class Arena:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def fail_over(self) -> int:
-        """The replica becomes the master; what was the master comes back empty, as its replica.
+        """Promote the replica to master; the former master comes back empty, as its replica.
 
-        Returns how many bytes of what the master was told the replica had not heard of.
+        Returns how many bytes of the master's changes had not reached the replica.
         """
         with self.redis_client() as client:
             told = client.info("replication")["master_repl_offset"]
@@ -315,7 +315,7 @@ class Arena:
             client.replicaof("127.0.0.1", str(self.to_master.port))
 
     def kill_postgres(self) -> None:
-        """SIGKILL to every process of it."""
+        """Send SIGKILL to every process of PostgreSQL."""
         pid = int((self.postgres.directory / PID_FILE).read_text())
         pids = family(pid)
         for each in pids:
@@ -324,7 +324,7 @@ class Arena:
         eventually(lambda: not any(_is_there(each) for each in pids), "PostgreSQL is gone")
 
     def dump(self) -> None:
-        """The tables as files, for whoever wants to know more than the oracle says."""
+        """Write the tables to files, for more than the oracle reports."""
         with psycopg.connect(self.postgres.url) as connection:
             for table in ("torture.sched", "torture.effect", "delayq_message", "delayq_transition"):
                 copy = f"COPY {table} TO STDOUT (FORMAT csv, HEADER)"
@@ -333,7 +333,7 @@ class Arena:
                         file.write(data)
 
     def left(self) -> int:
-        """Messages that are not finished."""
+        """Return the number of messages that are not finished."""
         with psycopg.connect(self.postgres.url) as connection:
             row = connection.execute(LEFT).fetchone()
             assert row is not None
@@ -351,7 +351,7 @@ def _client(server: RedisServer) -> redis.Redis:
 
 
 def eventually(look: Callable[[], Any], what: str, timeout: float = PATIENCE) -> None:
-    """Wait until it is so."""
+    """Wait until ``look`` is true."""
     deadline = time.monotonic() + timeout
     while not look():
         if time.monotonic() > deadline:
@@ -360,7 +360,7 @@ def eventually(look: Callable[[], Any], what: str, timeout: float = PATIENCE) ->
 
 
 def _is_there(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Tell whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

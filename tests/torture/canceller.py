@@ -1,4 +1,4 @@
-"""``python -m tests.torture.canceller``: cancels around the due time, and notes every answer."""
+"""``python -m tests.torture.canceller`` cancels messages around their due time and notes every answer."""
 
 from __future__ import annotations
 

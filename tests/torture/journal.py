@@ -16,6 +16,6 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_DSYNC, 0o600)
 
     def write(self, what: str, **facts: Any) -> None:
-        """Note what happened, and when (``at``, seconds since the epoch)."""
+        """Note an event and its time (``at``, seconds since the epoch)."""
         line = json.dumps({"what": what, "at": time.time(), "pid": os.getpid(), **facts})
         os.write(self._file, line.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Breaks things, one after the other by a seeded plan, and writes down what, when and to whom."""
+"""The nemesis: causes one fault after the other by a seeded plan, and notes each with its time and its victims."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEASE = float(DELAYQ["LEASE"])
 
 
 class Nemesis:
-    """One method for each kind of fault; it returns when the fault is healed, or when its healing is under way."""
+    """Has a method for each kind of fault, which returns when the fault is healed or its healing is under way."""
 
     def __init__(self, arena: Arena, seed: str) -> None:
         self.arena = arena
@@ -62,7 +62,7 @@ class Nemesis:
         }
 
     def plan(self) -> Iterator[str]:
-        """Every kind as often as it weighs in some order, then again in another: without end."""
+        """Yield every kind as often as its weight says, in a random order, and then again without end."""
         weights = self.arena.size.weights
         while True:
             kinds = [kind for kind in self.faults for _time in range(weights.get(kind, 1))]
@@ -85,7 +85,7 @@ class Nemesis:
 
     @contextmanager
     def fault(self, kind: str, **facts: Any) -> Iterator[dict[str, Any]]:
-        """Note when it begins and when it is healed; what is put into the dict is noted with the end."""
+        """Note when a fault begins and when it is healed. What the block puts into the dict is noted with the end."""
         with self._lock:
             self._number += 1
             number = self._number
@@ -102,7 +102,7 @@ class Nemesis:
         return self.random.choice(self.arena.workers)
 
     def a_child(self) -> int:
-        """Of a worker that has just been started there may be none yet."""
+        """Wait for a child of some worker and return its pid: a worker that has just been started may have none yet."""
         children: list[int] = []
 
         def look() -> bool:
@@ -125,7 +125,7 @@ class Nemesis:
             self.arena.replace(worker)
 
     def kill_supervisor(self) -> None:
-        """Its children see that it is gone, and end in order."""
+        """Kill a supervisor; its children notice, and end in order."""
         worker = self.a_worker()
         children = worker.pids[1:]
         with self.fault("kill-supervisor"):
@@ -148,7 +148,7 @@ class Nemesis:
         self._freeze("freeze-worker", self.a_worker().pids)
 
     def _freeze(self, kind: str, pids: list[int]) -> None:
-        """For longer than the lease, while other faults go on."""
+        """Freeze processes for longer than the lease, while other faults go on."""
         span = LEASE + self.random.uniform(0.5, 4)
 
         def thaw() -> None:
@@ -162,7 +162,7 @@ class Nemesis:
         self._thawing.append(thread)
 
     def roll(self) -> None:
-        """A deployment: every worker ends in order, and the next one only when its successor is there."""
+        """Deploy: end every worker in order, each after the successor of the one before is there."""
         # Workers that stand still end late, and with the last of them nobody delivers.
         self._all_thawed()
         with self.fault("roll"):
@@ -175,7 +175,7 @@ class Nemesis:
                 self.arena.replace(worker).wait_until_there()
 
     def restores(self) -> None:
-        """Two at once."""
+        """Run two restores at once."""
         with self.fault("restores") as more:
             pair = [self.arena.restore() for _ in range(2)]
             more["code"] = max(process.popen.wait(60) for process in pair)
@@ -193,7 +193,7 @@ class Nemesis:
             more["key"], more["bite"] = key.decode(), client.delete(key)
 
     def lost_reply(self) -> None:
-        """The next scripts are carried out, and nobody hears of it."""
+        """Lose the replies to the next scripts, which are carried out."""
         way = self.random.choice(self.arena.to_redis)
         with self.fault("lost-reply") as more:
             before, number = len(way.lost), self.random.randint(1, 4)
@@ -213,14 +213,14 @@ class Nemesis:
             self.arena.load_redis(older)
 
     def redis_aof_cut(self) -> None:
-        """The last seconds of its log never reached the disk."""
+        """Restart Redis on a log whose last seconds never reached the disk."""
         log = self.arena.keep_redis_log()
         self.arena.rest(self.random.uniform(0.5, 3))
         with self.fault("redis-aof-cut"):
             self.arena.cut_redis_log(log, self.random.uniform(0.1, 0.9))
 
     def redis_failover(self) -> None:
-        """To a replica that has heard nothing for a while."""
+        """Fail over to a replica that has received nothing for a while."""
         with self.arena.replica_client() as client, contextlib.suppress(TimeoutError):
             eventually(lambda: client.info("replication").get("master_link_status") == "up", "a replica", 10)
         self.arena.note_slow_scripts()
@@ -241,17 +241,17 @@ class Nemesis:
                 way.cut()
 
     def redis_blackhole(self) -> None:
-        """Nothing arrives in either direction, and nobody says so."""
+        """Hold back all data between processes and Redis in both directions, without an error."""
         with self.fault("redis-blackhole"):
             self._swallow(self.ways(self.arena.to_redis))
 
     def redis_half_open(self) -> None:
-        """The connections of now are dead without a word, as behind a firewall that forgot them. New ones are well."""
+        """Silence the present connections, as a firewall does that has forgotten them. New ones work."""
         with self.fault("redis-half-open") as more:
             more["bite"] = self._forget(self.ways(self.arena.to_redis))
 
     def ways(self, network: list[Proxy]) -> list[Proxy]:
-        """All of them, or that of one worker, while the others go on."""
+        """Return all proxies, or that of one worker, while the others go on."""
         return network if self.random.random() < 0.5 else [self.random.choice(network[1:])]
 
     def _swallow(self, ways: list[Proxy]) -> None:
@@ -271,7 +271,7 @@ class Nemesis:
         return forgotten
 
     def redis_evict(self) -> None:
-        """Memory is short, and any key may go."""
+        """Make memory short, so that any key may be evicted."""
         with self.fault("redis-evict") as more, self.arena.redis_client() as client:
             before = client.info("stats")["evicted_keys"]
 
@@ -304,7 +304,7 @@ class Nemesis:
             self.arena.postgres.start()
 
     def database_cut(self) -> None:
-        """Every connection breaks, on both sides or only for the client."""
+        """Break every connection, on both sides or only for the client."""
         with self.fault("database-cut"):
             if self.random.random() < 0.5:
                 for way in self.ways(self.arena.to_postgres):
@@ -321,6 +321,6 @@ class Nemesis:
             self._swallow(self.ways(self.arena.to_postgres))
 
     def database_half_open(self) -> None:
-        """As with Redis; that the dead connections end is what the kernel's keepalives are for."""
+        """Silence the present connections as with Redis. The kernel's keepalives are there to end them."""
         with self.fault("database-half-open") as more:
             more["bite"] = self._forget(self.ways(self.arena.to_postgres))

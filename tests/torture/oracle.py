@@ -1,4 +1,4 @@
-"""What happened, told from the outside: ``python tests/torture/oracle.py FOLDER --dsn postgresql://…``.
+"""The judge of a torture, from the outside: ``python tests/torture/oracle.py FOLDER --dsn postgresql://…``.
 
 It imports neither the app nor Django, and has a table of moves of its own. It reads
 
@@ -105,7 +105,7 @@ class Row(NamedTuple):
 
     @property
     def is_death(self) -> bool:
-        """A delivery ended without a word; one that is given back unfinished has said so."""
+        """True when a delivery crashed: it ended without reporting. One that is released unfinished has reported."""
         parts = {part.strip() for part in self.reason.split(";")}
         return self.before == "running" and bool(parts & {"lease ran out", "worker process died"})
 
@@ -132,7 +132,7 @@ class Scheduled(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What a handler wrote."""
+    """One line that a handler wrote."""
 
     what: str
     delivery: int
@@ -141,7 +141,7 @@ class Line(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What the nemesis did, from when to when it was healed, and to which processes."""
+    """One fault of the nemesis, with the time until it was healed and the processes that it hit."""
 
     kind: str
     begin: float
@@ -151,7 +151,7 @@ class Fault(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """To a request to cancel."""
+    """The answer to a request to cancel."""
 
     id: int
     asked: float
@@ -161,7 +161,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Evidence:
-    """Everything that was left behind."""
+    """All traces of a run."""
 
     run: dict[str, Any]
     scheduled: dict[int, Scheduled] = field(default_factory=dict)
@@ -250,7 +250,7 @@ def _read_answers(evidence: Evidence, entries: Iterable[dict[str, Any]]) -> None
 
 @dataclass
 class Report:
-    """What was found: ``wrong`` by kind, which must be empty, and numbers that say how it went."""
+    """The findings: ``wrong`` by kind, which must be empty, and numbers about the run."""
 
     wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[str] = field(default_factory=Counter)
@@ -336,7 +336,7 @@ class Oracle:
                 self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}; strange: {deaths}")
 
     def _may_be_dead(self, pk: int) -> bool:
-        """Died as often as is allowed, without a word: poison, or one whose every death was the nemesis's doing."""
+        """Tell whether a message may be dead: it crashed too often, as poison or each time by the nemesis's doing."""
         log = self.evidence.log[pk]
         unreported = [row for row in log if row.is_death]
         if "deliveries crashed" not in log[-1].reason or len(unreported) != self.evidence.run["max_crashes"]:
@@ -347,7 +347,7 @@ class Oracle:
         return not any(self._strange_deaths(pk))
 
     def _strange_deaths(self, pk: int) -> Iterator[str]:
-        """Deliveries that ended without a word, and nothing was done to their process that says why."""
+        """Return the deliveries that crashed although nothing was done to their process."""
         for row in self.evidence.log[pk]:
             if not row.is_death:
                 continue
@@ -435,7 +435,7 @@ class Oracle:
                 self._explain(pk, first, second)
 
     def _explain(self, pk: int, first: Line, second: Line) -> None:
-        """Why was there another delivery, though this one started?"""
+        """Note the window through which another delivery came though this one started, or that there is none."""
         told = {line.what for line in self.evidence.lines[pk] if line.delivery == first.delivery}
         reported = any(
             row.before == "running" and row.delivery == first.delivery and row.failed for row in self.evidence.log[pk]
@@ -454,7 +454,7 @@ class Oracle:
             self.report.duplicates[f"{window}: {what} twice"] += 1
 
     def _why(self, pk: int, delivery: int, until: float) -> str | None:
-        """The window through which another delivery came, if something was done that opens one.
+        """Return the window through which another delivery came, if a fault opened one.
 
         W1: the process died between the effect and its record. W2: the lease ran out though the process lived: it
         stood still, or the database was away for so long that the lease could not be extended in time.
@@ -474,7 +474,7 @@ class Oracle:
         return None
 
     def _was_unheard(self, pk: int, delivery: int) -> bool:
-        """Whether the claim was committed while the database was cut off, and nobody who heard of it began."""
+        """Tell whether a claim is orphaned: committed while the database was cut off, and its handler never began."""
         claim = self._claim(pk, delivery)
         if claim is None or any(line.delivery == delivery for line in self.evidence.lines.get(pk, ())):
             return False
@@ -484,7 +484,7 @@ class Oracle:
         return next((row for row in self.evidence.log[pk] if row.is_claim and row.delivery == delivery), None)
 
     def _is_recorded(self, pk: int, delivery: int, pid: int, died: float) -> bool:
-        """Whether this delivery had its effect so long before its process died that the record knows of it."""
+        """Tell whether this delivery had its effect so long before its process died that the record knows of it."""
         ends = [line.at for line in self.evidence.lines.get(pk, ()) if (line.what, line.delivery) == ("end", delivery)]
         return (
             bool(ends)
@@ -496,18 +496,18 @@ class Oracle:
         )
 
     def _between(self, begin: float, end: float) -> Iterator[Fault]:
-        """Faults that were there at some time of these."""
+        """Yield the faults that lasted at some moment between these times."""
         return (fault for fault in self.faults if fault.begin <= end and fault.end >= begin)
 
     def _died(self, pid: int, since: float) -> float | None:
-        """When the process was killed; a number may be used again for another process."""
+        """Return when the process was killed after this time. A pid may be used again for another process."""
         for begin, end in self.deaths.get(pid, ()):
             if end >= since - BLUR:
                 return max(begin, since)
         return None
 
     def _deaths(self) -> dict[int, list[tuple[float, float]]]:
-        """From when to when each process was killed, in order."""
+        """The times between which each process was killed, in order."""
         deaths: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for fault in [*self.faults, *self.poisonings]:
             if fault.kind in ("kill-child", "kill-worker", POISON):
@@ -518,7 +518,7 @@ class Oracle:
         return deaths
 
     def _poisonings(self) -> Iterator[Fault]:
-        """Deaths of processes by what they delivered."""
+        """The deaths of processes by the poison that they delivered."""
         for lines in self.evidence.lines.values():
             for line in lines:
                 if line.what == "die":
@@ -607,7 +607,7 @@ class Oracle:
         return min((at for at in times if at is not None), default=None)
 
     def _mark(self, fault: Fault) -> float:
-        """How late it may still be after the fault is healed. Seconds."""
+        """Return how late a message may still be after the fault is healed, in seconds."""
         marks = self.evidence.run["marks"]
         if fault.kind in REDIS_FAULTS:
             return float(marks["redis"])
@@ -636,18 +636,18 @@ class Oracle:
                 self.report.found("restore failed", f"exit code {fault.code} at {fault.begin:.3f}")
 
     def _slow(self, note: dict[str, Any]) -> None:
-        """Redis counts the time that it waits for a processor too: only what no waiting explains is wrong."""
+        """Find slow scripts. Redis counts its wait for a processor too: only what no waiting explains is wrong."""
         if not self._frozen(note["began"]):
             self.report.counts["scripts above 10 ms"] += 1
             if note["ms"] > SLOW:
                 self.report.found("slow script", note["text"])
 
     def _frozen(self, at: float) -> bool:
-        """Whether Redis stood still then; its own times are whole seconds."""
+        """Tell whether Redis stood still then. Its own times are whole seconds."""
         return any(fault.kind in ("redis-freeze", "redis-failover") for fault in self._between(at - 2, at + 2))
 
     def _nothing_grows(self) -> None:
-        """Once a process has warmed up, neither its files nor its memory may grow for as long as it lives."""
+        """Check that neither the files nor the memory of a process grow once it has warmed up."""
         samples: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for note in self.evidence.notes:
             if note["what"] == "sample":
@@ -669,7 +669,7 @@ class Oracle:
 
 
 def tell(report: Report, run: dict[str, Any]) -> Iterator[str]:
-    """The lines of the report."""
+    """Return the lines of the report."""
     yield f"seed {run['seed']}, size {run['size']}, {run['seconds']:.0f} s"
     for name, number in sorted(report.counts.items()):
         yield f"  {name:<44} {number:>8}"

@@ -1,4 +1,4 @@
-"""``python -m tests.torture.producer``: schedules messages and audits each in the same transaction."""
+"""``python -m tests.torture.producer`` schedules messages and audits each in the same transaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INSERT INTO torture.sched (id, due, kind, key, cancel_at) VALUES (%s, %s, %s, %s
 
 
 class Producer:
-    """Goes on until its time is over, or until it dies between a commit and the put that follows it."""
+    """Schedules until its time is over, or until it dies between a commit and the put that follows it."""
 
     def __init__(self, seed: str, rate: float, spread: float, poison: int, until: float) -> None:
         self.random = random.Random(seed)
@@ -88,7 +88,7 @@ class Producer:
         return int(message.pk)
 
     def draw(self) -> tuple[str, dict[str, Any]]:
-        """What the handler is to do. Times in seconds."""
+        """Draw what the handler is to do, with times in seconds."""
         chance = self.random.random()
         payload: dict[str, Any] = {"work": 0.0, "fails": 0, "dies": 0, "late": self.random.random() < 0.5}
         if self.poison:

@@ -1,4 +1,4 @@
-"""What every process of a torture runs with; the environment says where the servers and the folder are."""
+"""The settings of every process of a torture. The environment names the servers and the folder."""
 
 from __future__ import annotations
 

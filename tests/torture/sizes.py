@@ -1,4 +1,4 @@
-"""How long, how much, and the settings of the workers."""
+"""The sizes of a torture: its length, its load, and the settings of its workers."""
 
 from __future__ import annotations
 

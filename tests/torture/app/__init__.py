@@ -1,1 +1,1 @@
-"""The app whose handlers are tortured."""
+"""The app whose handlers the torture runs."""

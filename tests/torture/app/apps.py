@@ -1,4 +1,4 @@
-"""The app whose handlers are tortured."""
+"""The configuration of the app whose handlers the torture runs."""
 
 from __future__ import annotations
 

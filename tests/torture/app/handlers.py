@@ -1,6 +1,6 @@
-"""Handlers that leave traces which outlive any death: rows in their own transaction, lines written through to disk.
+"""Handlers whose traces survive any death: rows in their own transaction, and lines written through to disk.
 
-A line: what, message, delivery, pid, time. ``start`` … ``end`` is an effect, ``fail`` a failure that was told,
+A line has kind, message, delivery, pid and time. ``start`` … ``end`` is an effect, ``fail`` a reported failure,
 ``die`` the process killed by the message itself.
 """
 
@@ -24,7 +24,7 @@ _files: dict[int, int] = {}
 
 @handler("torture.row", transactional=True, retry=RETRY)
 def row(message: Delivered) -> None:
-    """Its effect is a row, written in the transaction that records the success."""
+    """Write a row in the transaction that records the success."""
     _note("start", message)
     time.sleep(message.payload["work"])
     with connection.cursor() as cursor:
@@ -37,7 +37,7 @@ def row(message: Delivered) -> None:
 
 @handler("torture.line", retry=RETRY, queue="lines")
 def line(message: Delivered) -> None:
-    """Its effect is a line in a file, out of reach of any transaction."""
+    """Write a line to a file, out of reach of any transaction."""
     _note("start", message)
     time.sleep(message.payload["work"])
     _misbehave(message)
@@ -46,7 +46,7 @@ def line(message: Delivered) -> None:
 
 @handler("torture.async", retry=RETRY)
 async def coroutine(message: Delivered) -> None:
-    """The same, awaited."""
+    """Write a line to a file, as a coroutine."""
     _note("start", message)
     await asyncio.sleep(message.payload["work"])
     _misbehave(message)
@@ -55,7 +55,7 @@ async def coroutine(message: Delivered) -> None:
 
 @handler("torture.hang", retry=RETRY, timeout=1.0, queue="lines")
 def hang(message: Delivered) -> None:
-    """Its first delivery does not let go, not even at its timeout: it waits outside of Python."""
+    """Block the first delivery outside of Python, so that not even its timeout ends it."""
     _note("start", message)
     if message.deliveries == 1:
         _note("fail", message)
