@@ -50,7 +50,7 @@ def test_a_database_restarted_under_load_loses_nothing_and_leaves_nothing_runnin
     assert effects_per_message() == once_each(messages)
 
 
-def test_what_ran_while_the_database_was_away_is_recorded_when_it_is_back(
+def test_an_outcome_while_the_database_is_away_is_recorded_when_it_is_back(
     start: Start, postgres_server: PostgresServer, gate: Gate
 ) -> None:
     worker = start("--threads", "2")

@@ -81,7 +81,7 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
 @pytest.mark.parametrize(
     ("topic", "error"), [("t.exit", "SystemExit: 3"), ("t.base", "Unusual: not an Exception")], ids=["exit", "base"]
 )
-def test_what_is_no_exception_is_a_failure_like_any_other(start: Start, topic: str, error: str) -> None:
+def test_an_error_that_is_no_exception_is_a_failure_like_any_other(start: Start, topic: str, error: str) -> None:
     worker = start("--threads", "1")
     message = wait_until(schedule_message(topic), State.DEAD)
     assert log_of(message)[-1].error == error

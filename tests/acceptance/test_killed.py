@@ -96,7 +96,7 @@ def test_a_poison_message_dies_with_a_reason_and_harms_no_other(start: Start) ->
 
 
 @BOTH
-def test_those_that_die_with_a_poison_message_are_not_taken_for_poison(start: Start) -> None:
+def test_messages_that_die_with_a_poison_message_are_not_taken_for_poison(start: Start) -> None:
     """All of them run at the same time as the poison again and again, and none of them becomes dead."""
     innocent = [{"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(6)]
     schedule_messages([{"topic": "t.kill"}, *innocent])
@@ -116,7 +116,7 @@ def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) ->
 
 
 @BOTH
-def test_one_process_at_a_time_runs_a_message_alone_and_the_others_deliver(start: Start, gate: Gate) -> None:
+def test_a_message_runs_alone_in_one_process_at_a_time_while_the_others_deliver(start: Start, gate: Gate) -> None:
     suspects = [schedule_message("t.gate", gate.payload) for _ in range(2)]
     # As after two deaths of their processes.
     Message.objects.update(deliveries=2)

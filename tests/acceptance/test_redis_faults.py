@@ -189,7 +189,7 @@ def test_ids_taken_but_never_claimed_come_back(start: Start, redis_server: Redis
     assert effects_per_message() == once_each([blocker, *messages])
 
 
-def test_ids_that_mean_nothing_are_dropped(start: Start, redis_server: RedisServer) -> None:
+def test_ids_without_a_scheduled_message_are_dropped(start: Start, redis_server: RedisServer) -> None:
     start().wait_for("Loaded queue default")
     done = wait_until(schedule_message("t.tx"), State.CONSUMED)
     with of(redis_server) as client:
@@ -233,9 +233,7 @@ def test_the_redis_of_another_database_is_refused(start: Start, redis_server: Re
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
 @pytest.mark.usefixtures("puts_are_flushed")
-def test_what_a_redis_under_memory_pressure_evicts_is_delivered(
-    start: Start, configure: Configure, policy: str
-) -> None:
+def test_messages_that_redis_evicts_are_delivered(start: Start, configure: Configure, policy: str) -> None:
     options = ["--maxmemory", "3mb", "--maxmemory-policy", policy, "--notify-keyspace-events", "Ke"]
     with (
         RedisServer(*options) as server,
@@ -283,7 +281,7 @@ def test_two_loaders_at_once_do_no_harm(start: Start, redis_server: RedisServer)
     assert {m.deliveries for m in Message.objects.all()} == {1}
 
 
-def test_what_is_due_after_the_horizon_costs_redis_nothing_until_it_comes_near(
+def test_a_message_beyond_the_horizon_is_in_redis_only_when_it_comes_near(
     start: Start, configure: Configure, redis_server: RedisServer
 ) -> None:
     configure(HORIZON=5)

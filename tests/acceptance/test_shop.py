@@ -287,7 +287,7 @@ def test_the_news_reach_every_reader() -> None:
         {"email": "nobody", "articles": {"lamp": 1}},
     ],
 )
-def test_what_is_no_order_is_refused(data: dict[str, Any]) -> None:
+def test_a_malformed_order_is_refused(data: dict[str, Any]) -> None:
     assert "not an order" in post("/orders/", data, expect=400)["error"]
 
 

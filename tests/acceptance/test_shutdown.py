@@ -136,7 +136,7 @@ def _may_make_a_pid_namespace() -> bool:
     return subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, check=False).returncode == 0
 
 
-def test_it_works_as_pid_1(start: Start, gate: Gate) -> None:
+def test_a_worker_works_as_pid_1(start: Start, gate: Gate) -> None:
     if not _may_make_a_pid_namespace():
         pytest.skip("needs unshare and the right to make a PID namespace")
     worker = start(prefix="unshare -pf --mount-proc --kill-child")

@@ -79,7 +79,7 @@ def test_the_action_happens_at_the_nth_time_and_once(action: str, code: int, out
     assert f"Failpoint after_claim:{action}:2 in process" in ended.stderr
 
 
-def test_it_happens_once_in_all_the_processes_forked_from_one() -> None:
+def test_a_failpoint_acts_once_in_all_the_processes_forked_from_one() -> None:
     ended = reaching("after_claim:exit:1", "if os.fork() == 0: failpoints.reach('after_claim')\nos.wait()")
     assert ended.returncode == 0
     assert ended.stdout == "1\n2\n3\n"
@@ -137,7 +137,7 @@ def test_a_reset_of_a_port_leaves_other_ports_alone() -> None:
         "after_claim:kill:1,after_claim",
     ],
 )
-def test_what_it_does_not_understand_is_an_error_at_the_start(text: str) -> None:
+def test_a_malformed_failpoint_is_an_error_at_the_start(text: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="DELAYQ_FAILPOINTS: "):
         failpoints.parse(text)
     ended = reaching(text)

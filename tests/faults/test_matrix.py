@@ -84,5 +84,5 @@ def test_nothing_is_lost_and_no_duplicate_is_without_excuse(cases: Sequence[Case
     prove(cases, tmp_path)
 
 
-def test_who_is_frozen_past_the_lease_spoils_nothing(tmp_path: Path) -> None:
+def test_a_process_frozen_past_the_lease_spoils_nothing(tmp_path: Path) -> None:
     prove(FROSTS, tmp_path)

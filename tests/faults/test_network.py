@@ -110,7 +110,7 @@ def test_a_slow_redis_makes_nothing_early_or_lost(begin: Begin, to_redis: Proxy,
 
 
 @pytest.mark.parametrize("habit", ["tear_every", "drop_every"])
-def test_replies_of_redis_torn_or_kept_back_again_and_again(
+def test_torn_or_lost_replies_of_redis_lose_no_message(
     begin: Begin, to_redis: Proxy, tmp_path: Path, habit: str
 ) -> None:
     worker = begin(delayq=through(to_redis))
@@ -125,7 +125,7 @@ def test_replies_of_redis_torn_or_kept_back_again_and_again(
     worker.wait_for("Redis is back")
 
 
-def test_connections_to_redis_that_are_dead_without_a_word(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
+def test_silent_connections_to_redis_lose_nothing(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
     worker = begin(delayq=through(to_redis))
     worker.wait_for("Loaded queue default")
     wave(tmp_path / "lines")
@@ -144,7 +144,7 @@ def test_connections_to_redis_that_are_dead_without_a_word(begin: Begin, to_redi
     assert min(took) < HASTY["GRACE"]
 
 
-def test_a_redis_out_of_reach_for_some_seconds(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
+def test_a_redis_out_of_reach_for_some_seconds_loses_nothing(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
     worker = begin(delayq=through(to_redis))
     worker.wait_for("Loaded queue default")
     wave(tmp_path / "lines", over=3.0)
@@ -201,7 +201,7 @@ def test_a_slow_database_loses_nothing(
 
 
 @pytest.mark.parametrize("habit", ["tear_every", "drop_every"])
-def test_replies_of_the_database_torn_or_kept_back_again_and_again(
+def test_torn_or_lost_replies_of_the_database_lose_no_message(
     begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path, habit: str
 ) -> None:
     worker = begin(prefix=over(to_database, postgres_server))
@@ -215,7 +215,7 @@ def test_replies_of_the_database_torn_or_kept_back_again_and_again(
     assert to_database.hits >= 3
 
 
-def test_connections_to_the_database_that_are_dead_without_a_word(
+def test_silent_connections_to_the_database_lose_nothing(
     begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     """The worker hangs until its connections are reset. Another one delivers meanwhile, and nothing runs twice."""
@@ -236,7 +236,7 @@ def test_connections_to_the_database_that_are_dead_without_a_word(
     eventually(lambda: effects_per_message()[last.pk] == 1, "the worker works again")
 
 
-def test_a_database_out_of_reach_for_some_seconds(
+def test_a_database_out_of_reach_for_some_seconds_loses_nothing(
     begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     worker = begin(prefix=over(to_database, postgres_server))

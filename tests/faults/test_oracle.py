@@ -45,7 +45,7 @@ def append(lines: Path, line: str) -> None:
         file.write(line)
 
 
-def test_it_finds_nothing_wrong_with_what_is_right(tmp_path: Path) -> None:
+def test_a_right_record_has_no_findings(tmp_path: Path) -> None:
     deliver(tmp_path / "lines")
     assert judge("good", NUMBER, tmp_path / "lines") == Verdict(NUMBER)
 
@@ -67,7 +67,7 @@ def test_it_finds_nothing_wrong_with_what_is_right(tmp_path: Path) -> None:
         (lambda lines: Message.objects.filter(topic="t.file").update(deliveries=2), "for 2 deliveries"),
     ],
 )
-def test_it_finds_what_is_wrong(tmp_path: Path, corrupt: Corruption, finding: str) -> None:
+def test_a_corrupted_record_has_its_finding(tmp_path: Path, corrupt: Corruption, finding: str) -> None:
     lines = tmp_path / "lines"
     deliver(lines)
     corrupt(lines)
@@ -110,7 +110,7 @@ def test_an_open_window_excuses_one_more_effect_and_not_two(
     ("ending", "windows", "victim"),
     [(EXPIRY, SHUT, ""), (EXPIRY, KILLED, ""), (DEATH, LATE, ""), (DEATH, POWER_CUT, ""), (EXPIRY, LATE, "/2/")],
 )
-def test_what_the_log_says_excuses_nothing_where_that_cannot_happen(
+def test_the_log_excuses_nothing_where_its_reason_cannot_happen(
     tmp_path: Path, repeat: Callable[[str], int], ending: str, windows: Windows, victim: str
 ) -> None:
     repeat(ending)

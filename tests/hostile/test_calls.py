@@ -336,7 +336,7 @@ ids = (
 
 @some
 @given(target=ids, verb=st.sampled_from(VERBS))
-def test_what_is_no_id_is_refused_and_what_is_nobodys_is_not_found(
+def test_a_malformed_id_is_refused_and_an_unknown_one_is_not_found(
     horizon: redis.Redis, target: Any, verb: Callable[[Any], Any]
 ) -> None:
     message = schedule_message("c.id", delay=3600)

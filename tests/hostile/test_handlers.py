@@ -181,7 +181,7 @@ SESSIONS = [
 PRAGMAS = [["PRAGMA query_only = 1"], ["PRAGMA foreign_keys = 0"]]
 
 
-def test_what_a_handler_sets_in_its_session_is_gone_for_the_next(worker: Start) -> None:
+def test_the_settings_of_a_handlers_session_are_gone_for_the_next(worker: Start) -> None:
     there = worker("--threads", "1")
     before = wait_until(schedule_message("h.session"), State.CONSUMED)
     for sql in SESSIONS if connection.vendor == "postgresql" else PRAGMAS:

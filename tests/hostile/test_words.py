@@ -52,7 +52,7 @@ def test_the_end_of_a_transaction_is_seen(sql: str) -> None:
         ";;",
     ],
 )
-def test_what_only_looks_like_it_is_left_alone(sql: str) -> None:
+def test_sql_that_only_looks_like_an_end_of_transaction_is_left_alone(sql: str) -> None:
     assert not read(sql).ends_transaction
 
 
@@ -96,12 +96,12 @@ def test_a_change_of_the_session_is_seen(sql: str) -> None:
         "INSERT INTO a (settings) VALUES ('reset')",
     ],
 )
-def test_what_ends_with_the_transaction_costs_no_connection(sql: str) -> None:
+def test_a_setting_that_ends_with_the_transaction_costs_no_connection(sql: str) -> None:
     assert not read(sql).changes_session
 
 
 @pytest.mark.parametrize("sql", [None, 1, b"COMMIT", ["COMMIT"]], ids=repr)
-def test_what_is_no_text_is_left_to_the_database(sql: object) -> None:
+def test_a_statement_that_is_no_text_is_left_to_the_database(sql: object) -> None:
     assert read(sql) == (False, False)
 
 

@@ -86,7 +86,7 @@ def started_early(messages: Sequence[Message]) -> list[int]:
     return [claim.message_id for claim in claims if is_early(claim)]
 
 
-def test_what_a_failover_forgets_it_forgets_as_a_whole(
+def test_a_failover_forgets_messages_and_effects_together(
     configure: Callable[..., None],
     postgres_server: PostgresServer,
     between: Proxy,
@@ -103,13 +103,13 @@ def test_what_a_failover_forgets_it_forgets_as_a_whole(
         others = wave("t.file", payload=str(lines), over=4.0)
         eventually(lambda: standby.ask("SELECT count(*) FROM delayq_message") == 2 * NUMBER, "the standby has them")
         assert between.forget() >= 1
-        orphaned_claims = states()[State.CONSUMED] + NUMBER // 2
-        eventually(lambda: states()[State.CONSUMED] >= orphaned_claims, "some are consumed, of which it hears nothing")
+        unreplicated = states()[State.CONSUMED] + NUMBER // 2
+        eventually(lambda: states()[State.CONSUMED] >= unreplicated, "some are consumed without the standby")
         # Committed, put into Redis, and soon forgotten; their ids may be given out again.
         ghosts = wave("t.tx", over=1.0, start=2.0)
         postgres_server.kill()
         assert standby.ask("SELECT pg_promote()")
-        assert standby.ask("SELECT count(*) FROM delayq_message WHERE state = 'consumed'") < orphaned_claims
+        assert standby.ask("SELECT count(*) FROM delayq_message WHERE state = 'consumed'") < unreplicated
         network.turn_to(standby.port)
         stack.enter_context(speaking_to(standby))
         assert not Message.objects.filter(pk__in=[ghost.pk for ghost in ghosts]).exists()

@@ -720,9 +720,7 @@ def test_a_good_run_is_good_and_its_duplicates_are_named(
     assert {"W1: effect twice 1", "W2: effect twice 3"} <= {" ".join(line.split()) for line in said.splitlines()}
 
 
-def test_what_was_late_beside_poison_is_told_apart(
-    tmp_path: Path, dsn: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lateness_beside_poison_is_counted_apart(tmp_path: Path, dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     scene = good()
     with_late_ones(scene, poison=999)
     scene.write(tmp_path, dsn)

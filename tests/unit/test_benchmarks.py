@@ -44,7 +44,7 @@ def test_the_spread_is_over_the_rounds_and_the_median_in_the_middle() -> None:
     assert rates(delayq=1000).spread("drain", "delayq", "rate") == Spread(1000, 900, 1100)
 
 
-def test_what_was_not_measured_has_no_spread() -> None:
+def test_a_figure_that_was_not_measured_has_no_spread() -> None:
     results = rates(delayq=1000)
     results.add("drain", "huey", {})
     assert results.spread("drain", "huey", "rate") is None
@@ -221,7 +221,7 @@ def test_another_run_adds_what_was_not_measured_and_says_when_it_was(tmp_path: P
     assert report.read(file) == run
 
 
-def test_everything_measured_goes_into_the_json() -> None:
+def test_the_json_has_every_figure_that_was_measured() -> None:
     found = json.loads(json.dumps(report.to_json(a_run(rates(delayq=1000)))))
     assert len(found["results"]["rounds"]["drain"]["delayq"]) == 3
     assert len(found["targets"]) == len(TARGETS)
