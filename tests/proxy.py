@@ -19,9 +19,9 @@ class Proxy:
 
     def __init__(self, port: int) -> None:
         self._upstream = port
-        # Seconds, in each direction.
+        # Seconds by which data is delayed in each direction.
         self.delay = 0.0
-        # Every so many replies are cut in half, or kept back after the server did what it was asked to. 0: none.
+        # Every so many replies one is cut in half, or dropped after the server has done its work. 0: none.
         self.tear_every = 0
         self.drop_every = 0
         self.hits = 0
@@ -179,7 +179,7 @@ class _Link:
         with self._lock:
             self.broken = True
             if not self._running:
-                # Closed: the numbers may be somebody else's by now.
+                # The sockets are closed: their numbers may belong to others by now.
                 return
             for end in (self.client, self.server):
                 with contextlib.suppress(OSError):
@@ -211,7 +211,7 @@ class _Link:
 
     def _to_client(self, data: bytes) -> None:
         if self._losing.is_set():
-            # The server has answered, so it is done.
+            # The server has answered, so the request was carried out.
             raise ConnectionResetError
         fate = self.proxy.fate()
         if fate == "":

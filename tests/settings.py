@@ -44,5 +44,5 @@ if os.environ.get("DELAYQ_TEST_CONSOLE") == "0":
 DATABASES["other"] = {**DATABASES["default"], "NAME": DATABASES["default"]["NAME"] + "_other"}
 for _database in DATABASES.values():
     _database["CONN_MAX_AGE"] = 0
-    # Not "test_…": the processes that a test starts know the name only from the environment.
+    # Without "test_": the processes that a test starts know the name only from the environment.
     _database["TEST"] = {"NAME": _database["NAME"]}

@@ -13,5 +13,5 @@ from tests.settings import *  # noqa: F403
 DELAYQ = json.loads(os.environ["DELAYQ_TEST_SETTINGS"])
 
 if sys.platform == "linux":
-    # However the test process goes: PR_SET_PDEATHSIG. A supervisor that is gone ends its children by itself.
+    # PR_SET_PDEATHSIG: the worker ends with the test process, however that ends, and its children end with it.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -19,7 +19,7 @@ from django.conf import settings
 from testproject.cleaner import family
 
 ROOT = Path(__file__).resolve().parents[1]
-# What takes longer than this does not happen any more. Seconds.
+# Waits fail after so many seconds.
 PATIENCE = 90.0
 
 T = TypeVar("T")

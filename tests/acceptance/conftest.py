@@ -54,7 +54,7 @@ def start(transactional_db: None, configure: Callable[..., None]) -> Iterator[St
 
         yield begin
     for number, worker in enumerate(workers, 1):
-        # Shown when the test fails.
+        # pytest shows this when the test fails.
         print(f"--- log of worker {number} ---\n{worker.log}")
 
 

@@ -109,7 +109,7 @@ def test_a_long_handler_keeps_its_lease_by_itself(start: Start, gate: Gate) -> N
     message = schedule_message("t.short_lease", gate.payload)
     eventually(lambda: gate.begun(message.pk), "the handler begins")
     message.refresh_from_db()
-    # Three leases long.
+    # The handler runs for three leases.
     for _ in range(3):
         until = message.leased_until
         assert until is not None

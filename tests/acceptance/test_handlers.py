@@ -67,7 +67,7 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longest = max(handler.lease for handler in registry.handlers().values())
-    # In all five seconds.
+    # Together they run for five seconds.
     monkeypatch.setenv("DELAYQ_TEST_HUNG", str(5 - 2 * longest))
     worker = start("--threads", "2", "--graceful-timeout", "0")
     message = schedule_message("t.seize")

@@ -118,7 +118,7 @@ def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) ->
 @BOTH
 def test_a_message_runs_alone_in_one_process_at_a_time_while_the_others_deliver(start: Start, gate: Gate) -> None:
     suspects = [schedule_message("t.gate", gate.payload) for _ in range(2)]
-    # As after two deaths of their processes.
+    # As if two deliveries of each had crashed.
     Message.objects.update(deliveries=2)
     worker = start("--processes", "2", "--threads", "2")
     put_off = Transition.objects.filter(reason="is to run alone", due_at__gt=F("at"))
@@ -128,7 +128,7 @@ def test_a_message_runs_alone_in_one_process_at_a_time_while_the_others_deliver(
     wait_until(plain, State.CONSUMED)
     running = Message.objects.get(state=State.RUNNING)
     assert running.pk != put_off[0].message_id
-    # Its right to run alone ends with its process.
+    # The right of a message to run alone ends with the process that runs it.
     os.kill(int(running.worker.split("/")[1]), signal.SIGKILL)
     wait_until(running, State.DEAD)
     worker.wait_for_children(2)

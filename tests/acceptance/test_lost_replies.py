@@ -60,7 +60,7 @@ def test_the_reply_of_a_script_may_get_lost(
     more = [schedule_message("t.tx", delay=0.02 * n) for n in range(20)]
     unwanted = schedule_message("t.tx", delay=60)
     assert cancel_message(unwanted).verdict == Verdict.CANCELLED
-    # Something for the sweep to find.
+    # The sweep finds these.
     client.delete(KEYS.delayed, KEYS.ready)
     eventually(lambda: proxy.lost, f"a reply of {script} is lost")
     gate.open()

@@ -29,7 +29,7 @@ def _with_redis(configure: Configure) -> None:
     """Configure the short intervals: every test here is about Redis."""
 
 
-# SQLite has one writer.
+# Fewer on SQLite, which has one writer.
 A_LOT = 2000 if connection.vendor == "postgresql" else 300
 
 
@@ -249,7 +249,7 @@ def test_messages_that_redis_evicts_are_delivered(start: Start, configure: Confi
         full = threading.Event()
 
         def press() -> None:
-            # Always newer than our keys, which nobody asks for until it is time.
+            # These keys are always newer than the queue's own, which no one reads before the due time.
             number = 0
             while not full.is_set():
                 number += 1

@@ -66,7 +66,7 @@ def test_shutdowns_are_held_against_no_message_however_many(start: Start, gate: 
 
 def test_claims_that_have_not_begun_are_given_back_at_once(start: Start, gate: Gate) -> None:
     worker = start("--threads", "1")
-    # Quick ones make the worker claim ahead.
+    # After quick handlers a worker claims more than it can run at once.
     for _ in range(60):
         schedule_message("t.ok")
     wait_until_all(State.CONSUMED, 60)
@@ -114,7 +114,7 @@ def test_a_signal_to_the_whole_group_ends_it_in_order(start: Start, gate: Gate) 
 
 def test_a_signal_during_the_start_is_not_lost(start: Start) -> None:
     worker = start("--processes", "2")
-    # The first child is there, and at work on its imports; the second is not.
+    # The first child exists and is still importing; the second does not exist yet.
     eventually(lambda: worker.children, "a child")
     worker.send(signal.SIGTERM)
     assert worker.wait(20) == 0

@@ -21,7 +21,7 @@ from django_delayq.registry import Delivered, HandlerFunction
 from .models import Effect
 
 SOON = ["0.05s", "0.05s"]
-# For what meets a database that is away.
+# The retry policy of handlers that meet a database that is away.
 AGAIN_AND_AGAIN = ["0.05s"] * 50
 
 

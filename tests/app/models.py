@@ -15,7 +15,7 @@ class Effect(models.Model):
     note = models.CharField(max_length=200, default="", blank=True)
     at = models.DateTimeField(auto_now_add=True)
 
-    # Said for mypy: it knows Django by the demo's settings, and this app is not in them.
+    # mypy needs this: it reads the demo's settings, in which this app is not installed.
     objects: ClassVar[models.Manager[Effect]] = models.Manager()
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ def main() -> int:
     from .oracle import Verdict
 
     cases = [case for case in every_case() if options.only in case.queue]
-    # One reaper in a batch: it works for all.
+    # A batch has one reaper, which works for all of its cases.
     batches: list[list[Case]] = []
     for action in ACTIONS:
         chosen = [case for case in cases if case.action == action]

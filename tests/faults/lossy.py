@@ -23,7 +23,7 @@ class Said(NamedTuple):
 INSERT = Said(False, b"INSERT INTO delayq_message")
 CLAIM = Said(False, b"'scheduled', 'running', deliveries")
 EFFECT = Said(False, b'INSERT INTO "tests_app_effect"')
-# A handler's own waits for the row's lock, the recorder's passes by.
+# The handler's statement waits for the row's lock; the recorder's skips locked rows.
 SUCCEED = Said(False, b"OF m\n), u AS (\n    UPDATE delayq_message m\n       SET state = 'consumed'")
 RECORD = Said(False, b"SKIP LOCKED\n), u AS (\n    UPDATE delayq_message m\n       SET state = 'consumed'")
 COMMIT = Said(False, b"COMMIT\0")
@@ -33,7 +33,7 @@ LOADED = Said(True, scripts.load("loaded").digest.encode())
 PUT = Said(True, b"\r\nset\r\n")
 FILL = Said(True, b"\r\nfill\r\n")
 
-# What who stands at a failpoint says next.
+# The next statement or command of a program after each failpoint.
 NEXT = {
     ("producer", "before_insert"): INSERT,
     ("producer", "after_insert"): COMMIT,

@@ -50,11 +50,11 @@ LOADER = ("after_horizon", "mid_load")
 RESTORE = ("mid_restore",)
 REAPER = ("after_reap",)
 
-# Here Redis is spoken to before or next.
+# Failpoints before or after which the program speaks to Redis.
 TO_REDIS = frozenset({"before_take", "after_take", "before_put", "after_put", *LOADER, *RESTORE, *REAPER})
-# Not every handler has a connection of its own.
+# Failpoints in handlers, not all of which have a connection of their own.
 HANDLER = frozenset({"before_handler", "after_handler"})
-# The recorder's thread is here, with outcomes of which nobody extends the leases any more.
+# Failpoints of the recorder's thread, which holds outcomes whose leases are no longer extended.
 RECORDER = frozenset({"before_record", "after_record", "before_put", "after_put"})
 
 # power: the supervisor cannot know that its child is dead, as when the whole host goes. raise: an error on a connection
@@ -83,7 +83,7 @@ class Case(NamedTuple):
         return f"{self.who}-{self.point}-{self.action}"
 
     def failpoints(self, delay: float) -> str:
-        # "lose": it stands still until the network knows what to lose.
+        # "lose": the program waits there until the network knows which reply to lose.
         action = {"power": "kill", "delay": f"delay={delay}", "lose": "stop"}.get(self.action, self.action)
         port = self.port if self.action == "reset" else None
         actions = [action] if port is None else [action, f"reset={port}"]
@@ -102,10 +102,10 @@ class Case(NamedTuple):
     def _nth(self) -> int:
         """Return at which passage the fault happens: a late one, or the first where there are only a few."""
         if self.point == "before_take":
-            # The first ones find nothing.
+            # The first takes find nothing.
             return 8
         if self.who == "worker" and self.point in ("before_put", "after_put"):
-            # The first put has a connection of its own still to make.
+            # The first put makes its connection.
             return 2 if self.action in ("reset", "lose") else 1
         return 3 if self.who in ("producer", "worker") else 1
 
@@ -140,9 +140,9 @@ def every_case() -> list[Case]:
         for who, points in places.items()
         for point in points
         for action in ACTIONS
-        # These have no supervisor.
+        # These programs have no supervisor.
         if not (action == "power" and who in ("producer", "restore"))
-        # Not everywhere does anything follow that has a reply.
+        # Only some failpoints are followed by a request that has a reply.
         and not (action == "lose" and (who, point) not in NEXT)
     ]
 
@@ -177,7 +177,7 @@ def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case
             one.thaw()
         for one in runs:
             one.finish()
-        # It may have had nothing to do, and be at its beginning still.
+        # The worker may have had nothing to do and may still be starting.
         healthy.wait_for_children(1)
         assert healthy.stop() == 0, healthy.log
         connections.close_all()
@@ -234,7 +234,7 @@ class _Run:
         return self._stack.enter_context(Program(*arguments, failpoints=self.failpoints, network=self.network))
 
     def _worker(self, roles: str) -> Program:
-        # No reaper: the one of the healthy worker, or of the reaper's own case, has to do it.
+        # Without a reaper: the healthy worker's, or the one of the reaper's own case, does the work.
         return self._program(
             *("django", "run_delayq", "--processes", "1", "--threads", "2"),
             *("--queues", self.case.queue, "--roles", roles, "--graceful-timeout", "10"),
@@ -283,12 +283,12 @@ class _Run:
         elif self.case.action == "power":
             self.program.kill()
         if self.case.who == "producer":
-            # Those that the program did not live to schedule, or was refused.
+            # Schedule the messages that the program did not schedule before its end, or that were refused.
             for number in range(committed(self.case.queue), NUMBER):
                 schedule(self.case.queue, str(self.lines), number)
         eventually(self._is_drained, f"{self.case}: all are finished", timeout=60)
         if self.case.who not in ("producer", "restore") and self.case.action != "power":
-            # Late outcomes of those that were frozen or slow have their say, too.
+            # Wait until late outcomes of frozen or slow programs have arrived, too.
             assert self.program.stop() == 0, self.program.log
 
     def _is_drained(self) -> bool:

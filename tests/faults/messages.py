@@ -11,14 +11,14 @@ from django_delayq.models import Message
 from tests.app.models import Effect
 
 NUMBER = 20
-# The last falls due so much later than the first. Seconds.
+# Seconds from the due time of the first message to that of the last.
 SPREAD = 1.0
 NOTE = "scheduled"
 
 
 def message(queue: str, lines: str, number: int) -> dict[str, Any]:
     """Return one of the messages: half write to the database, most others to a file, three fail at first."""
-    # Two by two, so that one of each kind is taken at once.
+    # In pairs, so that one of each kind is taken together.
     terms = {"queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
     if number % 2:
         return {"topic": "t.tx", **terms}

@@ -15,16 +15,16 @@ from tests.app.models import Effect
 from tests.record_of import is_early
 
 TRANSACTIONAL = "t.tx"
-# How a delivery ends without a word.
+# The reasons in the log of a delivery that crashed.
 DEATH = "worker process died"
 EXPIRY = "lease ran out"
 
-# What may have been done by a delivery that ends in this way, and be done again. W1: death between the effect and its
-# record; W2: the lease ran out meanwhile.
+# The window through which the effect of a delivery that ended for this reason may come again. W1: death between the
+# effect and its record. W2: the lease ran out meanwhile.
 Windows = Mapping[str, str]
 SHUT: Windows = {}
 KILLED: Windows = {DEATH: "W1"}
-# Nobody is there to see the death.
+# After a power cut no supervisor sees the death.
 POWER_CUT: Windows = {EXPIRY: "W1"}
 LATE: Windows = {EXPIRY: "W2"}
 
@@ -153,7 +153,7 @@ def _judge_effects(
             if len(deliveries) > 1:
                 verdict.wrong.append(f"{topic} #{pk} had its effect in each of the deliveries {deliveries}")
             continue
-        # In each of them it may have been once; of the others one in all may.
+        # One effect in each delivery with an open window, and one in all the others together.
         open_ = Counter(window for delivery, window in excuses[pk].items() if delivery in deliveries)
         unexcused = len(deliveries) - open_.total()
         if unexcused > 1:

@@ -19,7 +19,7 @@ def main(queue: str, lines: str, first: int, last: int) -> None:
     from tests.faults.messages import schedule
 
     for number in range(first, last):
-        # As between two requests.
+        # As Django does between two requests.
         close_old_connections()
         try:
             schedule(queue, lines, number)

@@ -23,7 +23,7 @@ from .matrix import HASTY
 from .oracle import LATE, Verdict, judge
 
 NUMBER = 30
-# Of a view. Seconds.
+# A view may wait so many seconds for Redis in all.
 PATIENT = 3.0
 
 Begin = Callable[..., Worker]
@@ -121,7 +121,7 @@ def test_torn_or_lost_replies_of_redis_lose_no_message(
         number += len(wave(tmp_path / "lines"))
         eventually(lambda: drained(number), "all are finished")  # noqa: B023
     assert judge("default", number, tmp_path / "lines") == Verdict(number)
-    # Nobody gave Redis up for good.
+    # The worker has not given Redis up for good.
     worker.wait_for("Redis is back")
 
 
@@ -132,7 +132,7 @@ def test_silent_connections_to_redis_lose_nothing(begin: Begin, to_redis: Proxy,
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     assert to_redis.forget() >= 3
     assert verdict(tmp_path / "lines") == Verdict(NUMBER)
-    # The connection that waits for wake-ups was dead too: they are heard again.
+    # The connection that waits for wake-ups was silent too: it works again.
     worker.wait_for("Redis is back")
     took = []
     for _ in range(5):
@@ -140,7 +140,7 @@ def test_silent_connections_to_redis_lose_nothing(begin: Begin, to_redis: Proxy,
         message = schedule_message("t.ok")
         wait_until(message, State.CONSUMED)
         took.append(time.monotonic() - began)
-    # The sweep would find each of them later than that.
+    # The sweep would find each message later than that.
     assert min(took) < HASTY["GRACE"]
 
 
@@ -173,7 +173,7 @@ def test_a_view_never_waits_long_for_redis(configure: Configure, to_redis: Proxy
         began = time.monotonic()
         schedule_message("t.ok")
         took.append(time.monotonic() - began)
-    # While Redis rests only the first of them has waited at all.
+    # The publisher rests after a failure, so that only the first call has waited at all.
     assert sum(took) < PATIENT
     assert Message.objects.count() == 21
 
@@ -209,7 +209,7 @@ def test_torn_or_lost_replies_of_the_database_lose_no_message(
     setattr(to_database, habit, 12)
     wave(tmp_path / "lines")
     eventually(lambda: to_database.hits >= 5 or drained(), "it happens")
-    # What is claimed in a reply that nobody hears is given back, or waits for its lease.
+    # Claims whose reply was lost are released, or their leases run out.
     to_database.clear()
     assert verdict_on_late_ones(tmp_path / "lines").wrong == []
     assert to_database.hits >= 3
@@ -269,5 +269,5 @@ def test_a_worker_that_cannot_write_outcomes_down_takes_no_more(
     to_database.reset_forgotten()
     found = verdict_on_late_ones(tmp_path / "lines", 45)
     assert found.wrong == []
-    # What had begun before anybody could know.
+    # Deliveries that had begun before the worker could notice.
     assert found.w2 <= 20

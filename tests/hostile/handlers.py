@@ -86,7 +86,7 @@ def commit_behind_djangos_back(message: Delivered) -> None:
     leave(message)
     cast(Any, connection.connection).commit()
     if message.payload.get("then_asks"):
-        # A statement, and so the begin of another transaction.
+        # This statement begins another transaction.
         execute("SELECT 1")
     if message.payload.get("then_fails"):
         raise RuntimeError("after all that")

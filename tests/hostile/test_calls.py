@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 some = settings(
     max_examples=60,
     deadline=None,
-    # The tables may keep what earlier examples wrote: each example looks at its own.
+    # The tables may keep rows of earlier examples: each example looks at its own.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 TENTH = timedelta(microseconds=100)

@@ -223,7 +223,7 @@ def test_whatever_is_raised_ends_its_message_with_a_reason_and_harms_no_thread(w
         assert len(end.error) < 10_000
         assert len(end.traceback) < 100_000
     assert not Effect.objects.exists()
-    # Both threads are still there.
+    # Both threads still exist.
     wait_until(schedule_message("t.tx"), State.CONSUMED)
     gates = schedule_messages({"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(2))
     for gate in gates:

@@ -44,11 +44,11 @@ from django_delayq.worker.sweeper import Sweeper
 from tests.app.models import Effect
 
 EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
-# To shrink a failure to its essence takes minutes: not when it only matters that there is one.
+# Shrinking a failure takes minutes, and is left out when it only matters that there is one.
 PHASES = [phase for phase in Phase if phase != Phase.shrink or "DELAYQ_MODEL_QUICK" not in os.environ]
 QUEUE = "default"
 TOPIC = "model.any"
-# Messages in a page of a restore that others may come between.
+# Messages in a page of a restore. Other steps may come between two pages.
 PAGE = 1
 MAX_CRASHES = 4
 
@@ -59,9 +59,9 @@ class Fate:
 
     transactional: bool
     cancelled: bool = False
-    # A success was accepted.
+    # True when a success was accepted.
     consumed: bool = False
-    # Effects in one of the windows, which need not be the only one.
+    # The number of effects within a window, each of which may come again.
     excuses: int = 0
 
 
@@ -81,7 +81,7 @@ class Held:
     worker: Worker
     ready_tenths: int = 0
     done: bool = False
-    # Its lease has run out; it does not know.
+    # True when the lease has run out without the holder's knowledge.
     expired: bool = False
 
 
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
         pk = self.pick(number)
         if not transitions.requeue("default", [pk])[0]:
             return
-        # Somebody decided that it shall run again.
+        # A person decided that it shall run again.
         self.fates[pk].cancelled = False
         if pushed:
             self.announce(pk)
@@ -282,12 +282,12 @@ class Machine(RuleBasedStateMachine):
         waiting = [h for h in self.held if not h.done]
         held = waiting[number % len(waiting)]
         if held.ready_tenths > int(self.broker.now):
-            # Claimed early: its worker waits for its time.
+            # Claimed early: the worker waits for the due time.
             self.advance(5)
         held.done = True
         row, fate = held.row, self.fates[held.row.id]
         if row.deliveries == Message.objects.get(pk=row.id).deliveries:
-            # An older delivery started before whatever happened since.
+            # An older delivery started before all that has happened since.
             self.started(row)
         if steps == "failure":
             self.fail(held)
@@ -495,9 +495,9 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(0)
 def test_whatever_happens_every_message_ends_and_nothing_happens_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.worker.sweeper.CLAIMING", 0.0)
-    # Hours pass in a moment here: every round is a full one.
+    # Hours pass in a moment here, so that every round of the sweep is a full one.
     monkeypatch.setattr("django_delayq.worker.sweeper.FULL_ROUND", 0.0)
-    # The server of the tests has just been started.
+    # The server of the tests has just been started, and the grace after a restart must not apply.
     monkeypatch.setattr("django_delayq.transitions.GRACE_AFTER_RESTART", 0.0)
     with override_settings(DELAYQ={"REDIS": None}):
         run_state_machine_as_test(

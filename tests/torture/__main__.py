@@ -17,7 +17,7 @@ from tests.torture.arena import Arena, eventually
 from tests.torture.nemesis import Nemesis
 from tests.torture.sizes import DELAYQ, SIZES, Size
 
-# How late a message may be after the fault is healed, by what was at fault. Seconds.
+# Seconds that a message may be late after the fault is healed, by the kind of fault.
 MARKS = {
     "quiet": 2.0,
     "child": 2.0,
@@ -26,7 +26,7 @@ MARKS = {
     "database": 15.0,
     "push": DELAYQ["GRACE"] + DELAYQ["SWEEP_INTERVAL"] + 1.0,
 }
-# With nothing near on, 99 of a hundred are no later than this. Seconds.
+# With no fault near, 99 of a hundred messages are at most so many seconds late.
 STEADY = 0.25
 
 
@@ -67,7 +67,7 @@ def torture(folder: Path, name: str, size: Size, seed: str) -> int:
             "max_crashes": DELAYQ["MAX_CRASHES"],
             "marks": MARKS,
             "steady": STEADY,
-            # A smoke on a slow machine has no time for all of them.
+            # On a slow machine a smoke has no time for all kinds.
             "kinds": [] if name == "smoke" else [*nemesis.faults],
         }
         (folder / "run.json").write_text(json.dumps(run))
@@ -95,7 +95,7 @@ def drain(arena: Arena) -> float:
     except TimeoutError as error:
         print(error, flush=True)
     arena.note_slow_scripts()
-    # Nobody writes any more: what the oracle reads is complete.
+    # No process writes any more: the oracle's evidence is complete.
     arena.stop()
     return time.monotonic() - began
 

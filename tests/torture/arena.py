@@ -26,7 +26,7 @@ from tests.torture.journal import Journal
 from tests.torture.sizes import DELAYQ, Size
 
 ROOT = Path(__file__).resolve().parents[2]
-# What takes longer than this does not happen any more. Seconds.
+# Waits fail after so many seconds.
 PATIENCE = 40.0
 
 AUDIT = """
@@ -91,7 +91,7 @@ class Arena:
         self.journal = Journal(folder / "journals" / "nemesis.jsonl")
         self.workers: list[Process] = []
         self.others: dict[str, Process] = {}
-        # Children of a supervisor that was killed.
+        # These are children of a supervisor that was killed.
         self.orphans: list[int] = []
         self.until = 0.0
         self._names = 0
@@ -180,7 +180,7 @@ class Arena:
                 self._ended.append(worker)
                 self.workers[place] = self.start_worker(place)
         for process in self.others.values():
-            # Producers kill themselves now and then.
+            # Producers kill themselves at random.
             if process.popen.poll() not in (None, 0, -signal.SIGKILL) and process not in self._ended:
                 self._ended.append(process)
                 text = f"{process.name}, exit code {process.popen.returncode}"
@@ -272,7 +272,7 @@ class Arena:
         with self.redis_client() as client:
             client.config_set("appendonly", "yes")
             eventually(lambda: _is_logging(client.info("persistence")), "Redis keeps a log")
-        # Redis 7 has a folder of files, of which the last is being written.
+        # Redis 7 has a folder of files and writes to the last one.
         logs = [*self.redis.directory.glob("appendonly.aof"), *self.redis.directory.glob("appendonlydir/*.incr.aof")]
         return max(logs, key=lambda log: log.stat().st_mtime)
 

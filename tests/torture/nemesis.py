@@ -163,7 +163,7 @@ class Nemesis:
 
     def roll(self) -> None:
         """Deploy: end every worker in order, each after the successor of the one before is there."""
-        # Workers that stand still end late, and with the last of them nobody delivers.
+        # Frozen workers end late, and when all of them are frozen nothing is delivered.
         self._all_thawed()
         with self.fault("roll"):
             for worker in list(self.arena.workers):
@@ -276,7 +276,7 @@ class Nemesis:
             before = client.info("stats")["evicted_keys"]
 
             def look() -> bool:
-                # What others have written meanwhile is used too.
+                # Memory that other clients have used meanwhile counts too.
                 client.config_set("maxmemory", client.info("memory")["used_memory"] - 1)
                 more["bite"] = client.info("stats")["evicted_keys"] - before
                 return bool(more["bite"])

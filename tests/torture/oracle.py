@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-# Nobody requeues, reschedules or expires anything in a torture.
+# No message of a torture is requeued, rescheduled or expired.
 MOVES = {
     (None, "scheduled"),
     ("scheduled", "running"),
@@ -37,21 +37,21 @@ MOVES = {
     ("running", "running"),
 }
 FINAL = {"consumed", "dead", "cancelled"}
-# A start so much before its due time is early: clocks are read to so much. Seconds.
+# A start is early from so many seconds before the due time: clocks are read that exactly.
 EARLY = 0.001
-# A claim may be made so much before the message falls due and its handler begins. Seconds.
+# A claim may come so many seconds before the message falls due and its handler begins.
 AHEAD = 0.01
-# After so long a worker process holds what it needs. Seconds.
+# A worker process is warmed up after so many seconds.
 WARM_UP = 30.0
-# A script that takes so long by Redis's clock kept others waiting, whatever else the machine did. Milliseconds.
+# A script of so many ms by Redis's clock kept others waiting, however busy the machine was.
 SLOW = 50.0
-# Clocks of two processes on one machine are read one after the other. Seconds.
+# Times that two processes on one machine write down may differ by so many seconds.
 BLUR = 0.05
-# A process that lived on for so long after an effect, with nothing in its way, has recorded it. Seconds.
+# A process that lived for so many seconds after an effect, without a fault, has recorded it.
 RECORDED = 2.0
 # A message that kills its process.
 POISON = "poison"
-# From so many deliveries with nothing near on, their 99th percentile says something.
+# The 99th percentile is judged from so many deliveries without a fault near.
 MANY = 1000
 
 REDIS_FAULTS = frozenset(
@@ -71,7 +71,7 @@ REDIS_FAULTS = frozenset(
     }
 )
 FREEZES = frozenset({"freeze-child", "freeze-worker"})
-# After these, consumers had to start or to find their server again: lateness counts from then.
+# After these faults consumers had to start or to find their server again: lateness counts from then.
 STANDSTILLS = frozenset({"kill-worker", "kill-supervisor", "roll"})
 DATABASE_FAULTS = frozenset(
     {
@@ -211,7 +211,7 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
         evidence.effects[pk].append(delivery)
     for pk, *facts in connection.execute("SELECT id, topic, state, deliveries FROM delayq_message"):
         evidence.messages[pk] = Message(*facts)
-    # By query nothing is claimed before it is due, and nothing becomes ready.
+    # A claim by query has no time when its id was ready, and never comes before the due time.
     log = f"""
         SELECT message_id, number, {epoch("at")}, from_state, to_state, attempt, {epoch("due_at")},
                CASE WHEN partition IS NOT NULL THEN {epoch("ready_at")} END, actor, reason, error <> ''
@@ -298,7 +298,7 @@ class Oracle:
         self.faults = sorted(evidence.faults, key=lambda fault: fault.begin)
         self.poisonings = list(self._poisonings())
         self.deaths = self._deaths()
-        # What may make others late: what the nemesis did, and what poison did.
+        # Both the nemesis's faults and poison may make other messages late.
         self.disturbances = sorted([*self.faults, *self.poisonings], key=lambda fault: fault.begin)
 
     def judge(self) -> Report:
@@ -396,7 +396,7 @@ class Oracle:
         for pk, log in self.evidence.log.items():
             dues = [row.due for row in log[:1]]
             if pk in self.evidence.scheduled:
-                # What its producer asked for, and not what the record made of it.
+                # The due time that the producer asked for, not the one in the record.
                 dues.append(self.evidence.scheduled[pk].due)
             for row in log:
                 early = max(row.due, *dues) - min(row.at + AHEAD, row.ready or row.at)
@@ -430,7 +430,7 @@ class Oracle:
             starts = [line for line in self.evidence.lines.get(pk, ()) if line.what == "start"]
             if len({line.delivery for line in starts}) < len(starts):
                 self.report.found("unexplained duplicate", f"{pk}: one delivery ran twice")
-            # Not by time: one that froze on the threshold starts after its successor.
+            # Not ordered by time: a delivery that was frozen before its handler starts after its successor.
             for first, second in pairwise(sorted(starts, key=lambda line: line.delivery)):
                 self._explain(pk, first, second)
 
@@ -572,7 +572,7 @@ class Oracle:
         marks = self.evidence.run["marks"]
         allowed, kind = marks["quiet"], "quiet"
         if before.before == "running" and before.reason:
-            # Given back, not failed: count from the death, which the record cannot know.
+            # Released, not failed: count from the death, whose time the record cannot know.
             died = self._died_holding(log, before.delivery)
             if died is not None:
                 ready = min(ready, max(died, before.due))
@@ -583,7 +583,7 @@ class Oracle:
             allowed, kind = marks["push"], "lost push"
         deadline, near = ready + allowed, None
         for fault in self.disturbances:
-            # One that came when it was late already is no excuse.
+            # A fault that came when the message was late already is no excuse.
             if fault.begin > min(deadline, claim.at):
                 break
             if fault.end + self._mark(fault) >= ready:
@@ -592,7 +592,7 @@ class Oracle:
                     ready = max(ready, fault.end)
         if near is not None and kind == "quiet":
             kind = f"after {near.kind}"
-        # A claim may be early, and its handler waits.
+        # A claim may be early; its handler waits.
         self.report.lateness[kind].append(max(0.0, claim.at - ready))
         if claim.at > deadline:
             over = f"{claim.at - deadline:.2f} s more than the {deadline - ready:.2f} s allowed"

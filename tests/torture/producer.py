@@ -15,9 +15,9 @@ import django
 
 from tests.torture.journal import Journal
 
-# A long handler that is killed twice is put off for 30 s, to be run alone: none begins shortly before the end. Seconds.
+# No long handler begins so many seconds before the end: one killed twice is put off for 30 s, to run alone.
 CALM = 36.0
-# Half of them transactional.
+# Half of the topics are transactional.
 TOPICS = ("torture.row", "torture.row", "torture.line", "torture.async")
 AUDIT = """
 INSERT INTO torture.sched (id, due, kind, key, cancel_at) VALUES (%s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
@@ -43,7 +43,7 @@ class Producer:
             try:
                 self.produce()
             except Error as error:
-                # Whether it was committed is not known: the audit table says.
+                # The audit table tells whether it was committed.
                 self.journal.write("unknown", error=type(error).__name__)
                 connection.close()
                 time.sleep(0.1)
@@ -74,7 +74,7 @@ class Producer:
         when: dict[str, Any] = {"delay": delay}
         if draw() < 0.5:
             when = {"due": datetime.now(UTC) + timedelta(seconds=delay)}
-        # What it asks for, and not what the record made of it: a delay counts from the call at the earliest.
+        # The due time that it asks for, not the one in the record: a delay counts from the call at the earliest.
         due = when.get("due", datetime.now(UTC) + timedelta(seconds=delay))
         topic = "torture.hang" if kind == "hanging" else self.random.choice(TOPICS)
         message = schedule_message(
@@ -99,7 +99,7 @@ class Producer:
         if chance < 0.0015 and time.time() < self.until - CALM:
             return "hanging", payload
         if chance < 0.003 and time.time() < self.until - CALM:
-            # Longer than its lease.
+            # The handler runs longer than its lease.
             return "long", {**payload, "work": 7.0}
         if chance < 0.03:
             return "slow", {**payload, "work": self.random.uniform(0.2, 1.2)}

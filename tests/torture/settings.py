@@ -19,5 +19,5 @@ DATABASES["default"]["OPTIONS"]["connect_timeout"] = 3
 DELAYQ = {"REDIS": os.environ["REDIS_URL"], **json.loads(os.environ["TORTURE_DELAYQ"])}
 
 if sys.platform == "linux":
-    # However the torture ends, nothing of it stays: PR_SET_PDEATHSIG.
+    # PR_SET_PDEATHSIG: no process survives the torture, however it ends.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -10,9 +10,9 @@ from typing import Any
 class Size:
     """One size of the torture. Times in seconds."""
 
-    # How long producers and the nemesis go on.
+    # Seconds that producers and the nemesis go on.
     seconds: float
-    # Transactions a second of each producer; one in eight has several messages.
+    # Transactions per second of each producer; one in eight schedules several messages.
     rate: float
     producers: int
     workers: int
@@ -22,13 +22,13 @@ class Size:
     spread: float
     # Between two faults.
     rest: tuple[float, float]
-    # How long everything may take to be finished after the last fault is healed.
+    # Seconds until everything is finished after the last fault is healed.
     drain: float
     # Messages that kill their worker at every delivery.
     poison: int
-    # How long a network carries nothing.
+    # Seconds that a network carries nothing.
     partition: tuple[float, float]
-    # How often a kind of fault comes before all come again; those that are not named: once.
+    # Times that a kind of fault comes in each round of all kinds; once if it is not named.
     weights: dict[str, int]
 
 
@@ -39,12 +39,12 @@ SMOKE = Size(50, 60, 3, 2, 2, 4, 12, (0.2, 1.0), 75, 1, (1, 3), {"kill-child": 4
 NIGHTLY = Size(13 * 60, 50, 3, 2, 2, 6, 60, (1, 6), 150, 8, (5, 20), LONG)
 SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20, (5, 40), LONG)
 
-# Each fault once and by itself: the next comes when the longest mark after the one before is over.
+# Each fault comes once and by itself: the next one when the longest mark after the one before is over.
 APART = Size(12 * 60, 50, 3, 2, 2, 6, 12, (16, 17), 75, 2, (3, 9), {})
 
 SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK, "apart": APART}
 
-# Short, so that every clock of the package runs out many times in a run.
+# Short times, so that every interval of the package passes many times in a run.
 DELAYQ: dict[str, Any] = {
     "HORIZON": 8,
     "GRACE": 1,

@@ -16,7 +16,7 @@ from django.db import connection
 
 from django_delayq import Delivered, handler
 
-# More than any fault can use up: nothing but poison may end as dead.
+# More attempts than any fault can use up: only poison may end as dead.
 RETRY = [0.2, 0.4, *[1.0] * 28]
 
 _files: dict[int, int] = {}
