@@ -89,12 +89,12 @@ def test_retry_later_costs_no_attempt_when_it_says_so_and_reject_is_final(start:
 
 def test_a_cancelled_message_never_runs_and_a_rescheduled_one_runs_at_its_new_time(start: Start) -> None:
     start()
-    cancelled = schedule_message("t.effect", delay=0.4)
+    cancelled = schedule_message("t.effect", delay=3)
     earlier = schedule_message("t.effect", delay=3600)
-    later = schedule_message("t.effect", delay=0.2)
+    later = schedule_message("t.effect", delay=3)
     assert cancel_message(cancelled).verdict == Verdict.CANCELLED
     assert reschedule_message(earlier, delay=0.1)
-    assert reschedule_message(later, delay=0.8)
+    assert reschedule_message(later, delay=3.5)
     wait_until(earlier, State.CONSUMED)
     wait_until(later, State.CONSUMED)
     assert not is_early(log_of(later)[2])

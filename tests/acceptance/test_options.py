@@ -195,11 +195,11 @@ def test_no_payload_and_no_error_text_in_the_log(start: Start) -> None:
 
 
 def test_a_worker_that_ends_leaves_no_trace_of_being_alive(start: Start) -> None:
-    from django_delayq.models import Worker as Presence
+    from django_delayq.models import Worker as WorkerRow
 
     worker = start("--processes", "2")
-    eventually(lambda: Presence.objects.count() == 2, "both show themselves")
+    eventually(lambda: WorkerRow.objects.count() == 2, "both show themselves")
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
-    assert not Presence.objects.exists()
+    assert not WorkerRow.objects.exists()
     assert not Message.objects.exists()

@@ -244,7 +244,7 @@ def test_messages_that_redis_evicts_are_delivered(start: Start, configure: Confi
         configure(REDIS=server.url)
         worker = start()
         worker.wait_for("Loaded queue default")
-        messages = many(300, over=1.5, start=1.0)
+        messages = many(300, over=1.5, start=3.0)
         assert client.zcard(KEYS.delayed) == 300
         full = threading.Event()
 
@@ -287,7 +287,7 @@ def test_a_message_beyond_the_horizon_is_in_redis_only_when_it_comes_near(
     configure(HORIZON=5)
     start().wait_for("Loaded queue default")
     far = schedule_message("t.tx", delay=3600)
-    near = schedule_message("t.tx", delay=7)
+    near = schedule_message("t.tx", delay=9)
     with of(redis_server) as client:
         assert client.zcard(KEYS.delayed) == 0
         eventually(lambda: client.zscore(KEYS.delayed, str(near.pk)) is not None, "it comes within the horizon")

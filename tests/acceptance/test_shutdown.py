@@ -93,7 +93,7 @@ def test_the_second_signal_ends_at_once(start: Start, gate: Gate, number: signal
     worker.send(number)
     worker.wait_for("Stopping")
     worker.send(number)
-    assert worker.wait(15) == 0
+    assert worker.wait() == 0
     message.refresh_from_db()
     assert (message.state, message.attempts, message.crashes) == (State.SCHEDULED, 0, 0)
     assert log_of(message)[-1].reason == "worker was shut down"
@@ -117,7 +117,7 @@ def test_a_signal_during_the_start_is_not_lost(start: Start) -> None:
     # The first child exists and is still importing; the second does not exist yet.
     eventually(lambda: worker.children, "a child")
     worker.send(signal.SIGTERM)
-    assert worker.wait(20) == 0
+    assert worker.wait() == 0
 
 
 def test_children_without_a_supervisor_end_by_themselves_and_lose_nothing(start: Start, gate: Gate) -> None:

@@ -19,11 +19,11 @@ from django_delayq.sql.rows import Ticket
 from .bench import QUEUE, Bench
 
 # A listen may be this much longer than asked when the machine is busy. Seconds.
-SLACK = 1.0
+SLACK = 10.0
 
 
 def test_a_message_is_delivered_when_it_is_due_and_never_before(bench: Bench) -> None:
-    id_ = bench.schedule(due_in=0.25)
+    id_ = bench.schedule(due_in=1.0)
     assert bench.deliver() == []
     claimed, _waited = bench.deliver_next()
     assert claimed.id == id_

@@ -220,7 +220,7 @@ def test_a_put_after_a_restart_reaches_the_new_server(make: Callable[..., RedisB
 def test_a_frozen_server_is_noticed_without_waiting_for_it(
     make: Callable[..., RedisBroker], server: RedisServer
 ) -> None:
-    broker = make(timeout=0.05)
+    broker = make(timeout=0.5)
     broker.put_nowait(QUEUE, [entry(1)])
     broker.flush()
     server.freeze()
@@ -274,7 +274,7 @@ def test_an_error_is_followed_by_a_new_connection(make: Callable[..., RedisBroke
 
 
 def test_a_put_waits_when_too_many_answers_are_unread(make: Callable[..., RedisBroker], server: RedisServer) -> None:
-    broker = make(timeout=0.05)
+    broker = make(timeout=0.5)
     broker.put_nowait(QUEUE, [entry(1)])
     broker.flush()
     server.freeze()

@@ -134,14 +134,14 @@ def test_silent_connections_to_redis_lose_nothing(begin: Begin, to_redis: Proxy,
     assert verdict(tmp_path / "lines") == Verdict(NUMBER)
     # The connection that waits for wake-ups was silent too: it works again.
     worker.wait_for("Redis is back")
-    took = []
-    for _ in range(5):
+
+    def took() -> float:
         began = time.monotonic()
-        message = schedule_message("t.ok")
-        wait_until(message, State.CONSUMED)
-        took.append(time.monotonic() - began)
-    # The sweep would find each message later than that.
-    assert min(took) < HASTY["GRACE"]
+        wait_until(schedule_message("t.ok"), State.CONSUMED)
+        return time.monotonic() - began
+
+    # The sweep would find each message later than that; a busy machine may delay some of them as long.
+    eventually(lambda: took() < HASTY["GRACE"], "a message is delivered by its wake-up")
 
 
 def test_a_redis_out_of_reach_for_some_seconds_loses_nothing(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_taking_and_removing_work_in_a_full_redis() -> None:
         broker.put("default", [Entry.at(n, now + timedelta(milliseconds=300), 0) for n in range(1, 11)])
         broker.put("default", [Entry.at(n, now, 0) for n in range(11, 21)])
         broker.put("default", [Entry.at(21, now + timedelta(hours=1), 0)])
-        eventually(lambda: broker.take("default", 0).left == 20 or None, "all are ready or due", timeout=5)
+        eventually(lambda: broker.take("default", 0).left == 20 or None, "all are ready or due")
         broker.put("default", [Entry.at(n, timezone.now() + timedelta(milliseconds=100), 0) for n in range(31, 41)])
         client.config_set("maxmemory", 1)
         taken: set[int] = set()
@@ -81,7 +81,7 @@ def test_taking_and_removing_work_in_a_full_redis() -> None:
             taken.update(ticket.id for ticket in broker.take("default", 7).tickets)
             return taken == {*range(1, 21), *range(31, 41)}
 
-        eventually(look, "all are taken", timeout=5)
+        eventually(look, "all are taken")
         broker.remove("default", [21])
         assert client.zcard(KEYS.delayed) == client.zcard(KEYS.ready) == 0
         assert not Message.objects.exists()
