@@ -301,6 +301,7 @@ def test_the_example_of_signals_counts(run_page: Run) -> None:
 # --- reference --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.console
 def test_the_group_of_operators_has_its_permissions(run_page: Run) -> None:
     run_page("reference/permissions")
     assert Group.objects.get(name="delayq operators").permissions.count() == 7

@@ -26,9 +26,7 @@ HARNESSES = {
         "tests/scripts",
         "tests/races",
         "tests/commands/test_restore.py",
-        "tests/integration/test_early.py",
-        "tests/integration/test_pause.py",
-        "tests/integration/test_review.py",
+        "tests/integration",
     ],
     "processes": ["tests/acceptance/test_handlers.py", "tests/acceptance/test_redis_faults.py"],
 }
