@@ -10,12 +10,18 @@ import redis
 from django.apps import apps
 from django.db import connections
 from django_redis.pool import ConnectionFactory
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from django_delayq import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from testproject.servers import PostgresServer, RedisServer, Server
 from tests import settings
+
+# A busy machine may take any time for an example.
+hypothesis_settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("unhurried")
 
 # The console's own tests. Single tests elsewhere that need it have the marker "console".
 OF_THE_CONSOLE = [

@@ -250,7 +250,9 @@ def same(stored: Any, given_: Any) -> bool:
     return bool(stored == given_ and isinstance(stored, type(given_)))
 
 
-@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(good)
 def test_any_payload_that_is_accepted_is_stored_and_delivered_as_it_was(payload: Any) -> None:
     one = due(payload)
