@@ -1,11 +1,12 @@
 """``python -m tests.mutation [NAME …]`` breaks the code on purpose, one bug at a time, and tells which tests notice.
 
-It works on copies in a temporary folder. A mutant that survives is a hole in the tests. Exit code 1 when one does, 2
-when a test fails without any.
+It works on copies in a temporary folder. A mutant that survives is a hole in the tests. The exit code is 1 when one
+survives, and 3 when a test fails without a mutant.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -169,10 +170,15 @@ CONTROL = mutant("nothing")
 
 
 def main() -> int:
-    wanted = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Run the tests on mutants.")
+    names = [each.name for each in MUTANTS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {'; '.join(names)} (default: all)")
+    wanted = parser.parse_args().names or names
+    if unknown := set(wanted) - set(names):
+        parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
     survivors = 0
     print(f"{'mutant':<48}" + "".join(f"{name:>16}" for name in HARNESSES), flush=True)
-    for each in [CONTROL, *(one for one in MUTANTS if not wanted or one.name in wanted)]:
+    for each in [CONTROL, *(one for one in MUTANTS if one.name in wanted)]:
         with tempfile.TemporaryDirectory() as folder:
             tree = Path(folder) / "tree"
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.sqlite3*", "__pycache__"))
@@ -183,7 +189,7 @@ def main() -> int:
         for test in noticed:
             print(f"    {test}", flush=True)
         if each is CONTROL and noticed:
-            return 2
+            return 3
         survivors += not noticed and each is not CONTROL
     return int(survivors > 0)
 
