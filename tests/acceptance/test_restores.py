@@ -34,7 +34,7 @@ def test_two_restores_two_workers_and_live_traffic_end_as_if_there_had_been_no_r
     start: Start, redis_server: RedisServer
 ) -> None:
     messages = schedule_messages({"topic": "t.tx", "delay": 0.005 * n} for n in range(300))
-    cancelled = schedule_messages({"topic": "t.tx", "delay": 1.5} for n in range(20))
+    cancelled = schedule_messages({"topic": "t.tx", "delay": 5} for n in range(20))
     for _ in range(2):
         start("--threads", "4")
     with ThreadPoolExecutor(2) as threads, redis.Redis(port=redis_server.port) as client:
