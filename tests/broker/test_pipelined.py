@@ -77,11 +77,11 @@ def held(make: Callable[..., RedisBroker]) -> set[int]:
     return {int(member) for member in members}
 
 
-def until_it_raises(broker: RedisBroker) -> None:
+def until_it_raises(broker: RedisBroker, *, pause: float = 0.01) -> None:
     """Put until a put raises what an earlier answer says, or that it is late."""
     for number in range(10_000, 11_000):
         broker.put_nowait(QUEUE, [entry(number)])
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def refuse_once(broker: RedisBroker, other: RedisBroker) -> None:
@@ -226,7 +226,8 @@ def test_a_frozen_server_is_noticed_without_waiting_for_it(
     server.freeze()
     broker.put_nowait(QUEUE, [entry(2)])
     with pytest.raises(BrokerUnavailable, match="no answer within"):
-        until_it_raises(broker)
+        # So slowly that the answers are missed before too many are unread.
+        until_it_raises(broker, pause=0.1)
     server.thaw()
 
 

@@ -1,4 +1,4 @@
-"""Calls on connections of their own: what has ended is left, and nothing is sent twice."""
+"""Script calls on pinned connections: a closed connection is replaced, and no call is sent twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.workers import eventually
 
 from .bench import connections_made
 
-QUEUE = "calls"
+QUEUE = "scripted"
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def test_a_script_that_the_server_has_forgotten_is_sent_again(broker: RedisBroke
     assert [ticket.id for ticket in broker.take(QUEUE, 1).tickets] == [7]
 
 
-def test_after_an_error_another_connection_is_made(broker: RedisBroker, other: redis.Redis) -> None:
-    """Who refuses may have become a replica: by the same name there may be another server now."""
+def test_an_error_is_followed_by_a_new_connection(broker: RedisBroker, other: redis.Redis) -> None:
+    """A server that refuses may have become a replica, and its name may lead to another server now."""
     broker.take(QUEUE, 1)
     other.set(broker.keys(QUEUE).ready, "not a set")
     with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
@@ -68,18 +68,18 @@ def test_after_an_error_another_connection_is_made(broker: RedisBroker, other: r
     assert connections_made(other) == before + 1
 
 
-def test_a_connection_that_the_server_has_closed_meanwhile_is_made_anew(
-    broker: RedisBroker, other: redis.Redis
-) -> None:
-    """A worker that met it would take Redis for away, and look into the database for a while."""
+def test_a_connection_that_the_server_closed_is_replaced(broker: RedisBroker, other: redis.Redis) -> None:
+    """A worker that used it would consider Redis unavailable, and poll the database for a while."""
     broker.take(QUEUE, 1)
     other.client_kill_filter(_type="normal", skipme=True)
     broker.take(QUEUE, 1)
 
 
-def test_nothing_is_sent_twice(broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken by a call without an answer is taken; another would take the next as well."""
-    monkeypatch.setattr(scripted, "has_ended", lambda connection: False)
+def test_a_call_without_an_answer_is_not_sent_again(
+    broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call without an answer may have taken ids; a second call would take the next ids as well."""
+    monkeypatch.setattr(scripted, "is_closed", lambda raw: False)
     broker.take(QUEUE, 1)
     other.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(BrokerUnavailable):
@@ -110,15 +110,15 @@ def test_a_forked_process_has_connections_of_its_own(server: RedisServer, other:
 def test_a_small_pool_gets_its_connection_back(server: RedisServer, other: redis.Redis) -> None:
     made = RedisBroker(conf.parse({"REDIS": f"{server.url}?max_connections=1"})[0], "default", timeout=5.0)
     made.take(QUEUE, 1)
-    made.ring(QUEUE)
+    made.notify(QUEUE)
     made.take(QUEUE, 1)
     made.close()
 
 
-def test_a_connection_that_its_pool_disowns_is_left(
+def test_a_connection_that_its_pool_disowns_is_replaced(
     broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sentinel's does so with those to who is no longer the master."""
+    """A pool that asks Sentinel disowns its connections to the former master."""
     broker.take(QUEUE, 1)
     before = connections_made(other)
     monkeypatch.setattr(broker.client.connection_pool, "owns_connection", lambda connection: False)

@@ -23,6 +23,7 @@ WORKER = "The worker reaches no search and no statistics"
 RECORD = "The record reaches no Redis, by no detour either"
 BROKER = "The Redis broker reaches no models"
 MOVER = "The mover knows no models"
+PROTOCOL = "Outside its package the broker is a protocol"
 
 
 class Breach(NamedTuple):
@@ -44,6 +45,7 @@ BREACHES = [
     Breach(WORKER, "worker/reaper.py", "from ..inspector import stats"),
     Breach(RECORD, "transitions.py", "from . import publisher"),
     Breach(BROKER, "broker/redis.py", "from .. import models"),
+    Breach(PROTOCOL, "worker/loader.py", "from ..broker.redis import RedisBroker"),
     Breach(MOVER, "worker/mover.py", "from .. import transitions"),
 ]
 
