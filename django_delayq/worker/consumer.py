@@ -163,11 +163,11 @@ class Consumer(threading.Thread):
         if self._stopping.is_set():
             # A message may still run alone: nothing begins beside it.
             return 0.0
-        looked: list[Taken] = []
-        waiting = full = False
+        answers: list[Taken] = []
+        waits_for_room = is_full = False
         for queue in queues:
             # A thread that becomes free during this turn serves the highest queue first, in the next turn.
-            room = 0 if full else self.budget.reserve(self._room)
+            room = 0 if is_full else self.budget.reserve(self._room)
             kept = 0
             began = time.monotonic()
             try:
@@ -183,12 +183,12 @@ class Consumer(threading.Thread):
             if taken.left and taken.tickets and self.pool.is_worth_filling and self._room:
                 # More is ready and there is room: come back at once. Lower queues wait.
                 return 0.0
-            waiting = waiting or taken.left > 0
-            full = full or (taken.left > 0 and len(taken.tickets) >= room)
-            looked.append(taken)
-        if self.quarantine.waits:
-            waiting, longest = True, min(longest, self.quarantine.patience)
-        self._waiting = waiting
+            waits_for_room = waits_for_room or taken.left > 0
+            is_full = is_full or (taken.left > 0 and len(taken.tickets) >= room)
+            answers.append(taken)
+        if self.quarantine.is_waiting:
+            waits_for_room, longest = True, min(longest, self.quarantine.patience)
+        self._waits_for_room = waits_for_room
         # Only now: while what was taken was claimed, the next may have fallen due.
         lead = self._lead(broker)
         wait = min([longest, *(max(0.0, wait - lead) for taken in answers if (wait := taken.wait) is not None)])

@@ -119,7 +119,7 @@ def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loade
 
 
 @pytest.mark.usefixtures("puts_are_flushed")
-def test_what_differs_is_shown_by_queue(restorer: Client, loaded: RedisBroker) -> None:
+def test_mismatches_are_shown_by_queue(restorer: Client, loaded: RedisBroker) -> None:
     lost = scheduled(delay="1m")
     loaded.remove("default", [lost.pk])
     restorer.post(url("check"))

@@ -334,7 +334,7 @@ def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
 
 
 @pytest.mark.usefixtures("puts_are_flushed")
-def test_what_is_given_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
+def test_an_id_that_is_put_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
     pause_queue(QUEUE)
     due(3)
     (best,), (worst,) = due(priority=90), due(priority=-90)

@@ -23,7 +23,7 @@ def consumer(settings: Any) -> Iterator[Consumer]:
     settings.DELAYQ = {"REDIS": None}
     parts = assemble(Options("default", queues=("high", "low"), threads=1))
     yield parts.consumer
-    parts.source.close()
+    parts.brokers.close()
 
 
 def test_a_thread_that_becomes_free_during_a_turn_serves_the_highest_queue(

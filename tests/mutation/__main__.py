@@ -144,7 +144,7 @@ MUTANTS = [
         "loader that ignores another run of the server",
         (
             f"{WORKER}/loader.py",
-            "ours = (look.run_id, look.replid) == (server.run_id, server.replid)",
+            "ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)",
             "ours = True",
         ),
     ),
@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     mutant(
         "handler that begins with its claim",
-        (f"{WORKER}/pool.py", "if delivery.due_mono > delivery.queued_mono:", "if False:"),
+        (f"{WORKER}/claim_ahead.py", "or delivery.due_mono <= delivery.queued_mono:", "or True:"),
     ),
     mutant(
         "shutdown that costs an attempt",
