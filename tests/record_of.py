@@ -53,9 +53,9 @@ def is_early(claim: Transition) -> bool:
 
     A claim through Redis may come a moment before the due time. The time when the id is ready says when it begins.
     """
-    assert claim.ready_at is not None
-    ahead = timedelta(0) if claim.partition is None else timedelta(seconds=conf.get().CLAIM_AHEAD)
-    return claim.ready_at < claim.due_at or claim.at < claim.due_at - ahead
+    if claim.ready_at is None:
+        return claim.at < claim.due_at
+    return claim.ready_at < claim.due_at or claim.at < claim.due_at - timedelta(seconds=conf.get().CLAIM_AHEAD)
 
 
 def effects_per_message() -> Counter[int]:

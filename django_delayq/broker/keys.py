@@ -1,12 +1,9 @@
-"""The names of all Redis keys. One hash tag per queue and partition puts the keys of a script into one slot."""
+"""The names of all Redis keys. One hash tag per queue puts the keys of a script into one slot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-
-# A queue has one partition so far. The number is in the keys and in the transitions, so that more can follow.
-PARTITION = 0
 
 # Factors in the scores, as in scripts/include/places.lua.
 RANKS = 256
@@ -26,7 +23,7 @@ class Keys:
 @cache
 def keys(namespace: str, queue: str) -> Keys:
     """Return the keys of a queue in a namespace."""
-    tag = f"{{{namespace}:{queue}:{PARTITION}}}"
+    tag = f"{{{namespace}:{queue}}}"
     return Keys(f"{tag}:delayed", f"{tag}:ready", f"{tag}:meta", f"{tag}:wake")
 
 

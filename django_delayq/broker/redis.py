@@ -19,7 +19,7 @@ from ..validation import PRIORITIES
 from . import scripts, server_info
 from .base import IDS_PER_CALL, Entry, Place, Put, QueueMeta, QueueSize, ServerInfo, ServerRun, Taken
 from .connection import connect
-from .keys import BAND, PARTITION, RANKS, Keys, keys, namespace
+from .keys import BAND, RANKS, Keys, keys, namespace
 from .listener import Listener
 from .pipelined import PipelinedConnections
 from .scripted import ScriptConnections
@@ -130,7 +130,7 @@ class RedisBroker:
                 continue
             rank, ready_tenths = divmod(int(answer[i + 1]), BAND)
             until = (ready_tenths - now_tenths) / SECOND
-            tickets.append(Ticket(int(answer[i]), ready_tenths, PARTITION, rank, until))
+            tickets.append(Ticket(int(answer[i]), ready_tenths, rank, until))
         return Taken(tickets, left, float(next_due) / SECOND if next_due else None, moved == IDS_PER_CALL)
 
     def promote(self, queue: str) -> Taken:

@@ -272,7 +272,6 @@ class Migration(migrations.Migration):
                 ("attempt", models.IntegerField(default=0, verbose_name="delivery")),
                 ("due_at", models.DateTimeField(verbose_name="due")),
                 ("ready_at", models.DateTimeField(null=True, verbose_name="ready")),
-                ("partition", models.SmallIntegerField(null=True, verbose_name="partition")),
                 ("actor", models.CharField(default="", max_length=200, verbose_name="actor")),
                 ("reason", models.TextField(default="", verbose_name="reason")),
                 ("error", models.TextField(default="", verbose_name="error")),

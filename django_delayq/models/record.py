@@ -172,10 +172,8 @@ class Transition(models.Model):
     attempt = models.IntegerField(_("delivery"), default=0)
     # The due time after the move.
     due_at = models.DateTimeField(_("due"))
-    # For a claim: when the message became ready, by the clock of Redis or, for a query, by its due time.
+    # For a claim through Redis: when the message became ready, by the clock of Redis. NULL when a query found it.
     ready_at = models.DateTimeField(_("ready"), null=True)
-    # For a claim: the Redis partition through which the message went; NULL when a query found it.
-    partition = models.SmallIntegerField(_("partition"), null=True)
     actor = models.CharField(_("actor"), max_length=200, default="")
     reason = models.TextField(_("reason"), default="")
     error = models.TextField(_("error"), default="")

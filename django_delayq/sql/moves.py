@@ -45,7 +45,6 @@ class Decision:
     actor: str | None = None
     attempt: int | None = None
     ready_at: datetime | None = None
-    partition: int | None = None
 
 
 LEFT_ALONE = Decision()
@@ -198,7 +197,6 @@ def _logged(plan: _Plan, actor: str, now: datetime) -> Transition:
         attempt=message.deliveries if decision.attempt is None else decision.attempt,
         due_at=message.due_at,
         ready_at=decision.ready_at,
-        partition=decision.partition,
         actor=decision.actor or actor,
         reason=storable(decision.reason),
         error=decision.error,

@@ -131,8 +131,7 @@ class Portable:
                 values,
                 actor=f"worker:{worker}",
                 attempt=message.deliveries + 1,
-                ready_at=ready_at or message.due_at,
-                partition=ticket.partition,
+                ready_at=ready_at,
             )
 
         where = Q(pk__in=list(by_id), state=State.SCHEDULED, topic__in=list(leases))

@@ -27,7 +27,7 @@ from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, S
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
 
-LOG_COLUMNS = """message_id, number, at, from_state, to_state, attempt, due_at, ready_at, partition, actor,
+LOG_COLUMNS = """message_id, number, at, from_state, to_state, attempt, due_at, ready_at, actor,
          reason, error, traceback"""
 
 INSERT = f"""
@@ -45,7 +45,7 @@ WITH m AS (
     RETURNING id, due_at, created_at
 ), l AS (
     INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, NULL, %(actor)s, '', '', '' FROM m
+    SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, %(actor)s, '', '', '' FROM m
 )
 SELECT id, due_at, created_at FROM m
 """  # noqa: S608
@@ -88,7 +88,7 @@ ROWS_PER_WRITE = 50
 LOG_INSERTED = f"""
 WITH l AS (
     INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, NULL, %s, '', '', ''
+    SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, %s, '', '', ''
       FROM delayq_message WHERE id = ANY(%s::bigint[])
 )
 SELECT
@@ -145,10 +145,10 @@ SELECT id FROM (
 
 CLAIM = f"""
 WITH t AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[], %(partitions)s::smallint[]) AS t(id, ready, partition)
+    SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[]) AS t(id, ready)
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
-    SELECT m.id, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)] AS lease, t.partition,
+    SELECT m.id, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)] AS lease,
            to_timestamp(t.ready / {SECOND}.0) AS ready_at
       FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
@@ -164,10 +164,10 @@ WITH t AS (
        SET state = 'running', deliveries = m.deliveries + 1, moves = m.moves + 1, worker = %(worker)s,
            leased_until = clock_timestamp() + x.lease * interval '1 second'
       FROM x WHERE m.id = x.id
-    RETURNING m.*, x.ready_at, x.partition, clock_timestamp() AS claimed_at
+    RETURNING m.*, x.ready_at, clock_timestamp() AS claimed_at
 ), l AS (
     INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, moves, claimed_at, 'scheduled', 'running', deliveries, due_at, coalesce(ready_at, due_at), partition,
+    SELECT id, moves, claimed_at, 'scheduled', 'running', deliveries, due_at, ready_at,
            'worker:' || worker, '', '', ''
       FROM u
 )
@@ -194,7 +194,7 @@ WITH o AS (
     RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor
 )
 INSERT INTO delayq_transition ({LOG_COLUMNS})
-SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, NULL, actor, '', '', '' FROM u
+SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, actor, '', '', '' FROM u
 RETURNING message_id
 """  # noqa: S608
 
@@ -229,7 +229,7 @@ WITH o AS (
               x.error, x.traceback
 ), l AS (
     INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, NULL, actor, reason, error, traceback
+    SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, actor, reason, error, traceback
       FROM u
 )
 SELECT id, topic, queue, priority, after, due_at, deliveries, reason FROM u
@@ -376,7 +376,6 @@ class PostgreSQL:
             {
                 "ids": _array([ticket.id for ticket in tickets]),
                 "ready": _array([ticket.ready_tenths for ticket in tickets]),
-                "partitions": _array([ticket.partition for ticket in tickets]),
                 "topics": _texts(leases),
                 "leases": _array(leases.values()),
                 "worker": worker,

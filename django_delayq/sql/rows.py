@@ -52,7 +52,6 @@ class Ticket(NamedTuple):
 
     id: int
     ready_tenths: int | None = None
-    partition: int | None = None
     rank: int = 0
     until: float = 0.0
 

@@ -432,7 +432,7 @@ def test_the_preview_shows_the_oldest_overdue_message() -> None:
 
 def test_the_redis_of_another_database_is_not_restored(redis_client: redis.Redis) -> None:
     schedule(2, due=-20)
-    redis_client.hset("{delayq:default:0}:meta", "identity", "somebody else")
+    redis_client.hset("{delayq:default}:meta", "identity", "somebody else")
     before = record()
     for words in ([], ["--dry-run"], ["--overdue", "dead", "--yes"]):
         assert run("delayq_restore", *words).code == 78

@@ -28,7 +28,7 @@ def test_claimed_messages_run_although_redis_goes_away_while_the_rest_is_put_bac
     now_tenths = int((time.time() + 0.01) * SECOND)
 
     def take(queue: str, limit: int, _within: float) -> Taken:
-        tickets = [Ticket(pk, now_tenths, 0) for pk in (ready.pk, early.pk)]
+        tickets = [Ticket(pk, now_tenths) for pk in (ready.pk, early.pk)]
         return Taken(tickets)
 
     def put(queue: str, entries: list[Entry], *, fill: bool = False) -> None:

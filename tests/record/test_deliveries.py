@@ -77,7 +77,7 @@ def test_a_message_that_is_not_due_is_not_claimed_even_if_redis_said_so() -> Non
     id_ = later().pk
     assert claim(id_) == []
     ready_tenths = to_tenths(timezone.now())
-    assert transitions.claim("default", [Ticket(id_, ready_tenths, 0)], LEASES, "w") == []
+    assert transitions.claim("default", [Ticket(id_, ready_tenths)], LEASES, "w") == []
     assert moves(id_) == ["scheduled"]
 
 
@@ -85,7 +85,7 @@ def test_a_message_moved_to_later_than_it_became_ready_is_not_claimed() -> None:
     id_ = due(due=ago(20)).pk
     ready_tenths = to_tenths(ago(10))
     reschedule_message(id_, due=ago(5))
-    assert transitions.claim("default", [Ticket(id_, ready_tenths, 0)], LEASES, "w") == []
+    assert transitions.claim("default", [Ticket(id_, ready_tenths)], LEASES, "w") == []
     assert [row.id for row in claim(id_)] == [id_]
 
 
@@ -111,16 +111,14 @@ def test_unknown_ids_and_ids_given_twice_are_ignored() -> None:
 def test_the_log_of_a_claim_separates_waiting_in_redis_from_lateness() -> None:
     timed, queried = due(due=ago(20)).pk, due(due=ago(20)).pk
     ready_tenths = to_tenths(ago(3))
-    transitions.claim("default", [Ticket(timed, ready_tenths, 0)], LEASES, "a")
+    transitions.claim("default", [Ticket(timed, ready_tenths)], LEASES, "a")
     claim(queried)
     by_redis, by_query = (message(id_).transitions.last() for id_ in (timed, queried))
     assert by_redis is not None
     assert by_query is not None
     assert by_redis.ready_at is not None
     assert to_tenths(by_redis.ready_at) == ready_tenths
-    assert by_redis.partition == 0
-    assert by_query.ready_at == by_query.due_at
-    assert by_query.partition is None
+    assert by_query.ready_at is None
 
 
 @pytest.fixture

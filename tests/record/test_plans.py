@@ -38,7 +38,7 @@ def plan(words: str) -> str:
         return "\n".join(row[0] for row in cursor.fetchall())
 
 
-CLAIM, SUCCEED, FAIL = "AS t(id, ready, part", "AS o(id, delivery, place)", "AS o(id, delivery, actor"
+CLAIM, SUCCEED, FAIL = "AS t(id, ready)", "AS o(id, delivery, place)", "AS o(id, delivery, actor"
 EXTEND = "AS o(id, delivery, lease)"
 
 

@@ -214,7 +214,7 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
     # A claim by query has no time when its id was ready, and never comes before the due time.
     log = f"""
         SELECT message_id, number, {epoch("at")}, from_state, to_state, attempt, {epoch("due_at")},
-               CASE WHEN partition IS NOT NULL THEN {epoch("ready_at")} END, actor, reason, error <> ''
+               {epoch("ready_at")}, actor, reason, error <> ''
           FROM delayq_transition ORDER BY message_id, number
     """
     for pk, *facts in connection.execute(log):

@@ -129,9 +129,9 @@ class Scene:
                 connection.execute(
                     """
                     INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, attempt, due_at,
-                        ready_at, partition, actor, reason, error, traceback)
+                        ready_at, actor, reason, error, traceback)
                     VALUES (%(pk)s, %(number)s, to_timestamp(%(at)s), %(before)s, %(after)s, %(delivery)s,
-                            to_timestamp(%(due)s), to_timestamp(%(ready)s), CASE WHEN %(ready)s::float8 > 0 THEN 0 END,
+                            to_timestamp(%(due)s), CASE WHEN %(ready)s::float8 > 0 THEN to_timestamp(%(ready)s) END,
                             %(actor)s, %(reason)s, %(error)s, '')
                     """,
                     {"pk": pk, **row},

@@ -53,9 +53,9 @@ def test_every_file_that_is_named_exists(file: str) -> None:
 
 
 def test_every_redis_key_is_named_with_all_its_fields() -> None:
-    named = set(re.findall(r"``\{N:Q:0\}:(\w+)``", TEXT))
+    named = set(re.findall(r"``\{N:Q\}:(\w+)``", TEXT))
     assert named == set(Keys.__dataclass_fields__)
-    assert {getattr(keys("N", "Q"), name) for name in named} == {f"{{N:Q:0}}:{name}" for name in named}
+    assert {getattr(keys("N", "Q"), name) for name in named} == {f"{{N:Q}}:{name}" for name in named}
     assert {field for field in META_FIELDS if f"``{field}``" not in TEXT} == set()
 
 

@@ -127,6 +127,6 @@ def _ended(delivery: DeliveryRow, end: Transition) -> DeliveryRow:
 
 
 def _waited(move: Transition) -> str:
-    if move.to_state != State.RUNNING or move.ready_at is None:
+    if move.to_state != State.RUNNING:
         return ""
-    return span(move.at - move.ready_at)
+    return span(move.at - (move.ready_at or move.due_at))
