@@ -1,6 +1,6 @@
 """The actions on messages: cancel, reschedule, run now, requeue, purge. API, commands and console share them.
 
-``ACTIONS`` is the table of what there is; the functions below it are the Python API.
+``ACTIONS`` lists all actions; the functions below it are the Python API.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .verdicts import Verdict
 class Times:
     """The due times that an action gives to its messages. Cancel and purge give none.
 
-    Messages are due at ``due``, or ``delay`` from now, or moved by ``shift`` from their own due times; from there on
-    ``spread`` evenly over a time, in the order of their ids.
+    The new due time is ``due``, or ``delay`` from now, or the old due time moved by ``shift``. With ``spread`` the
+    messages are distributed evenly over that time after it, in the order of their ids.
     """
 
     due: datetime | None = None
@@ -50,13 +50,13 @@ Move = Callable[[str, Sequence[int], Times, str], list[Answer]]
 class Action:
     """One action. It answers TOO_LATE for messages that are in none of its ``states``."""
 
-    # In URLs, in operations, in the audit and, as "<name>_message", of the permission.
+    # The name in URLs, in operations, in the audit and in the permission "<name>_message".
     name: str
     states: frozenset[State]
     move: Move
 
     def apply(self, using: str, ids: Sequence[int], *, times: Times = NOW, reason: str = "") -> list[Answer]:
-        """Do the action to messages, and answer for each in the order of ``ids``.
+        """Apply the action to messages. Return an answer for each, in the order of ``ids``.
 
         Each batch is a transaction. Redis and the receivers of signals are told on commit.
         """
@@ -98,7 +98,7 @@ ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN_NOW, REQUE
 
 
 def publish_moves(using: str, answers: Sequence[Answer]) -> None:
-    """Tell Redis and the receivers of signals, on commit, what became of messages."""
+    """Tell Redis and the receivers of signals, on commit, how the messages moved."""
     gone: dict[str, list[int]] = {}
     for moved in (answer.moved for answer in answers if answer.moved is not None):
         if moved.after == State.SCHEDULED:
@@ -148,12 +148,12 @@ def cancel_message(
 ) -> Answer | Counter[Verdict]:
     """Cancel a message, given by id, by ``topic`` and ``key``, or as a queryset of messages.
 
-    The answer's ``verdict`` is the truth at the commit: CANCELLED (no delivery is running, none has crashed with an
-    unknown result, and none will start), REQUESTED (a delivery is running or about to start: a handler that goes on
-    for more than a second can see the request, and no retry follows), OUTCOME_UNKNOWN (no delivery will start, but one
-    that crashed may have had its effect), TOO_LATE (``answer.state`` says why), NOT_FOUND. An answer is true when
-    something was done. A queryset is worked off in batches, each in a transaction of its own, and answered by a count
-    per verdict.
+    The answer's ``verdict`` is true at the commit: CANCELLED (no delivery is running, none has crashed with an unknown
+    result, and none will start), REQUESTED (a delivery is running or about to start: a handler that runs for another
+    second can see the request, and no retry follows), OUTCOME_UNKNOWN (no delivery will start, but one that crashed may
+    have had its effect), TOO_LATE (``answer.state`` says why), NOT_FOUND. An answer is true when something was done.
+    For a queryset it works in batches, each in a transaction of its own, and returns the number of messages per
+    verdict.
     """
     return _apply(CANCEL, target, topic, key, using, reason=reason)
 
@@ -190,8 +190,8 @@ def reschedule_message(
 ) -> Answer | Counter[Verdict]:
     """Give a scheduled message another due time: ``due``, or ``delay`` from now. Targets as in ``cancel_message``.
 
-    Answers RESCHEDULED, TOO_LATE (it runs or is finished: ``answer.state``) or NOT_FOUND. An ``expires`` moves along.
-    Raises ``InvalidMessage`` for an impossible time.
+    Answers RESCHEDULED, TOO_LATE (it runs or is finished: ``answer.state``) or NOT_FOUND. The time of expiry moves by
+    as much. Raises ``InvalidMessage`` for an impossible time.
     """
     if (due is None) == (delay is None):
         raise InvalidMessage("reschedule_message needs either due or delay")
@@ -296,7 +296,7 @@ def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | N
 def _apply_to_queryset(
     action: Action, queryset: QuerySet[Message], using: str | None, times: Times, reason: str
 ) -> Counter[Verdict]:
-    # Only an alias that was named: a router may have sent the reading to a replica.
+    # Use only an alias that the caller has named: a router may have chosen a replica for reading.
     using = using or getattr(queryset, "_db", None) or router.db_for_write(Message)
     counts: Counter[Verdict] = Counter()
     for ids in _batches(queryset.using(using)):
@@ -305,7 +305,7 @@ def _apply_to_queryset(
 
 
 def _batches(queryset: QuerySet[Message]) -> Iterator[list[int]]:
-    """Yield the ids of a queryset in their order, so that rows which leave it on the way disturb nothing."""
+    """Yield the ids of a queryset in batches, in ascending order. Rows may leave the queryset meanwhile."""
     if queryset.query.is_sliced:
         yield list(queryset.values_list("pk", flat=True))
         return

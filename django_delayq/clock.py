@@ -26,17 +26,17 @@ def to_tenths(moment: datetime) -> int:
 
 
 def from_tenths(tenths: int) -> datetime:
-    """Return the moment of ``to_tenths``, exactly."""
+    """Convert the result of ``to_tenths`` back to a moment, exactly."""
     return _EPOCH + timedelta(microseconds=tenths * 100)
 
 
 def to_us(moment: datetime) -> int:
-    """Return the microseconds since 1970: as exact as a database keeps a time, and cheap to read."""
+    """Return the microseconds since 1970. Databases store times exactly to the microsecond."""
     return (moment - _EPOCH) // _US
 
 
 def from_us(us: int) -> datetime:
-    """Return the moment of ``to_us``, exactly."""
+    """Convert the result of ``to_us`` back to a moment, exactly."""
     return _EPOCH + timedelta(microseconds=us)
 
 

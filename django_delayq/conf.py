@@ -33,7 +33,7 @@ class Settings:
     QUEUES: tuple[str, ...] = ()
     # How far ahead of now Redis is filled. Messages that are due later cost Redis nothing.
     HORIZON: float = 600.0
-    # A sweep puts a message into Redis again that is overdue by this much and is nowhere in Redis.
+    # A sweep puts a message into Redis again that is overdue by this much and missing in Redis.
     GRACE: float = 2.0
     # The time between two sweeps.
     SWEEP_INTERVAL: float = 3.0
@@ -62,7 +62,7 @@ class Settings:
     DEAD_RETENTION: float | None = 90 * 86_400.0
     # A message not started this long after its due time counts as overdue in statistics and checks.
     OVERDUE_AFTER: float = 5.0
-    # Whether the console only shows: every action is refused, whatever the user's permissions.
+    # True: the console shows everything and refuses every action, even to users with its permission.
     ADMIN_READ_ONLY: bool = False
     # A word that every page of the console shows, such as "production", so that nobody takes one site for another.
     ENVIRONMENT: str = ""
@@ -184,7 +184,7 @@ PARSERS: dict[str, Parser] = {
 
 
 def parse(given: Any) -> tuple[Settings, list[Problem]]:
-    """Read a ``DELAYQ`` dict: return the settings, and all that is wrong with the dict at once."""
+    """Read a ``DELAYQ`` dict. Return the settings and every problem of the dict."""
     if not isinstance(given, Mapping):
         return Settings(), [Problem("E001", "DELAYQ is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
     values: dict[str, Any] = {}

@@ -36,7 +36,7 @@ def seconds(value: Duration) -> float:
         parts = _PART.findall(text)
         if parts and "".join(number + unit for number, unit in parts) == text:
             return _finite(sum(float(number) * _UNITS[unit] for number, unit in parts))
-    # Never show all of a bad value: it may be endless, or fail when it is asked for its text.
+    # Never show a bad value in full: it may be endless, and str() of it may raise.
     given: object = value
     shown = repr(given[:40]) if isinstance(given, str) else type(given).__name__
     raise ValueError(f"not a duration: {shown}; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'")

@@ -1,7 +1,7 @@
 """The public extension point: what an installed app adds to workers, restores and ``delayq_stats``.
 
 An app registers what it adds in its ``AppConfig.ready()``. The console adds its statistics and its operations this way.
-While nothing is registered, a worker checks an empty tuple for each batch of messages, and that is all it costs.
+While nothing is registered, the only cost is that a worker checks an empty tuple for each batch of messages.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Service:
     name = "service"
     # Services of one thread take turns. A service that may be busy for seconds has a thread of its own.
     thread = "upkeep"
-    # After errors in a row the worker waits longer each time, up to this many seconds.
+    # After each further error in a row the worker waits longer, up to this many seconds.
     longest_backoff = 5.0
 
     def tick(self) -> float:
-        """Do one bounded piece of work, and return in how many seconds to come back (0: at once).
+        """Do one bounded piece of work. Return the seconds until the next tick (0: at once).
 
-        It may raise: the worker logs that once, waits, and calls again.
+        It may raise: the worker logs the first of several errors in a row, waits, and calls it again.
         """
         raise NotImplementedError
 
@@ -43,8 +43,8 @@ class WorkerExtension:
     """Adds services to one worker process, and follows what happens to messages there. Subclass it.
 
     One object is made for each process. The methods from ``claimed`` to ``ended`` are called by several threads of the
-    worker, in batches, after the commit. They must be quick and must not use the database: they stand between two
-    messages. What they raise is logged and harms nothing.
+    worker, in batches, after the commit. They must be quick and must not use the database: the next message waits for
+    them. Their exceptions are logged and harm nothing.
     """
 
     # The roles that run_delayq takes in --roles besides its own.
@@ -60,24 +60,24 @@ class WorkerExtension:
         return ()
 
     def claimed(self, claims: Sequence[Claimed]) -> None:
-        """Messages were claimed together."""
+        """Note that these messages were claimed together."""
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
-        """The handlers of these messages succeeded."""
+        """Note that the handlers of these messages succeeded."""
 
     def retried(self, messages: Sequence[MessageFacts]) -> None:
-        """The handlers of these messages failed, and the messages will be delivered again."""
+        """Note that the handlers of these messages failed, and that the messages will be delivered again."""
 
     def ended(self, moves: Sequence[Moved]) -> None:
-        """These messages moved in another way: to *dead*, *cancelled* or *expired*, or back to *scheduled*."""
+        """Note other moves of messages: to *dead*, *cancelled* or *expired*, or back to *scheduled*."""
 
     def stop(self) -> None:
-        """The process ends in order, and its services have stopped. The database may be used."""
+        """Finish: the process ends in order, and its services have stopped. This method may use the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreStart:
-    """A restore that begins: ``who`` restores which messages; ``described`` names them in words."""
+    """A restore that begins. ``who`` is its actor; ``described`` names its messages in words."""
 
     using: str
     who: str
@@ -86,18 +86,18 @@ class RestoreStart:
     spread: float
     no_expired: bool
     described: str
-    # How many messages there are to put; None: not counted.
+    # The number of messages to put; None: not counted.
     total: int | None
 
 
 class RestoreObserver(Protocol):
-    """Follows one restore. What it raises is logged; the restore goes on."""
+    """Follows one restore. Its exceptions are logged, and the restore goes on."""
 
     def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
-        """``messages`` more messages were handled; ``tally`` counts all so far. Return True to end the restore."""
+        """Note that ``messages`` more were handled; ``tally`` counts all so far. Return True to stop the restore."""
 
     def ended(self, tally: Tally, position: str | None, error: str) -> None:
-        """The restore ended: it is complete, was stopped at ``position``, or failed with ``error``."""
+        """Note the end of the restore: it is complete, was stopped at ``position``, or failed with ``error``."""
 
 
 class StatisticsSection(Protocol):
@@ -114,14 +114,14 @@ _statistics: list[Callable[[str, datetime], StatisticsSection]] = []
 
 
 def add_to_workers(make: Callable[[str, str], WorkerExtension], *, roles: Iterable[str] = ()) -> None:
-    """Have each worker process make an extension with ``make(using, worker)``; ``roles`` are those that it knows."""
+    """Have each worker process make an extension with ``make(using, worker)``; ``roles`` are the roles that it adds."""
     if make not in _worker_extensions:
         _worker_extensions.append(make)
         _roles.extend(role for role in roles if role not in _roles)
 
 
 def observe_restores(make: Callable[[RestoreStart], RestoreObserver]) -> None:
-    """Have each restore make an observer: those of ``delayq_restore`` and those that a loader does by itself."""
+    """Have each restore make an observer: the restores of ``delayq_restore`` and of loaders."""
     if make not in _restore_observers:
         _restore_observers.append(make)
 
@@ -179,7 +179,7 @@ class RestoreObservers:
         self._all = [observer for make in _restore_observers if (observer := _call(make, start)) is not None]
 
     def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
-        # A list, not a generator: each observer is called, whatever another one answers.
+        # A list, not a generator: every observer is called, also when an earlier one returns True.
         answers = [_call(observer.progress, messages, tally, position) for observer in self._all]
         return any(answers)
 

@@ -1,7 +1,7 @@
 """Failpoints: named places at which a test makes this process die, freeze, wait, fail or lose its connections.
 
 They do nothing unless DELAYQ_FAILPOINTS was in the environment when the process started; no setting and no data can
-switch them on. The variable holds ``name:action:nth``, several of them with commas between:
+switch them on. The variable holds ``name:action:nth``, or several of these, separated by commas:
 
     DELAYQ_FAILPOINTS="after_claim:kill:1,before_record:delay=2:3"
 
@@ -63,7 +63,7 @@ Fault = Callable[[], None]
 
 
 class Broken(OperationalError, ConnectionError):
-    """The error of "raise": an error of the database to callers of the database, one of a socket to those of Redis."""
+    """The error of the action "raise". It is a database error and a socket error, as callers of either would get it."""
 
 
 class _Armed:
@@ -162,7 +162,7 @@ if _on:
 
 
 def reach(name: str) -> None:
-    """Do what is due at the place called ``name``. Costs nothing while failpoints are off."""
+    """Do the action that is due at the failpoint ``name``, if any. Costs nothing while failpoints are off."""
     if _on:
         for armed in _armed.get(name, ()):
             armed.reached()

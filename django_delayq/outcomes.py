@@ -28,7 +28,7 @@ def storable(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def error_kind(error: str) -> str:
-    """Return what like failures have in common: the last line without what varies (numbers, ids, quoted text)."""
+    """Return the last line of an error without numbers, ids and quoted text: like failures have it in common."""
     line = error.strip().rpartition("\n")[2][: 4 * KIND_LENGTH]
     return _VARYING.sub("…", line)[:KIND_LENGTH]
 
@@ -49,7 +49,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class GiveUp:
     """The handler failed, and the message is given up."""
 
     error: str
@@ -69,4 +69,4 @@ class Recorded:
     """The transaction of a transactional handler has recorded the success already."""
 
 
-Outcome = Ack | Retry | DeadLetter | Release | Recorded
+Outcome = Ack | Retry | GiveUp | Release | Recorded

@@ -22,7 +22,7 @@ logger = logging.getLogger("django_delayq")
 
 # Seconds that a pause waits for claims that were under way when it was committed. They take a few ms.
 WAIT_FOR_CLAIMS = 2.0
-# Seconds between two queries for them.
+# Seconds between two queries for such claims.
 CLAIMS_INTERVAL = 0.005
 
 
@@ -86,7 +86,7 @@ def _pause(using: str, name: str, until: datetime | None, lasting: timedelta | N
             until = now + lasting
         if until is not None and until <= now:
             raise InvalidMessage("the pause would be over already")
-        # A pause that is over is another one: its row must not lend this pause its beginning.
+        # The row may be left from a pause that is over: this pause has a beginning of its own.
         rows.filter(name=name).exclude(Queue.PAUSED).delete()
         values = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
         created = {"paused_at": now, **values}

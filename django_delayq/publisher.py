@@ -19,7 +19,7 @@ from .exceptions import BrokerUnavailable
 
 logger = logging.getLogger("django_delayq")
 
-# After Redis did not answer, callers do not try it again for this long. Seconds.
+# After Redis failed to answer, no caller tries it again for this long. Seconds.
 RETRY_AFTER = 1.0
 
 
@@ -54,7 +54,7 @@ class Publisher:
         self._try(remove)
 
     def _try(self, call: Callable[[], bool]) -> None:
-        """Make a call, which returns whether Redis has answered; log the first of several failures."""
+        """Make a call that returns whether Redis has answered. Log only the first of several failures in a row."""
         if time.monotonic() < self._retry_at:
             return
         try:

@@ -50,7 +50,7 @@ def purge(
             yield len(gone)
         if len(batch) < size:
             return
-        # Messages that another transaction has locked are passed over, not waited for.
+        # This passes over messages that another transaction has locked, and does not wait for them.
         after = batch[-1]
 
 
@@ -74,7 +74,7 @@ def purge_ids(using: str, ids: Sequence[int]) -> set[int]:
 
 def _delete(using: str, rows: QuerySet[Message], ids: Sequence[int]) -> list[int]:
     """Delete those of ``rows`` with these ids that nobody has locked, in the caller's transaction; return their ids."""
-    # The conditions of ``rows`` again: a message may have been requeued since.
+    # The conditions of ``rows`` are checked again: a message may have been requeued since.
     doomed = locked(using, rows.filter(pk__in=ids), wait=False, to_delete=True)
     gone = list(doomed.values_list("pk", flat=True))
     Transition.objects.using(using).filter(message_id__in=gone)._raw_delete(using)

@@ -151,7 +151,7 @@ def _policy(value: Any) -> retry.RetryPolicy:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether two functions are one: a module that is imported anew registers the same function again."""
+    """Tell whether two functions are the same one: a module that is imported again registers its handlers again."""
     return (one.__module__, getattr(one, "__qualname__", None)) == (
         other.__module__,
         getattr(other, "__qualname__", None),

@@ -57,7 +57,7 @@ class RetryPolicy:
         jitter: float = 0.1,
         max_attempts: int | None = 10,
     ) -> RetryPolicy:
-        """Retry after ``base``, ``base * factor``, ``base * factor²`` … but never after more than ``cap``.
+        """Retry after ``base``, ``base * factor``, ``base * factor²`` … with ``cap`` as the longest delay.
 
         ``jitter`` is a share: 0.1 lengthens each delay by a random 0–10 %, so that messages which failed together do
         not come back together. It never shortens a delay. ``max_attempts`` counts the first delivery; None sets no

@@ -29,7 +29,7 @@ from .states import State
 
 # Messages that travel to the database together.
 INSERTED_TOGETHER = 1000
-# Rounds after which a keyed message is refused whose key changes its holder between each insert and the query for it.
+# The call is refused after this many rounds in which the key's holder changed between the insert and the query for it.
 KEY_ROUNDS = 20
 
 
@@ -116,7 +116,7 @@ def schedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | Non
                     using, transitions.insert_many(using, news[start : start + INSERTED_TOGETHER], actor)
                 )
         keys = [(new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None]
-        # In one order, so that two such calls cannot wait for each other's keys in a circle.
+        # Always in the same order, so that two such calls cannot wait for each other's keys in a circle.
         for _topic, key, place in sorted(keys):
             keyed[place] = _schedule_keyed(using, checked[place], key)
     if not keyed:
@@ -127,7 +127,7 @@ def schedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | Non
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Stop the garbage collector for one batch: it would search thousands of new objects that are all in use."""
+    """Stop the garbage collector for one batch: it would examine thousands of new objects, all of them in use."""
     working = gc.isenabled()
     gc.disable()
     try:
@@ -253,7 +253,7 @@ _BLANK = {field.attname: field.get_default() for field in Message._meta.concrete
 
 
 def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
-    """Make the object as if the row were read. Not by the constructor, which takes longer than all else here."""
+    """Make the object as if its row had been read. The constructor would take longer than everything else here."""
     message = Message.__new__(Message)
     state = ModelState()
     state.adding, state.db = False, using

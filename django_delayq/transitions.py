@@ -1,6 +1,6 @@
 """The only code that changes a state. It writes the log row of each move in the same transaction, and reaches no Redis.
 
-Zero rows changed is an ordinary answer, not an error: somebody else was first.
+A move that changes no row is not an error: another move was first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEY_TAKEN = Decision(verdict=Verdict.KEY_TAKEN)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The verdict on an action for one message, and the state that the message is in now. True when it was done."""
+    """The verdict of an action on one message, and the state of the message now. True when the action was done."""
 
     id: int | None
     verdict: Verdict
@@ -146,7 +146,7 @@ def exclusively(using: str) -> AbstractContextManager[object]:
 
 
 def due(using: str, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
-    """Return what is due now by the record's clock, the highest priority first among the most overdue."""
+    """Return messages that are due by the record's clock: the most overdue ones, the highest priority first."""
     return statements(using).due(queue, topics, limit)
 
 
@@ -156,7 +156,7 @@ def queues(using: str) -> list[str]:
 
 
 def until_due(using: str, queue: str, topics: Iterable[str]) -> float | None:
-    """Return the seconds until the next scheduled message of a queue falls due: 0 or less when one waits.
+    """Return the seconds until the next scheduled message of a queue falls due: 0 or less when one is due.
 
     None: there is none, or the queue is paused.
     """
@@ -176,28 +176,29 @@ def anything_expired(using: str) -> tuple[bool, bool]:
 def claim(
     using: str, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, *, queue: str | None = None
 ) -> list[Claimed]:
-    """``scheduled → running`` for messages that may start, of the topics in ``leases`` (topic → seconds).
+    """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
 
-    Here every race is decided. A message that is cancelled, finished, running, not due, expired, in another queue than
-    the one that is served (None: in any), in a paused one, or locked by another move returns no row.
+    This statement decides every race. It returns no row for a message that is cancelled, finished, running, not due,
+    expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move.
     """
     unique = {ticket.id: ticket for ticket in tickets}
     return statements(using).claim(list(unique.values()), leases, worker, queue) if unique else []
 
 
 def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> set[int]:
-    """``→ consumed``, by any delivery that succeeds while the message is live. Returns the ids that moved; idempotent.
+    """Move messages to *consumed*, by any delivery that succeeds while they are live. Return the ids that moved.
+    Idempotent.
 
-    ``wait=False``, here and below, passes over rows that another transaction has locked; ``live_deliveries`` tells
-    them from the others.
+    ``wait=False``, here and below, passes over rows that another transaction has locked; ``live_deliveries`` then shows
+    which of the others are live.
     """
     unique = {success.id: success for success in successes}
     return statements(using).succeed(list(unique.values()), wait=wait) if unique else set()
 
 
 def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[Moved]:
-    """``running → scheduled | dead | cancelled``, from the current delivery only; idempotent."""
-    # Of two deliveries of one message only the later can be the current one.
+    """Move ``running → scheduled | dead | cancelled``, for the current delivery only. Idempotent."""
+    # Only the later of two deliveries of one message can be the current one.
     unique: dict[int, Failure] = {}
     for failure in sorted(failures, key=lambda f: f.delivery):
         unique[failure.id] = failure
@@ -205,7 +206,7 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
 
 
 def extend(using: str, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
-    """Extend leases. Returns id → whether a cancel was requested; a delivery whose id is absent lost its lease."""
+    """Extend leases. Return id → whether a cancel was requested; a delivery whose id is missing has lost its lease."""
     return statements(using).extend(renewals, wait=wait) if renewals else {}
 
 
@@ -227,7 +228,7 @@ def reap(using: str, *, max_crashes: int, limit: int = MOVES_PER_TRANSACTION, ac
 
 
 def release_worker(using: str, worker: str, *, max_crashes: int, actor: str, shutdown: bool) -> list[Moved]:
-    """Release what a worker process held that is certainly dead. An ordered ``shutdown`` counts as no crash."""
+    """Release the messages of a worker process that is certainly dead. ``shutdown``: in order, so nothing crashed."""
     where = Q(state=State.RUNNING, worker__startswith=worker)
     reason = "worker was shut down" if shutdown else "worker process died"
     return _end_unreported(using, where, max_crashes, None, actor, reason, counted="excused" if shutdown else None)
@@ -260,7 +261,7 @@ def _end_unreported(
     *,
     counted: Literal["reported", "excused"] | None = None,
 ) -> list[Moved]:
-    """End deliveries that did not report. ``counted``: the counter that they go into; None: they are crashes."""
+    """End deliveries that did not report. ``counted`` is the counter to raise by one; None: they count as crashes."""
 
     def decide(message: Message, at: datetime) -> Decision:
         crashes = message.deliveries - message.reported - message.excused - (counted is not None)
@@ -276,7 +277,7 @@ def _end_unreported(
 
 
 def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among: Q | None = None) -> list[Moved]:
-    """``scheduled → expired`` for messages that were not started in their time."""
+    """Move ``scheduled → expired`` the messages that did not start in time."""
     where = Q(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now(using)) & (among or Q())
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -290,7 +291,7 @@ def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among:
 
 
 def cancel(using: str, ids: Sequence[int], *, reason: str = "", actor: str | None = None) -> list[Answer]:
-    """Cancel messages; running ones are asked to stop. ``Verdict`` says which answers there are."""
+    """Cancel messages, and ask running ones to stop. ``Verdict`` lists the possible answers."""
     return _act(using, ids, lambda message, at: cancel_decision(message, reason), actor)
 
 
@@ -321,8 +322,8 @@ def reschedule(
 ) -> list[Answer]:
     """Move the due time of scheduled messages: to ``due``, or ``delay`` from now; ``spread`` evenly over a time.
 
-    With ``shift`` each moves by so much from its own due time, though not before now. With ``overdue_since`` only
-    those that were due by then move: one that somebody else has moved meanwhile is left alone.
+    With ``shift`` each moves by that much from its own due time, but not to before now. With ``overdue_since`` only
+    messages that were due by then move: a message that was rescheduled meanwhile stays as it is.
     """
     shares = _shares(ids, spread)
 
@@ -347,9 +348,9 @@ def requeue(
     reason: str = "",
     actor: str | None = None,
 ) -> list[Answer]:
-    """``dead | expired | cancelled → scheduled``, with the attempts counted anew. Deliveries go on counting.
+    """Move ``dead | expired | cancelled → scheduled``. Attempts are counted anew, deliveries go on counting.
 
-    The messages are due ``delay`` from now, or from then on evenly over the time ``spread``.
+    The messages are due ``delay`` from now, or evenly over the time ``spread`` from then on.
     """
     shares = _shares(ids, spread)
 
@@ -373,7 +374,7 @@ def requeue(
 def give_up(
     using: str, ids: Sequence[int], *, reason: str, actor: str, overdue_since: datetime | None = None
 ) -> list[Answer]:
-    """``scheduled → dead`` without a delivery. ``overdue_since`` as in ``reschedule``."""
+    """Move ``scheduled → dead`` without a delivery. ``overdue_since`` as in ``reschedule``."""
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_scheduled(message, overdue_since):
@@ -388,7 +389,7 @@ def _is_scheduled(message: Message, overdue_since: datetime | None) -> bool:
 
 
 def _shares(ids: Sequence[int], spread: timedelta) -> Callable[[Message], timedelta]:
-    """Return how far into the time ``spread`` each message falls, in the order of ``ids``."""
+    """Return a function from a message to its share of the time ``spread``, in the order of ``ids``."""
     places = {pk: place for place, pk in enumerate(ids)}
     return lambda message: spread * places[message.pk] / max(1, len(ids))
 
@@ -402,13 +403,13 @@ def _act(using: str, ids: Sequence[int], decide: Decide, actor: str | None) -> l
         try:
             answers |= _answers(using, batch, decide, actor)
         except IntegrityError:
-            # Another message took a key meanwhile (requeue). The batch was rolled back as a whole: one by one then.
+            # Another message took a key meanwhile (requeue), and the whole batch was rolled back: decide one by one.
             for pk in batch:
                 try:
                     answers |= _answers(using, [pk], decide, actor)
                 except IntegrityError:
                     answers[pk] = Answer(pk, Verdict.KEY_TAKEN)
-        # Rows that changed under us on a database without row locks: once more.
+        # Rows changed meanwhile on a database without row locks: decide on them once more.
         again = [pk for pk in batch if pk not in answers]
         if again:
             answers |= _answers(using, again, decide, actor)

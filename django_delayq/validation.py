@@ -83,7 +83,7 @@ def delay(value: Duration) -> timedelta:
 def due(value: Any) -> datetime:
     """Check a due time: an aware datetime, not in the past, at most 100 years ahead. Return it in UTC.
 
-    Times that are computed from it later (rounding, expiry) must not meet a change of the clocks.
+    In UTC no change to or from summer time affects the times that are computed from it later (rounding, expiry).
     """
     if not isinstance(value, datetime):
         raise InvalidMessage(f"due must be an aware datetime, not {_shown(value)}")
@@ -111,7 +111,7 @@ def expires(value: Duration | None) -> timedelta | None:
 
 
 def max_attempts(value: Any) -> int | None:
-    """Check the most attempts of a message: a whole number from 1 to 10000; or None."""
+    """Check the greatest number of attempts: a whole number from 1 to 10000; or None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
@@ -189,7 +189,7 @@ def _walk(what: str, value: Any, depth: int) -> None:
 
 
 def _plain(value: str) -> str:
-    """Return the characters alone: a subclass of str, such as a member of an enum, may print as something else."""
+    """Return a plain str: a subclass, such as a member of an enum, may print as something else."""
     return value if type(value) is str else str.__str__(value)
 
 
@@ -201,7 +201,7 @@ def _seconds(what: str, value: Duration) -> float:
 
 
 def _shown(value: Any) -> str:
-    """Return a part of a bad value for an error, never all of it: it may be a secret, or endless."""
+    """Return a part of a bad value for an error message. The whole value may be a secret, or endless."""
     if isinstance(value, str):
         return ascii(value[:40]) + ("…" if len(value) > 40 else "")
     if isinstance(value, int | float):

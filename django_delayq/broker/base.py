@@ -1,4 +1,4 @@
-"""The protocols of a broker, with the values that go in and out. It holds ids and due times; the record decides."""
+"""The protocols of a broker, and their values. A broker holds ids and due times; the record decides."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Put:
 class Taken:
     """The answer to a take: the tickets, how many more ids are ready, and when the next one falls due.
 
-    ``next_due`` counts seconds from ``at``; None when no id is delayed. ``behind`` is true when more is due than one
-    call makes ready: priorities are compared among what is ready only.
+    ``next_due`` counts seconds from ``at``; None when no id is delayed. ``behind`` is true when more ids are due than
+    one call makes ready: priorities are compared among ready ids only.
     """
 
     tickets: list[Ticket] = field(default_factory=list)
@@ -132,7 +132,7 @@ class QueueSize:
 
 
 class Broker(Protocol):
-    """What delivery needs. Redis implements it, and so does the database.
+    """The methods that delivery needs. Redis implements them, and so does the database.
 
     Each method may be called again when its answer was lost, and by any number of processes at once. Each raises
     ``BrokerUnavailable`` when the broker does not answer.
@@ -140,11 +140,12 @@ class Broker(Protocol):
 
     # True when ``take`` can return ids shortly before they fall due.
     claims_ahead: ClassVar[bool]
-    # True when the broker no longer knows an id that was taken: an id that is not claimed has to be put or parked.
+    # True when the broker no longer knows an id that was taken: an id that was not claimed has to be put back or
+    # parked.
     forgets_taken: ClassVar[bool]
 
     def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
-        """Make ids known. With ``fill``, add what is missing and make nothing later than it is."""
+        """Make ids known. With ``fill``, add missing ids and give no id a later time than it has."""
 
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
@@ -159,13 +160,13 @@ class Broker(Protocol):
         """Make ids ready that have fallen due, and take none of them."""
 
     def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
-        """Put ids that were taken back so that they fall due in ``seconds``, whatever their due time."""
+        """Put taken ids back so that they fall due in ``seconds``, regardless of their due times."""
 
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Put ids that were taken back to where they were."""
+        """Put taken ids back into their former places."""
 
     def exclusively(self) -> AbstractContextManager[object]:
-        """Keep others from the ids that ``take`` returns until the block ends, so that they can be claimed in it."""
+        """Keep other processes from the ids that ``take`` returns until the block ends: they are claimed in it."""
 
     def listen(self, queues: Sequence[str], timeout: float) -> bool:
         """Sleep for up to ``timeout`` seconds; return whether a notification ended the sleep. ``wake`` ends it too."""
@@ -193,13 +194,14 @@ class Index(Broker, Protocol):
     """
 
     def put_nowait(self, queue: str, entries: Sequence[Entry]) -> int:
-        """Send a put without waiting for its answer; return how many answers of earlier ones have come, all good.
+        """Send a put without waiting for its answer. Return how many earlier puts turned out to have succeeded.
 
-        Raises what an earlier answer said, or ``BrokerUnavailable`` when an answer is later than the timeout.
+        Raises the error in the answer to an earlier put, or ``BrokerUnavailable`` when an answer took longer than the
+        timeout.
         """
 
     def flush(self) -> None:
-        """Wait until Redis has answered all puts of ``put_nowait``. Raises what the answers say."""
+        """Wait until Redis has answered all puts of ``put_nowait``. Raises the errors in the answers."""
 
     def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
         """Return the ids that ``put(fill=True)`` would put, of at most ``IDS_PER_CALL`` entries."""
@@ -223,16 +225,16 @@ class Index(Broker, Protocol):
     ) -> tuple[int | None, int] | None:
         """Begin to load a queue up to a horizon that is ``ahead`` seconds from now.
 
-        Returns the due tenth to begin at (None: at the beginning) and the horizon's, or None while another loads; that
-        one keeps the right for ``lease`` seconds after its last sign of life. ``lost`` says that what the queue holds
-        is no longer complete. Raises ``ForeignBroker`` when the queue belongs to another database.
+        Returns the due tenth to begin at (None: at the beginning) and the due tenth of the horizon; or None while
+        another process loads, which keeps the right for ``lease`` seconds after its last sign of life. ``lost``: the
+        queue in Redis has lost ids. Raises ``ForeignBroker`` when the queue belongs to another database.
         """
 
     def loaded(self, queue: str, *, worker: str, upto_tenths: int, lease: float | None) -> bool:
         """Record how far a load has come, or with lease None that it is done; return whether it is still valid."""
 
     def server(self) -> ServerRun:
-        """Ask which run of which server this is."""
+        """Ask the server for its identity and the identity of its present run."""
 
     def server_info(self) -> ServerInfo:
         """Ask the server about itself."""

@@ -1,7 +1,7 @@
 """Connections to the Redis that the settings name, with timeouts of our own and without retries.
 
 redis-py 8 by default waits 5 s and sends a command again up to ten times. A producer must not keep a web request
-waiting for so long, and a worker takes messages from the database instead.
+waiting that long, and a worker can take messages from the database meanwhile.
 
 This is also the only module that uses private attributes of redis-py: ``_like``, ``_with_timeouts`` and ``socket_of``.
 """
@@ -67,7 +67,7 @@ def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:
 
 def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
     """Copy a Sentinel client, with our own timeouts: when a whole site is away, so are the sentinels."""
-    # A client, other than a connection, no longer takes retry_on_timeout.
+    # Unlike a connection, a client no longer takes retry_on_timeout.
     ours = {name: value for name, value in options.items() if name != "retry_on_timeout"}
     addresses = [sentinel.connection_pool.connection_kwargs for sentinel in theirs.sentinels]
     return Sentinel(
@@ -122,7 +122,7 @@ def pop_idle(idle: deque[P]) -> P | None:
 def is_closed(raw: Any) -> bool:
     """Return whether the server has closed a connection that waits for no answer. Servers may close idle ones.
 
-    Without an outstanding answer the only thing to read is the end.
+    While no answer is outstanding, the only thing to read is the end of the connection.
     """
     try:
         return bool(raw.can_read(0))

@@ -13,7 +13,7 @@ from .base import Entry, Put, Taken
 
 
 class DatabaseBroker:
-    """Finds what is due by query. It holds nothing itself, so most methods have nothing to do.
+    """Finds due messages by query. It holds nothing itself, so most methods have nothing to do.
 
     ``topics`` returns the topics that this process can deliver.
     """
@@ -43,7 +43,7 @@ class DatabaseBroker:
         if limit <= 0:
             return Taken(left=1)
         if self._holding is not None:
-            # Not before something is due: until then a take costs one query and no transaction.
+            # The transaction begins when something is due: until then a take costs one query and no transaction.
             self._holding.enter_context(transitions.exclusively(self.using))
         tickets = transitions.due(self.using, queue, topics, limit)
         return Taken(tickets, left=int(len(tickets) == limit))

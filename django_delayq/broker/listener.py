@@ -14,17 +14,17 @@ import redis
 
 from .connection import is_closed, socket_of
 
-# A connection on which no token came for so long may have been dropped on the way without notice. Seconds.
+# A connection on which no token came for this long may have been dropped by the network without notice. Seconds.
 MAX_LISTENING = 60.0
 
 
 class Listener:
     """Waits for a token in one of several lists. One thread listens; any thread may call ``wake`` and ``reset``.
 
-    Redis looks at the timeout of a BLPOP only ``hz`` times a second (10 by default). So the command is sent without
-    one, and the wait happens on the client's socket. A BLPOP that was not answered in time stays in force for the next
-    ``listen``. One that was answered is sent again by the next ``listen`` only, so that a worker that is busy until
-    then takes no token from another. A worker that becomes busy for long without a token calls ``stop``.
+    Redis checks the timeout of a BLPOP only ``hz`` times a second (10 by default). So the command is sent without a
+    timeout, and the wait happens on the client's socket. A BLPOP that was not answered in time stays in force for the
+    next ``listen``. After an answer only the next ``listen`` sends a new BLPOP, so that a worker that is busy until
+    then takes no token from another. A worker that becomes busy for long without having got a token calls ``stop``.
     """
 
     def __init__(self, connect: Callable[[], redis.Redis]) -> None:
@@ -77,7 +77,7 @@ class Listener:
             os.write(self._write, b"1")
 
     def reset(self) -> None:
-        """Have the next ``listen`` use a new connection: the present one may be dead, and would never say so."""
+        """Have the next ``listen`` use a new connection: the present one may be dead without notice."""
         self._is_stale = True
 
     def stop(self) -> None:
@@ -105,7 +105,7 @@ class Listener:
 
 
 def wait_readable(files: list[Any], timeout: float) -> list[Any]:
-    """Wait up to ``timeout`` seconds until one of these can be read; return those that can."""
+    """Wait up to ``timeout`` seconds until one of these files can be read. Return those that can."""
     try:
         # epoll and poll know whole milliseconds only, and round up.
         return select.select(files, [], [], timeout)[0]

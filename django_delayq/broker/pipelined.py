@@ -1,9 +1,8 @@
 """Puts that are sent without waiting for their answers. The answers are read before a later put is sent.
 
 A producer has committed its message already. Redis only has to learn of it soon, so the answer is not worth a round
-trip, nor, when there are many puts, a look at the socket for each. What a late answer says has a late effect: a later
-put raises the error. A put is sent once more when it may have been lost with its connection, or when the server did not
-know the script.
+trip. With many puts it is not even worth a check of the socket for each. An error in a late answer is raised by a later
+put. A put is sent once more when it may have been lost with its connection, or when the server did not know the script.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from .keys import Keys
 
 # With more unread answers than this on one connection, a put waits for the oldest first.
 MAX_UNREAD = 16
-# A put reads answers first when there may be so many of them, or so many seconds after the last reading. A put that was
-# lost between two readings is sent again after the second.
+# A put first reads answers when there are this many unread ones, or this many seconds after the last reading. A put
+# that was lost between two readings is sent again after the second.
 READ_AT_UNREAD = 8
 READ_INTERVAL = 0.01
 
@@ -51,7 +50,7 @@ class PipelinedConnection(PinnedConnection):
         self._read_at = time.monotonic()
 
     def put(self, keys: Keys, now: str | int, entries: list[int], *, mode: str = "set") -> int:
-        """Send a put; return how many answers of earlier ones were read. Raises their errors, or that one is late."""
+        """Send a put; return how many earlier answers were read. Raises their errors, or that an answer is late."""
         read = 0
         if len(self.unread) >= READ_AT_UNREAD or time.monotonic() - self._read_at > READ_INTERVAL:
             read = self.read(MAX_UNREAD)
@@ -63,8 +62,8 @@ class PipelinedConnection(PinnedConnection):
     def read(self, leave: int) -> int:
         """Read the answers that have come, and wait while more than ``leave`` have not; return how many were read.
 
-        Raises the first error, after all other answers have been read: the caller closes the connection then, and what
-        was sent again has to arrive before.
+        Raises the first error only after all other answers were read: the caller then closes the connection, and every
+        put that was sent again has to arrive before that.
         """
         read = 0
         refused: redis.ResponseError | None = None

@@ -24,7 +24,7 @@ from .listener import Listener
 from .pipelined import PipelinedConnections
 from .scripted import ScriptConnections
 
-# How many members a reply to a scan has, more or less.
+# The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
 # What scripts/tick.lua returns after the time, and ``read_meta`` reads, in this order.
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity")
@@ -125,7 +125,8 @@ class RedisBroker:
         now_tenths = float(answer[3])
         tickets = []
         for i in range(4, len(answer), 2):
-            # We put no member that is not an id, and the database would refuse the others together with it.
+            # Drop members that are not ids: they are not ours, and the database would refuse all ids together with
+            # them.
             if not _is_id(answer[i]):
                 continue
             rank, ready_tenths = divmod(int(answer[i + 1]), BAND)
@@ -145,7 +146,7 @@ class RedisBroker:
             self.client.zadd(k.delayed, {str(ticket.id): due_tenths + ticket.rank / RANKS for ticket in tickets})
 
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Put taken ids back to where they were."""
+        """Put taken ids back into their former places."""
         k = self.keys(queue)
         ready, delayed = {}, {}
         for ticket in tickets:
@@ -285,7 +286,7 @@ class RedisBroker:
         return bool(word == b"ok")
 
     def server(self) -> ServerRun:
-        """Ask which run of which server this is."""
+        """Ask the server for its identity."""
         with translated_errors():
             pipe = self.client.pipeline(transaction=False)
             pipe.info("server")
@@ -350,7 +351,7 @@ class RedisBroker:
                 with translated_errors():
                     answer: Any = self.client.zscan(key, cursor, count=SCAN_COUNT)
                 cursor, members = answer
-                # We put no members that are not ids.
+                # Members that are not ids are not ours.
                 batch = [int(member) for member, _score in members if member.isdigit()]
                 if batch:
                     yield batch

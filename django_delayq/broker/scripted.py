@@ -10,7 +10,7 @@ import redis
 
 from .connection import PinnedConnection, is_closed, pop_idle
 
-# A pool of fewer connections than this gets each back at once, or other users of the pool would have none.
+# A pool of fewer connections than this gets each of them back after a call, or other users of the pool would have none.
 MIN_POOL_TO_PIN = 10
 
 
@@ -28,7 +28,8 @@ class ScriptConnections:
             pinned.raw.send_command(*command)
             answer = pinned.raw.read_response()
         except BaseException:
-            # A server that refuses may have become a replica, and an answer may still be on its way.
+            # Closed, because a server that refuses a call may have become a replica, and an answer may still be on its
+            # way.
             pinned.close()
             raise
         if pinned.pool.max_connections < MIN_POOL_TO_PIN:

@@ -10,7 +10,7 @@ from .base import ServerInfo
 
 
 def read(client: redis.Redis) -> ServerInfo:
-    """Ask the server about itself. What the server does not know, or does not permit, becomes None."""
+    """Ask the server about itself. A value that the server does not know, or does not permit to read, is None."""
     server, memory = _info(client, "server"), _info(client, "memory")
     persistence, replication = _info(client, "persistence"), _info(client, "replication")
     return ServerInfo(

@@ -17,12 +17,12 @@ from ..clock import SECOND, to_tenths
 from ..models import Message
 from ..states import LIVE, State
 
-# Ids that seem to differ are remembered until they are compared again, up to this number: 8 bytes each.
+# At most this many ids that seem to differ are kept for a second comparison: 8 bytes each.
 MOST_SUSPECTS = 100_000
 # A worker puts an id aside for this long at most: its topic is unknown there, or another move has locked it. Seconds.
 LONGEST_ASIDE = 60.0
 # A reaper ends a lease within seconds after it ran out. After this time no reaper is at work. Seconds.
-STUCK_AFTER = 30.0
+NO_REAPER_AFTER = 30.0
 # How many ids of each kind of mismatch are kept as examples.
 EXAMPLES_SHOWN = 5
 
@@ -32,7 +32,7 @@ class Mismatch(StrEnum):
 
     # Scheduled and due within the horizon, but not in Redis: the message would be late.
     MISSING = "missing"
-    # In Redis, but finished, deleted or in another queue: this costs a look-up.
+    # In Redis, but finished, deleted or in another queue: this costs a look-up in the record.
     EXTRA = "extra"
     # In Redis with a due time that is not that of the record.
     DIFFERENT = "different"
@@ -198,14 +198,15 @@ class ConsistencyCheck:
             return
         self.broker.remove(self.queue, extra)
         self.broker.put(self.queue, missing, fill=True)
-        # Without "fill" an id becomes later if it must. If the row is moved at this moment, its mover puts it as well.
+        # A put without "fill" can also move an id to a later time. If the row moves at this moment, the code that moves
+        # it puts the id as well.
         self.broker.put(self.queue, different)
         self.found.fixed += len(extra) + len(missing) + len(different)
 
 
 def stuck(using: str, queues: Sequence[str] = ()) -> Stuck:
     """Find running messages whose lease ran out long ago: no worker's reaper is at work."""
-    before = transitions.now(using) - timedelta(seconds=STUCK_AFTER)
+    before = transitions.now(using) - timedelta(seconds=NO_REAPER_AFTER)
     rows = Message.objects.using(using).filter(state=State.RUNNING, leased_until__lt=before)
     if queues:
         rows = rows.filter(queue__in=queues)

@@ -19,7 +19,7 @@ QUEUES_PER_STATEMENT = 200
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
-    """One queue in the record. ``ready`` messages are due, but not for so long that they count as overdue."""
+    """One queue in the record. ``ready`` messages are due, but not yet overdue."""
 
     scheduled: Capped = NONE
     ready: Capped = NONE

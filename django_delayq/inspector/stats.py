@@ -22,9 +22,9 @@ from .workers import WorkerList, list_workers
 
 # Scheduled and running messages are counted up to this number in each queue.
 LIVE_CAP = 1_000_000
-# How the messages ended is counted among this many that finished last.
+# Final states are counted among this many messages that finished last.
 FINISHED_CAP = 10_000
-# The lateness is that of this many messages that finished last.
+# Lateness is measured on this many messages that finished last.
 LATENESS_OF = 1000
 
 
@@ -48,7 +48,7 @@ class QueueInRedis:
 
 @dataclass(slots=True)
 class RedisStats:
-    """Redis, as the process that asks sees it. ``reachable`` is None when no Redis is configured."""
+    """The state of Redis, as seen by this process. ``reachable`` is None when no Redis is configured."""
 
     where: str
     reachable: bool | None = None
@@ -58,10 +58,10 @@ class RedisStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The statistics: a snapshot of what waits in the record, and what else ``delayq_stats`` shows."""
+    """The statistics that ``delayq_stats`` shows, among them a snapshot of the waiting messages."""
 
     snapshot: Snapshot
-    # How the messages ended that finished last.
+    # The final states of the messages that finished last.
     finished: dict[State, Capped]
     # How many rows the database estimates in the table of messages; None where it estimates none.
     estimate: int | None
@@ -131,7 +131,7 @@ def _first(rows: QuerySet[Message]) -> datetime | None:
 
 
 def finished(using: str) -> dict[State, Capped]:
-    """Count how the messages ended that finished last. The numbers are exact when no more have finished."""
+    """Count the final states of the messages that finished last. The numbers are exact when no more have finished."""
     rows = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
     counts = dict.fromkeys((state for state in State if state in FINAL), 0)
     for state in rows.values_list("state", flat=True)[: FINISHED_CAP + 1].iterator():
@@ -161,7 +161,7 @@ def lateness(using: str) -> Lateness:
 
 
 def _percentile(ordered: Sequence[float], percent: int) -> float:
-    """Return the smallest value that ``percent`` of all do not exceed."""
+    """Return the smallest value that ``percent`` of the values do not exceed."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 

@@ -41,19 +41,19 @@ class Message(models.Model):
     # A retry policy of the message's own (RetryPolicy.to_json), and its own limit.
     retry = models.JSONField(_("retry policy"), null=True, blank=True)
     max_attempts = models.SmallIntegerField(_("attempts at most"), null=True, blank=True)
-    # The columns that moves change stand together at the end: of an updated row PostgreSQL logs only what lies between
-    # the first and the last byte that differ.
+    # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
+    # from the first difference to the last.
     state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     # Deliveries that failed and that the retry policy counts. A requeue sets the number back to 0.
     attempts = models.IntegerField(_("attempts"), default=0)
-    # Claims. The number never goes down: it is the fence that the report of a failure must name.
+    # The number of claims. It never goes down and serves as a fence: the report of a failure must name it.
     deliveries = models.IntegerField(_("deliveries"), default=0)
     # Deliveries that reported how they ended. deliveries - reported = those that crashed, and the one now running.
     reported = models.IntegerField(_("reported deliveries"), default=0)
     # Crashed deliveries that a requeue or an ordered shutdown excused: they do not count towards MAX_CRASHES.
     excused = models.IntegerField(_("excused deliveries"), default=0)
-    # Moves that were made: the number of the last row in the log.
+    # The number of moves, and of the last row in the log.
     moves = models.IntegerField(_("moves"), default=1)
     leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
@@ -83,7 +83,7 @@ class Message(models.Model):
         ]
         indexes: ClassVar = [
             # Scheduled messages. Loading, sweeping, restoring and delivery by query all read along it. With the
-            # priority it has all that Redis is told: rows that were vacuumed are loaded without a look at the table.
+            # priority it holds all that Redis needs: vacuumed rows are loaded without reading the table.
             models.Index(
                 fields=["queue", "due_at", "id", "priority"], name="delayq_todo", condition=Q(state=_State.SCHEDULED)
             ),
@@ -93,15 +93,15 @@ class Message(models.Model):
                 name="delayq_expiring",
                 condition=Q(state=_State.SCHEDULED, expires_at__isnull=False),
             ),
-            # People look up keys too, after the message is finished.
+            # For people who look up keys of finished messages.
             models.Index(fields=["key", "topic"], name="delayq_key", condition=Q(key__isnull=False)),
-            # Few of the finished messages were not consumed, and these are looked at most; consumed ones are left out.
+            # Finished messages without the consumed ones: few, and looked at most.
             models.Index(
                 fields=["state", "finished_at", "id"],
                 name="delayq_unconsumed",
                 condition=Q(state__in=sorted(states.REQUEUEABLE)),
             ),
-            # Messages that failed, with all that a search for a part of the error needs; others are left out.
+            # Only messages that failed, with all columns that a search for a part of the error needs.
             models.Index(fields=["error", "state", "finished_at", "id"], name="delayq_error", condition=~Q(error="")),
             models.Index(fields=["finished_at", "id"], name="delayq_finished", condition=Q(finished_at__isnull=False)),
         ]
@@ -111,7 +111,8 @@ class Message(models.Model):
                 name="delayq_live_key",
                 condition=Q(key__isnull=False, state__in=sorted(states.LIVE)),
             ),
-            # One CASE: the server reads a constraint anew for every statement, which costs more than to write the row.
+            # One CASE for everything: the server parses each constraint anew for every statement, which takes longer
+            # than to write the row.
             models.CheckConstraint(
                 name="delayq_state",
                 condition=Case(
@@ -159,7 +160,8 @@ class Transition(models.Model):
     """A logged move of the state machine."""
 
     pk = models.CompositePrimaryKey("message_id", "number")
-    # No constraint in the database: its check would cost every move a row lock, and one statement writes both rows.
+    # No constraint in the database: its check would lock a row for every move, and one statement writes both rows
+    # anyway.
     message = models.ForeignKey(
         Message, on_delete=models.CASCADE, related_name="transitions", db_constraint=False, db_index=False
     )

@@ -26,7 +26,8 @@ from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writa
 from .reading import page, queues
 from .selection import Overdue, Position, Report, Selection, Stage, Tally
 
-# How often Redis is told how far a queue is loaded. It answers after the batch that is being put. Seconds.
+# The time between two messages to Redis that say how far a queue is loaded. Redis answers them after the batch that is
+# being put. Seconds.
 MARK_INTERVAL = 0.5
 # How many batches are read while one is being put.
 BATCHES_AHEAD = 4
@@ -75,7 +76,7 @@ class Restore:
         self._began = transitions.now(using) if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
-        # Whether a queue counts as loaded once it was restored from its beginning to its end.
+        # True: a queue that was restored from its beginning to its end counts as loaded.
         self._counts_as_load = self.selection.whole_queues and overdue != Overdue.SKIP
         self._horizons: dict[str, int] = {}
 
@@ -93,7 +94,7 @@ class Restore:
         return self.report
 
     def prepare(self) -> Report:
-        """Prepare one of many short runs: like ``preview``, but count only what the run has to know."""
+        """Prepare one of many short runs: like ``preview``, but count only what the run needs."""
         server = writable_server(self.broker)
         for queue in self.selection.queues or queues(self.using):
             self._read_horizon(queue, server)
@@ -146,7 +147,8 @@ class Restore:
     def run(self, *, should_stop: Callable[[], bool] = lambda: False, progress: Progress = lambda done: None) -> Report:
         """Restore what ``preview`` or ``prepare`` found. Stop between two batches when ``should_stop()`` is true.
 
-        ``report.position`` then says where it stopped; so it does when Redis or the database goes away, which raises.
+        ``report.position`` then says where it stopped. It also does when this raises because Redis or the database is
+        away.
         """
         began = time.monotonic()
         try:
@@ -178,7 +180,7 @@ class Restore:
         self.report.position = None
 
     def _remaining(self) -> Iterator[tuple[Stage, str, BatchEnd | None]]:
-        """Yield each stage and queue that is still to do, and the end of its last batch that is done (None: none)."""
+        """Yield each remaining stage and queue, and the end of its last finished batch (None: there is none)."""
         names = sorted(self.report.queues)
         at = self._from
         for stage in self._stages:
@@ -249,7 +251,8 @@ class Restore:
         horizon, loading = self._horizons[queue], False
         worker = f"restore:{actors.host()}/{os.getpid()}/{id(self):x}"
         if not self.dry_run:
-            # Unless all of the queue is restored, its loading stays a worker's: any worker may begin at once.
+            # If only a part of the queue is restored, a worker has to load it: the lease ends at once, so that any
+            # worker may begin.
             lease = LOADER_LEASE if whole else NO_LEASE
             horizon, loading = ensure_horizon(self.using, self.broker, queue, lease=lease, worker=worker)
         load = None
@@ -294,7 +297,7 @@ class Restore:
         there = sum(place != (None, None) for place in self.broker.places(queue, ids))
         return Put(len(ids) - there, there)
 
-    # --- the overdue ----------------------------------------------------------------------------------------------
+    # --- overdue messages -----------------------------------------------------------------------------------------
 
     def _change_overdue(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         """Give up or spread the overdue messages in the record."""
@@ -358,7 +361,7 @@ class Restore:
         for start in range(0, len(self._ids), IDS_PER_CALL):
             yield Q(pk__in=self._ids[start : start + IDS_PER_CALL])
 
-    # --- tell -----------------------------------------------------------------------------------------------------
+    # --- signals --------------------------------------------------------------------------------------------------
 
     def _send_signals(self) -> None:
         if self.dry_run:

@@ -16,7 +16,7 @@ from ..broker.base import Entry, Index, Put
 from ..clock import to_tenths
 from ..exceptions import BrokerUnavailable
 
-# How long the loader of a queue may be silent before another process may load the queue instead. Seconds.
+# The time that the loader of a queue may be silent before another process may load the queue instead. Seconds.
 LOADER_LEASE = 10.0
 
 # The last due time (None when reading by id) and the last id of a batch.
@@ -40,7 +40,7 @@ class Load:
     horizon_tenths: int
     # Redis is told after a batch how far the queue is loaded, but not more often than this. Seconds; 0: every batch.
     mark_interval: float = 0.0
-    # Whether to stop with ``BrokerUnavailable`` when Redis does not know this loader any more.
+    # True: stop with ``BrokerUnavailable`` when Redis does not know this loader any more.
     required: bool = True
 
     def mark(self, upto: datetime) -> bool:
@@ -76,7 +76,7 @@ def fill(
             if not load.mark(batch.entries[-1].due_at):
                 if load.required:
                     raise BrokerUnavailable("Redis was lost while it was being loaded")
-                # The lease has run out, and another process may be the loader now. It loads on from the last mark.
+                # The lease has run out, and another process may be the loader now. It goes on from the last mark.
                 load = None
             marked = time.monotonic()
     if load is not None:
@@ -102,6 +102,6 @@ def _put_reading_ahead(
             for batch, answer in waiting:
                 yield batch, answer.result()
         finally:
-            # Each put that has not begun is called off: if Redis is away, every one of them would wait for its timeout.
+            # Puts that have not begun are dropped: if Redis is away, each of them would wait for its timeout.
             for _batch, answer in waiting:
                 answer.cancel()

@@ -1,4 +1,4 @@
-"""The horizon of a queue: up to which due time Redis is filled. Redis of another database is refused."""
+"""The horizon of a queue, up to which Redis is filled. The Redis of another database is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..clock import SECOND
 from ..exceptions import BrokerUnavailable, ForeignBroker
 from ..models import Identity, identity
 
-# A lease that runs out as soon as it is given: the loading of the queue stays a worker's. Seconds.
+# A lease that runs out at once: a worker may begin to load the queue right away. Seconds.
 NO_LEASE = 0.001
 
 

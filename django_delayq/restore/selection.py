@@ -80,7 +80,8 @@ class Position(NamedTuple):
     queue: str
     due: datetime | None
     id: int
-    # When the restore began, by the record's clock (microseconds): messages that were overdue then count as overdue.
+    # When the restore began, by the record's clock (microseconds): the restore treats messages that were overdue then
+    # as overdue.
     began_us: int
     # How many overdue messages have been given up or spread, and how many there were.
     done: int
@@ -94,7 +95,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, fingerprint: str) -> Position:
-        """Read what ``text`` has written. Raises ``InvalidPosition`` if it is damaged or has another fingerprint."""
+        """Read the result of ``text``. Raises ``InvalidPosition`` if it is damaged or has another fingerprint."""
         try:
             packed = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
             owner, stage, queue, due, pk, began, done, total = json.loads(packed)

@@ -46,13 +46,13 @@ class Statements(Protocol):
     def claim(
         self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
     ) -> list[Claimed]:
-        """``scheduled → running`` for those that may start, of the topics in ``leases`` (topic → seconds)."""
+        """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds)."""
 
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
-        """``→ consumed`` while the message is live; return the ids that moved."""
+        """Move messages to *consumed* while they are live; return the ids that moved."""
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
-        """``running → scheduled | dead | cancelled`` for the current delivery."""
+        """Move ``running → scheduled | dead | cancelled`` for the current delivery."""
 
     def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
         """Extend leases; return id → whether a cancel was requested, for the deliveries that still have one."""
@@ -61,10 +61,10 @@ class Statements(Protocol):
         """Return the id, the due time (microseconds since 1970) and the priority of rows: all that Redis is told."""
 
     def has_been_up_for(self, seconds: float) -> bool:
-        """Tell whether the database has been up for so long."""
+        """Tell whether the database has been up for this many seconds."""
 
     def estimated_rows(self, relation: str) -> int | None:
-        """Return how many rows the planner believes a table or index has; None where it does not say."""
+        """Return how many rows the planner believes a table or index has; None where there is no estimate."""
 
 
 @cache

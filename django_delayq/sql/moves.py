@@ -22,9 +22,9 @@ from .rows import Moved
 
 AModel = TypeVar("AModel", bound=Model)
 
-# Up to this many groups of rows that become the same are written with one statement for each group.
+# Rows that get the same values are a group. Up to this many groups are written with one statement for each.
 MOST_GROUPS = 5
-# Rows in one statement that writes something else to each row.
+# Rows in one statement that writes other values to each row.
 ROWS_PER_UPDATE = 200
 
 
@@ -67,9 +67,9 @@ def clock(using: str) -> datetime:
 def writing(using: str) -> Iterator[None]:
     """Open a transaction that will write.
 
-    SQLite refuses at once to let a transaction write that has begun by reading while another one wrote: this one
-    takes the write lock when it begins. Inside a transaction of the caller's this is only a savepoint: there
-    OPTIONS["transaction_mode"] must help.
+    On SQLite the transaction takes the write lock when it begins: SQLite refuses a write in a transaction that has read
+    while another one wrote. Inside a transaction of the caller this is only a savepoint: there
+    OPTIONS["transaction_mode"] must take the lock.
     """
     connection = connections[using]
     if connection.vendor != "sqlite" or connection.in_atomic_block:
@@ -148,12 +148,12 @@ def _plan(message: Message, decision: Decision, after: State, now: datetime) -> 
 
 
 def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
-    """Update the rows, and the objects with them; return the plans that came true."""
+    """Update the rows, and the objects with them. Return the plans that were written."""
     if connections[using].features.has_select_for_update:
         _write_locked(using, plans)
         written = plans
     else:
-        # The guard on `moves` stands in for the row lock.
+        # The condition on `moves` replaces the row lock.
         rows = Message.objects.using(using)
         written = [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves).update(**p.values)]
     for plan in written:
@@ -163,14 +163,14 @@ def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
 
 
 def _write_locked(using: str, plans: list[_Plan]) -> None:
-    """Write each group of rows that become the same with one statement; many groups with one statement for all."""
+    """Write each group of rows that get the same values with one statement; write many groups with one for all."""
     groups: dict[str, list[_Plan]] = {}
     for plan in plans:
         alike = {name: value for name, value in plan.values.items() if name != "moves"}
         groups.setdefault(repr(sorted(alike.items())), []).append(plan)
     rows = Message.objects.using(using)
     if len(groups) > MOST_GROUPS:
-        # A column that only other plans name gets the value that it has: the rows are locked.
+        # A column that a plan does not name keeps its value, which is written again: the rows are locked.
         copies = [_copy(plan) for plan in plans]
         rows.bulk_update(copies, sorted({name for plan in plans for name in plan.values}), batch_size=ROWS_PER_UPDATE)
         return
@@ -210,7 +210,7 @@ def _values(message: Message, decision: Decision, after: State, now: datetime) -
     if after != State.RUNNING:
         values["leased_until"] = None
         values["worker"] = ""
-    # A message whose last delivery nobody reported is dead for the reason that the log gives.
+    # A message whose last delivery crashed has no error: the reason in the log takes its place.
     kind = error_kind(decision.error or (decision.reason if after == State.DEAD else ""))
     if kind:
         values["error"] = kind

@@ -111,7 +111,7 @@ class Portable:
         self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
     ) -> list[Claimed]:
         by_id = {ticket.id: ticket for ticket in tickets}
-        # The time that the log has.
+        # The time that the log rows get.
         claimed_at: datetime
 
         def decide(message: Message, now: datetime) -> Decision:
@@ -218,9 +218,9 @@ class Portable:
         return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))
 
     def has_been_up_for(self, seconds: float) -> bool:
-        # Nothing tells how long: the database is taken to have been up for ever.
+        # The uptime is not known: the database counts as having been up for ever.
         return True
 
     def estimated_rows(self, relation: str) -> int | None:
-        # Nothing to ask but the rows themselves.
+        # There is no estimate but a count of the rows.
         return None

@@ -50,9 +50,9 @@ WITH m AS (
 SELECT id, due_at, created_at FROM m
 """  # noqa: S608
 
-# True for every id. The server takes an array that is a parameter for ten rows. A plan for ten rows looks dearer than a
-# new plan for the one or two rows that there mostly are, so the server would plan each time, which takes longer than to
-# run the statement. It takes the rows in a range for next to none, and keeps the plan.
+# True for every id. The server assumes ten rows for an array parameter. A kept plan for ten rows looks more expensive
+# than a new plan for the one or two rows that are usual, so the server would plan each time, which takes longer than
+# the statement itself. With a range it assumes hardly any rows, and keeps the plan.
 LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
 # The state of a row that is found by its id. With a plain comparison the planner could instead read all scheduled (or
 # running) rows along a partial index, and would do so when the last ANALYZE found hardly any: in a table with a long
@@ -60,7 +60,8 @@ LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
 IS_SCHEDULED = "m.state || '' = 'scheduled'"
 IS_RUNNING = "m.state || '' = 'running'"
 
-# By whether the message has a key: checking for a conflict costs a second record in the server's log.
+# The statement for a message without a key and with one: checking for a conflict costs a second record in the server's
+# log.
 INSERTS = {
     False: INSERT.format(conflict=""),
     True: INSERT.format(
@@ -258,7 +259,7 @@ def _passing_over(sql: str) -> str:
     return sql.replace("FOR NO KEY UPDATE OF m\n", "FOR NO KEY UPDATE OF m SKIP LOCKED\n")
 
 
-# By whether the statement waits for rows that another transaction has locked.
+# The statements that wait for rows that another transaction has locked (True), and those that pass over them (False).
 SUCCEEDS = {True: SUCCEED, False: _passing_over(SUCCEED)}
 FAILS = {True: FAIL, False: _passing_over(FAIL)}
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
@@ -275,7 +276,8 @@ class PostgreSQL:
         try:
             return self._fetch(connection, sql, parameters)
         except NotSupportedError:
-            # A migration changed the type of a column under a plan that the server keeps: the plan would fail for ever.
+            # A migration has changed the type of a column in a plan that the server keeps: that plan would fail for
+            # ever.
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             connection.close()
@@ -328,7 +330,7 @@ class PostgreSQL:
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages without keys by COPY, in the caller's transaction.
 
-        The caller's work on each message costs no time: the server works on the messages before it meanwhile.
+        The caller prepares a message while the server works on those before it, so preparing costs no time.
         """
         now, ids = self._rows(RESERVE, [len(new)])[0]
         connection = connections[self.using]
@@ -361,7 +363,7 @@ class PostgreSQL:
         return leased, expired
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
-        """Return what is due, and lock it until the end of the transaction."""
+        """Return due messages, and lock them until the end of the transaction."""
         rows = self._rows(DUE, {"queue": queue, "topics": _texts(topics), "limit": limit})
         return [Ticket(row[0]) for row in rows]
 
@@ -431,7 +433,7 @@ class PostgreSQL:
         return {row[0]: row[1] for row in rows}
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
-        # Just as the driver reads them: making a time of Django's for each row, and a number of that, is saved.
+        # As the driver reads them: this saves making a datetime for each row, and a number from that.
         compiler = rows.values_list("id", Microseconds("due_at"), "priority").query.get_compiler(self.using)
         found: Iterable[tuple[int, int, int]] = chain.from_iterable(compiler.execute_sql())
         return found

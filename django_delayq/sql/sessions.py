@@ -27,7 +27,7 @@ def is_in_transaction(connection: BaseDatabaseWrapper) -> bool | None:
 
 
 def has_news(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the server has sent something unasked, which most often is that it closed the connection."""
+    """Return whether the server has sent something unasked: mostly, that it closed the connection."""
     if connection.vendor != "postgresql" or not hasattr(select, "poll"):
         return False
     raw = connection.connection
@@ -44,7 +44,7 @@ def is_clean(connection: BaseDatabaseWrapper) -> bool:
     if connection.vendor == "postgresql":
         return not raw.closed and raw.info.transaction_status == IDLE and bool(raw.autocommit)
     if connection.vendor == "sqlite":
-        # Of a closed connection the driver tells nothing but an error.
+        # For a closed connection the driver only raises an error.
         with contextlib.suppress(Exception):
             return not raw.in_transaction
         return False

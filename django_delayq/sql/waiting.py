@@ -11,7 +11,7 @@ from django.utils.dateparse import parse_datetime
 
 SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue"
 
-# Each part asks for the order of the index, so that no plan but a walk along the index is worth considering.
+# Each part asks for the order of the index, so that the planner walks along the index.
 WAITING = f"""
     WITH q(queue) AS (VALUES {{rows}})
     SELECT queue,

@@ -1,1 +1,1 @@
-"""The running system: what ``run_delayq`` runs."""
+"""The processes and threads of ``run_delayq``."""

@@ -48,10 +48,10 @@ def assemble(
 ) -> Parts:
     """Wire the parts of a worker process.
 
-    ``name`` is that of the worker (None: a new one), and ``budget`` the one that the processes of a worker share.
-    ``redis=False`` delivers by query only. ``stopping`` ends the turns of the consumer when it is set. ``on_recorded``
-    is called with the number of deliveries that the recorder has written. ``claim_ahead`` (seconds) replaces the
-    setting.
+    ``name`` is the name of the worker (None: a new one). The processes of a worker share ``budget``. With
+    ``redis=False`` the worker delivers by query only. ``stopping`` ends the turns of the consumer when it is set.
+    ``on_recorded`` is called with the number of deliveries that the recorder has written. ``claim_ahead`` (seconds)
+    replaces the setting.
     """
     using = options.using
     name = worker_name(options) if name is None else name

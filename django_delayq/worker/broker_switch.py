@@ -22,7 +22,7 @@ class BrokerSwitch:
     """Gives the broker to use now, and logs once when Redis goes away and once when it is back.
 
     Any thread may report and ask. ``_lock`` guards changes of ``_away_since`` and ``_is_foreign``; ``current`` reads
-    ``_away_since`` without it, once: a turn too many with either broker does no harm.
+    ``_away_since`` once without the lock: one more turn with the former broker does no harm.
     """
 
     def __init__(self, using: str, topics: Callable[[], Iterable[str]], *, redis: bool = True) -> None:
@@ -30,8 +30,8 @@ class BrokerSwitch:
         self.redis: Index | None = index(using) if redis else None
         self._away_since: float | None = None
         self._is_foreign = False
-        # The loader asks Redis every second and reports: then no other thread need find out by waiting. Set once,
-        # before the threads start.
+        # True: the loader asks Redis every second and reports, so no other thread has to wait for a Redis that may be
+        # away. Set once, before the threads start.
         self.has_loader = False
         self._lock = threading.Lock()
 
@@ -56,9 +56,9 @@ class BrokerSwitch:
             self.wake()
 
     def report_answer(self, asked: float) -> None:
-        """Switch back to Redis: it answered all that it was asked since ``asked`` (monotonic)."""
+        """Switch back to Redis: it answered every call since ``asked`` (monotonic)."""
         away_since = self._away_since
-        # A failure since then, in another thread or on the way, is newer than this answer.
+        # A failure since then, perhaps in another thread, is newer than this answer.
         if away_since is None or away_since > asked or self._is_foreign:
             return
         with self._lock:

@@ -11,10 +11,10 @@ from .processlock import ProcessLock
 
 
 class Budget:
-    """Counts deliveries in shared memory: what is left, and what each process has reserved for a claim under way.
+    """Counts deliveries in shared memory: those that are left, and those that each process has reserved for a claim.
 
-    ``messages`` None: there is no limit. A process may die at any moment: ``release_reservations_of`` returns what it
-    had reserved. A process that is frozen may hold the lock meanwhile, so only a process that reserves waits for the
+    ``messages`` None: there is no limit. A process may die at any moment: ``release_reservations_of`` returns its
+    reservations. A process that is frozen may hold the lock meanwhile, so only a process that reserves waits for the
     lock.
 
     Two locks guard the numbers, in this order: ``_threads`` among the threads of this process, ``_processes`` among the
@@ -22,7 +22,7 @@ class Budget:
     """
 
     def __init__(self, messages: int | None, processes: int = 1) -> None:
-        # Which of the processes this one is, from 0.
+        # The place of this process among them, from 0.
         self.place = 0
         self._numbers: memoryview | None = None
         if messages is not None:
@@ -30,7 +30,7 @@ class Budget:
             self._numbers[0] = messages
             self._processes = ProcessLock()
         self._threads = threading.Lock()
-        # What this process returns when it reserves the next time.
+        # Deliveries that this process returns with its next reservation.
         self._refunded = 0
         self._refunds = threading.Lock()
 
@@ -74,13 +74,13 @@ class Budget:
                 numbers[0] += reserved - used
 
     def refund(self) -> None:
-        """Return one that was used and has not been delivered after all. Waits for no other process."""
+        """Return a delivery that was committed but did not happen. Waits for no other process."""
         if self._numbers is not None:
             with self._refunds:
                 self._refunded += 1
 
     def release_reservations_of(self, place: int) -> bool:
-        """Return what a dead process had reserved, if it died in the middle of a claim. False: try again later."""
+        """Return the reservations of a process that died during a claim. False: locked now, try again later."""
         if self._numbers is None:
             return True
         with self._locked(wait=False) as numbers:
@@ -92,12 +92,12 @@ class Budget:
 
     @property
     def left(self) -> bool:
-        """True when there is something to reserve now."""
+        """True when deliveries are left to reserve."""
         return self._numbers is None or self._numbers[0] + self._refunded > 0
 
     @property
     def empty(self) -> bool:
-        """True when nothing is left or reserved. False while another process has the lock."""
+        """True when no delivery is left or reserved. False while another process has the lock."""
         if self._numbers is None or self._refunded:
             return False
         with self._locked(wait=False) as numbers:

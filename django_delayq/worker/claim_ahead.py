@@ -24,14 +24,14 @@ class ClaimAhead:
     def __init__(self, longest: float, begin: Callable[[Delivery], object]) -> None:
         """``begin`` is called with each delivery that was held, when it falls due."""
         self._longest = longest
-        # None: nothing was claimed yet, and what is not due is left to other processes.
+        # None: nothing was measured yet, and messages that are not due are left to other processes.
         self._mean: float | None = None
         self._deviation = 0.0
         self._leaves_to_others = False
         self._due_timer = DueTimer(begin) if longest > 0 else None
 
     def learn(self, seconds: float) -> None:
-        """Take note of how long it took from asking what is due until it was claimed and handed over."""
+        """Add a measurement: the seconds from asking for due messages until they were claimed and handed over."""
         if self._mean is None:
             self._mean, self._deviation = seconds, seconds / 2
             return
@@ -39,32 +39,32 @@ class ClaimAhead:
         self._mean += (seconds - self._mean) * MEAN_WEIGHT
 
     def leave_to_others(self) -> None:
-        """Claim nothing ahead in this process any more: it would take first what only others can run."""
+        """Claim nothing ahead in this process any more: it would take messages that only other processes can run."""
         self._leaves_to_others = True
 
     @property
     def lead(self) -> float:
-        """Seconds before the next due time at which to ask. Of several workers the slowest asks first."""
+        """The process asks this many seconds before the next due time. Of several workers the slowest asks first."""
         if self._mean is None or self._leaves_to_others:
             return 0.0
         return min(self._longest / 2, self._mean + DEVIATIONS * self._deviation)
 
     @property
     def reach(self) -> float:
-        """Seconds within which a message must fall due to be taken: less would cost a claim for each message."""
+        """Messages due within this many seconds are taken. A shorter time would cost a claim for each message."""
         return 2 * self.lead
 
     # --- until the due time -------------------------------------------------------------------------------------------
 
     def hold(self, delivery: Delivery) -> bool:
-        """Keep a delivery that is not due yet until it is. Return False for one that is due."""
+        """Keep a delivery until it is due. Return False for one that is due already."""
         if self._due_timer is None or delivery.due_mono <= delivery.queued_mono:
             return False
         self._due_timer.add(delivery)
         return True
 
     def release(self) -> list[Delivery]:
-        """Return what is held, and hold it no longer."""
+        """Return the held deliveries, and hold them no longer."""
         return [] if self._due_timer is None else self._due_timer.remove_all()
 
     @property

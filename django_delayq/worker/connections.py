@@ -14,18 +14,18 @@ from django.db.backends.signals import connection_created
 from ..sql.sessions import has_news, is_clean
 from .guard import is_changed, remove_foreign_wrappers, watch_session
 
-# A connection that was not used for this long is asked whether it still works before it is used again. Seconds.
+# A connection that was not used for this long is tested before it is used again. Seconds.
 USABLE_CHECK_AFTER = 30.0
-# Whether the server has closed a connection is checked again this long after the last check: between any two of many
-# messages it would cost more than it is worth. Seconds.
+# The least time between two checks whether the server has closed a connection: a check between any two messages would
+# cost more than it is worth. Seconds.
 CLOSED_CHECK_INTERVAL = 0.05
 
 
 class _Here(threading.local):
-    """The open connections of this thread. Asking Django for them costs more than all else between two messages."""
+    """The open connections of this thread. Asking Django for them is the slowest step between two messages."""
 
     def __init__(self) -> None:
-        # With each the time (monotonic) of the last check whether the server has closed it.
+        # Each has the time (monotonic) of the last check whether the server has closed it.
         self.opened: dict[BaseDatabaseWrapper, float] = {}
         self.used: float | None = None
 
@@ -81,7 +81,7 @@ def leave_pools() -> None:
 
 
 def after_task() -> None:
-    """Roll back and throw away what a task left open in this thread."""
+    """Close the connections of this thread that a task left dirty: in a transaction, or with a changed session."""
     _here.used = time.monotonic()
     for connection in list(_here.opened):
         remove_foreign_wrappers(connection)

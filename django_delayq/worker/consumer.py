@@ -1,4 +1,4 @@
-"""Takes ids that are due or will be in a moment, claims their messages, and hands those to the threads."""
+"""Takes ids that are due or will be in a moment, claims their messages, and hands these to the handler threads."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from .service import backoff
 
 logger = logging.getLogger("django_delayq")
 
-# While nothing due is known, the consumer asks again after this time for each queue, in case a wake-up was lost,
-# and after the longest wait at the latest. Seconds.
+# While no message is due, the consumer asks again after the first time multiplied by the number of queues, in case a
+# wake-up was lost, and at the latest after the second. Seconds.
 IDLE_WAIT_PER_QUEUE = 2.0
 LONGEST_IDLE_WAIT = 10.0
 # An id that another move has locked just now becomes ready again after this time. Seconds.
-RETRY_LOCKED_AFTER = 0.25
+RECLAIM_LOCKED_AFTER = 0.25
 # An id whose topic this process does not know is left for another, and becomes ready again after this time. Seconds.
 RETRY_UNKNOWN_AFTER = 30.0
 # Ids that were taken when the database did not answer become ready again after this time. Seconds.
 RETRY_UNCLAIMED_AFTER = 1.0
-# Calls to Redis by which a turn makes more ready than it takes, a thousand ids each.
+# The most calls to Redis by which a turn makes further ids ready, a thousand ids each.
 CATCH_UP = 10
-# A process that could not record outcomes for this long takes nothing: it would all have to be done again. Seconds.
+# A process that could not record outcomes for this long takes nothing: that work might have to be repeated. Seconds.
 LONGEST_BEHIND = 5.0
 
 
@@ -87,15 +87,15 @@ class Consumer(threading.Thread):
         # When the last turn began, or a wait within it went on (monotonic).
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
-        # Where one message is to run alone there are likely more: take one at a time.
+        # Messages that are to run alone often come together: after one of them, take one message at a time.
         self._takes_one = False
         self._unknown: set[str] = set()
         self._errors = 0
-        # True when there is something to do as soon as there is room.
+        # True when the consumer can go on as soon as there is room.
         self._waits_for_room = False
 
     def on_freed(self) -> None:
-        """Come back when a thread has ended a delivery and room was waited for. Called by the handler threads."""
+        """Wake the consumer if it waits for room: a delivery has ended. Called by the handler threads."""
         if self._waits_for_room and self.pool.is_worth_filling:
             self._waits_for_room = False
             self.brokers.wake()
@@ -136,7 +136,7 @@ class Consumer(threading.Thread):
             connections.close_all()
 
     def release(self) -> None:
-        """Release at the end what waits to run alone, and the orphaned claims."""
+        """Release, at the end, the message that waits to run alone and the orphaned claims."""
         self.quarantine.release(Release("shutdown"))
         with contextlib.suppress(DatabaseError):
             self._release_orphaned()
@@ -161,7 +161,7 @@ class Consumer(threading.Thread):
         longest = self.poll if broker is self.brokers.database else idle_wait
         self.quarantine.run(lambda: self._pass_on_wake_ups(broker), self._beat_and_check_stop)
         if self._stopping.is_set():
-            # A message may still run alone: nothing begins beside it.
+            # A message may still run alone, and nothing may begin beside it.
             return 0.0
         answers: list[Taken] = []
         waits_for_room = is_full = False
@@ -181,15 +181,15 @@ class Consumer(threading.Thread):
             if queue in self.pauses:
                 continue
             if taken.left and taken.tickets and self.pool.is_worth_filling and self._room:
-                # More is ready and there is room: come back at once. Lower queues wait.
+                # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
                 return 0.0
             waits_for_room = waits_for_room or taken.left > 0
             is_full = is_full or (taken.left > 0 and len(taken.tickets) >= room)
             answers.append(taken)
         if self.quarantine.is_waiting:
-            waits_for_room, longest = True, min(longest, self.quarantine.patience)
+            waits_for_room, longest = True, min(longest, self.quarantine.seconds_left)
         self._waits_for_room = waits_for_room
-        # Only now: while what was taken was claimed, the next may have fallen due.
+        # Computed only now: during the claims the next message may have fallen due.
         lead = self._lead(broker)
         wait = min([longest, *(max(0.0, wait - lead) for taken in answers if (wait := taken.wait) is not None)])
         if waits_for_room and self.pool.is_worth_filling and self._may_go_on:
@@ -204,7 +204,7 @@ class Consumer(threading.Thread):
             report_moves(self.using, moved)
 
     def _catch_up(self, broker: Broker, queue: str, taken: Taken) -> None:
-        """Make more ready of what fell due together, while the threads are at work."""
+        """Make further ids ready that fell due together, while the threads are at work."""
         for _ in range(CATCH_UP):
             if not taken.behind:
                 return
@@ -212,7 +212,7 @@ class Consumer(threading.Thread):
 
     def _check_pauses(self, broker: Broker) -> None:
         for queue in self.pauses.check():
-            # What falls due during a pause becomes ready, so that after it the best priority goes first.
+            # Ids that fall due during a pause become ready, so that the best priority goes first afterwards.
             broker.promote(queue)
 
     def _take_and_claim(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
@@ -232,7 +232,7 @@ class Consumer(threading.Thread):
         if len(claimed) < len(taken.tickets) and broker.forgets_taken:
             mine = {row.id for row in claimed}
             rest = [ticket for ticket in taken.tickets if ticket.id not in mine]
-            # What is claimed must be run whatever happens here; a sweep finds the rest.
+            # Claimed messages must run, whatever happens here. A sweep finds the ids that cannot be put back.
             try:
                 self._put_back(broker, queue, rest)
             except BrokerUnavailable as error:
@@ -258,7 +258,7 @@ class Consumer(threading.Thread):
             self.extensions.claimed(claimed)
             return claimed
         except DatabaseError:
-            # These ids were taken but not claimed: put back, or each try would cost Redis more of its ids.
+            # These ids were taken but not claimed. Without putting them back Redis would lose more ids with each try.
             broker.park(queue, tickets, RETRY_UNCLAIMED_AFTER)
             raise
 
@@ -289,7 +289,7 @@ class Consumer(threading.Thread):
         if locked and self.pauses.is_paused(queue):
             broker.put_back(queue, locked)
         elif locked:
-            broker.park(queue, locked, RETRY_LOCKED_AFTER)
+            broker.park(queue, locked, RECLAIM_LOCKED_AFTER)
 
     def _warn_unknown(self, topic: str) -> None:
         if topic not in self._unknown:
@@ -298,7 +298,7 @@ class Consumer(threading.Thread):
             logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
 
     def _lead(self, broker: Broker) -> float:
-        """Return how many seconds before the next due time to come back: 0 where nothing would be taken yet."""
+        """Return how many seconds before the next due time to take: 0 where nothing can be taken early."""
         can_take = self._room > 0 and self.budget.left and broker.claims_ahead
         return self.claim_ahead.lead if can_take else 0.0
 
@@ -315,7 +315,7 @@ class Consumer(threading.Thread):
         return not self.pool.is_busy if self.quarantine.is_waiting else self._room > 0 and self.budget.left
 
     def _hand_over(self, deliveries: Sequence[Delivery]) -> int:
-        """Give deliveries to the pool and the quarantine. Return how many of them were not released."""
+        """Give deliveries to the pool and the quarantine. Return how many of them they kept."""
         suspects = [d for d in deliveries if self.quarantine.is_suspect(d)]
         self.pool.submit([d for d in deliveries if not self.quarantine.is_suspect(d)])
         admitted = self.quarantine.admit(suspects)
@@ -337,7 +337,7 @@ class Consumer(threading.Thread):
         self._stopping.wait(seconds)
 
     def _pass_on_wake_ups(self, broker: Broker) -> None:
-        """Leave wake-ups to other processes for a while, with one for each queue that may have come here just now."""
+        """Leave wake-ups to other processes for a while. Repeat one for each queue: it may just have come here."""
         broker.stop_listening()
         for queue in self.pauses.served:
             broker.notify(queue)

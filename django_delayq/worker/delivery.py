@@ -77,7 +77,8 @@ class Delivery:
         self.claimed = claimed
         self.handler = handler
         self.using = using
-        # The lease begins some time after the claim was sent, which may be long before its answer came.
+        # Counted from the moment when the claim was sent: the lease began after that, perhaps long before the answer
+        # came.
         self.claimed_mono = self.leased_mono = time.monotonic() if asked is None else asked
         self.due_mono = self.claimed_mono + due_in
         self.queued_mono = self.started_mono = 0.0
@@ -122,8 +123,7 @@ class Delivery:
     def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
         """Renew the lease outside of the handler's own transaction.
 
-        Inside of it nobody would see the new lease, and a caller that cancels would wait for the end of the
-        transaction.
+        Inside that transaction nobody would see the new lease, and a caller that cancels would wait for its end.
         """
         connection = connections[self.using]
         if not (connection.in_atomic_block and connection.features.has_select_for_update):
@@ -152,14 +152,14 @@ class Delivery:
 
     @property
     def lateness(self) -> float:
-        """Seconds from the due time to the claim, by the record's clock; to the start of what was claimed ahead."""
+        """The seconds from the due time to the claim, by the record's clock; if claimed ahead, to the start."""
         if self.due_mono > self.claimed_mono:
             return max(0.0, (self.started_mono or time.monotonic()) - self.due_mono)
         return max(0.0, (self.claimed.claimed_at - self.due).total_seconds())
 
     @property
     def overtime(self) -> float | None:
-        """Seconds since the timeout ended (negative: until it ends); None when none runs."""
+        """The seconds since the timeout ended (negative: until it ends); None without a timeout."""
         deadline = self._deadline
         if deadline is None or self._is_closed:
             return None
@@ -171,9 +171,9 @@ class Delivery:
         return over is not None and over >= by
 
     def note_renewal(self, leased_mono: float | None, *, cancel_requested: bool) -> None:
-        """Take note of an answer about the lease, and of its renewal at ``leased_mono`` (None: it was not renewed).
+        """Take note of an answer about the lease, and of its renewal at ``leased_mono`` (None: not renewed).
 
-        Answers may come in another order than they were asked for: no lease gets shorter, and no request is forgotten.
+        Answers may come in any order: no lease gets shorter, and no request is forgotten.
         """
         with self._lock:
             self.cancel_requested = self.cancel_requested or cancel_requested
@@ -183,8 +183,8 @@ class Delivery:
     def begin(self) -> None:
         """Start the clock of the handler, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
 
-        A process that was frozen holds what belongs to another worker by now, or will in a moment. This is checked as
-        late as possible: a process that freezes after this line runs a handler twice.
+        The messages of a process that was frozen may belong to another worker by now. The check comes as late as
+        possible: if the process freezes after it, the handler runs twice.
         """
         self._thread = threading.get_ident()
         self.started_mono = time.monotonic()

@@ -1,4 +1,4 @@
-"""Keeps what was claimed a moment early until it falls due."""
+"""Keeps deliveries that were claimed a moment early until they fall due."""
 
 from __future__ import annotations
 

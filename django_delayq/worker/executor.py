@@ -1,4 +1,4 @@
-"""Runs the handler of one delivery. Nothing else in the system catches what a handler raises."""
+"""Runs the handler of one delivery. No other module catches the exceptions of handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db import transaction
 
 from .. import failpoints, retry, transitions
 from ..exceptions import HandlerTimeout, Reject, RetryLater, Superseded
-from ..outcomes import TRACEBACK_LIMIT, Ack, DeadLetter, Outcome, Recorded, Release, Retry, storable
+from ..outcomes import TRACEBACK_LIMIT, Ack, GiveUp, Outcome, Recorded, Release, Retry, storable
 from ..retry import RetryPolicy
 from ..sql.rows import Success
 from . import guard
@@ -35,14 +35,14 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
         except RetryLater as error:
             return _retry_later(delivery, error)
         except Reject as error:
-            return DeadLetter(storable(f"Reject: {_text(error.reason)}"))
+            return GiveUp(storable(f"Reject: {_text(error.reason)}"))
         except BaseException as error:  # noqa: BLE001
             # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
             return _failure(delivery, error)
         finally:
             delivery.close()
     except HandlerTimeout as error:
-        # The interrupt came after the handler's end and before close() could wait for it.
+        # The interrupt came after the handler had ended, and before close() could wait for it.
         return returned or _failure(delivery, error, "ran longer than its timeout")
     return returned
 
@@ -99,17 +99,17 @@ def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcom
     try:
         delay = _policy(delivery).delay(delivery.attempt, error)
     except Exception:
-        # A retry policy that fails must not decide what becomes of a message.
+        # A retry policy that raises must not decide the fate of a message.
         logger.exception("The retry policy of topic %s failed; the default policy decides", delivery.topic)
         delay = retry.DEFAULT.limited(delivery.claimed.max_attempts).delay(delivery.attempt)
-    return DeadLetter(described, trace) if delay is None else Retry(delay, described, trace)
+    return GiveUp(described, trace) if delay is None else Retry(delay, described, trace)
 
 
 def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
     limit = _policy(delivery).max_attempts
     described = storable(f"RetryLater: {_text(error)}")
     if error.counts and limit is not None and delivery.attempt >= limit:
-        return DeadLetter(f"{described} (attempt {delivery.attempt} of {limit})")
+        return GiveUp(f"{described} (attempt {delivery.attempt} of {limit})")
     return Retry(min(error.delay, retry.LONGEST), described, counts=error.counts)
 
 
@@ -121,7 +121,7 @@ def _text(error: object) -> str:
 
 
 def timed_out(delivery: Delivery) -> Outcome:
-    """Return the outcome of a delivery whose handler does not let go; its process is about to end."""
+    """Return the outcome of a delivery whose handler does not end at its timeout. Its process is about to end."""
     outcome = _failure(delivery, HandlerTimeout(), "did not end at its timeout; its process was replaced")
     if isinstance(outcome, Retry):
         # The process lives on for a moment: the next delivery must not overlap with it.

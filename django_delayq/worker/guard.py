@@ -1,7 +1,7 @@
-"""Guards the transaction and the session of handlers: a handler ends neither, and what it sets is gone after it.
+"""Guards the transaction and the session of handlers: a handler cannot end its transaction or change later sessions.
 
-The guard sees the statements that go through Django. What a handler does on the driver's own connection cannot be
-refused, only noticed afterwards.
+The guard sees the statements that go through Django. Statements on the driver's own connection cannot be refused, only
+noticed afterwards.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from django.db.transaction import TransactionManagementError
 
 from ..sql.sessions import is_in_transaction
 
-# Texts with more characters than this are not remembered, and read in full only when they hold several statements.
+# SQL with more characters than this is not cached, and is read in full only when it holds several statements.
 LONG = 2000
 
 # Comments and literals, in which no word counts.
 _MUTE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$", re.DOTALL)
-# The end of a transaction. The driver's status shows it too, but only when the effects are committed and the next
-# delivery would have them a second time; "COMMIT AND CHAIN" and "COMMIT; BEGIN" leave even the status as it was.
+# Words that end a transaction. The driver's status shows the end too, but too late: the effects are committed, and the
+# next delivery would repeat them. After "COMMIT AND CHAIN" and "COMMIT; BEGIN" even the status is as before.
 _ENDS = re.compile(
     r"(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\b))\b", re.IGNORECASE
 )
-# What outlives its transaction in the session. No driver shows it: PostgreSQL reports a few parameters to its clients,
-# and neither the others nor temporary tables, prepared statements, channels and locks; SQLite reports nothing.
+# Words whose effect on the session outlives the transaction. No driver shows it: PostgreSQL reports a few parameters to
+# its clients, but not the others, and no temporary tables, prepared statements, channels and locks. SQLite reports
+# nothing.
 _SETS = re.compile(
     r"(?:SET\s+(?!LOCAL\b|TRANSACTION\b|CONSTRAINTS\b)|RESET|DISCARD|DEALLOCATE|LISTEN|LOAD|PRAGMA|ATTACH|DETACH"
     r"|PREPARE\s+(?!TRANSACTION\b)|DECLARE|CREATE\s+(?:OR\s+REPLACE\s+)?(?:LOCAL\s+|GLOBAL\s+)?TEMP(?:ORARY)?\b)\b",
@@ -47,7 +48,7 @@ class Words(NamedTuple):
 
 
 def read(sql: Any) -> Words:
-    """Read the side effects of SQL before it is executed. What is no text (composed by psycopg) has none."""
+    """Read the side effects of SQL before it is executed. SQL that is not a str (composed by psycopg) has none."""
     if not isinstance(sql, str):
         return Words(False, False)
     if len(sql) <= LONG:
@@ -107,7 +108,7 @@ class HandlersTransaction:
 
     @property
     def has_ended(self) -> bool:
-        """True when the handler committed the transaction or rolled it back behind Django's back."""
+        """True when the handler committed the transaction, or rolled it back, without Django noticing."""
         self._check_status()
         return self._has_ended
 

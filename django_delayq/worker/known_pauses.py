@@ -1,4 +1,4 @@
-"""The paused queues that a consumer knows of: none, until a claim refuses what is due."""
+"""The paused queues that a consumer knows of: none, until a claim refuses a due message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAUSE_CHECK_INTERVAL = 1.0
 
 
 class KnownPauses:
-    """Remembers paused queues, so that a consumer takes nothing there that could not start.
+    """Remembers paused queues, so that a consumer takes no ids there that could not start.
 
     The claim obeys a pause by itself; this only saves work. Used by the thread that makes the consumer's turns.
     """

@@ -14,10 +14,10 @@ from .pool import Pool
 
 logger = logging.getLogger("django_delayq")
 
-# The record is asked this often about each handler that has run for so long: is it cancelled, is its lease still ours?
-# Seconds.
+# The time between two queries about each handler that has run for at least this long: was a cancel requested, and is
+# its lease still ours? Seconds.
 RENEWAL_INTERVAL = 1.0
-# Leases that are half over are searched for this often, without a query. Seconds.
+# The time between two searches for leases that are half over. A search needs no query. Seconds.
 LEASE_CHECK_INTERVAL = 0.25
 
 
@@ -34,10 +34,10 @@ class LeaseRenewer(Service):
         self._renew_at = 0.0
 
     def tick(self) -> float:
-        """Renew what has run for long, once a second, and at once when a lease is half over."""
+        """Renew the leases of long-running handlers once a second, and at once when a lease is half over."""
         now = time.monotonic()
         held = [d for d in self.pool.held() if not d.lost]
-        # A lease of a second or two cannot wait for its turn.
+        # A lease of one or two seconds cannot wait for its turn.
         if now >= self._renew_at or any(_is_half_over(d, now) for d in held):
             self._renew_at = now + RENEWAL_INTERVAL
             self._renew([d for d in held if now - d.claimed_mono > RENEWAL_INTERVAL or _is_half_over(d, now)])
@@ -61,12 +61,12 @@ class LeaseRenewer(Service):
                 self._note_lost(delivery)
 
     def _still_ours(self, unanswered: list[Delivery]) -> list[Delivery]:
-        """Return those whose rows are locked and still ours: the reaper passes over a locked row, too."""
+        """Return the deliveries whose rows are locked and still ours: the reaper passes over locked rows, too."""
         rows = transitions.live_deliveries(self.using, [d.id for d in unanswered]) if unanswered else {}
         return [d for d in unanswered if rows.get(d.id) == (State.RUNNING, d.deliveries)]
 
     def _note_lost(self, delivery: Delivery) -> None:
-        # One that has ended meanwhile has no lease to lose.
+        # A delivery that has ended meanwhile has no lease to lose.
         if delivery in self.pool.held():
             delivery.lost = True
             logger.warning("The lease of %r is lost; its failure will be refused, its success accepted", delivery)

@@ -19,11 +19,11 @@ from .broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
 
-# The server's identity is asked for this often, and at once after a connection error. Seconds.
+# The time between two queries for the server's identity; one comes at once after a connection error. Seconds.
 IDENTITY_CHECK_INTERVAL = 5.0
-# So many batches of ids are dropped at a time from a Redis that is full.
+# When Redis is full, this many batches of ids are dropped at a time.
 BATCHES_DROPPED = 100
-# A queue is checked this often, and a Redis that belongs to another record this often. Seconds.
+# The time between two checks of a queue, and of a Redis that belongs to another record. Seconds.
 LOAD_INTERVAL = 1.0
 FOREIGN_CHECK_INTERVAL = 10.0
 
@@ -48,7 +48,7 @@ class _ObservedLoad:
         self._tally = restore.Tally()
 
     def progress(self, put: Put, found: int) -> None:
-        """Report that so many more messages were found and put."""
+        """Report messages that were found, and the answer to their put."""
         if not self._from_beginning:
             return
         self._tally.add(restore.Tally(put=put.put, present=put.present))
@@ -69,8 +69,8 @@ class Loader(Service):
     """Reads the meta of one queue once a second, and loads the queue when it is needed.
 
     Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick
-    has not grown since this process read it last. Then the record is loaded from the beginning; else only what the
-    horizon has not reached yet.
+    has not grown since this process read it last. Then the record is loaded from the beginning; otherwise only the part
+    beyond the old horizon.
     """
 
     name = "loader"
@@ -116,7 +116,7 @@ class Loader(Service):
                         break
 
     def _identify(self) -> ServerRun:
-        """Return which run of which server Redis is."""
+        """Return the identity of the Redis server."""
         if self._server is None or time.monotonic() - self._identified > IDENTITY_CHECK_INTERVAL:
             self._server = restore.writable_server(self.broker)
             self._identified = time.monotonic()
@@ -142,7 +142,7 @@ class Loader(Service):
         ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
         ahead = conf.get().HORIZON
         if intact and ours and meta.loaded_tenths is not None and meta.horizon_tenths is not None:
-            # There is nothing to do before half of what is ahead is used up.
+            # There is nothing to do until half of the time to the horizon has passed.
             whole = meta.loaded_tenths >= meta.horizon_tenths
             if whole and meta.horizon_tenths - meta.now_tenths > ahead * SECOND / 2:
                 self._ticks[queue] = meta.tick

@@ -1,4 +1,4 @@
-"""Moves what falls due from delayed to ready, in a process without a consumer."""
+"""Moves ids that fall due from delayed to ready, in a process without a consumer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..exceptions import BrokerUnavailable
 from ..extensions import Service
 from .broker_switch import BrokerSwitch
 
-# A message scheduled meanwhile may be due earlier than the next one known: Redis is asked this often. Seconds.
+# The longest sleep: a message scheduled meanwhile may be due earlier than the next one known. Seconds.
 MOVE_INTERVAL = 0.5
 
 
@@ -25,7 +25,7 @@ class Mover(Service):
         self.queues = queues
 
     def tick(self) -> float:
-        """Move what is due in each queue."""
+        """Move the due ids of each queue."""
         if self.brokers.current() is not self.broker:
             return MOVE_INTERVAL
         try:

@@ -15,7 +15,7 @@ from .timeouts import TimeoutWatch
 
 
 def drain(options: Options, stop: threading.Event | None = None) -> int:
-    """Deliver what is due by query, which cannot miss what Redis has lost. Return how many deliveries were recorded.
+    """Deliver due messages, found by query: Redis may have lost some. Return how many deliveries were recorded.
 
     This thread makes the turns of the consumer. ``stop`` ends the work early.
     """

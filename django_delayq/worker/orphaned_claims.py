@@ -10,7 +10,7 @@ from ..sql.rows import Claimed, Moved
 
 
 class OrphanedClaims:
-    """Releases what this process claimed without learning of it: nobody runs that, and its lease would have to run out.
+    """Releases messages that this process claimed without learning of it: otherwise their leases would have to run out.
 
     One thread claims, one claim at a time (it alone uses this object). So a claim that is newer than every claim whose
     answer came is an orphan.
@@ -20,7 +20,7 @@ class OrphanedClaims:
         self.using = using
         self.worker = worker
         self._ids: set[int] = set()
-        # When the newest claim whose answer came was made, by the record's clock.
+        # The time of the newest claim whose answer came, by the record's clock.
         self._newest: datetime | None = None
 
     def note_answered(self, claimed: Sequence[Claimed]) -> None:
@@ -37,7 +37,7 @@ class OrphanedClaims:
     def release(self) -> list[Moved]:
         """Release those of the noted ids that turn out to be claimed, and return their moves.
 
-        To be called before the next claim: one that is answered could be among them otherwise.
+        Call this before the next claim: messages that it claims could be among them otherwise.
         """
         if not self._ids:
             return []

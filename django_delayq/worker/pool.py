@@ -24,8 +24,8 @@ from .reporting import log_event
 
 logger = logging.getLogger("django_delayq")
 
-# At most so many claims wait in this process for a free thread as the threads work off in this time (seconds), and at
-# most so many whatever the time.
+# Claims that wait in this process for a free thread: at most as many as the threads finish in the first time (seconds),
+# and never more than the second number.
 QUEUED_TIME = 0.05
 MOST_QUEUED = 500
 # A delivery that the worker itself failed to run is tried again after this time.
@@ -36,7 +36,7 @@ class _MeanRunTime:
     """The mean run time of handlers, in seconds. Handler threads and the timeout watch change it, under the lock."""
 
     def __init__(self, slow: float) -> None:
-        """``slow`` is assumed until handlers turn out quicker."""
+        """``slow`` (seconds) is assumed until handlers turn out quicker."""
         self._lock = threading.Lock()
         self._slow = slow
         self.seconds = slow
@@ -47,7 +47,7 @@ class _MeanRunTime:
             self.seconds += (seconds - self.seconds) * 0.1
 
     def assume_slow(self) -> None:
-        """Take handlers for slow: the first of them has not ended yet, and only then its run time is known."""
+        """Assume slow handlers while a handler runs for long: its run time is known only when it ends."""
         with self._lock:
             self.seconds = max(self.seconds, self._slow)
 
@@ -55,11 +55,11 @@ class _MeanRunTime:
 class Pool:
     """A fixed number of threads that run handlers, with the deliveries that run or wait for a thread or their due time.
 
-    The consumer submits; the handler threads run; the timeout watch and the main thread release what has not begun. A
-    delivery is in one place at a time (the due timer, the queue, a thread), and the thread that took it out of there
-    ends it. ``_held`` and ``_mean`` have locks of their own, and ``_queue`` is safe by itself. ``quarantined`` is
-    written by the thread that makes the consumer's turns, and ``_is_releasing`` by the main thread; other threads only
-    read them.
+    The consumer submits; the handler threads run; the timeout watch and the main thread release deliveries that have
+    not begun. A delivery is in one place at a time (the due timer, the queue, a thread), and the thread that took it
+    out of there ends it. ``_held`` and ``_mean`` have locks of their own, and ``_queue`` is safe by itself.
+    ``quarantined`` is written by the thread that makes the consumer's turns, and ``_is_releasing`` by the main thread;
+    other threads only read them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Pool:
         on_released: Callable[[], None],
         claim_ahead: float,
     ) -> None:
-        """``on_freed`` is called when a thread has ended a delivery, ``on_released`` for each released unstarted.
+        """``on_freed`` is called when a thread has ended a delivery, ``on_released`` for each one released unstarted.
 
         The latter is called while the delivery is still held. ``claim_ahead`` is how many seconds early at most
         messages are claimed.
@@ -83,10 +83,10 @@ class Pool:
         self._on_released = on_released
         self._queue: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._held = HeldDeliveries()
-        # Waits until nothing else is held, to run alone.
+        # The delivery that waits to run alone until no other is held.
         self.quarantined: Delivery | None = None
         self._is_releasing = False
-        # So slow that nothing is queued until handlers turn out quicker.
+        # A mean so high that nothing is queued until handlers turn out quicker.
         self._mean = _MeanRunTime(max(1.0, 2 * threads * QUEUED_TIME))
         self.claim_ahead = ClaimAhead(claim_ahead, self._queue.put)
         self.members = [
@@ -108,14 +108,14 @@ class Pool:
         now = time.monotonic()
         for delivery in deliveries:
             delivery.queued_mono = now
-        # All are held before the first of them can end.
+        # All deliveries are held before the first of them can end.
         self._held.add(deliveries)
         for delivery in deliveries:
             if not self.claim_ahead.hold(delivery):
                 self._queue.put(delivery)
 
     def held(self) -> list[Delivery]:
-        """Return what runs or waits in this process. Safe from any thread."""
+        """Return the deliveries that run or wait in this process. Safe from any thread."""
         quarantined = self.quarantined
         return [*self._held.all(), *([] if quarantined is None else [quarantined])]
 
@@ -137,13 +137,13 @@ class Pool:
 
     @property
     def is_busy(self) -> bool:
-        """True when something is held."""
+        """True when a delivery is held."""
         return len(self._held) > 0
 
     def release_unstarted(self) -> None:
-        """Release what has not begun, at once and from now on: the threads may be busy for long."""
+        """Release deliveries that have not begun, at once and from now on: the threads may be busy for long."""
         self._is_releasing = True
-        # Those that are not due first: what falls due meanwhile is then among the queued.
+        # First those that are not due: a delivery that falls due meanwhile is then in the queue.
         self._release(self.claim_ahead.release(), Release("shutdown"))
         self._release(self._queued(), Release("shutdown"))
 
@@ -176,7 +176,7 @@ class Pool:
         return True
 
     def stop(self) -> None:
-        """End the threads, each after what it runs."""
+        """End each thread after the delivery that it runs."""
         self.claim_ahead.stop()
         for _number in range(self.threads):
             self._queue.put(None)
@@ -188,7 +188,8 @@ class Pool:
                 try:
                     self._run(delivery, actor)
                 except BaseException as error:
-                    # Not from the handler, whose errors are outcomes; a receiver of a signal may raise anything.
+                    # This is not an error of the handler, which would be an outcome. A receiver of a signal may raise
+                    # anything.
                     logger.exception("The worker failed to run %r; it is retried in %s", delivery, RETRY_FAILED_AFTER)
                     text = storable(f"the worker failed: {type(error).__name__}")
                     self.recorder.submit(delivery, Retry(RETRY_FAILED_AFTER, text), actor)
@@ -212,7 +213,7 @@ class Pool:
                 **signals.message_arguments(delivery, delivery.using),
             }
             signals.emit(signals.message_delivered, Message, **arguments)
-        # What a handler activates (a time zone, a language) ends with it.
+        # A time zone or language that a handler activates ends with it.
         outcome = contextvars.copy_context().run(execute, delivery, actor)
         self._mean.learn(time.monotonic() - delivery.started_mono)
         connections.after_task()

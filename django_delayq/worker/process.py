@@ -30,9 +30,9 @@ from .timeouts import STUCK_AFTER, TimeoutWatch
 logger = logging.getLogger("django_delayq")
 
 # The exit codes of a process.
-DONE = 0
+FINISHED = 0
 UNFINISHED = 70  # it was told to end, and handlers still ran, or outcomes could not be recorded
-STUCK = 71  # a handler did not let go; start another process in its place
+STUCK = 71  # a handler did not end at its timeout; start another process in its place
 EXHAUSTED = 72  # --max-messages is reached
 BROKEN = 73  # one of its threads has died; start another process in its place
 
@@ -53,12 +53,13 @@ class WorkerProcess:
         stuck_after: float = STUCK_AFTER,
     ) -> None:
         self.options = options
-        self.code = DONE
-        # Not an Event: a signal handler that sets one may wait forever for the lock that its own thread holds.
+        self.code = FINISHED
+        # A bool, not an Event: a signal handler that sets an Event may wait forever for a lock that its own thread
+        # holds.
         self._stopping = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
-        # The deliveries whose handlers do not let go; more may join them while the process ends.
+        # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
         self.parts = parts = assemble(options, budget=budget, quarantine_lock=quarantine_lock)
@@ -120,7 +121,8 @@ class WorkerProcess:
 
     def _is_over(self) -> bool:
         """Return whether ``--max-messages`` or ``--max-runtime`` is reached."""
-        # What is claimed has been counted, and is delivered too. Asked twice, for what was held may just be released.
+        # Claimed messages are counted, and are still delivered. The budget is read twice: a held one may just be
+        # released.
         if self.parts.budget.empty and not self.pool.held() and self.parts.budget.empty:
             self.code = EXHAUSTED
             return True
@@ -147,19 +149,20 @@ class WorkerProcess:
         self.stop()
 
     def _is_all_stuck(self) -> bool:
-        """Return whether all that is held does not let go, so that waiting longer would be in vain."""
+        """Return whether every held delivery is stuck, so that waiting longer would be in vain."""
         return self._stuck.issuperset(self.pool.held())
 
     def _shut_down(self) -> None:
-        """End all parts, in the order that loses nothing."""
-        # Claim no more before anything else, or the rest would never end.
+        """End all parts, in an order in which nothing is lost."""
+        # First stop claiming, or the rest would never end.
         if self.consumer is not None:
             self.consumer.stop()
             self.consumer.join(timeout=5)
             if self.consumer.is_alive():
-                # It hangs in the database; what it may still claim is released by the supervisor.
+                # The consumer hangs in the database. The supervisor releases what it may still claim.
                 self.code = self.code or UNFINISHED
-        # What has not begun is released, what runs may finish. The leases must be renewed meanwhile.
+        # Deliveries that have not begun are released; those that run may finish, and their leases are renewed
+        # meanwhile.
         self.pool.release_unstarted()
         finished = self.pool.wait_idle(self.options.graceful_timeout, self._is_all_stuck)
         if not finished:

@@ -9,7 +9,7 @@ import weakref
 
 
 class ProcessLock:
-    """Lets one of the processes that were forked after it was made hold it at a time.
+    """Lets one process at a time hold it. It serves the processes that were forked after it was made.
 
     It is a lock of POSIX: it belongs to a process, not to the children of that process, and the kernel frees it when
     the process dies. It does not exclude the threads of one process from each other.

@@ -17,14 +17,15 @@ from .processlock import ProcessLock
 
 logger = logging.getLogger("django_delayq")
 
-# A message runs alone after so many crashed deliveries, or after one less than MAX_CRASHES if that is fewer.
+# A message runs alone after this many crashed deliveries, or after one less than MAX_CRASHES if that is fewer.
 SUSPECT_CRASHES = 2
-# A process takes nothing while a message waits in it to run alone. A message that has waited for this long is
-# postponed, and may wait twice as long the next time, up to some minutes: longer than most handlers run. Seconds.
-FIRST_PATIENCE = 5.0
+# A process takes nothing while a message waits in it to run alone. A message that has waited for the first time is
+# postponed by the second. It may wait twice as long the next time, up to some minutes: longer than most handlers run.
+# Seconds.
+FIRST_WAIT = 5.0
 POSTPONED = 30.0
-# While another process of this worker runs a message alone, this one is put off for a moment within this time, which
-# doubles each time, up to POSTPONED: if every process ran one alone, nothing else would be delivered. Seconds.
+# While another process of this worker runs a message alone, a further one is put off for a random part of this time,
+# which doubles each time, up to POSTPONED: if every process ran one alone, nothing else would be delivered. Seconds.
 FIRST_DETOUR = 1.0
 REASON = "is to run alone"
 
@@ -42,8 +43,8 @@ class Quarantine:
         self._actor = f"worker:{worker}"
         self._lock = lock
         self._suspect_crashes = max(1, min(SUSPECT_CRASHES, conf.get().MAX_CRASHES - 1))
-        # Until when the message may wait (monotonic).
-        self._patient_until = 0.0
+        # The moment until which the message may wait (monotonic).
+        self._wait_ends = 0.0
 
     @property
     def is_waiting(self) -> bool:
@@ -51,9 +52,9 @@ class Quarantine:
         return self.pool.quarantined is not None
 
     @property
-    def patience(self) -> float:
-        """For how many more seconds the message may wait."""
-        return max(0.0, self._patient_until - time.monotonic())
+    def seconds_left(self) -> float:
+        """The seconds for which the message may still wait."""
+        return max(0.0, self._wait_ends - time.monotonic())
 
     def is_suspect(self, delivery: Delivery) -> bool:
         """Return whether a message is to run alone."""
@@ -62,12 +63,12 @@ class Quarantine:
     def admit(self, suspects: Sequence[Delivery]) -> bool:
         """Let the first suspect wait here, unless another process has the right; release the others.
 
-        A message that only waits must not be here when another one kills the process: it would count as its crash.
+        A message that only waits must not be held when another one kills the process: the crash would count for both.
         """
         admitted = bool(suspects) and (self._lock is None or self._lock.acquire(wait=False))
         if admitted:
             self.pool.quarantined = suspects[0]
-            self._patient_until = time.monotonic() + FIRST_PATIENCE * 2.0 ** _times_put_off(suspects[0])
+            self._wait_ends = time.monotonic() + FIRST_WAIT * 2.0 ** _times_put_off(suspects[0])
         for delivery in suspects[admitted:]:
             self.pool.recorder.submit(delivery, Release(REASON, None if admitted else _detour(delivery)), self._actor)
         return admitted
@@ -75,13 +76,13 @@ class Quarantine:
     def run(self, begin: Callable[[], None], give_up: Callable[[], bool]) -> None:
         """Run the message that waits, unless something else runs, and return when it has ended.
 
-        ``begin`` is called first; the wait for the end is over as soon as ``give_up`` returns True.
+        ``begin`` is called first; the wait for the end stops as soon as ``give_up`` returns True.
         """
         delivery = self.pool.quarantined
         if delivery is None or give_up():
             return
         if self.pool.is_busy or not self.pool.recorder.flush(1.0):
-            if not self.patience:
+            if not self.seconds_left:
                 self.release(Release(REASON, timedelta(seconds=POSTPONED)))
             return
         begin()

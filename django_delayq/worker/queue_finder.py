@@ -10,7 +10,7 @@ from ..extensions import Service
 
 # A queue that is named nowhere is served for this long after it held a message. Seconds.
 REMEMBERED = 3600.0
-# The record is asked this often for queues that hold messages. Seconds.
+# The time between two searches of the record for queues that hold messages. Seconds.
 SEARCH_INTERVAL = 6.0
 
 

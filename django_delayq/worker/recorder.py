@@ -14,7 +14,7 @@ from django.db import Error as DatabaseError
 
 from .. import failpoints, transitions
 from ..extensions import WorkerExtensions
-from ..outcomes import Ack, DeadLetter, Outcome, Recorded, Release, Retry
+from ..outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
 from ..sql.rows import Failure, Success
 from ..states import State
 from . import connections
@@ -26,12 +26,12 @@ logger = logging.getLogger("django_delayq")
 
 # Outcomes in one statement at most.
 MOST_OUTCOMES = 500
-# Batches begin no more often than this (seconds), unless so many outcomes wait: each batch costs a commit, and claims
-# wait for the disk behind it. An outcome after a pause is written at once.
+# The least time between the beginnings of two batches (seconds), unless this many outcomes wait: each batch costs a
+# commit, and claims wait behind it for the disk. An outcome after a pause is written at once.
 GATHER_TIME = 0.005
 ENOUGH_OUTCOMES = 100
-# Outcomes of rows that somebody else's transaction has locked are tried again after this time. Seconds.
-RETRY_LOCKED_AFTER = 0.1
+# Outcomes of rows that another transaction has locked are tried again after this time. Seconds.
+REWRITE_LOCKED_AFTER = 0.1
 
 SUCCESS = (Ack, Recorded)
 UNPRINTABLE = "(the error's text could not be stored)"
@@ -53,7 +53,7 @@ class Recorder(threading.Thread):
 
     Any thread submits: ``_pending`` is a deque to which they append and from which this thread takes, both atomic.
     ``_is_some`` is set after an append and cleared before this thread takes; ``_is_idle`` is cleared before it takes
-    and set when it finds nothing. ``_locked`` and ``_writing_since`` are this thread's own; others only read the
+    and set when it finds no outcome. ``_locked`` and ``_writing_since`` are this thread's own; others only read the
     latter.
     """
 
@@ -136,7 +136,7 @@ class Recorder(threading.Thread):
         if not self._locked:
             return
         if not self._pending:
-            self._is_some.wait(RETRY_LOCKED_AFTER)
+            self._is_some.wait(REWRITE_LOCKED_AFTER)
             self._is_some.clear()
         self._pending.extend(self._locked)
         self._locked = []
@@ -183,8 +183,8 @@ class Recorder(threading.Thread):
         plain: Outcome | None = None
         if isinstance(ended.outcome, Retry) and ended.outcome.error != UNPRINTABLE:
             plain = Retry(ended.outcome.delay, UNPRINTABLE, counts=ended.outcome.counts)
-        elif isinstance(ended.outcome, DeadLetter) and ended.outcome.error != UNPRINTABLE:
-            plain = DeadLetter(UNPRINTABLE)
+        elif isinstance(ended.outcome, GiveUp) and ended.outcome.error != UNPRINTABLE:
+            plain = GiveUp(UNPRINTABLE)
         if plain is None:
             logger.error("The outcome of message %d cannot be stored; its lease will run out", ended.delivery.id)
         else:
@@ -236,7 +236,7 @@ def _failure(ended: Ended) -> Failure:
             return base._replace(
                 delay=outcome.delay, counts=outcome.counts, error=outcome.error, traceback=outcome.traceback
             )
-        case DeadLetter():
+        case GiveUp():
             return base._replace(dead=True, error=outcome.error, traceback=outcome.traceback)
         case Release():
             return base._replace(delay=outcome.delay, counts=False, reason=outcome.reason)

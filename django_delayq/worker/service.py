@@ -86,6 +86,6 @@ def in_threads(services: Iterable[Service]) -> list[Runner]:
 
 
 def backoff(failures: int, most: float) -> float:
-    """Return the seconds to wait after so many failures: 0.1, 0.2, 0.4 … ``most``, plus up to a quarter at random."""
+    """Return the seconds to wait after ``failures`` in a row: 0.1, 0.2, 0.4 … ``most``, plus up to a random quarter."""
     wait = min(most, 0.1 * 2.0 ** min(failures - 1, 20))
     return wait * (1 + random.random() / 4)

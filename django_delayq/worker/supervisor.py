@@ -35,10 +35,11 @@ logger = logging.getLogger("django_delayq")
 HEALTHY = 5.0
 # The heartbeat file is touched no more when the consumer of a child has begun no turn for this long. Seconds.
 STALE_AFTER = 30.0
-# A child that has shown no life for this long, two of its longest leases and two graceful timeouts is killed: code that
-# does not let go of the interpreter stops its timeouts too, and what it held is somebody else's by then. Seconds.
+# A child without a sign of life for this long, plus two of its longest leases and two graceful timeouts, is killed:
+# code that never releases the interpreter's lock stops its timeouts too, and another worker has its messages by then.
+# Seconds.
 HUNG = 30.0
-# The children are checked this often. Seconds.
+# The time between two checks of the children. Seconds.
 CHILD_CHECK_INTERVAL = 1.0
 
 
@@ -88,7 +89,7 @@ class Child:
     silent: float = 0.0
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; a child that is gone already gets none."""
+        """Send a signal; nothing happens when the child is gone already."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -99,7 +100,7 @@ class Supervisor:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.budget = Budget(options.max_messages, options.processes)
-        # Whoever of the processes holds it may run a message alone.
+        # The process that holds this lock may run a message alone.
         self.quarantine_lock = ProcessLock()
         self.children: dict[int, Child] = {}
         self._signals = 0
@@ -110,7 +111,7 @@ class Supervisor:
         self._to_release: list[tuple[str, bool]] = []
         self._began = time.monotonic()
         self._wake_read, self._wake_write = os.pipe()
-        # Children see its end when the parent is gone.
+        # A pipe that children see closed when the parent is gone.
         self._alive_read, self._alive_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
@@ -130,11 +131,12 @@ class Supervisor:
             self._reap_children()
             self._release_claims()
             self._act_on_signals()
-            # When --max-messages is reached children end by themselves, when what they have claimed is done.
+            # When --max-messages is reached, children finish the messages that they have claimed and end by themselves.
             if (self._stopping or self.budget.empty) and not self.children:
                 return
             if self._stopping:
-                # The children keep the graceful timeout themselves; this is for one that hangs in its own shutdown.
+                # The children keep the graceful timeout themselves; this deadline is for a child that hangs in its
+                # shutdown.
                 deadline = deadline or time.monotonic() + 2 * self.options.graceful_timeout + 15
                 if time.monotonic() > deadline:
                     self._kill()
@@ -152,7 +154,7 @@ class Supervisor:
         """Start processes until there are as many as were asked for."""
         while len(self.children) < self.options.processes and time.monotonic() >= self._start_after:
             place = min(set(range(self.options.processes)) - {child.place for child in self.children.values()})
-            # What the dead process in this place had reserved is returned before another takes the place.
+            # The reservations of the dead process in this place are returned before another process takes the place.
             if not self.budget.release_reservations_of(place) or self.budget.empty:
                 return
             self._fork(place)
@@ -206,7 +208,7 @@ class Supervisor:
             with contextlib.suppress(Exception):
                 traceback.print_exc()
         for stream in (sys.stdout, sys.stderr):
-            # A handler may have closed them.
+            # A handler may have closed the stream.
             with contextlib.suppress(Exception):
                 stream.flush()
         return code
@@ -237,7 +239,8 @@ class Supervisor:
         if self._stopping:
             return
         if ended and code == 0 and self.options.max_runtime is not None:
-            # It ended by itself. (Without a limit somebody sent a signal to this child alone, and it is replaced.)
+            # It ended by itself. If no limit is reached, somebody sent a signal to this child alone, and it is
+            # replaced.
             self._stop_children()
             return
         lived = time.monotonic() - child.started
@@ -246,7 +249,7 @@ class Supervisor:
         self._start_after = time.monotonic() + pause
 
     def _release_claims(self, *, final: bool = False) -> None:
-        """Release the claims of dead children; without a database now try again later, when ``final`` for 5 s."""
+        """Release the claims of dead children. Without a database, try again later; with ``final``, for 5 s."""
         deadline = time.monotonic() + (5.0 if final else 0.0)
         while self._to_release:
             name, ordered = self._to_release[0]

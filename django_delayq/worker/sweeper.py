@@ -21,10 +21,10 @@ logger = logging.getLogger("django_delayq")
 # Rows in one query, and queries for each queue in one tick.
 ROWS_PER_QUERY = 1000
 QUERIES_PER_TICK = 5
-# A round starts at the very beginning this often; in between it starts at the low-water mark, which lags behind by the
-# same time, for transactions that committed late. Seconds.
+# The time between two rounds that start at the very beginning. The rounds between start at the low-water mark, which
+# lags behind by the same time, for transactions that committed late. Seconds.
 FULL_ROUND = 60.0
-# A consumer needs a few ms between taking ids and claiming their messages; it is given this time. Seconds.
+# A consumer needs a few ms between taking ids and claiming their messages. The sweep allows it this time. Seconds.
 CLAIMING = 0.3
 
 
@@ -41,8 +41,8 @@ class _Round:
 class Sweeper(Service):
     """Searches the record for messages that are overdue by more than the grace, and puts those that Redis lacks.
 
-    A message that got lost, however that happened, is late by the grace and the interval at most. The work of a tick is
-    bounded: a long backlog is swept in pages.
+    A lost message, however it got lost, is late by the grace and the interval at most. The work of a tick is bounded: a
+    long backlog is swept in pages.
     """
 
     name = "sweeper"

@@ -1,4 +1,4 @@
-"""Ends handlers that run longer than their timeout, and releases what waits too long for a thread."""
+"""Ends handlers that run longer than their timeout, and releases deliveries that wait too long for a thread."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..extensions import Service
 from .delivery import Delivery
 from .pool import Pool
 
-# Timeouts are checked this often, without a query. Seconds.
+# The time between two checks of timeouts. A check needs no query. Seconds.
 TIMEOUT_CHECK_INTERVAL = 0.25
-# What waits for a thread longer than this is released: the handlers before it turned out slow, and other processes may
-# be idle. Seconds.
+# A delivery that waits for a thread longer than this is released: the handlers before it turned out slow, and other
+# processes may be idle. Seconds.
 LONGEST_QUEUED = 1.0
-# A handler that runs on for this long after its timeout does not let go: its process is replaced. Seconds.
+# A handler that runs on for this long after its timeout is stuck: its process is replaced. Seconds.
 STUCK_AFTER = 5.0
 
 
 class TimeoutWatch(Service):
-    """Checks what runs. It uses no database: a handler must end in time also while the database does not answer."""
+    """Checks deliveries. It uses no database: a handler must end in time also while the database does not answer."""
 
     name = "timeout watch"
     thread = "timeout-watch"

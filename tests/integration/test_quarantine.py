@@ -9,7 +9,7 @@ from django_delayq.models import Message
 from django_delayq.states import State
 from django_delayq.worker.once import drain
 from django_delayq.worker.options import Options
-from django_delayq.worker.quarantine import FIRST_PATIENCE
+from django_delayq.worker.quarantine import FIRST_WAIT
 from tests.integration.claims import DB, claimed
 from tests.integration.conftest import Assemble
 from tests.workers import eventually
@@ -25,18 +25,18 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     consumer.pool._held.add([busy])
     message = schedule_message("t.ok")
     Message.objects.filter(pk=message.pk).update(deliveries=2)
-    patience = []
+    waits = []
     for _time in range(3):
         consumer.turn()
         assert consumer.pool.quarantined is not None
-        patience.append(consumer.quarantine.patience)
-        assert consumer.turn() <= patience[-1]
-        consumer.quarantine._patient_until = 0.0
+        waits.append(consumer.quarantine.seconds_left)
+        assert consumer.turn() <= waits[-1]
+        consumer.quarantine._wait_ends = 0.0
         consumer.turn()
         assert recorder.flush(5)
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
         Message.objects.filter(pk=message.pk).update(due_at=message.due_at)
-    assert [round(seconds / FIRST_PATIENCE) for seconds in patience] == [1, 2, 4]
+    assert [round(seconds / FIRST_WAIT) for seconds in waits] == [1, 2, 4]
     consumer.pool._held.remove(busy)
     consumer.pool.start()
     consumer.turn()

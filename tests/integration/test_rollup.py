@@ -24,7 +24,7 @@ from django_delayq.console.statistics.rollups import (
 )
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack, DeadLetter, Release, Retry
+from django_delayq.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.sql.rows import Claimed, Moved
 from django_delayq.states import State
 from django_delayq.worker.delivery import Delivery
@@ -106,7 +106,7 @@ def test_messages_that_end_without_a_report_are_counted() -> None:
 def test_the_recorder_counts_each_outcome_once() -> None:
     extensions = WorkerExtensions(DB, "w")
     recorder = Recorder(DB, lambda count: None, extensions)
-    for outcome in (Ack(), Retry(timedelta(0), "no"), Retry(timedelta(0), "", counts=False), DeadLetter("no")):
+    for outcome in (Ack(), Retry(timedelta(0), "no"), Retry(timedelta(0), "", counts=False), GiveUp("no")):
         recorder.submit(_delivery(), outcome, "worker:a")
     recorder.submit(_delivery(), Release("shutdown"), "worker:a")
     recorder.submit(_delivery(lost=True), Ack(), "worker:a")

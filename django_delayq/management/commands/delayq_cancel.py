@@ -21,7 +21,7 @@ from .. import _common as common
 SELECTORS = ("topic", "key", "queue", "state", "due_after", "due_before")
 
 # The lines for people. With --json the verdicts themselves are the keys.
-LINES = {
+VERDICT_LINES = {
     Verdict.CANCELLED: "{} cancelled",
     Verdict.REQUESTED: "{} running, asked to stop",
     Verdict.OUTCOME_UNKNOWN: "{} cancelled, but an earlier delivery crashed and may have had its effect",
@@ -29,7 +29,7 @@ LINES = {
     Verdict.NOT_FOUND: "{} not found",
 }
 DRY_RUN_LINES = {
-    **LINES,
+    **VERDICT_LINES,
     Verdict.CANCELLED: "{} would be cancelled",
     Verdict.REQUESTED: "{} running, would be asked to stop",
     Verdict.OUTCOME_UNKNOWN: "{} would be cancelled, but an earlier delivery crashed and may have had its effect",
@@ -123,7 +123,7 @@ class Command(common.DelayqCommand):
             answers = {str(verdict): number for verdict, number in verdicts.items() if number}
             self.say_json(database=using, dry_run=options["dry_run"], answers=answers)
             return
-        lines = DRY_RUN_LINES if options["dry_run"] else LINES
+        lines = DRY_RUN_LINES if options["dry_run"] else VERDICT_LINES
         for verdict, number in verdicts.items():
             self.say(lines[verdict].format(f"{number:,}"))
         if not verdicts:
