@@ -67,7 +67,7 @@ class Broken(OperationalError, ConnectionError):
 
 
 class _Armed:
-    """An action and the time when it is due. The thread, of any process, that reads the last byte of a pipe does it."""
+    """An action that waits for its turn. Each pass, in any process, reads a byte of a pipe, and the last byte is it."""
 
     def __init__(self, what: str, action: Fault, nth: int) -> None:
         self.what = what

@@ -104,8 +104,8 @@ def _await_claims(using: str) -> None:
             begun &= transitions.claims_under_way(using)
         if begun:
             logger.warning(
-                "The queue is paused, but an earlier claim has not ended within %g s",
+                "The queue is paused, but a claim from before has not ended within %g s and may start messages",
                 WAIT_FOR_CLAIMS,
             )
     except DatabaseError as error:
-        logger.warning("The queue is paused, but whether claims are still under way could not be read: %s", error)
+        logger.warning("The queue is paused; claims from before may start messages for a moment: %s", error)

@@ -65,11 +65,11 @@ class Publisher:
                 first, self._is_failing = not self._is_failing, True
             if first:
                 logger.warning(
-                    "Redis does not answer; new messages are in the record, and the workers put them later: %s", error
+                    "Redis does not answer; messages are safe in the record, and a worker puts them later: %s", error
                 )
         except Exception:
             self._retry_at = time.monotonic() + RETRY_AFTER
-            logger.exception("Could not tell Redis about committed messages; a worker's sweep puts them later")
+            logger.exception("Redis could not be told about committed messages; the sweep of a worker puts them later")
         else:
             if answered:
                 self._is_failing = False

@@ -69,7 +69,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class QueueMeta:
-    """What Redis knows about one queue besides its ids, at the time ``now_tenths`` by the broker's clock."""
+    """The meta of one queue in Redis, read at the time ``now_tenths`` by the broker's clock."""
 
     now_tenths: int
     # Grows with each call of ``tick``. It goes back when Redis loads an old snapshot.
@@ -95,7 +95,7 @@ class ServerRun:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the Redis server reports about itself. A field is None when the server does not report it, or may not."""
+    """A report of the Redis server about itself. A field is None when the server does not report it, or may not."""
 
     version: str | None
     role: str | None
@@ -107,12 +107,12 @@ class ServerInfo:
     # maxmemory-policy
     policy: str | None
     evicted: int | None
-    # How the server writes to disk: "aof", "rdb" or "none".
+    # The way in which the server writes to disk: "aof", "rdb" or "none".
     persistence: str | None
 
 
 class Place(NamedTuple):
-    """Where Redis has an id: its due tenth if it is delayed, the tenth since which it is ready if it is ready."""
+    """The place of an id in Redis: its due tenth if it is delayed, the tenth since which it is ready if it is ready."""
 
     delayed_tenths: int | None
     ready_tenths: int | None
@@ -120,7 +120,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueSize:
-    """How many ids of a queue are in Redis."""
+    """The numbers of ids of a queue in Redis."""
 
     delayed: int
     ready: int
@@ -207,10 +207,10 @@ class Index(Broker, Protocol):
         """Return the ids that ``put(fill=True)`` would put, of at most ``IDS_PER_CALL`` entries."""
 
     def read_meta(self, queue: str) -> QueueMeta:
-        """Read what Redis knows about a queue. Writes nothing."""
+        """Read the meta of a queue. Writes nothing."""
 
     def tick(self, queue: str) -> QueueMeta:
-        """Count one more tick of a queue, and return what Redis knows about it then."""
+        """Count one more tick of a queue, and return its meta."""
 
     def load(
         self,

@@ -26,7 +26,7 @@ from .scripted import ScriptConnections
 
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
-# What scripts/tick.lua returns after the time, and ``read_meta`` reads, in this order.
+# The fields that scripts/tick.lua returns after the time, and that ``read_meta`` reads, in this order.
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity")
 
 
@@ -227,7 +227,7 @@ class RedisBroker:
         return [int(id_) for id_ in answer]
 
     def read_meta(self, queue: str) -> QueueMeta:
-        """Read what Redis knows about a queue."""
+        """Read the meta of a queue."""
         with translated_errors():
             pipe = self.client.pipeline(transaction=False)
             pipe.hmget(self.keys(queue).meta, META_FIELDS)
@@ -236,7 +236,7 @@ class RedisBroker:
         return _meta(_tenths(seconds, micros) if self.now == "" else int(self.now), fields)
 
     def tick(self, queue: str) -> QueueMeta:
-        """Count one more tick, and return what Redis knows about a queue."""
+        """Count one more tick of a queue, and return its meta."""
         with translated_errors():
             now, *fields = scripts.load("tick")(self.client, meta=self.keys(queue).meta, now=self.now)
         return _meta(int(now), fields)

@@ -23,7 +23,7 @@ MOST_SUSPECTS = 100_000
 LONGEST_ASIDE = 60.0
 # A reaper ends a lease within seconds after it ran out. After this time no reaper is at work. Seconds.
 NO_REAPER_AFTER = 30.0
-# How many ids of each kind of mismatch are kept as examples.
+# The number of ids that are kept as examples of each kind of mismatch.
 EXAMPLES_SHOWN = 5
 
 

@@ -63,7 +63,7 @@ class Stats:
     snapshot: Snapshot
     # The final states of the messages that finished last.
     finished: dict[State, Capped]
-    # How many rows the database estimates in the table of messages; None where it estimates none.
+    # The database's estimate of the rows in the table of messages; None where there is none.
     estimate: int | None
     lateness: Lateness
     workers: WorkerList

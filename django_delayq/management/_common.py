@@ -73,7 +73,7 @@ class DelayqCommand(BaseCommand, ABC):
 
     @abstractmethod
     def work(self, using: str, options: dict[str, Any]) -> None:
-        """Do what the command is for, on the database alias ``using``."""
+        """Do the work of the command, on the database alias ``using``."""
 
     def say(self, text: str) -> None:
         """Write a line of data to stdout."""

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from django.core.management.base import OutputWrapper
 
-# How often the screen checks whether the user wants to end it. Seconds.
+# The time between two checks whether the user wants to end the screen. Seconds.
 _CHECK_INTERVAL = 0.1
 
 
@@ -50,7 +50,7 @@ class Screen:
                     self._stream.flush()
 
     def wait(self, seconds: float, ended: Callable[[], bool]) -> bool:
-        """Wait. Return True as soon as the user wants to end it, by a signal (``ended``) or the key q."""
+        """Wait. Return True as soon as the user wants to end the screen, by a signal (``ended``) or the key q."""
         deadline = time.monotonic() + seconds
         while not ended():
             left = deadline - time.monotonic()

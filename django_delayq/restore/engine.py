@@ -29,9 +29,9 @@ from .selection import Overdue, Position, Report, Selection, Stage, Tally
 # The time between two messages to Redis that say how far a queue is loaded. Redis answers them after the batch that is
 # being put. Seconds.
 MARK_INTERVAL = 0.5
-# How many batches are read while one is being put.
+# Batches that are read while one is being put.
 BATCHES_AHEAD = 4
-# How many messages one transaction gives up or spreads.
+# Messages that one transaction gives up or spreads.
 ROWS_PER_CHANGE = 500
 _MICROSECOND = timedelta(microseconds=1)
 

@@ -83,7 +83,7 @@ class Position(NamedTuple):
     # When the restore began, by the record's clock (microseconds): the restore treats messages that were overdue then
     # as overdue.
     began_us: int
-    # How many overdue messages have been given up or spread, and how many there were.
+    # The number of overdue messages that were given up or spread, and the number of all overdue ones.
     done: int
     total: int
 

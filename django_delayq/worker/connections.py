@@ -97,7 +97,7 @@ def _is_dirty(connection: BaseDatabaseWrapper) -> bool:
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:
-    """Close a connection, whatever state it is in; the next use opens a new one."""
+    """Close a connection in any state; the next use opens a new one."""
     raw, alias = connection.connection, connection.alias
     with contextlib.suppress(Exception):
         raw.close()

@@ -272,7 +272,7 @@ class Consumer(threading.Thread):
         rows = Message.objects.using(self.using).filter(pk__in=list(by_id))
         for message in rows.only("id", "state", "due_at", "priority", "topic", "queue"):
             ticket = by_id[message.pk]
-            # Asked here: the database might read all that is scheduled to find these few.
+            # The state is compared in Python: otherwise the database might read all scheduled messages to find these.
             if message.state != State.SCHEDULED:
                 continue
             if message.queue != queue or message.due_at > from_tenths(ticket.ready_tenths or 0):

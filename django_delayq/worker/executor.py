@@ -74,7 +74,7 @@ def _call_in_transaction(delivery: Delivery) -> None:
                 raise Reject(f"committed its transaction by hand, and then {type(error).__name__}") from error
             raise
         if guarded.has_ended:
-            logger.error("The handler of topic %s ended its transaction by hand: not exactly once", delivery.topic)
+            logger.error("The handler of topic %s ended its transaction by hand; effects may repeat", delivery.topic)
 
 
 def _call(delivery: Delivery) -> None:

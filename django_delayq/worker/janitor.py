@@ -37,7 +37,7 @@ class Janitor(Service):
                 continue
             deleted = sum(purge(self.using, states, retention, limit=self.batches * PURGED_PER_TRANSACTION))
             if deleted:
-                logger.info("Purged %d finished messages older than %g s", deleted, retention)
+                logger.info("Pruned %d messages that finished more than %g s ago", deleted, retention)
             is_more = is_more or deleted >= self.batches * PURGED_PER_TRANSACTION
         dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
         Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()

@@ -47,7 +47,7 @@ class _MeanRunTime:
             self.seconds += (seconds - self.seconds) * 0.1
 
     def assume_slow(self) -> None:
-        """Assume slow handlers while a handler runs for long: its run time is known only when it ends."""
+        """Assume slow handlers: those that keep others waiting have not ended, so their run times are not known yet."""
         with self._lock:
             self.seconds = max(self.seconds, self._slow)
 
@@ -190,7 +190,9 @@ class Pool:
                 except BaseException as error:
                     # This is not an error of the handler, which would be an outcome. A receiver of a signal may raise
                     # anything.
-                    logger.exception("The worker failed to run %r; it is retried in %s", delivery, RETRY_FAILED_AFTER)
+                    logger.exception(
+                        "The worker failed to run %r, which is retried in %s", delivery, RETRY_FAILED_AFTER
+                    )
                     text = storable(f"the worker failed: {type(error).__name__}")
                     self.recorder.submit(delivery, Retry(RETRY_FAILED_AFTER, text), actor)
                 finally:

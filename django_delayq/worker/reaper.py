@@ -9,7 +9,7 @@ from .reporting import report_moves
 
 
 class Reaper(Service):
-    """Ends what is overdue every few seconds. A message that it takes back is due at once."""
+    """Ends them every few seconds. A message that the reaper takes back is due at once."""
 
     name = "reaper"
     interval = 5.0

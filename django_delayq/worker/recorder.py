@@ -204,7 +204,7 @@ class Recorder(threading.Thread):
             elif again or isinstance(ended.outcome, Recorded) or ended.delivery.id in consumed:
                 recorded.append(ended)
             else:
-                logger.warning("Outcome refused, somebody else ended this message: %s", ended.delivery)
+                logger.warning("Outcome refused, the message was ended by another move: %s", ended.delivery)
         self.extensions.consumed([ended.delivery for ended in recorded])
         if wants_successes():
             for ended in recorded:

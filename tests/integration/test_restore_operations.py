@@ -273,7 +273,7 @@ def test_a_command_stops_when_the_admin_asks(
     every_batch(lambda: operations.stop(only()))
     ran = run("delayq_restore", "--batch-size", "3")
     assert ran.code == 1
-    assert "Stopped in the admin" in ran.err
+    assert "Stopped in the console" in ran.err
     assert "--resume" in ran.out
     stopped = only()
     assert (stopped.state, stopped.worker) == (OperationState.STOPPED, "")

@@ -1,4 +1,4 @@
--- Put messages where their due time says: ready when due, delayed when due up to the horizon, else nowhere.
+-- Put messages into the place for their due time: ready when due, delayed when due up to the horizon, else nowhere.
 -- A process that changed a message uses mode "set", which replaces its place. A process that read rows, perhaps older
 -- ones, uses mode "fill", which adds what is missing and makes nothing later.
 -- Entries: id, due tenth, rank, id, due tenth, rank, …
@@ -22,7 +22,7 @@ for i = entries, #ARGV, 3 do
   if due <= now then
     if is_ready then
       if mode == "set" then
-        -- A new priority has effect at once. A claim must find the message ready no earlier than due.
+        -- A new priority has effect at once. A claim must see that the message became ready no earlier than due.
         redis.call("ZADD", ready, ready_score(math.max(is_ready % BAND, due), rank), id)
       end
       present = present + 1

@@ -1,5 +1,5 @@
--- Count one more tick of a queue, and return what Redis knows about the queue. A process that gets a tick which is not
--- greater than the one before knows that Redis went back to an old snapshot.
+-- Count one more tick of a queue, and return its meta. If a process gets a tick that is not greater than its last one,
+-- Redis went back to an old snapshot.
 -- Returns now, tick, horizon, loaded, run_id, replid, identity ("" for what is missing).
 local meta = KEYS[1]
 local now = ARGV[1]

@@ -21,8 +21,8 @@ _MIRRORED = str.maketrans("<>", "><")
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 
 # No message lies outside of these, and within them no arithmetic with time zones fails.
-_FIRST = datetime(1900, 1, 1, tzinfo=UTC)
-_LAST = datetime(2300, 1, 1, tzinfo=UTC)
+_EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
+_LATEST = datetime(2300, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _interval(text: str, now: datetime, *, past: bool) -> tuple[datetime, dateti
         found = _unchecked(text, now, past=past)
     except (ValueError, OverflowError):
         return None
-    return found if found is not None and found[0] >= _FIRST and found[1] <= _LAST else None
+    return found if found is not None and found[0] >= _EARLIEST and found[1] <= _LATEST else None
 
 
 def _unchecked(text: str, now: datetime, *, past: bool) -> tuple[datetime, datetime] | None:

@@ -44,7 +44,6 @@ class CountedOutcome(IntEnum):
     EXPIRED = 3
 
 
-_FIRST_CLASS = len(Rollup.OUTCOMES)
 _BOUNDS = [timedelta(milliseconds=bound) for bound in Rollup.BOUNDS]
 
 Rollups = dict[RollupKey, list[int]]
@@ -80,7 +79,7 @@ class UnwrittenCounts:
         late = Counter((row.queue, row.topic, bisect_left(_BOUNDS, row.claimed_at - row.due_at)) for row in first)
         with self._lock:
             for (queue, topic, place), number in late.items():
-                self._add(at, queue, topic, _FIRST_CLASS + place, number)
+                self._add(at, queue, topic, Rollup.FIRST_LATENESS + place, number)
 
     def moved(self, moved: Collection[Moved]) -> None:
         """Count messages that became dead or expired without a report of their handler."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-
-from django.utils import timezone
+from datetime import datetime, timedelta
 
 from ..models import Rollup
 from ..statements import statements
 from ..statements.values import RollupWindow
+from . import steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,6 @@ class PastWindow:
 
 
 PAST_WINDOWS = {"hour": PastWindow(61, 60), "day": PastWindow(48, 1800), "week": PastWindow(56, 10_800)}
-
-_FIRST_CLASS = len(Rollup.OUTCOMES)
 
 
 @dataclass(slots=True)
@@ -54,7 +51,7 @@ class RollupSum:
     @property
     def started(self) -> int:
         """The number of first deliveries: those have a lateness."""
-        return sum(self.counts[_FIRST_CLASS:])
+        return sum(self.counts[Rollup.FIRST_LATENESS :])
 
     def lateness(self, percent: int) -> float | None:
         """Return the bound, in seconds, of the class that ``percent`` of the first deliveries do not exceed.
@@ -65,7 +62,7 @@ class RollupSum:
         if not wanted:
             return None
         seen = 0
-        for bound, count in zip(Rollup.BOUNDS, self.counts[_FIRST_CLASS:], strict=False):
+        for bound, count in zip(Rollup.BOUNDS, self.counts[Rollup.FIRST_LATENESS :], strict=False):
             seen += count
             if seen >= wanted:
                 return bound / 1000
@@ -114,9 +111,5 @@ def read_throughput(using: str, now: datetime, windows: Iterable[str]) -> dict[s
 def _empty(name: str, now: datetime) -> Throughput:
     window = PAST_WINDOWS[name]
     step = timedelta(seconds=window.seconds)
-    offset = timezone.localtime(now).utcoffset() or timedelta(0)
-    newest = _FIRST + (now - _FIRST + offset) // step * step - offset
+    newest = steps.floor(now, step)
     return Throughput(name, newest - (window.steps - 1) * step, step, [RollupSum() for _ in range(window.steps)])
-
-
-_FIRST = datetime(2000, 1, 1, tzinfo=UTC)

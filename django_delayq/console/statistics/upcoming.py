@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-
-from django.utils import timezone
+from datetime import datetime, timedelta
 
 from ...inspector.numbers import NONE, Capped, capped, total
 from ...inspector.snapshot import overdue_cutoff
 from ..statements import statements
 from ..statements.values import DueRange
+from . import steps
 
 # Rows that are counted in each bar, shared by the queues, but at least so many of each queue. PostgreSQL estimates
 # the number of a bar that has more.
@@ -82,12 +81,12 @@ def count_upcoming(using: str, window: str, queues: Sequence[str], now: datetime
     """Count the messages that fall due in each bar of the window."""
     size = timedelta(seconds=COMING_WINDOWS[window].seconds)
     late = overdue_cutoff(now)
-    begin = _floor(now, size)
+    begin = steps.floor(now, size)
     overdue = Bar(None, late)
     bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(COMING_WINDOWS[window].bars)]
     all_ = [overdue, *bars]
     ranges = [
-        DueRange(place, queue, _FIRST if bar.start is None else max(bar.start, late), bar.end)
+        DueRange(place, queue, steps.ORIGIN if bar.start is None else max(bar.start, late), bar.end)
         for place, bar in enumerate(all_)
         for queue in queues
     ]
@@ -99,17 +98,6 @@ def count_upcoming(using: str, window: str, queues: Sequence[str], now: datetime
         _add(all_[found.range.bar], capped(found.number, cap), found.topics)
     _estimate(using, [bar for bar in bars if bar.number.more])
     return Upcoming(window, overdue, bars)
-
-
-_FIRST = datetime(2000, 1, 1, tzinfo=UTC)
-
-
-def _floor(now: datetime, size: timedelta) -> datetime:
-    """Return the last full step of local time."""
-    local = timezone.localtime(now)
-    offset = local.utcoffset() or timedelta(0)
-    steps = (now - _FIRST + offset) // size
-    return _FIRST + steps * size - offset
 
 
 def _share(whole: int, least: int, queues: int) -> int:

@@ -192,12 +192,12 @@ def _batches_of_ids(using: str, ids: list[int]) -> Iterator[QuerySet[Message]]:
 
 
 def _batches_of_rows(rows: QuerySet[Message]) -> Iterator[QuerySet[Message]]:
-    """Yield the selected messages in the order of their ids, so that those that leave the selection disturb nothing."""
+    """Yield the selected messages in batches, in the order of their ids. Rows may leave the selection meanwhile."""
     last = 0
     while True:
         ids = list(rows.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:MOVES_PER_TRANSACTION])
         if not ids:
             return
         last = ids[-1]
-        # The conditions once more: a message that has finished meanwhile is not selected any more.
+        # The conditions are applied again: a message that has finished meanwhile is not selected any more.
         yield rows.filter(pk__in=ids)

@@ -117,7 +117,7 @@ class Command(common.DelayqCommand):
         bar.close()
         self._say_summary(using, job, options)
         if job.report.position is not None and not interruption.asked():
-            raise CommandError("Stopped in the admin between two batches.", returncode=1)
+            raise CommandError("Stopped in the console between two batches.", returncode=1)
         if job.report.position is not None:
             raise CommandError("Interrupted between two batches.", returncode=interruption.returncode)
 

@@ -44,7 +44,7 @@ class Command(common.DelayqCommand):
             const=2.0,
             type=_interval,
             metavar="SECONDS",
-            help="repeat every so many seconds (default 2) until q or Ctrl-C; with --json, write one object per line",
+            help="repeat every SECONDS (default 2) until q or Ctrl-C; with --json, write one object per line",
         )
 
     def work(self, using: str, options: dict[str, Any]) -> None:

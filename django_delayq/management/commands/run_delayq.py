@@ -148,7 +148,7 @@ class Command(BaseCommand):
 
 
 def default_processes(using: str) -> int:
-    """Return one process per core, at most four; one on SQLite, which has one writer."""
+    """Return the number of processes: one per core, at most four; one on SQLite, which has one writer."""
     if has_one_writer(using):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

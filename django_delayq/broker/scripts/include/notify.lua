@@ -2,7 +2,7 @@
 -- takes from the whole queue.
 local function notify(wake)
   if redis.call("LLEN", wake) == 0 then
-    -- This removes nothing, as there is no such key. But a full Redis allows the push only after a write that frees.
+    -- There is nothing to remove. But a full Redis allows the push only after a write that could free memory.
     redis.call("ZREM", wake, "1")
     redis.call("LPUSH", wake, "1")
   end
