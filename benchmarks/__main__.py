@@ -31,7 +31,8 @@ PICTURE = DOCS / "performance.svg"
 GROWTH = DOCS / "growth.svg"
 BEGAN = time.monotonic()
 
-# The systems and workloads of --quick, for two minutes: the fastest peers of either kind, nothing that mostly waits.
+# The systems and workloads of --quick, for two minutes: the fastest peers of both kinds, and no workload that mostly
+# waits.
 QUICK_SYSTEMS = ("delayq", "huey", "django-q2", "procrastinate", "redis", "postgres", "orm")
 QUICK_WORKLOADS = ("schedule", "schedule-bulk", "drain", "insert", "late-1000", "memory", "life", "restore", "burst")
 

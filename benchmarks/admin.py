@@ -1,7 +1,8 @@
-"""How fast the admin is beside a large table: ``python -m benchmarks.admin [--rows 10000000] [--json FILE]``.
+"""Measures the pages of the admin on a large table: ``python -m benchmarks.admin [--rows 10000000] [--json FILE]``.
 
 It starts PostgreSQL and Redis of its own, fills the tables in a realistic mix, and asks for each page as a browser
-would, without the network. ``--database URL`` keeps what was built in a database of yours, and builds only once.
+would, without the network. With ``--database URL`` the rows stay in a database of yours, and later runs find them
+there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from django.test import Client
 
 REPEAT = 7
-# ms
+# Milliseconds.
 LIST, MESSAGE, DASHBOARD = 200.0, 20.0, 300.0
 SERVER: dict[str, Any] = {"shared_buffers": "1GB", "max_wal_size": "8GB", "maintenance_work_mem": "512MB"}
 TABS = ("live", "all", "scheduled", "overdue", "running", "consumed", "dead", "cancelled", "expired")
@@ -45,7 +46,7 @@ SEARCHES = (
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is asked for. ``cold``: nothing is known from a moment ago."""
+    """A request to measure. ``cold``: the caches are empty."""
 
     name: str
     url: str
@@ -56,7 +57,7 @@ class Page:
 
 @dataclass(slots=True)
 class Measured:
-    """Times of one page in ms: of all of it, of the Python in it, and of its slowest statement."""
+    """Times of one page in ms: in all, in Python, and in its slowest statement."""
 
     name: str
     target: float | None
@@ -233,7 +234,7 @@ def prepare(rows: int) -> None:
 
 
 def fill(rows: int) -> None:
-    """Two fifths are behind us, in the order of their ids; the rest is scheduled over the next week."""
+    """Write the messages: two fifths were due in the past, in the order of their ids, the others in the next week."""
     from django.db import connection
 
     with connection.cursor() as cursor:
@@ -243,7 +244,7 @@ def fill(rows: int) -> None:
         for statement in (_LOG, _MINUTES, _HOURS):
             cursor.execute(statement)
         act()
-        # As the server does by itself, sooner or later.
+        # The server would do this by itself, sooner or later.
         cursor.execute("VACUUM (ANALYZE) delayq_message")
         cursor.execute("ANALYZE")
 
@@ -328,7 +329,7 @@ _HOURS = _ROLLUP.format(seconds=3600, first=49, last=720)
 
 
 def act() -> None:
-    """Operations, and the trace of what people did."""
+    """Write operations, and the audit of what people did."""
     from django_delayq.console.models import AuditEvent, Operation
 
     common = {"verb": "requeue", "reason": "the server is back"}
@@ -341,7 +342,7 @@ def act() -> None:
 
 
 def show_workers() -> None:
-    """Four processes, alive at this moment."""
+    """Write the rows of four worker processes that are alive now."""
     from datetime import timedelta
 
     from django.utils import timezone

@@ -28,7 +28,7 @@ from .systems import HERE, System
 
 ROOT = HERE.parent
 PEERS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "django-delayq-peers"
-# The time that an adapter has to answer, and a worker to start.
+# The time within which an adapter must answer, and a worker must start.
 ANSWER_SECONDS = 300.0
 START_SECONDS = 30.0
 
@@ -187,7 +187,7 @@ class Adapter:
         self.marks.unlink(missing_ok=True)
 
     def put(self, number: int, delay: float = 0.0, *, insert: bool = False) -> None:
-        """Schedule so many messages the quickest way, then ANALYZE the tables, as an autovacuum would."""
+        """Schedule messages in the quickest way, then ANALYZE the tables, as an autovacuum would."""
         verb = "schedule_bulk" if "send_many" in self.verbs else "schedule"
         self.call(verb, number=number, delay=delay, insert=insert)
         if self.tables:
@@ -195,7 +195,7 @@ class Adapter:
 
     @contextmanager
     def worker(self, processes: int = 1) -> Iterator[None]:
-        """Run so many worker processes, each started as the system's docs say."""
+        """Run worker processes, each started as the system's docs say."""
         assert self.worker_arguments is not None
         started = []
         with self.log.open("ab") as log:
@@ -242,7 +242,7 @@ class Adapter:
         return self.marks.stat().st_size // MARK.size if self.marks.exists() else 0
 
     def wait_for(self, number: int, limit: float) -> bool:
-        """Wait until so many messages were handled. Return False when that takes more than ``limit`` seconds."""
+        """Wait until ``number`` messages were handled. Return False when that takes more than ``limit`` seconds."""
         return wait(lambda: self.done >= number, limit)
 
     def read_marks(self) -> list[Mark]:
@@ -313,7 +313,7 @@ def end_worker(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def counting(bench: Bench) -> Iterator[Callable[[], tuple[int, int]]]:
-    """Yield a function that counts the commands to Redis and the statements to PostgreSQL from clients since then."""
+    """Yield a function that counts the commands to Redis and the statements to PostgreSQL that clients sent since."""
     bench.sql("ALTER SYSTEM SET log_min_duration_statement = 0")
     bench.sql("SELECT pg_reload_conf()")
     time.sleep(0.3)

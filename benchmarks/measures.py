@@ -49,7 +49,7 @@ _AT = re.compile(r"(.+) at ([\d,]+), (.+)")
 
 @dataclass(slots=True)
 class Results:
-    """Measures by workload and system, one for each round; and why systems failed."""
+    """The measures by workload and system, one for each round; and the reasons why systems failed."""
 
     rounds: dict[str, dict[str, list[Measures]]] = field(default_factory=dict)
     failures: dict[str, dict[str, str]] = field(default_factory=dict)

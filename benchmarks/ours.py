@@ -122,7 +122,7 @@ def all_recorded() -> bool:
 
 
 def fill(rows: int, what: str) -> None:
-    """Add so many waiting messages (half of them in Redis too), or so many finished ones."""
+    """Add waiting messages (half of them in Redis too) or finished messages."""
     from django.core.management import call_command
 
     _execute("SET maintenance_work_mem = '512MB'")
@@ -135,7 +135,7 @@ def fill(rows: int, what: str) -> None:
 
 
 def fill_due(rows: int, due: float, within: float) -> None:
-    """Add so many messages, all due within so many seconds from that epoch time on, and in Redis."""
+    """Add messages, in Redis too, that fall due within ``within`` seconds from the epoch time ``due`` on."""
     from django.core.management import call_command
 
     _execute(BURST, {"rows": rows, "due": round(due * 1000), "within": round(within * 1000)})
@@ -159,7 +159,7 @@ def workers() -> int:
 
 
 def restore(rows: int) -> dict[str, float]:
-    """Restore so many rows several times, each time into an empty Redis: see ``recovery.Restored``."""
+    """Restore ``rows`` rows several times, each time into an empty Redis: see ``recovery.Restored``."""
     from . import recovery
 
     return recovery.restore(os.environ["REDIS_URL"], rows)._asdict()

@@ -1,9 +1,9 @@
 """The parts of the time to schedule one message: ``python -m benchmarks.parts [--calls 400] [--rounds 15]``.
 
-Prints one table, from a bare question to the server up to ``schedule_message()``, and the time of the ORM alone for one
-row. All parts take turns, on a private PostgreSQL and Redis; ``TMPDIR`` chooses their disk. Columns in µs: the median
-and the least of the rounds from call to return, the CPU time of the caller, and the time from call to return when the
-server does not wait for its disk (``synchronous_commit = off``, which a queue must not use).
+Prints one table, from an empty query up to ``schedule_message()``, and the time of the ORM alone for one row. All parts
+take turns, on a private PostgreSQL and Redis; ``TMPDIR`` chooses their disk. The columns, in µs: the median and the
+least of the rounds from call to return, the CPU time of the caller, and the time from call to return when the server
+does not wait for its disk (``synchronous_commit = off``, which a queue must not use).
 """
 
 from __future__ import annotations

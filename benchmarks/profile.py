@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _extension() -> dict[str, str]:
-    """Return the setting for pg_stat_statements if a server starts with it: not all builds have it."""
+    """Return the setting for pg_stat_statements if a server starts with it: some builds lack it."""
     try:
         with PostgresServer(shared_preload_libraries=EXTENSION):
             return {"shared_preload_libraries": EXTENSION}

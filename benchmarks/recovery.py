@@ -223,7 +223,7 @@ class Restored(NamedTuple):
 
 
 def restore(redis_url: str, rows: int) -> Restored:
-    """Restore so many rows, due in no order, several times, each time into an empty Redis."""
+    """Restore ``rows`` rows, due in no order, several times, each time into an empty Redis."""
     from django.db import connection
 
     with connection.cursor() as cursor:

@@ -30,7 +30,7 @@ class Run:
     rounds: int
     versions: dict[str, str]
     results: Results
-    # For merged workloads, the line of the run that they come from.
+    # For each merged workload the line of the run that it comes from.
     origins: dict[str, str] = field(default_factory=dict)
 
     @property

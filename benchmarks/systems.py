@@ -155,7 +155,7 @@ SYSTEMS = (
         "saq_redis",
         False,
         REDIS,
-        # It needs typing_extensions, but does not declare so.
+        # This package needs typing_extensions, but does not declare it.
         ("saq[redis,hiredis]==0.26.4", "redis==7.4.1", _HIREDIS, _PSYCOPG, "typing_extensions==4.16.0"),
         frozenset({"cancel", "crash"}),
         "due times are whole seconds",

@@ -13,7 +13,7 @@ OURS = "delayq"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The least (or the most) that is wanted of a measure: ``bound`` times the reference, or ``bound`` alone."""
+    """The least (or greatest) value that a measure should have: ``bound`` times the reference, or ``bound`` itself."""
 
     workload: str
     measure: str
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
-    """A target and what was measured: a ratio where the target is one. ``met`` is None without a measurement."""
+    """A target and its measurement: a ratio where the target is one. ``met`` is None without a measurement."""
 
     target: Target
     found: float | None

@@ -52,21 +52,21 @@ LATER_SECONDS, BEYOND_SECONDS = 300.0, 86_400.0
 HORIZON_SECONDS, MUCH_LATER_SECONDS = 21_600.0, 14_400.0
 # The time to fill ten million rows.
 FILL_TIMEOUT_SECONDS = 3_600.0
-# Everything is measured in so many turns at each level of growth; the cost of a schedule, which is quick, so often in
-# each turn.
+# At each level of growth everything is measured in this many turns. The cost of a schedule, which is quick, is measured
+# this many times in each turn.
 TURNS, REPEAT = 5, 3
 # The delay of messages: in this time they are scheduled and the tables analysed.
 PREPARE_SECONDS = 8.0
 GROWN = {"schedule": "µs", "drain": "µs", "p50": "ms", "p99": "ms"}
 WITH_NONE = " with none"
-# Messages in each drain of a growth workload at least: a smaller drain ends too soon. And its longest delay.
+# The least number of messages in each drain of a growth workload: a smaller drain ends too soon. And its longest delay.
 GROWN_DRAIN, SOON_SECONDS = 20_000, 3.0
 PROCESSES = 4
-# The delay of messages that are due together: the time to start their workers, and the time to put them at so many
+# The delay of messages that are due together: the time to start their workers, plus the time to put them at this many
 # rows a second.
 FILL_DUE_SECONDS, FILL_RATE = 10.0, 20_000
 URGENT_MESSAGES = 5
-# Messages in a drain by ours or a floor at least: fewer would be handled too soon.
+# The least number of messages in a drain by django-delayq or a floor: fewer would be handled too soon.
 FAST_DRAIN = 10_000
 # Redis frees the memory of a client's last command after two seconds without another.
 IDLE_SECONDS = 3.5
@@ -84,16 +84,16 @@ class Workload:
     # The measures, in the order of the table, with their units.
     measures: dict[str, str]
     run: Callable[[Adapter, Size], Measures]
-    # True when it runs once, whatever the number of rounds.
+    # True when it runs once in any number of rounds.
     once: bool = False
     # True when peers take part in the first round only: it takes long, and no target needs their spread.
     peers_once: bool = False
-    # Selects the systems that take part besides ours.
+    # Selects the systems that take part besides django-delayq.
     who: Callable[[System], bool] = lambda system: True
     # The messages/s that a system must drain in this run to take part: the lateness of a slower one would only show how
     # long it was measured.
     needs: float = 0.0
-    # What grows, for the table and the plot. Such a workload runs where the size has levels.
+    # The quantity that grows, for the table and the plot. A growth workload runs when the size has levels.
     grows: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -145,7 +145,7 @@ def drain(adapter: Adapter, size: Size, processes: int = 1) -> Measures:
 
 
 def _drained(adapter: Adapter, number: int, limit: float, processes: int, *, insert: bool = False) -> Measures:
-    """Measure from the moment when each worker has handled a message to the last outcome: no start counts."""
+    """Measure from the moment when every worker has handled a message until the last outcome."""
     adapter.put(number, insert=insert)
     with adapter.worker(processes):
         begin = adapter.synchronize_workers()
@@ -326,7 +326,7 @@ def burst(adapter: Adapter, size: Size) -> Measures:
 
 
 def _fill_due(adapter: Adapter, number: int, within: float) -> float:
-    """Put messages that fall due when all of them are there and a worker too. Return the first due time."""
+    """Put messages that fall due after all of them are put and a worker runs. Return the first due time."""
     due = round(time.time() + FILL_DUE_SECONDS + number / FILL_RATE, 3)
     adapter.ask("fill_due", rows=number, due=due, within=within)
     return due
@@ -341,7 +341,7 @@ def _before(moment: float) -> None:
 
 
 def _until_workers(adapter: Adapter, processes: int) -> None:
-    """Wait until so many worker processes run."""
+    """Wait until ``processes`` worker processes run."""
     if not wait(lambda: adapter.ask("workers") >= processes, START_SECONDS):
         raise adapter.failed("a worker did not start")
 
@@ -384,7 +384,7 @@ def growth(adapter: Adapter, size: Size, what: str, far: int) -> Measures:
             except Failed as error:
                 if not measures:
                     raise
-                # The levels before took long: their results are kept.
+                # The earlier levels took long: their results are kept.
                 print(f"at {rows:,}: {error}", file=sys.stderr)
                 break
             measures |= {at(name, rows, unit): value for (name, unit), value in found.items()}
@@ -446,7 +446,7 @@ def _drain_warm(adapter: Adapter, number: int) -> float:
 
 
 def _compared(by_level: dict[int, Measures], far: int) -> Measures:
-    """Return the largest ratio of the cost to that without rows, and the ratio of the lateness at the level ``far``."""
+    """Return the largest ratio of the cost to the cost without rows, and the ratio of lateness at the level ``far``."""
 
     def ratio(level: int, name: str) -> float:
         unit = GROWN[name]

@@ -75,7 +75,7 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: RUF022  grouped by what a reader looks for
+__all__ = [  # noqa: RUF022  grouped by purpose
     "schedule_message",
     "schedule_messages",
     "cancel_message",

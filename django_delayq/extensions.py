@@ -1,7 +1,7 @@
-"""The public extension point: what an installed app adds to workers, restores and ``delayq_stats``.
+"""The public extension point, by which an installed app adds to workers, restores and ``delayq_stats``.
 
-An app registers what it adds in its ``AppConfig.ready()``. The console adds its statistics and its operations this way.
-While nothing is registered, the only cost is that a worker checks an empty tuple for each batch of messages.
+An app registers its additions in its ``AppConfig.ready()``. The console adds its statistics and its operations this
+way. While nothing is registered, the only cost is that a worker checks an empty tuple for each batch of messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Service:
 
 
 class WorkerExtension:
-    """Adds services to one worker process, and follows what happens to messages there. Subclass it.
+    """Adds services to one worker process, and follows the moves of messages there. Subclass it.
 
     One object is made for each process. The methods from ``claimed`` to ``ended`` are called by several threads of the
     worker, in batches, after the commit. They must be quick and must not use the database: the next message waits for
@@ -143,7 +143,7 @@ def statistics(using: str, now: datetime) -> list[StatisticsSection]:
 
 
 class WorkerExtensions:
-    """Calls all extensions of one worker process, and logs what they raise."""
+    """Calls all extensions of one worker process, and logs their exceptions."""
 
     def __init__(self, using: str, worker: str) -> None:
         self._all = tuple(make(using, worker) for make in _worker_extensions)
@@ -173,7 +173,7 @@ class WorkerExtensions:
 
 
 class RestoreObservers:
-    """Calls all observers of one restore, and logs what they raise."""
+    """Calls all observers of one restore, and logs their exceptions."""
 
     def __init__(self, start: RestoreStart) -> None:
         self._all = [observer for make in _restore_observers if (observer := _call(make, start)) is not None]

@@ -1,4 +1,4 @@
-"""Tells Redis about messages that were committed. It never raises into the caller: a sweep puts what Redis missed."""
+"""Tells Redis about messages that were committed. No error reaches the caller: a sweep puts what Redis missed."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _page(rows: QuerySet[Message], after: tuple[datetime, int] | None, size: int
 
 
 def purge_ids(using: str, ids: Sequence[int]) -> set[int]:
-    """Delete those of these messages that are finished, in batches, and return the ids of the deleted ones."""
+    """Delete the finished ones of these messages, in batches, and return their ids."""
     doomed = Message.objects.using(using).filter(finished_at__isnull=False, state__in=sorted(FINAL))
     gone: set[int] = set()
     for start in range(0, len(ids), PURGED_PER_TRANSACTION):
@@ -73,7 +73,7 @@ def purge_ids(using: str, ids: Sequence[int]) -> set[int]:
 
 
 def _delete(using: str, rows: QuerySet[Message], ids: Sequence[int]) -> list[int]:
-    """Delete those of ``rows`` with these ids that nobody has locked, in the caller's transaction; return their ids."""
+    """Delete the rows with these ids that are not locked, in the caller's transaction. Return their ids."""
     # The conditions of ``rows`` are checked again: a message may have been requeued since.
     doomed = locked(using, rows.filter(pk__in=ids), wait=False, to_delete=True)
     gone = list(doomed.values_list("pk", flat=True))

@@ -156,7 +156,7 @@ RetryLike = RetryPolicy | Chooser | Iterable[Duration] | None
 
 
 def as_policy(value: RetryLike) -> RetryPolicy:
-    """Return the policy for what ``retry=`` accepts: a policy, a list of delays, a function, or None for "never"."""
+    """Return the policy for a value of ``retry=``: a policy, a list of delays, a function, or None for "never"."""
     if isinstance(value, RetryPolicy):
         return value
     if value is None:

@@ -69,10 +69,11 @@ def schedule_message(
 
     ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due`` (an aware
     datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
-    ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100, the greater first among what is due. ``key``: at most one
-    live message per topic and key; ``on_conflict`` says what to do about a second ("error", "keep", "replace",
-    "debounce"). ``expires``: do not start it any more this long after its due time. ``retry`` (a policy or a list of
-    delays, not a function) and ``max_attempts`` override the handler's. ``headers``: a small dict that travels along.
+    ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100; among due messages the greater one goes first. ``key``: at
+    most one live message per topic and key; ``on_conflict`` chooses the fate of a second one ("error", "keep",
+    "replace", "debounce"). ``expires``: do not start it any more this long after its due time. ``retry`` (a policy or a
+    list of delays, not a function) and ``max_attempts`` override the handler's. ``headers``: a small dict that travels
+    along.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
     is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment

@@ -211,7 +211,7 @@ def extend(using: str, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -
 
 
 def live_deliveries(using: str, ids: Iterable[int]) -> dict[int, tuple[State, int]]:
-    """Return the state and the number of the last delivery of those messages that are live."""
+    """Return the state and the number of the last delivery of each message that is live."""
     rows = Message.objects.using(using).filter(pk__in=list(ids), state__in=LIVE)
     return {pk: (State(state), delivery) for pk, state, delivery in rows.values_list("pk", "state", "deliveries")}
 

@@ -7,7 +7,7 @@ import os
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DELAYQ
 
-# How many times faster than in life: a quarter of an hour lasts 3.75 seconds.
+# The shop runs this many times faster than real time: a quarter of an hour lasts 3.75 seconds.
 SHOP_SPEED = 240
 SHOP_CALLBACK_URL = os.environ.get("SHOP_CALLBACK_URL", "")
 

@@ -39,7 +39,7 @@ __all__ = [
     "find_redis",
 ]
 
-# The path of a Unix socket may have some 107 characters (103 on macOS), this many of them for the parent directory.
+# The path of a Unix socket may have about 107 characters (103 on macOS). The parent directory may have this many.
 MAX_PARENT_LENGTH = 60
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -52,8 +52,8 @@ class ServerFailed(Exception):
 def free_port() -> int:
     """Return a free loopback port outside the range that the kernel gives to outgoing connections.
 
-    With a port inside that range, a client that keeps connecting while the server is down gets the server's own port
-    to connect from, sooner or later: then it talks to itself, and the server cannot start again.
+    With a port inside that range, a client that keeps connecting while the server is down sooner or later gets that
+    port as its own: it then talks to itself, and the server cannot start again.
     """
     while True:
         port = random.randrange(20_000, 32_000)
@@ -416,7 +416,7 @@ def _close_all() -> None:
 
 
 def _disown_all() -> None:
-    """Leave the servers to the parent: a forked child must not keep their cleaners waiting, nor close anything."""
+    """Leave the servers to the parent: a forked child must neither keep their cleaners waiting nor close a server."""
     for server in list(_open):
         for process in (server._cleaner, server._process):
             if process is not None and process.returncode is None:

@@ -33,14 +33,14 @@ from .shop.models import Deed, Item, Order, Stock
 ORDERS = 12
 READERS = 24
 PIECES = 100
-# The script, in seconds: between two orders, from an order to its payment, between two news, from start to wipe.
+# The script. Seconds between two orders, from an order to its payment, between two news, and from start to wipe.
 ORDER_SECONDS = 0.3
 PAID_AFTER_SECONDS = 1.2
 NEWS_SECONDS = 0.4
 WIPE_AFTER_SECONDS = 5.0
 # A message that is not finished by then counts as lost.
 MAX_SECONDS = 45.0
-# The lateness that a loss of Redis explains, and as much again for a slow machine.
+# Twice the lateness that a loss of Redis explains, for a slow machine.
 MAX_LATENESS_SECONDS = 10.0
 
 
@@ -100,7 +100,7 @@ class Show:
         paid = len(range(2, ORDERS, 3))
         print(
             f"""
-The shop runs {conf.speed():g} times faster than in life: a quarter of an hour lasts {quarter:g} s.
+The shop runs {conf.speed():g} times faster than real time: a quarter of an hour lasts {quarter:g} s.
   {ORDERS} orders come in. Each schedules, in its own transaction, its closing in 15 minutes and a reminder in 10.
   {paid} of them are paid in time: closing and reminder are cancelled, and the bank is called. It does not answer at
     first, so it is called again after 4 minutes, 10 minutes, 10 minutes, an hour …
@@ -129,7 +129,7 @@ The shop runs {conf.speed():g} times faster than in life: a quarter of an hour l
             self.todo.append((self._now() + 0.1, self._pay_late))
             return
         answer = self._post(f"/orders/{self.placed[0]}/pay/", {}, expect=409)
-        self._say(f"Order {self.placed[0]} would be paid now, and its buyer is told the truth: {answer['error']}")
+        self._say(f"Order {self.placed[0]} would be paid now, but is refused: {answer['error']}")
 
     def _post(self, path: str, data: dict[str, Any], expect: int | None = None) -> dict[str, Any]:
         response = self.customers.post(path, data, content_type="application/json")

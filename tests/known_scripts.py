@@ -1,4 +1,4 @@
-"""Loads the Lua scripts into the server, so that a lost reply is that of a script which was carried out."""
+"""Loads the Lua scripts into the server, so that a script whose reply gets lost was carried out."""
 
 from __future__ import annotations
 

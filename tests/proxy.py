@@ -1,4 +1,4 @@
-"""A TCP proxy between a worker and one of its servers, which can do all that a bad network does."""
+"""A TCP proxy between a worker and one of its servers, which can behave like a bad network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions that stay open for as long as a test needs."""
+"""Transactions that stay open as long as a test needs them."""
 
 from __future__ import annotations
 

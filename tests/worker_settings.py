@@ -1,4 +1,4 @@
-"""The settings of a worker that a test starts: those of the tests, with the test's DELAYQ. It ends with the test."""
+"""The settings of a worker that a test starts: those of the tests, with the test's DELAYQ. The worker ends with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``run_delayq`` as a real process, which tests stop, kill and freeze. Nothing here sleeps for a fixed time."""
+"""``run_delayq`` as a real process, which tests stop, kill and freeze. No helper sleeps for a fixed time."""
 
 from __future__ import annotations
 

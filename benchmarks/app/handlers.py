@@ -36,6 +36,6 @@ def sleep(message: Delivered) -> None:
 
 @handler("bench.twice", retry=["200ms", "400ms"])
 def twice(message: Delivered) -> None:
-    """Fails twice."""
+    """Fail twice, then succeed."""
     if message.attempt <= 2:
         raise ConnectionError("the far end did not answer")

@@ -1,1 +1,1 @@
-"""The adapters of the three floors: what the servers and the ORM can do without django-delayq."""
+"""The adapters of the three floors: the servers and the ORM without django-delayq."""

@@ -188,7 +188,7 @@ class Broker(Protocol):
 
 
 class Index(Broker, Protocol):
-    """A broker that has to be filled and can lose what it holds: Redis.
+    """A broker that has to be filled and can lose ids: Redis.
 
     These methods serve the publisher, the loader, the sweeper, the restore, the consistency check and the console.
     """

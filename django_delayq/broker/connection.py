@@ -106,7 +106,7 @@ P = TypeVar("P", bound=PinnedConnection)
 
 
 def pop_idle(idle: deque[P]) -> P | None:
-    """Take a connection of this process out of those that no thread is using; None when there is none."""
+    """Take a connection of this process out of the idle ones; None when there is none."""
     while idle:
         try:
             pinned = idle.pop()

@@ -13,7 +13,7 @@ from .base import Entry, Put, Taken
 
 
 class DatabaseBroker:
-    """Finds due messages by query. It holds nothing itself, so most methods have nothing to do.
+    """Finds due messages by query. It holds no ids itself, so most methods do nothing.
 
     ``topics`` returns the topics that this process can deliver.
     """

@@ -1,4 +1,4 @@
-"""Reads what a Redis server reports about itself."""
+"""Reads the report of a Redis server about itself."""
 
 from __future__ import annotations
 

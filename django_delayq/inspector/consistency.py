@@ -34,7 +34,7 @@ class Mismatch(StrEnum):
     MISSING = "missing"
     # In Redis, but finished, deleted or in another queue: this costs a look-up in the record.
     EXTRA = "extra"
-    # In Redis with a due time that is not that of the record.
+    # In Redis with another due time than in the record.
     DIFFERENT = "different"
 
 
@@ -131,7 +131,8 @@ class ConsistencyCheck:
                 self.using, self.broker, self.queue, worker=worker
             )
         elif meta.horizon_tenths is None:
-            # Redis was lost, and no worker has loaded it since: all that is due within the horizon is missing.
+            # Redis was lost, and no worker has loaded it since: every message that is due within the horizon is
+            # missing.
             self._horizon_tenths = self.broker.now_tenths() + int(conf.get().HORIZON * SECOND)
         else:
             self._horizon_tenths = meta.horizon_tenths

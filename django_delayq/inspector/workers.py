@@ -1,4 +1,4 @@
-"""Lists the worker processes: those that are alive, and those that were."""
+"""Lists the worker processes that are or were alive."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from ..broker.base import Index
 from ..exceptions import BrokerUnavailable, ForeignBroker, InvalidMessage
 from ..models import Message
 
-# The version of what --json writes.
+# The version of the JSON that --json writes.
 SCHEMA = 1
 
 USAGE = 2

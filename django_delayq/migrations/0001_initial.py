@@ -10,10 +10,11 @@ from django.db import migrations, models
 
 
 def leave_room_for_updates(apps: Any, schema_editor: Any) -> None:
-    """Fill each page of the table of messages to 40 % only, so that the next versions of its rows find room in it.
+    """Fill each page of the table of messages to 40 % only, so that new versions of its rows find room in it.
 
-    A message is updated twice or more in its life. An update within one page writes only what changed to PostgreSQL's
-    log: 2.4 kB of it in a whole life became 2.0 kB. The room of dead versions is used again, so the table grows no larger.
+    A message is updated twice or more in its life. An update within one page writes only the changes to PostgreSQL's
+    log: 2.0 kB instead of 2.4 kB for a message's whole life. The room of dead versions is used again, so the table
+    grows no larger.
     """
     if schema_editor.connection.vendor == "postgresql":
         schema_editor.execute("ALTER TABLE delayq_message SET (fillfactor = 40)")

@@ -49,7 +49,7 @@ class Message(models.Model):
     attempts = models.IntegerField(_("attempts"), default=0)
     # The number of claims. It never goes down and serves as a fence: the report of a failure must name it.
     deliveries = models.IntegerField(_("deliveries"), default=0)
-    # Deliveries that reported how they ended. deliveries - reported = those that crashed, and the one now running.
+    # Deliveries that reported an outcome. deliveries - reported = the crashed ones, plus the one that is running now.
     reported = models.IntegerField(_("reported deliveries"), default=0)
     # Crashed deliveries that a requeue or an ordered shutdown excused: they do not count towards MAX_CRASHES.
     excused = models.IntegerField(_("excused deliveries"), default=0)

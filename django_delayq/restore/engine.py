@@ -83,7 +83,7 @@ class Restore:
     # --- count ----------------------------------------------------------------------------------------------------
 
     def preview(self) -> Report:
-        """Count what there is to restore. Write nothing. Raise ``ForeignBroker`` for the Redis of another database."""
+        """Count the messages to restore. Write nothing. Raise ``ForeignBroker`` for the Redis of another database."""
         server = writable_server(self.broker)
         for queue in self.selection.queues or queues(self.using):
             tally = self._count(queue, server)
@@ -145,7 +145,8 @@ class Restore:
     # --- the run --------------------------------------------------------------------------------------------------
 
     def run(self, *, should_stop: Callable[[], bool] = lambda: False, progress: Progress = lambda done: None) -> Report:
-        """Restore what ``preview`` or ``prepare`` found. Stop between two batches when ``should_stop()`` is true.
+        """Restore the messages that ``preview`` or ``prepare`` found. Stop between two batches when ``should_stop()``
+        is true.
 
         ``report.position`` then says where it stopped. It also does when this raises because Redis or the database is
         away.

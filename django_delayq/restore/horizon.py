@@ -39,7 +39,7 @@ def is_current(meta: QueueMeta, server: ServerRun, now_tenths: int, ahead: float
 def ensure_horizon(using: str, broker: Index, queue: str, *, lease: float = NO_LEASE, worker: str) -> tuple[int, bool]:
     """Give a queue a horizon if it has none that is current. Return it, and whether ``worker`` is the loader now.
 
-    Messages that are committed from then on are put by those who schedule them; the query that follows sees the others.
+    Every message that is committed from then on is put by its producer. A query after this call finds the others.
     ``lease`` is in seconds, the horizon in tenths of a ms.
     """
     for _round in range(3):
@@ -53,7 +53,7 @@ def ensure_horizon(using: str, broker: Index, queue: str, *, lease: float = NO_L
         )
         if begun is not None:
             return begun[1], True
-        # A worker is loading the queue, so the queue has a horizon, and the worker loads what lies beyond.
+        # A worker is loading the queue, so the queue has a horizon, and the worker loads the messages beyond it.
         horizon = broker.read_meta(queue).horizon_tenths
         if horizon is not None:
             return horizon, False

@@ -47,7 +47,7 @@ def any_scheduled(using: str, queues: Sequence[str], end: datetime) -> bool:
 
 
 def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
-    """Return those of the ids whose message is scheduled."""
+    """Return the ids whose messages are still scheduled."""
     # The state is compared in Python: with a condition the database might read all scheduled messages to find these
     # few.
     rows = Message.objects.using(using).filter(pk__in=list(ids)).values_list("pk", "state")

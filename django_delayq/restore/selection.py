@@ -120,7 +120,7 @@ class Position(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """The numbers of one queue: messages that a restore found, and messages by what it did with them."""
+    """The numbers of one queue: messages that a restore found, put, gave up, and so on."""
 
     # Selected messages in the record: scheduled; overdue, and the oldest due time of those; due beyond the horizon;
     # running.

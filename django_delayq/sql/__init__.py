@@ -38,7 +38,7 @@ class Statements(Protocol):
         """Tell whether a lease has run out, and whether a scheduled message has expired."""
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
-        """Return what is due, the highest priority first among the thousand most overdue."""
+        """Return due messages, from the thousand most overdue ones, the highest priority first."""
 
     def claims_under_way(self) -> set[str]:
         """Return the transactions that may be claiming at this moment."""
@@ -58,7 +58,7 @@ class Statements(Protocol):
         """Extend leases; return id → whether a cancel was requested, for the deliveries that still have one."""
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
-        """Return the id, the due time (microseconds since 1970) and the priority of rows: all that Redis is told."""
+        """Return the id, the due time (microseconds since 1970) and the priority of rows: all that Redis gets."""
 
     def has_been_up_for(self, seconds: float) -> bool:
         """Tell whether the database has been up for this many seconds."""
@@ -81,7 +81,7 @@ def statements(using: str) -> Statements:
 
 
 def vendor_name(using: str) -> str:
-    """Return what Django calls the vendor of a database, for people to read."""
+    """Return Django's name for the vendor of a database, for people to read."""
     return connections[using].vendor
 
 

@@ -32,8 +32,8 @@ ROWS_PER_UPDATE = 200
 class Decision:
     """A decision on one row: the state that it goes to, the values that change, and the text for the log.
 
-    ``to`` None leaves the row as it is. ``verdict`` is what an action answers for the message; the moves that workers
-    make have none.
+    ``to`` None leaves the row as it is. ``verdict`` is the answer of an action for the message; moves by workers have
+    none.
     """
 
     to: State | None = None

@@ -30,7 +30,7 @@ class NewMessage(NamedTuple):
     expires: timedelta | None
     retry: str | None
     max_attempts: int | None
-    # For scheduling alone: what to do when a live message has its key (a value of OnConflict).
+    # For scheduling only: the choice when a live message has its key (a value of OnConflict).
     on_conflict: str = "error"
 
 

@@ -1,4 +1,4 @@
-"""Switches a worker between Redis and the database: the database is asked what is due while Redis is away."""
+"""Switches a worker between Redis and the database: while Redis is away, due messages come from the database."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Budget:
             return int(granted)
 
     def commit(self, reserved: int, used: int) -> None:
-        """Use up ``used`` of what was reserved, and return the rest."""
+        """Use up ``used`` of the ``reserved`` deliveries, and return the others."""
         if self._numbers is not None:
             with self._locked() as numbers:
                 assert numbers is not None

@@ -14,7 +14,7 @@ MEAN_WEIGHT, DEVIATION_WEIGHT, DEVIATIONS = 1 / 8, 1 / 4, 4
 
 
 class ClaimAhead:
-    """Decides how early this process asks for messages, and keeps what it claimed early until the due time.
+    """Decides how early this process asks for messages, and holds early claims until their due times.
 
     The setting ``CLAIM_AHEAD`` (``longest``, in seconds) bounds how early a message is claimed; 0 turns all of it off.
     The mean and the deviation belong to the thread that makes the consumer's turns. Any thread may hold and release

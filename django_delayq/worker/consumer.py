@@ -51,10 +51,10 @@ LONGEST_BEHIND = 5.0
 
 
 class Consumer(threading.Thread):
-    """Fills the pool, one per process. Taking also moves what falls due, so a process with a consumer needs no mover.
+    """Fills the pool, one per process. A take also makes due ids ready, so a process with a consumer needs no mover.
 
     The thread that makes the turns (this one, or the main thread with ``--once``) owns all state, with two exceptions:
-    handler threads clear ``_waits_for_room``, which at worst wakes the consumer for nothing, and the main thread reads
+    handler threads clear ``_waits_for_room``, which at worst wakes the consumer needlessly, and the main thread reads
     ``beat``. ``stop`` and ``on_freed`` may be called by any thread.
     """
 
@@ -161,7 +161,7 @@ class Consumer(threading.Thread):
         longest = self.poll if broker is self.brokers.database else idle_wait
         self.quarantine.run(lambda: self._pass_on_wake_ups(broker), self._beat_and_check_stop)
         if self._stopping.is_set():
-            # A message may still run alone, and nothing may begin beside it.
+            # A message may still run alone, and no other may begin beside it.
             return 0.0
         answers: list[Taken] = []
         waits_for_room = is_full = False
@@ -263,7 +263,7 @@ class Consumer(threading.Thread):
             raise
 
     def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Put ids that could not be claimed where they belong; those of finished and running messages are dropped."""
+        """Put unclaimed ids into the places where they belong, and drop ids of finished and running messages."""
         by_id = {ticket.id: ticket for ticket in tickets}
         known = registry.handlers()
         elsewhere: list[tuple[str, Entry]] = []
@@ -298,7 +298,7 @@ class Consumer(threading.Thread):
             logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
 
     def _lead(self, broker: Broker) -> float:
-        """Return how many seconds before the next due time to take: 0 where nothing can be taken early."""
+        """Return the seconds before the next due time at which to take: 0 where no id can be taken early."""
         can_take = self._room > 0 and self.budget.left and broker.claims_ahead
         return self.claim_ahead.lead if can_take else 0.0
 
@@ -311,7 +311,7 @@ class Consumer(threading.Thread):
 
     @property
     def _may_go_on(self) -> bool:
-        """True when the next turn would take something, or run the message that waits to run alone."""
+        """True when the next turn would take ids, or run the message that waits to run alone."""
         return not self.pool.is_busy if self.quarantine.is_waiting else self._room > 0 and self.budget.left
 
     def _hand_over(self, deliveries: Sequence[Delivery]) -> int:
@@ -343,7 +343,7 @@ class Consumer(threading.Thread):
             broker.notify(queue)
 
     def _wait(self, seconds: float) -> None:
-        """Wait until ``seconds`` have passed or something may be due."""
+        """Wait until ``seconds`` have passed or a message may be due."""
         broker = self.brokers.current()
         queues = self.pauses.served
         if not queues:

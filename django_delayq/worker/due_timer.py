@@ -13,7 +13,7 @@ from .delivery import Delivery
 
 
 class _Waiting(NamedTuple):
-    """A delivery that waits, ordered by due time; of those due together the one of the greatest priority is first."""
+    """A waiting delivery. Deliveries sort by due time, then by priority, the greatest first."""
 
     due_mono: float
     rank: int

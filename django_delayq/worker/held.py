@@ -30,7 +30,7 @@ class HeldDeliveries:
             del self._deliveries[delivery]
 
     def all(self) -> list[Delivery]:
-        """Return all that are held now."""
+        """Return all held deliveries."""
         with self._lock:
             return list(self._deliveries)
 

@@ -29,7 +29,7 @@ class KnownPauses:
 
     @property
     def served(self) -> tuple[str, ...]:
-        """The queues without those that are known to be paused."""
+        """The queues that are not known to be paused."""
         return tuple(queue for queue in self.queues() if queue not in self._paused)
 
     @property
@@ -38,7 +38,7 @@ class KnownPauses:
         return max(0.0, self._check_at - time.monotonic())
 
     def is_paused(self, queue: str) -> bool:
-        """Ask the record whether a queue is paused; called when something due in it could not be claimed."""
+        """Ask the record whether a queue is paused. Called when a due message in it could not be claimed."""
         self._read()
         return queue in self._paused
 

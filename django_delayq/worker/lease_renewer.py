@@ -1,4 +1,4 @@
-"""Renews the leases of handlers that run for long, and lets those handlers see that a cancel was requested."""
+"""Renews the leases of long-running handlers, and shows these handlers that a cancel was requested."""
 
 from __future__ import annotations
 

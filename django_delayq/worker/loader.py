@@ -90,7 +90,7 @@ class Loader(Service):
         self._identity: str | None = None
 
     def tick(self) -> float:
-        """Check queues, load what is needed, and report to the broker switch how Redis answered."""
+        """Check queues, load those that need it, and report to the broker switch whether Redis answered."""
         began = time.monotonic()
         try:
             self._check_queues()
@@ -123,7 +123,7 @@ class Loader(Service):
         return self._server
 
     def _check_queues(self) -> None:
-        """Check the next queue and those never seen; check all when one of them turns out to be lost."""
+        """Check the next queue and all new ones. If Redis lost one of them, check every queue."""
         queues = self.queues()
         turn = queues[self._turn % len(queues)]
         self._turn += 1

@@ -1,4 +1,4 @@
-"""``run_delayq --once``: delivers all that is due now, and returns."""
+"""``run_delayq --once``: delivers all messages that are due now, and returns."""
 
 from __future__ import annotations
 

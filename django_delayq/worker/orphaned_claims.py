@@ -1,4 +1,4 @@
-"""Orphaned claims: those that may have been committed, though their answer was lost with the connection."""
+"""Orphaned claims, which may have been committed although their answer was lost with the connection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OrphanedClaims:
         self._ids.update(ids)
 
     def release(self) -> list[Moved]:
-        """Release those of the noted ids that turn out to be claimed, and return their moves.
+        """Release the noted ids that turn out to be claimed, and return their moves.
 
         Call this before the next claim: messages that it claims could be among them otherwise.
         """

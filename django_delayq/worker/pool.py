@@ -86,7 +86,7 @@ class Pool:
         # The delivery that waits to run alone until no other is held.
         self.quarantined: Delivery | None = None
         self._is_releasing = False
-        # A mean so high that nothing is queued until handlers turn out quicker.
+        # A mean so high that no delivery is queued until handlers turn out quicker.
         self._mean = _MeanRunTime(max(1.0, 2 * threads * QUEUED_TIME))
         self.claim_ahead = ClaimAhead(claim_ahead, self._queue.put)
         self.members = [
@@ -131,7 +131,7 @@ class Pool:
 
     @property
     def is_worth_filling(self) -> bool:
-        """True when the pool is half empty, or a thread has nothing to do."""
+        """True when the pool is half empty, or a thread is idle."""
         held = len(self._held)
         return held < self.threads or held * 2 <= self.size
 
@@ -148,7 +148,7 @@ class Pool:
         self._release(self._queued(), Release("shutdown"))
 
     def release_queued(self, longest: float) -> None:
-        """Release all that wait for a thread, when one of them has waited longer than ``longest`` seconds."""
+        """Release all deliveries that wait for a thread, when one has waited longer than ``longest`` seconds."""
         now = time.monotonic()
         if any(not d.started_mono and now - d.queued_mono > longest for d in self._held.all()):
             self._mean.assume_slow()
@@ -167,7 +167,7 @@ class Pool:
                 yield delivery
 
     def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until nothing is held. Return False after ``timeout`` seconds, or when ``give_up`` returns True."""
+        """Wait until no delivery is held. Return False after ``timeout`` seconds, or when ``give_up`` returns True."""
         deadline = time.monotonic() + timeout
         while self.is_busy:
             if time.monotonic() >= deadline or give_up():

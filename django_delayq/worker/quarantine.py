@@ -1,4 +1,4 @@
-"""Quarantine: a message that kept crashing its worker runs with nothing else in the process, and harms only itself."""
+"""Quarantine: a message that kept crashing its worker runs alone in its process, and harms only itself."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Quarantine:
         return admitted
 
     def run(self, begin: Callable[[], None], give_up: Callable[[], bool]) -> None:
-        """Run the message that waits, unless something else runs, and return when it has ended.
+        """Run the message that waits, unless another one runs, and return when it has ended.
 
         ``begin`` is called first; the wait for the end stops as soon as ``give_up`` returns True.
         """

@@ -15,10 +15,10 @@ SEARCH_INTERVAL = 6.0
 
 
 class QueueFinder(Service):
-    """Gives the queues named on the command line, else those of the settings, else all that it finds.
+    """Gives the queues named on the command line, else those of the settings, else all queues that it finds.
 
-    Found queues are the default queue first, then by name those of the handlers and those that hold messages. The
-    upkeep thread replaces the tuple of found queues as a whole; any thread may read it.
+    Of the found queues the default queue comes first, then, by name, those of handlers and those that hold messages.
+    The upkeep thread replaces the tuple of found queues as a whole; any thread may read it.
     """
 
     name = "queue finder"

@@ -9,7 +9,7 @@ from .reporting import report_moves
 
 
 class Reaper(Service):
-    """Ends them every few seconds. A message that the reaper takes back is due at once."""
+    """Takes messages back and expires messages every few seconds. A message taken back is due at once."""
 
     name = "reaper"
     interval = 5.0

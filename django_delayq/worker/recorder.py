@@ -97,7 +97,7 @@ class Recorder(threading.Thread):
         return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
-        """End the thread as soon as nothing is left to write."""
+        """End the thread as soon as every outcome is written."""
         self._stopping = True
         self._is_some.set()
 

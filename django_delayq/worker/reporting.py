@@ -1,4 +1,4 @@
-"""Reports what happened to messages: log lines and signals, and for messages that are taken back also Redis."""
+"""Reports moves of messages: to the log, to signals, and to Redis those that are scheduled again."""
 
 from __future__ import annotations
 

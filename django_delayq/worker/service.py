@@ -1,4 +1,4 @@
-"""Runs services in threads: the loop, the waits, the backoff after errors and the stop."""
+"""Runs services in threads, with waits between their ticks, a backoff after errors, and a stop."""
 
 from __future__ import annotations
 

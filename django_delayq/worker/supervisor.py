@@ -161,7 +161,7 @@ class Supervisor:
 
     def _fork(self, place: int) -> None:
         """Start one process."""
-        # Nothing that is open may be shared with the child.
+        # The child must not share any connection that is open here.
         connections.close_all()
         django_connections.close_all()
         publisher.get.cache_clear()
@@ -186,7 +186,7 @@ class Supervisor:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            # Ctrl-C reaches the whole group: the parent decides what it means.
+            # Ctrl-C reaches the whole group: the parent decides what to do.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._alive_write)

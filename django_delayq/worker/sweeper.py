@@ -39,7 +39,7 @@ class _Round:
 
 
 class Sweeper(Service):
-    """Searches the record for messages that are overdue by more than the grace, and puts those that Redis lacks.
+    """Searches the record for messages overdue by more than the grace, and puts the ones that Redis lacks.
 
     A lost message, however it got lost, is late by the grace and the interval at most. The work of a tick is bounded: a
     long backlog is swept in pages.
@@ -64,11 +64,11 @@ class Sweeper(Service):
         self._rounds: dict[str, _Round] = {}
 
     def tick(self) -> float:
-        """Sweep some pages of each queue, unless nothing is overdue or Redis is away."""
+        """Sweep some pages of each queue, unless no message is overdue or Redis is away."""
         interval = conf.get().SWEEP_INTERVAL
         if self.brokers.current() is not self.broker:
             return interval
-        # The clock of this host is good enough: what is not due yet by the Redis clock is put as delayed.
+        # The clock of this host is good enough: a message that is not due yet by the Redis clock is put as delayed.
         overdue_since = timezone.now() - timedelta(seconds=conf.get().GRACE)
         queues = self.queues()
         if not restore.any_scheduled(self.using, queues, overdue_since):

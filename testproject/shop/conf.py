@@ -17,17 +17,17 @@ CALLBACK_TIMEOUT = 5.0
 
 
 def speed() -> float:
-    """Return how many times faster than in life the shop runs: the demo cannot wait for a quarter of an hour."""
+    """Return how many times faster than real time the shop runs: the demo cannot wait for 15 minutes."""
     return float(getattr(settings, "SHOP_SPEED", 1))
 
 
 def close_after() -> timedelta:
-    """Return how long an order may stay unpaid."""
+    """Return the time for which an order may stay unpaid."""
     return CLOSE_AFTER / speed()
 
 
 def remind_after() -> timedelta:
-    """Return how long after the last change of an order its buyer is reminded of it."""
+    """Return the time from the last change of an order to the reminder of its buyer."""
     return REMIND_AFTER / speed()
 
 

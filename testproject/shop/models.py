@@ -23,12 +23,12 @@ class Stock(models.Model):
         return f"{self.available} × {self.article}"
 
     def take(self, quantity: int) -> bool:
-        """Reserve so many pieces. Return False when there are not enough."""
+        """Reserve ``quantity`` pieces. Return False when there are not enough."""
         enough = Stock.objects.filter(pk=self.pk, available__gte=quantity)
         return bool(enough.update(available=F("available") - quantity))
 
     def give_back(self, quantity: int) -> None:
-        """Make so many pieces available again."""
+        """Make ``quantity`` pieces available again."""
         Stock.objects.filter(pk=self.pk).update(available=F("available") + quantity)
 
 

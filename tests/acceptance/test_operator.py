@@ -1,4 +1,4 @@
-"""Tests of operations in real workers: they are done to the end, whatever happens to the worker."""
+"""Operations in real workers are completed even when a worker is killed or replaced."""
 
 from __future__ import annotations
 

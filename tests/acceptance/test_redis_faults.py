@@ -1,4 +1,4 @@
-"""Faults of Redis: it is lost, emptied, restarted, rolled back or another's. Every message is delivered once."""
+"""Redis is lost, emptied, restarted, rolled back, or another project's. Every message is delivered once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in every state, brought there by real transitions, and helpers that read pages."""
+"""Messages in every state, which they reached by real transitions, and helpers that read pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The export of a search: complete, in order, redacted, safe to open, and written to the audit."""
+"""The export of a search: complete, in order, redacted, safe to open in a spreadsheet, and recorded in the audit."""
 
 from __future__ import annotations
 

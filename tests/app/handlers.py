@@ -1,4 +1,4 @@
-"""Handlers that behave well, badly, and worse. Topics named in DELAYQ_TEST_UNKNOWN are left out."""
+"""Handlers that succeed, fail or misbehave. Topics named in DELAYQ_TEST_UNKNOWN are left out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The examples of the documentation, as they stand in its pages.
+"""Finds the examples in the pages of the documentation.
 
-An example is a ``.. code-block::``. One that needs another package or another machine is preceded by the comment
-``.. not run: the reason``: then only its syntax is checked. The first line of an example that is a file of a project is
-a comment with the file's path.
+An example is a ``.. code-block::``. One that needs another package or another machine has the comment ``.. not run: the
+reason`` before it: then only its syntax is checked. The first line of an example that is a file of a project is a
+comment with the file's path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Django project in a folder of its own, made by following a page of the documentation to the letter."""
+"""Makes a Django project in a folder of its own by following a page of the documentation to the letter."""
 
 from __future__ import annotations
 

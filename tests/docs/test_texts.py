@@ -1,4 +1,4 @@
-"""The README and the reference name everything, and nothing that does not exist."""
+"""The README and the reference name every public thing, and no thing that does not exist."""
 
 from __future__ import annotations
 

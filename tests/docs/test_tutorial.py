@@ -1,4 +1,4 @@
-"""The tutorial can be followed from its first line to its last, with a real Redis and a real worker."""
+"""The tutorial works from its first line to its last, with a real Redis and a real worker."""
 
 from __future__ import annotations
 

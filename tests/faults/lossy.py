@@ -1,4 +1,4 @@
-"""A network for one program, which loses the reply to the next statement or command of a kind."""
+"""A network for one program that loses the reply to the next statement or command of a chosen kind."""
 
 from __future__ import annotations
 

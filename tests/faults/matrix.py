@@ -1,4 +1,4 @@
-"""Cases of twenty messages each: one failpoint, one fault there, a healthy worker that finishes, and a verdict.
+"""Cases of twenty messages each: one fault at one failpoint, then a healthy worker that finishes, then a verdict.
 
 Several cases run at the same time, each in a queue and with a process of its own.
 """

@@ -1,4 +1,4 @@
-"""The messages of one case: half with transactional handlers, the others with effects that no rollback undoes."""
+"""The messages of one case: half have transactional handlers, the others have effects that no rollback undoes."""
 
 from __future__ import annotations
 

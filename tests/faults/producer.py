@@ -1,4 +1,4 @@
-"""Schedules messages, each in a transaction of its own that also says so in a table of the business.
+"""Schedules messages, each in a transaction that also writes a row to a table of the business.
 
 ``python -m tests.faults.producer QUEUE FILE FROM TO``
 """

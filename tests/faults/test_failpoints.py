@@ -1,4 +1,4 @@
-"""Failpoints are switched on by the environment of a starting process alone, which refuses what it does not know."""
+"""Only the environment of a starting process switches failpoints on. The process refuses unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The most telling cases of the matrix; ``python -m tests.faults`` runs all of them."""
+"""The most important cases of the matrix; ``python -m tests.faults`` runs all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a worker that sends each statement in words, as behind a pooler: a proxy can tell them apart."""
+"""The settings of a worker that prepares no statements, as behind a pooler: a proxy can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers that do to their worker what no handler should. Each may harm its own message at most."""
+"""Handlers that attack their worker. Each may harm its own message at most."""
 
 from __future__ import annotations
 

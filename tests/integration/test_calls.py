@@ -1,4 +1,4 @@
-"""The public functions when others call them at the same time, or Redis does not answer."""
+"""The public functions when other threads call them at the same time, or Redis does not answer."""
 
 from __future__ import annotations
 

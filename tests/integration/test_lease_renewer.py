@@ -1,4 +1,4 @@
-"""The renewal of leases, and what a handler learns by it."""
+"""The renewal of leases, by which a handler learns of a cancel request and of a lost lease."""
 
 from __future__ import annotations
 

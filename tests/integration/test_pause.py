@@ -1,4 +1,4 @@
-"""Paused queues: nothing starts in them, nothing is lost, and everything goes on by itself afterwards."""
+"""Paused queues: no message starts in them or is lost, and the messages go on by themselves afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder gathers outcomes before it writes them. Time stands still here; a sleep ends when the test says."""
+"""The recorder gathers outcomes before it writes them. The clock stands still; a sleep ends when the test ends it."""
 
 from __future__ import annotations
 

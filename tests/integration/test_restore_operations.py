@@ -1,4 +1,4 @@
-"""Tests of restores as operations: of people, of commands and of loaders; and of a FLUSHALL in the middle of one."""
+"""Restores as operations: started by people, commands and loaders; and a FLUSHALL in the middle of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random sequences of everything that can happen to a few messages, on real servers, with the broker's time given.
+"""Random sequences of events for a few messages, on real servers. The test sets the broker's clock.
 
 The machine plays producers, two workers that may die or freeze at any point, people who cancel, reschedule and restore,
 and a Redis that forgets. Effects are rows in the database, those of a transactional handler in the transaction of its

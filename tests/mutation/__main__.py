@@ -1,4 +1,4 @@
-"""``python -m tests.mutation [NAME …]`` breaks the code on purpose, one bug at a time, and tells which tests notice.
+"""``python -m tests.mutation [NAME …]`` breaks the code on purpose, one bug at a time, and reports which tests notice.
 
 It works on copies in a temporary folder. A mutant that survives is a hole in the tests. The exit code is 1 when one
 survives, and 3 when a test fails without a mutant.

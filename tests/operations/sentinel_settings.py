@@ -1,4 +1,4 @@
-"""What ``tests.worker_settings`` says, with a cache alias behind the Sentinel of the test."""
+"""The settings of ``tests.worker_settings``, with a cache alias behind the Sentinel of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database fails over to a replica that lags behind, so that the last commits are gone (window W3)."""
+"""The database fails over to a replica that lags behind: the last commits are lost (window W3)."""
 
 from __future__ import annotations
 

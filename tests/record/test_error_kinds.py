@@ -1,4 +1,4 @@
-"""Like failures have the same error kind."""
+"""Failures that differ only in numbers, ids or quoted text have the same error kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue in a real Redis, as places before and after a call. The test gives the time as a number."""
+"""A queue in a real Redis: the places of its ids before and after a call. The test sets the time as a number."""
 
 from __future__ import annotations
 

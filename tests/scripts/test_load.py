@@ -1,4 +1,4 @@
-"""load.lua and loaded.lua: one loader at a time, which begins where the last one ended."""
+"""load.lua and loaded.lua: one loader at a time, and each begins where the last one ended."""
 
 from __future__ import annotations
 

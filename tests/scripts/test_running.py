@@ -1,4 +1,4 @@
-"""Scripts are read, checked and sent, and their keys share one slot."""
+"""Scripts are read, checked and sent. The keys of a script share one slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers and processes of a torture, and how to hurt each of them."""
+"""The servers and processes of a torture, and the faults that each can suffer."""
 
 from __future__ import annotations
 

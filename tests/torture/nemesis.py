@@ -1,4 +1,4 @@
-"""The nemesis: causes one fault after the other by a seeded plan, and notes each with its time and its victims."""
+"""The nemesis: causes one fault after another by a seeded plan, and notes the time and the victims of each."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ It imports neither the app nor Django, and has a table of moves of its own. It r
 * ``FOLDER/lines/*.log``, what handlers wrote while they ran; ``FOLDER/journals/*.jsonl``, what producers were told,
   what a canceller was answered, and what the nemesis did to whom and when; ``FOLDER/run.json``, the settings.
 
-Exit code 1 when anything was found that must not be.
+Exit code 1 when a fault was found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The oracle calls a good run good, one that was built by hand, and names each way in which it can be spoiled."""
+"""The oracle accepts a good run that was built by hand, and finds each way in which the run can be spoiled."""
 
 from __future__ import annotations
 

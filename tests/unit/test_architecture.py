@@ -1,4 +1,4 @@
-"""ARCHITECTURE.rst names what exists: files, functions, Redis keys, threads."""
+"""The files, functions, Redis keys and threads that ARCHITECTURE.rst names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks' arithmetic, tables and verdicts; nothing is measured here."""
+"""The arithmetic, tables and verdicts of the benchmarks, without any measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments become whole numbers, and never earlier ones."""
+"""Moments are converted to whole numbers that never stand for an earlier moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples in the docstrings hold."""
+"""The examples in the docstrings are true."""
 
 from __future__ import annotations
 

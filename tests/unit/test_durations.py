@@ -1,4 +1,4 @@
-"""Durations are read as people write them."""
+"""Durations are read in the forms in which people write them."""
 
 from __future__ import annotations
 

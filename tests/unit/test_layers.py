@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml: the code keeps them, and an import that breaks one is found."""
+"""The import contracts of pyproject.toml: the code keeps them, and every kind of breach is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seeded bugs of ``python -m tests.mutation`` follow the code that they break."""
+"""Every seeded bug of ``python -m tests.mutation`` still applies to the code that it breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts are changed so that every database takes them."""
+"""Texts are changed until every database can store them."""
 
 from __future__ import annotations
 

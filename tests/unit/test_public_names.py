@@ -1,4 +1,4 @@
-"""The public names of the package, and the moment at which they are loaded."""
+"""The public names of the package: each exists, is documented, and is loaded at its first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of local time: the steps of a chart begin at full minutes, hours or days where the reader lives."""
+"""Steps of local time: the steps of a chart begin at full minutes or hours."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _foresee(using: str, ids: list[int], rows: QuerySet[Message] | None) -> Coun
 
 
 def _not_found(ids: list[int], verdicts: Counter[Verdict]) -> Counter[Verdict]:
-    """Count those of the ids that have no verdict, because there is no such message."""
+    """Count the ids without a verdict: there is no such message."""
     return Counter({Verdict.NOT_FOUND: len(ids) - sum(verdicts.values())})
 
 

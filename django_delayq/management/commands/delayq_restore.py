@@ -184,7 +184,7 @@ def _selection(options: dict[str, Any]) -> Selection:
 
 
 def _start(using: str, job: Restore, total: int) -> RestoreStart:
-    """Describe this restore for those who observe it."""
+    """Describe this restore for its observers."""
     chosen = job.selection
     what = [*chosen.queues, *(f"topic {topic}" for topic in chosen.topics)]
     what += [f"{len(chosen.ids)} ids"] if chosen.ids else []
