@@ -42,9 +42,10 @@ class Service:
 class WorkerExtension:
     """Adds services to one worker process, and follows the moves of messages there. Subclass it.
 
-    One object is made for each process. The methods from ``claimed`` to ``ended`` are called by several threads of the
-    worker, in batches, after the commit. They must be quick and must not use the database: the next message waits for
-    them. Their exceptions are logged and harm nothing.
+    One object is made for each process. When a process has died, the supervisor makes another one in its place: that
+    one gets ``ended`` for the messages that the process held, and then ``stop``. The methods from ``claimed`` to
+    ``ended`` are called by several threads of the worker, in batches, after the commit. They must be quick and must not
+    use the database: the next message waits for them. Their exceptions are logged, and the worker goes on.
     """
 
     # The roles that run_delayq takes in --roles besides its own.
@@ -69,7 +70,10 @@ class WorkerExtension:
         """Note that the handlers of these messages failed, and that the messages will be delivered again."""
 
     def ended(self, moves: Sequence[Moved]) -> None:
-        """Note other moves of messages: to *dead*, *cancelled* or *expired*, or back to *scheduled*."""
+        """Note other moves of messages: to *dead*, *cancelled* or *expired*, or back to *scheduled*.
+
+        No handler failed for those that are scheduled again: they were released, or their worker crashed.
+        """
 
     def stop(self) -> None:
         """Finish: the process ends in order, and its services have stopped. This method may use the database."""
@@ -146,25 +150,26 @@ class WorkerExtensions:
     """Calls all extensions of one worker process, and logs their exceptions."""
 
     def __init__(self, using: str, worker: str) -> None:
-        self._all = tuple(make(using, worker) for make in _worker_extensions)
+        made = (_call(make, using, worker) for make in _worker_extensions)
+        self._all = tuple(extension for extension in made if extension is not None)
 
     def services(self, roles: frozenset[str]) -> list[Service]:
-        return [service for extension in self._all for service in extension.services(roles)]
+        return [service for extension in self._all for service in _call(_services, extension, roles) or []]
 
     def claimed(self, claims: Sequence[Claimed]) -> None:
-        for extension in self._all:
+        for extension in self._all if claims else ():
             _call(extension.claimed, claims)
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
-        for extension in self._all:
+        for extension in self._all if messages else ():
             _call(extension.consumed, messages)
 
     def retried(self, messages: Sequence[MessageFacts]) -> None:
-        for extension in self._all:
+        for extension in self._all if messages else ():
             _call(extension.retried, messages)
 
     def ended(self, moves: Sequence[Moved]) -> None:
-        for extension in self._all:
+        for extension in self._all if moves else ():
             _call(extension.ended, moves)
 
     def stop(self) -> None:
@@ -186,6 +191,10 @@ class RestoreObservers:
     def ended(self, tally: Tally, position: str | None, error: str = "") -> None:
         for observer in self._all:
             _call(observer.ended, tally, position, error)
+
+
+def _services(extension: WorkerExtension, roles: frozenset[str]) -> list[Service]:
+    return list(extension.services(roles))
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -62,7 +62,9 @@ class _ObservedLoad:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._observers is not None:
-            self._observers.ended(self._tally, None, "" if error is None else str(error))
+            # Never empty for an error, whatever its own text is.
+            text = "" if error is None else str(error) or type(error).__name__
+            self._observers.ended(self._tally, None, text)
 
 
 class Loader(Service):

@@ -215,9 +215,10 @@ class Recorder(threading.Thread):
         moved = {m.id: m for m in transitions.fail(self.using, failures, wait=False)}
         live = self._live([failure.id for failure in failures if failure.id not in moved])
         publish_scheduled(self.using, list(moved.values()))
-        self.extensions.ended(list(moved.values()))
-        retried = [m for f in failures if f.counts and (m := moved.get(f.id)) and m.after == State.SCHEDULED]
-        self.extensions.retried(retried)
+        counted = {failure.id for failure in failures if failure.counts}
+        retried = {m.id: m for m in moved.values() if m.after == State.SCHEDULED and m.id in counted}
+        self.extensions.retried(list(retried.values()))
+        self.extensions.ended([m for m in moved.values() if m.id not in retried])
         for ended, failure in zip(batch, failures, strict=True):
             if live.get(failure.id) == (State.RUNNING, failure.delivery):
                 self._locked.append(ended)

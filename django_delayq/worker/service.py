@@ -27,7 +27,9 @@ class Runner(threading.Thread):
         super().__init__(name=f"delayq-{name}", daemon=True)
         self.services = list(services)
         self._stopping = threading.Event()
-        self._errors: dict[str, int] = {}
+        # By the place of the service: names may repeat, since any app can add services.
+        self._due = [0.0] * len(self.services)
+        self._errors = [0] * len(self.services)
 
     def stop(self) -> None:
         """End the thread after the tick that runs."""
@@ -35,36 +37,38 @@ class Runner(threading.Thread):
 
     def run(self) -> None:
         """Tick each service when it is due."""
-        due = {service.name: 0.0 for service in self.services}
         try:
             while not self._stopping.is_set():
-                for service in self.services:
+                for place in range(len(self.services)):
                     if self._stopping.is_set():
                         return
-                    if due[service.name] <= time.monotonic():
-                        due[service.name] = time.monotonic() + self._tick(service)
-                self._stopping.wait(max(0.0, min(due.values()) - time.monotonic()))
+                    if self._due[place] <= time.monotonic():
+                        self._due[place] = time.monotonic() + self._tick(place)
+                self._stopping.wait(max(0.0, min(self._due) - time.monotonic()))
         finally:
             connections.close_all()
 
-    def _tick(self, service: Service) -> float:
-        """Tick a service. Return how many seconds it waits."""
+    def _tick(self, place: int) -> float:
+        """Tick the service at this place. Return how many seconds it waits."""
+        service = self.services[place]
         connections.before_task()
         try:
             wait = service.tick()
         except Exception as error:  # noqa: BLE001
-            return self._back_off(service, error)
+            return self._back_off(place, error)
         finally:
             connections.after_task()
-        if self._errors.pop(service.name, 0):
+        if self._errors[place]:
+            self._errors[place] = 0
             logger.info("The %s works again", service.name)
         return wait
 
-    def _back_off(self, service: Service, error: Exception) -> float:
+    def _back_off(self, place: int, error: Exception) -> float:
         """Log the first of several errors in a row. Return how many seconds to wait."""
-        count = self._errors[service.name] = self._errors.get(service.name, 0) + 1
-        wait = backoff(count, service.longest_backoff)
-        if count == 1:
+        service = self.services[place]
+        self._errors[place] += 1
+        wait = backoff(self._errors[place], service.longest_backoff)
+        if self._errors[place] == 1:
             expected = isinstance(error, DatabaseError | BrokerUnavailable)
             logger.warning(
                 "The %s failed and is tried again in %.1f s: %s: %s",
