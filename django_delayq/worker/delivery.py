@@ -26,9 +26,10 @@ class Delivery:
     """Implements ``registry.Delivered`` for the handler; everything else is for the worker.
 
     The thread that runs the handler owns all attributes but these. ``_lock`` guards ``_is_closed`` and
-    ``_is_interrupted`` against the timeout watch, and ``leased_mono`` and ``cancel_requested`` against the lease
-    renewer. ``lost`` is only ever set, by the renewer or the handler's thread. Other threads read single attributes
-    without the lock.
+    ``_is_interrupted`` against the timeout watch. The lease renewer writes ``leased_mono``, ``cancel_requested`` and
+    ``lost`` too, without a lock: an interrupt could hit the handler's thread while that holds it. The two flags are
+    only ever set, and a renewal that gets lost between the two threads is only made again. Other threads read single
+    attributes.
     """
 
     __slots__ = (
@@ -175,10 +176,10 @@ class Delivery:
 
         Answers may come in any order: no lease gets shorter, and no request is forgotten.
         """
-        with self._lock:
-            self.cancel_requested = self.cancel_requested or cancel_requested
-            if leased_mono is not None:
-                self.leased_mono = max(self.leased_mono, leased_mono)
+        if cancel_requested:
+            self.cancel_requested = True
+        if leased_mono is not None:
+            self.leased_mono = max(self.leased_mono, leased_mono)
 
     def begin(self) -> None:
         """Start the clock of the handler, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
@@ -210,12 +211,17 @@ class Delivery:
             self._scope = None
 
     def interrupt(self) -> None:
-        """Raise ``HandlerTimeout`` in the handler's thread, unless the handler has just ended."""
-        with self._lock:
-            if self._is_closed or self._is_interrupted or self.handler.is_async:
-                return
-            self._is_interrupted = True
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(HandlerTimeout))
+        """Raise ``HandlerTimeout`` in the handler's thread, unless the handler has just ended. Never waits for it."""
+        # A lock that is held means that the handler has ended: only ``close`` takes it besides.
+        if self.handler.is_async or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._is_closed and not self._is_interrupted:
+                self._is_interrupted = True
+                thread, error = ctypes.c_ulong(self._thread), ctypes.py_object(HandlerTimeout)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+        finally:
+            self._lock.release()
 
     def note_interrupt(self) -> None:
         """Take note, in the handler's thread, that the interrupt was raised: none is on its way any more."""

@@ -71,3 +71,20 @@ def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_n
     thread.join()
     assert answers[0] == Verdict.REQUESTED
     assert answers[1] > before + timedelta(minutes=5)
+
+
+def test_a_renewal_and_an_interrupt_wait_for_no_lock_of_the_handlers_thread() -> None:
+    (one,) = claimed("t.ok")
+    before = one.leased_mono
+
+    def note() -> None:
+        one.interrupt()
+        one.note_renewal(before + 5, cancel_requested=True)
+        one.note_renewal(before + 3, cancel_requested=False)
+
+    with one._lock:
+        thread = threading.Thread(target=note, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert (one.leased_mono, one.cancel_requested) == (before + 5, True)
