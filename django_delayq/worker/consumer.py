@@ -229,6 +229,7 @@ class Consumer(threading.Thread):
             self.orphaned_claims.note_unanswered(ticket.id for ticket in taken.tickets)
             raise
         self.orphaned_claims.note_answered(claimed)
+        self.extensions.claimed(claimed)
         if len(claimed) < len(taken.tickets) and broker.forgets_taken:
             mine = {row.id for row in claimed}
             rest = [ticket for ticket in taken.tickets if ticket.id not in mine]
@@ -255,7 +256,6 @@ class Consumer(threading.Thread):
             failpoints.reach("after_take")
             claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue)
             failpoints.reach("after_claim")
-            self.extensions.claimed(claimed)
             return claimed
         except DatabaseError:
             # These ids were taken but not claimed. Without putting them back Redis would lose more ids with each try.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from django_delayq import extensions, schedule_message, transitions
 from django_delayq.broker.base import Put
@@ -166,6 +167,22 @@ def test_a_worker_with_a_broken_extension_delivers(
     assert drain(Options(DB, threads=1)) == 1
     message.refresh_from_db()
     assert message.state == State.CONSUMED
+
+
+def test_a_claim_is_reported_after_its_commit(
+    added: Callable[[Made], None], assembled: Assemble, settings: Any
+) -> None:
+    in_transaction: list[bool] = []
+
+    class Asking(WorkerExtension):
+        def claimed(self, claims: Sequence[Any]) -> None:
+            in_transaction.append(connection.in_atomic_block)
+
+    settings.DELAYQ = {"REDIS": None}
+    added(Asking)
+    schedule_message("t.ok")
+    assembled().consumer.turn()
+    assert in_transaction == [False]
 
 
 def test_a_dead_process_has_its_claims_released_and_reported(recording: list[Recording]) -> None:
