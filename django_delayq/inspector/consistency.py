@@ -131,9 +131,8 @@ class ConsistencyCheck:
                 self.using, self.broker, self.queue, worker=worker
             )
         elif meta.horizon_tenths is None:
-            # Redis was lost, and no worker has loaded it since: every message that is due within the horizon is
-            # missing.
-            self._horizon_tenths = self.broker.now_tenths() + int(conf.get().HORIZON * SECOND)
+            # Redis was lost, and no worker has loaded it since: all that is due within the horizon is missing.
+            self._horizon_tenths = meta.now_tenths + int(conf.get().HORIZON * SECOND)
         else:
             self._horizon_tenths = meta.horizon_tenths
 

@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 
 from .. import actors, signals
@@ -102,9 +102,8 @@ class Pool:
         for member in self.members:
             member.start()
 
-    def submit(self, deliveries: Iterable[Delivery]) -> None:
+    def submit(self, deliveries: Sequence[Delivery]) -> None:
         """Hold deliveries, and have each run by a thread when it is due."""
-        deliveries = list(deliveries)
         now = time.monotonic()
         for delivery in deliveries:
             delivery.queued_mono = now
