@@ -12,7 +12,7 @@ from django_delayq import extensions, schedule_message, transitions
 from django_delayq.broker.base import Put
 from django_delayq.extensions import RestoreStart, Service, WorkerExtension
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack, DeadLetter, Outcome, Release, Retry
+from django_delayq.outcomes import Ack, GiveUp, Outcome, Release, Retry
 from django_delayq.restore import Tally
 from django_delayq.states import State
 from django_delayq.worker.loader import _ObservedLoad
@@ -126,7 +126,7 @@ def test_errors_are_counted_for_each_of_two_services_of_one_name(
 def test_each_outcome_reaches_an_extension_once(assembled: Assemble, recording: list[Recording]) -> None:
     recorder = assembled().recorder
     topics = ("t.ok", "t.fail", "t.reject", "t.sleep")
-    outcomes: tuple[Outcome, ...] = (Ack(), Retry(transitions.NO_TIME), DeadLetter("E: e"), Release("shutdown"))
+    outcomes: tuple[Outcome, ...] = (Ack(), Retry(transitions.NO_TIME), GiveUp("E: e"), Release("shutdown"))
     for delivery, outcome in zip(claimed(*topics), outcomes, strict=True):
         recorder.submit(delivery, outcome, "worker:w")
     assert recorder.flush(60)
