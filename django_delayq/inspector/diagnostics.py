@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.migrations.executor import MigrationExecutor
 
 from .. import conf, pausing, restore, transitions
 from ..broker import describe
@@ -18,6 +17,7 @@ from ..models import Message
 from ..sql import vendor_name
 from ..states import State
 from . import stats
+from .migrations import pending_migrations
 
 
 class Level(IntEnum):
@@ -91,12 +91,10 @@ def _database(using: str) -> Finding:
 
 
 def _migrations(using: str) -> Finding:
-    executor = MigrationExecutor(connections[using])
-    targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_delayq"]
-    pending = [migration.name for migration, _backwards in executor.migration_plan(targets)]
-    if pending or not targets:
-        names = ", ".join(pending) or "none found"
-        return Finding("Migrations", Level.CRITICAL, f"pending: {names}; run migrate", Cause.MISCONFIGURED)
+    pending = pending_migrations(using)
+    if pending:
+        detail = f"pending: {', '.join(pending)}; run migrate"
+        return Finding("Migrations", Level.CRITICAL, detail, Cause.MISCONFIGURED)
     return Finding("Migrations", Level.OK, "applied")
 
 

@@ -342,13 +342,13 @@ def test_a_redis_that_may_drop_messages_gets_a_banner(viewer: Client, monkeypatc
 def test_migrations_that_are_not_applied_get_a_banner(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(seconds=250)
     worker()
-    monkeypatch.setattr(page_data, "pending", lambda using: ["0002_more"])
+    monkeypatch.setattr(page_data, "pending_migrations", lambda using: ["0002_more"])
     page = viewer.get(URL)
     assert [level for level, _text in problems(page)] == ["error", "warning"]
     assert "1 migration is not applied" in problems(page)[0][1]
     assert "pending: 0002_more" in samples.text(page)
     monkeypatch.undo()
-    assert page_data.pending(samples.DB) == []
+    assert page_data.pending_migrations(samples.DB) == []
 
 
 # --- what does not answer ---------------------------------------------------------------------------------------------

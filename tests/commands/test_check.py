@@ -105,6 +105,19 @@ def test_pending_migrations_are_exit_code_78() -> None:
         call_command("migrate", verbosity=0)
 
 
+@pytest.mark.console
+def test_pending_migrations_of_the_console_are_found_too(caplog: pytest.LogCaptureFixture) -> None:
+    call_command("migrate", "delayq_console", "zero", verbosity=0)
+    try:
+        ran = run("delayq_check")
+        assert ran.code == 78
+        assert "pending: delayq_console.0001_initial; run migrate" in ran.out
+        assert run("run_delayq", "--once").code == 0
+        assert "Migrations are not applied yet (delayq_console.0001_initial)" in caplog.text
+    finally:
+        call_command("migrate", verbosity=0)
+
+
 def test_wrong_settings_are_exit_code_78(settings: Any) -> None:
     settings.DELAYQ = {"HORIZON": "never"}
     assert run("delayq_check").code == 78

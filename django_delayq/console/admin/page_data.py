@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db import connections, router
-from django.db.migrations.executor import MigrationExecutor
+from django.db import router
 from django.utils import timezone
 
 from ... import conf, models, pausing, publisher, restore
 from ...inspector import snapshot, stats, workers
+from ...inspector.migrations import pending_migrations
 from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
 from ...inspector.workers import WorkerList
@@ -52,7 +52,7 @@ def gather() -> PageData:
         panels.load(("workers", using), FRESH_SECONDS, using, lambda: workers.list_workers(using, at)),
         panels.load(("paused", using), FRESH_SECONDS, using, lambda: pausing.paused(using)),
         panels.load(("redis", repr(conf.get().REDIS)), FRESH_SECONDS, using, redis),
-        panels.load(("pending", using), MIGRATIONS_FRESH_SECONDS, using, lambda: pending(using)),
+        panels.load(("pending", using), MIGRATIONS_FRESH_SECONDS, using, lambda: pending_migrations(using)),
     )
 
 
@@ -60,13 +60,6 @@ def redis() -> RedisStats:
     """Ask the Redis that messages are scheduled into, with the time limits of those who schedule."""
     redis_publisher = publisher.get(router.db_for_write(models.Message))
     return stats.ask_redis(None if redis_publisher is None else redis_publisher.broker)
-
-
-def pending(using: str) -> list[str]:
-    """Return the names of the migrations of both apps that are not applied."""
-    executor = MigrationExecutor(connections[using])
-    targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] in ("django_delayq", "delayq_console")]
-    return [migration.name for migration, _backwards in executor.migration_plan(targets)]
 
 
 def coming(data: PageData, window: str) -> Panel[Upcoming]:

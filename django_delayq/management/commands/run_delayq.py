@@ -14,11 +14,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
 from django.db import connections
-from django.db.migrations.executor import MigrationExecutor
 from django.utils import autoreload
 
 from ... import __version__, conf, registry
 from ...broker import describe
+from ...inspector.migrations import pending_migrations
 from ...models import Message
 from ...sql import has_one_writer
 from ...worker.budget import Budget
@@ -158,9 +158,7 @@ def default_processes(using: str) -> int:
 def _check_tables(using: str) -> None:
     """Raise ``CommandError`` if the tables are missing. If the database is away, the worker will wait for it."""
     try:
-        executor = MigrationExecutor(connections[using])
-        mine = [node for node in executor.loader.graph.leaf_nodes() if node[0] == Message._meta.app_label]
-        pending = executor.migration_plan(mine)
+        pending = pending_migrations(using)
         missing = Message._meta.db_table not in connections[using].introspection.table_names()
     except DatabaseError as error:
         logger.warning("The database does not answer; the worker starts and tries again until it does: %s", error)
@@ -168,7 +166,7 @@ def _check_tables(using: str) -> None:
     if missing:
         raise CommandError("The tables are missing: run manage.py migrate.", returncode=common.MISCONFIGURED)
     if pending:
-        logger.warning("Migrations are not applied yet: run manage.py migrate")
+        logger.warning("Migrations are not applied yet (%s): run manage.py migrate", ", ".join(pending))
 
 
 def _ensure_logging(verbosity: int) -> None:
