@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .signals import MessageFacts
 
@@ -47,9 +47,6 @@ class WorkerExtension:
     ``ended`` are called by several threads of the worker, in batches, after the commit. They must be quick and must not
     use the database: the next message waits for them. Their exceptions are logged, and the worker goes on.
     """
-
-    # The roles that run_delayq takes in --roles besides its own.
-    roles: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, using: str, worker: str) -> None:
         """``using`` is the database alias of the messages, ``worker`` the name of the process in the log."""
@@ -118,7 +115,11 @@ _statistics: list[Callable[[str, datetime], StatisticsSection]] = []
 
 
 def add_to_workers(make: Callable[[str, str], WorkerExtension], *, roles: Iterable[str] = ()) -> None:
-    """Have each worker process make an extension with ``make(using, worker)``; ``roles`` are the roles that it adds."""
+    """Have each worker process make an extension with ``make(using, worker)``.
+
+    ``roles`` are the roles that the extension adds: ``run_delayq --roles`` takes them besides its own, and
+    ``WorkerExtension.services`` gets the roles of the process.
+    """
     if make not in _worker_extensions:
         _worker_extensions.append(make)
         _roles.extend(role for role in roles if role not in _roles)

@@ -21,6 +21,7 @@ from django_delayq import (
     RetryPolicy,
     cancel_message,
     conf,
+    extensions,
     handler,
     run_message_now,
     schedule_message,
@@ -31,6 +32,7 @@ from django_delayq.broker.keys import Keys, keys, namespace
 from django_delayq.models import Message, Transition
 from django_delayq.states import MOVES, State
 from django_delayq.verdicts import Verdict
+from django_delayq.worker.options import ROLES
 from tests.commands.conftest import run
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of
@@ -131,6 +133,19 @@ def test_every_page_of_help_can_be_formatted() -> None:
     for command in COMMANDS:
         parser = load_command_class(get_commands()[command], command).create_parser("manage.py", command)
         assert command in parser.format_help()
+
+
+def test_every_finding_of_delayq_check_is_documented() -> None:
+    source = (ROOT / "django_delayq/inspector/diagnostics.py").read_text()
+    found = set(re.findall(r'\bFinding\("([\w -]+)"', source))
+    assert found == set(re.findall(r"^   \* - \*([\w -]+)\*$", section("delayq_check"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["reference/commands", "reference/glossary"])
+def test_every_role_is_documented(page: str) -> None:
+    text = " ".join(text_of(page).split())
+    assert f"{', '.join(ROLES[:-1])} {'and' if page == 'reference/commands' else 'or'} {ROLES[-1]}" in text
+    assert "operator" in text
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -260,7 +275,7 @@ def test_the_scripts_that_are_named_exist() -> None:
 
 
 def _writes(script: str) -> bool:
-    return re.search(r'"(ZADD|ZREM|ZPOPMIN|HSET|HDEL|HINCRBY|LPUSH)"|@include ring|@include notify', script) is not None
+    return re.search(r'"(ZADD|ZREM|ZPOPMIN|HSET|HDEL|HINCRBY|LPUSH)"|@include notify', script) is not None
 
 
 def test_the_scores_are_the_documented_ones(redis_client: redis.Redis) -> None:
@@ -289,6 +304,18 @@ def test_an_example_that_is_not_run_needs_the_package_that_is_given_as_the_reaso
         not_run = [block for block in blocks(page) if not block.is_run]
         for reason, block in zip(reasons, not_run, strict=True):
             assert re.search(rf"^(import|from) {reason}\b", block.text, re.MULTILINE), block
+
+
+def test_every_public_name_of_extensions_is_in_the_reference() -> None:
+    public = {
+        name
+        for name, member in vars(extensions).items()
+        if getattr(member, "__module__", "") == extensions.__name__ and not name.startswith("_")
+    }
+    text = text_of("reference/extensions")
+    documented = set(re.findall(r"^\.\. auto(?:function|class):: (\w+)$", text, re.MULTILINE))
+    # Those that the package itself calls.
+    assert documented == public - {"roles", "statistics", "WorkerExtensions", "RestoreObservers"}
 
 
 # --- shell ------------------------------------------------------------------------------------------------------------
