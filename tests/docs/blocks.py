@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.rst"
-PAGES = [README, ROOT / "CONTRIBUTING.rst", *sorted(DOCS.rglob("*.rst"))]
+PAGES = [README, ROOT / "CONTRIBUTING.rst", ROOT / "ARCHITECTURE.rst", *sorted(DOCS.rglob("*.rst"))]
 
 _BLOCK = re.compile(r"(?P<indent>^ *)\.\. code-block:: (?P<language>\w+)\n(?: +:\w+:.*\n)*\n", re.MULTILINE)
 _NOT_RUN = re.compile(r"\.\. not run: .+\n\n\Z")
