@@ -18,7 +18,9 @@ from tests.workers import eventually
 from .blocks import ROOT, Block
 
 # Commands that a reader types and a test need not: what they install is there, and what they start is not needed.
-NOT_NEEDED = re.compile(r"git clone|python3 -m venv|\. \.venv/|pip install|python manage\.py (createsuperuser|runserver|shell$)")
+NOT_NEEDED = re.compile(
+    r"git clone|python3 -m venv|\. \.venv/|pip install|python manage\.py (createsuperuser|runserver|shell$)"
+)
 REDIS = "redis://localhost:6379/0"
 
 

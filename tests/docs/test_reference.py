@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.apps import apps
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
 from django.dispatch import Signal
@@ -231,6 +232,17 @@ def test_the_verdicts_are_described_and_no_others() -> None:
     table = README.read_text("utf-8").partition(".. verdicts: begin")[2].partition(".. verdicts: end")[0]
     described = set(re.findall(r"^``(\w+)``", table, re.MULTILINE))
     assert described == {verdict.name for verdict in Verdict}
+
+
+@pytest.mark.console
+def test_every_permission_is_documented_and_no_other() -> None:
+    given = set()
+    for label in ("django_delayq", "delayq_console"):
+        for model in apps.get_app_config(label).get_models():
+            given |= {f"{word}_{model._meta.model_name}" for word in model._meta.default_permissions}
+            given |= {codename for codename, _name in model._meta.permissions}
+    table = text_of("reference/permissions").partition("codename")[2].partition("Three groups")[0]
+    assert given == set(re.findall(r"^``(\w+)``  ", table, re.MULTILINE))
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------
