@@ -219,6 +219,21 @@ def test_two_topics_can_have_one_handler_while_a_topic_is_renamed(run_page: Run)
     assert databases["default"]["DISABLE_SERVER_SIDE_CURSORS"] is True
 
 
+def test_a_worker_host_runs_with_both_apps_and_without_the_admin(tmp_path: Path, redis_server: RedisServer) -> None:
+    with Project(tmp_path, redis_server.url) as project:
+        project.run("django-admin startproject mysite")
+        project.run("cd mysite")
+        project.write(
+            "mysite/settings.py",
+            'INSTALLED_APPS = ["django_delayq", "django_delayq.console"]\nMIDDLEWARE = TEMPLATES = []\n'
+            f'ROOT_URLCONF = None\nDELAYQ = {{"REDIS": "{redis_server.url}"}}\n',
+        )
+        project.run("python manage.py check")
+        project.run("python manage.py migrate")
+        project.run("python manage.py run_delayq --once", "0 delivered")
+        project.run("python manage.py delayq_stats", "Coming hour  nothing falls due")
+
+
 def test_a_queue_is_paused_and_dead_messages_are_requeued(run_page: Run) -> None:
     dead = schedule_message("payments.callback", max_attempts=1)
     handler("payments.callback")(refuse)
