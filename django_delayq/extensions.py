@@ -104,8 +104,11 @@ class RestoreObserver(Protocol):
 class StatisticsSection(Protocol):
     """A section of ``delayq_stats``: lines of text, and facts for ``--json``."""
 
-    def lines(self) -> Iterable[str]: ...
-    def facts(self) -> dict[str, Any]: ...
+    def lines(self) -> Iterable[str]:
+        """Return the lines of text to print."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the keys and values to add to the JSON object."""
 
 
 _worker_extensions: list[Callable[[str, str], WorkerExtension]] = []

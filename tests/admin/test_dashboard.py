@@ -23,6 +23,7 @@ from django_delayq.console.admin import page_data, panels
 from django_delayq.console.models import Rollup
 from django_delayq.console.statistics import throughput, upcoming
 from django_delayq.inspector import snapshot, workers
+from django_delayq.inspector.migrations import pending_migrations
 from django_delayq.inspector.numbers import Capped, total
 from django_delayq.models import Message, Worker
 from testproject.servers import RedisServer
@@ -348,7 +349,7 @@ def test_migrations_that_are_not_applied_get_a_banner(viewer: Client, monkeypatc
     assert "1 migration is not applied" in problems(page)[0][1]
     assert "pending: 0002_more" in samples.text(page)
     monkeypatch.undo()
-    assert page_data.pending_migrations(samples.DB) == []
+    assert pending_migrations(samples.DB) == []
 
 
 # --- what does not answer ---------------------------------------------------------------------------------------------
