@@ -145,7 +145,7 @@ def pages() -> Iterator[Page]:
         yield Page(f"list, {text}", listed(q=text), LIST)
     yield Page("message", reverse("admin:django_delayq_message_change", args=[known]), MESSAGE)
     yield from _dashboards()
-    for name in ("deadletter", "queue", "worker", "health", "operation", "auditevent"):
+    for name in ("deadletters", "queue", "worker", "health", "operation", "auditevent"):
         app = "django_delayq" if name in ("queue", "worker") else "delayq_console"
         yield Page(name, reverse(f"admin:{app}_{name}_changelist"))
     action = reverse("admin:django_delayq_message_action", args=["requeue"])
@@ -332,7 +332,7 @@ def act() -> None:
     """Write operations, and the audit of what people did."""
     from django_delayq.console.models import AuditEvent, Operation
 
-    common = {"verb": "requeue", "reason": "the server is back"}
+    common = {"action": "requeue", "reason": "the server is back"}
     Operation.objects.bulk_create(
         [Operation(described="state is dead", started_by="user:anna", state="done", **common) for _ in range(1000)]
     )

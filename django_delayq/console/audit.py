@@ -15,7 +15,7 @@ logger = logging.getLogger("django_delayq.audit")
 
 def record(
     using: str,
-    verb: str,
+    action: str,
     target: str,
     *,
     message_id: int | None = None,
@@ -25,7 +25,7 @@ def record(
     user: Any = None,
     nonce: str | None = None,
 ) -> AuditEvent:
-    """Save an audit event: the current actor did ``verb`` to ``target`` (both in words), with these ``outcomes``.
+    """Save an audit event: the current actor did ``action`` to ``target`` (both in words), with these ``outcomes``.
 
     The logger ``django_delayq.audit`` gets a line too. ``user`` is the user object, if there is one: its key is kept.
     No argument may hold a payload. A second event with the same ``nonce`` raises ``IntegrityError``: call this function
@@ -34,7 +34,7 @@ def record(
     event = AuditEvent.objects.using(using).create(
         actor=actors.current(),
         user_key=str(getattr(user, "pk", None) or "")[:100],
-        verb=verb,
+        action=action,
         target=storable(target),
         message_id=message_id,
         reason=storable(reason),
@@ -42,5 +42,5 @@ def record(
         operation=operation,
         nonce=nonce,
     )
-    logger.info("%s: %s %s %s", event.actor, verb, event.target, event.outcomes)
+    logger.info("%s: %s %s %s", event.actor, action, event.target, event.outcomes)
     return event

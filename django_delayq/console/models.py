@@ -27,8 +27,8 @@ class Operation(models.Model):
     """The record of a bulk action, restore or check. A worker does it in steps, so that nobody waits for a page."""
 
     id = models.BigAutoField(primary_key=True)
-    verb = models.CharField(_("verb"), max_length=20)
-    # The messages, and what to do with them, as the work of the verb reads it.
+    action = models.CharField(_("action"), max_length=20)
+    # The messages, and what to do with them, as the work of the action reads it.
     scope = models.JSONField(_("scope"), default=dict)
     arguments = models.JSONField(_("arguments"), default=dict)
     # The scope in words.
@@ -45,7 +45,7 @@ class Operation(models.Model):
     done = models.BigIntegerField(_("done"), default=0)
     # The outcomes: a word → the number of messages.
     outcomes = models.JSONField(_("outcomes"), default=dict)
-    # The position to go on from, as the work of the verb reads it.
+    # The position to go on from, as the work of the action reads it.
     position = models.TextField(_("position"), default="", blank=True)
     stop_requested = models.BooleanField(_("stop requested"), default=False)
     # The worker that does it, and until when no other worker may.
@@ -63,7 +63,7 @@ class Operation(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"#{self.pk} {self.verb}"
+        return f"#{self.pk} {self.action}"
 
 
 class AuditEvent(models.Model):
@@ -77,7 +77,7 @@ class AuditEvent(models.Model):
     # As in the log of messages: "user:anna", "command:…".
     actor = models.CharField(_("actor"), max_length=200)
     user_key = models.CharField(_("user's key"), max_length=100, default="", blank=True)
-    verb = models.CharField(_("verb"), max_length=20)
+    action = models.CharField(_("action"), max_length=20)
     # The target in words; and the message, when the target was one message.
     target = models.TextField(_("target"), default="", blank=True)
     message_id = models.BigIntegerField(_("message"), null=True, blank=True)
@@ -101,7 +101,7 @@ class AuditEvent(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.actor}: {self.verb} {self.target}"
+        return f"{self.actor}: {self.action} {self.target}"
 
 
 class Rollup(models.Model):
@@ -171,7 +171,7 @@ class Dashboard(Message):
         verbose_name_plural = _("dashboard")
 
 
-class DeadLetter(Message):
+class DeadLetters(Message):
     """The menu entry of the dead letters."""
 
     class Meta:

@@ -52,7 +52,7 @@ class Migration(migrations.Migration):
                 ("queues", models.JSONField(default=list, verbose_name="queues")),
                 ("threads", models.IntegerField(default=0, verbose_name="threads")),
                 ("started_at", models.DateTimeField(verbose_name="started")),
-                ("seen_at", models.DateTimeField(verbose_name="last seen")),
+                ("seen_at", models.DateTimeField(verbose_name="last heartbeat")),
             ],
             options={
                 "verbose_name": "worker",

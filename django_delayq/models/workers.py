@@ -18,7 +18,7 @@ class Worker(models.Model):
     queues = models.JSONField(_("queues"), default=list)
     threads = models.IntegerField(_("threads"), default=0)
     started_at = models.DateTimeField(_("started"))
-    seen_at = models.DateTimeField(_("last seen"))
+    seen_at = models.DateTimeField(_("last heartbeat"))
 
     class Meta:
         db_table = "delayq_worker"

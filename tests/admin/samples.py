@@ -19,7 +19,7 @@ TOPIC = "t.admin"
 WORKER = "host/1-worker"
 DB = DEFAULT_DB_ALIAS
 LIST = "admin:django_delayq_message_changelist"
-CONSOLE = ("dashboard", "deadletter", "health", "operation", "auditevent")
+CONSOLE = ("dashboard", "deadletters", "health", "operation", "auditevent")
 
 
 def admin_url(name: str, *args: object) -> str:

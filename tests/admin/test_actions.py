@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_delayq import actions as table
 from django_delayq import schedule_messages, transitions
-from django_delayq.console.admin import action_table, actions, preview
+from django_delayq.console.admin import action_pages, action_table, preview
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message, Transition
@@ -79,8 +79,8 @@ def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> N
 
 def test_the_question_counts_up_to_a_cap(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "COUNT_CAP", 3)
-    monkeypatch.setattr(actions, "PAGED_CAP", 3)
-    monkeypatch.setattr(actions, "AT_ONCE", 2)
+    monkeypatch.setattr(action_pages, "PAGED_CAP", 3)
+    monkeypatch.setattr(action_pages, "AT_ONCE", 2)
     for _number in range(5):
         samples.scheduled()
     asked = ask_for_search(chief, "cancel", "is:live")
@@ -137,8 +137,8 @@ def test_a_malformed_list_of_ids_is_refused(operator: Client, given: str) -> Non
 
 
 def test_the_pages_have_every_action_of_the_table_with_an_effect_in_each_of_its_states() -> None:
-    assert list(action_table.ACTIONS) == list(table.ACTIONS) == list(ACTIONS)
-    for name, shown in action_table.ACTIONS.items():
+    assert list(action_table.CONSOLE_ACTIONS) == list(table.ACTIONS) == list(ACTIONS)
+    for name, shown in action_table.CONSOLE_ACTIONS.items():
         assert set(shown.effects) == table.ACTIONS[name].states
 
 
@@ -159,14 +159,14 @@ def test_more_than_one_message_needs_a_reason(operator: Client) -> None:
 
 
 def test_many_messages_need_the_number(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "AT_ONCE", 2)
+    monkeypatch.setattr(action_pages, "AT_ONCE", 2)
     messages = [samples.scheduled() for _number in range(3)]
     for typed in ("", "2", "cancel"):
         response = confirm(chief, "cancel", *messages, typed=typed)
         assert "Please correct the error below." in samples.text(response)
     assert not Operation.objects.exists()
     confirm(chief, "cancel", *messages, typed=" 3 ")
-    assert Operation.objects.get().verb == "cancel"
+    assert Operation.objects.get().action == "cancel"
 
 
 def test_a_purge_always_needs_the_number(chief: Client) -> None:
@@ -185,12 +185,12 @@ def test_a_purge_from_the_page_of_a_message_leads_to_the_list(chief: Client) -> 
 
 
 def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "AT_ONCE", 2)
+    monkeypatch.setattr(action_pages, "AT_ONCE", 2)
     messages = [samples.scheduled() for _number in range(3)]
     response = confirm(chief, "cancel", *messages, reason="too many")
     operation = Operation.objects.get()
     assert response.redirect_chain[0][0] == reverse("admin:delayq_console_operation_change", args=[operation.pk])
-    values = (operation.verb, operation.state, operation.started_by, operation.reason, operation.described)
+    values = (operation.action, operation.state, operation.started_by, operation.reason, operation.described)
     assert values == ("cancel", "queued", "user:cora", "too many", "3 selected messages")
     assert samples.fresh(messages[0]).state == State.SCHEDULED
     worked_off()
@@ -202,7 +202,7 @@ def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.
 def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     message = samples.scheduled()
     asked = ask(operator, "cancel", message)
-    monkeypatch.setattr(actions, "QUESTION_SECONDS", -1)
+    monkeypatch.setattr(action_pages, "QUESTION_SECONDS", -1)
     again = answer(operator, "cancel", asked)
     assert "This page was shown some time ago." in samples.text(again)
     assert samples.fresh(message).state == State.SCHEDULED
@@ -350,7 +350,7 @@ def test_run_now_makes_it_due(operator: Client) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="needs locks of rows")
 def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "AT_ONCE_TIMEOUT_MS", 50)
+    monkeypatch.setattr(action_pages, "AT_ONCE_TIMEOUT_MS", 50)
     message = samples.scheduled()
     asked = ask(operator, "cancel", message)
     held = connection.copy()

@@ -57,7 +57,7 @@ def test_each_action_on_one_message_writes_one_event(chief: Client, action: str)
     given = {"delay": "5m"} if action == "reschedule" else {}
     confirm(chief, action, message, **given)
     written = AuditEvent.objects.get()
-    values = (written.actor, written.verb, written.message_id, written.reason, written.outcomes, written.operation_id)
+    values = (written.actor, written.action, written.message_id, written.reason, written.outcomes, written.operation_id)
     assert values == ("user:cora", action, message.pk, "because", outcomes, None)
     assert written.target == f"message #{message.pk}"
     assert written.user_key == str(User.objects.get(username="cora").pk)
@@ -78,7 +78,7 @@ def test_an_operation_is_one_event_that_leads_to_it(chief: Client) -> None:
     operation = started(chief, "cancel", f"is:live topic:{samples.TOPIC}", reason="all of it")
     worked_off()
     written = AuditEvent.objects.get()
-    assert (written.operation_id, written.reason, written.verb) == (operation.pk, "all of it", "cancel")
+    assert (written.operation_id, written.reason, written.action) == (operation.pk, "all of it", "cancel")
     assert written.target == f"live, topic is “{samples.TOPIC}”"
     response = chief.get(reverse(LIST))
     assert "1 cancelled" in samples.text(response)
@@ -103,7 +103,7 @@ def test_an_event_outlives_its_user_message_and_operation(chief: Client) -> None
     Operation.objects.all().delete()
     assert not Message.objects.exists()
     rows = AuditEvent.objects.order_by("pk")
-    assert list(rows.values_list("actor", "user_key", "verb")) == [
+    assert list(rows.values_list("actor", "user_key", "action")) == [
         ("user:cora", key, "cancel"),
         ("user:cora", key, "purge"),
     ]
@@ -113,13 +113,13 @@ def test_commands_write_audit_events() -> None:
     message = samples.scheduled()
     call_command("delayq_cancel", str(message.pk), "--reason", "by hand", stdout=StringIO())
     written = AuditEvent.objects.get()
-    values = (written.verb, written.target, written.reason, written.outcomes, written.message_id)
+    values = (written.action, written.target, written.reason, written.outcomes, written.message_id)
     assert values == ("cancel", f"message #{message.pk}", "by hand", {"cancelled": 1}, message.pk)
     assert written.actor.startswith("command:delayq_cancel")
     Message.objects.update(finished_at=timezone.now() - timedelta(days=2))
     call_command("delayq_purge", "--older-than", "1d", stdout=StringIO(), stderr=StringIO())
     written = AuditEvent.objects.latest("pk")
-    assert (written.verb, written.outcomes) == ("purge", {"purged": 1})
+    assert (written.action, written.outcomes) == ("purge", {"purged": 1})
     assert written.actor.startswith("command:delayq_purge")
 
 
@@ -190,4 +190,4 @@ def test_audit_events_cannot_be_changed(chief: Client) -> None:
     for response in (chief.get(url), chief.post(url, {"action": "other", "_save": "1"})):
         assert (response.status_code, getattr(response, "url", "")) == (302, reverse(LIST))
     written.refresh_from_db()
-    assert written.verb == "cancel"
+    assert written.action == "cancel"

@@ -285,7 +285,7 @@ def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> No
     assert "1,234" in page.context["throughput"]
     assert "≤ 20 ms" in page.context["lateness"]
     assert "&gt; 10 m" in page.context["lateness"]
-    assert "half of them ≤ 20 ms" in text
+    assert "Half of the messages started ≤ 20 ms after the due time" in text
     assert page.context["throughput"].count("not over yet") >= 1
 
 

@@ -26,7 +26,7 @@ from .asking import answer, worked_off
 
 pytestmark = pytest.mark.django_db
 
-PAGE = "admin:delayq_console_deadletter_changelist"
+PAGE = "admin:delayq_console_deadletters_changelist"
 HOSTILE = 'Broken "quotes": <script>, back\\slash, 100% * and so on…'
 
 
@@ -104,7 +104,7 @@ def test_a_requeue_touches_its_group_alone(chief: Client, error: str) -> None:
     assert [samples.fresh(message).state for message in mine] == [State.SCHEDULED] * 2
     assert [samples.fresh(message).state for message in others] == [State.DEAD] * 4
     event = AuditEvent.objects.get()
-    assert (event.verb, event.reason) == ("requeue", "repaired")
+    assert (event.action, event.reason) == ("requeue", "repaired")
 
 
 def test_a_whole_topic_is_purged_after_its_number_was_typed(chief: Client) -> None:

@@ -47,7 +47,7 @@ def test_every_example_of_a_search_can_be_read() -> None:
 
 
 def test_every_action_is_described() -> None:
-    for action in action_table.ACTIONS.values():
+    for action in action_table.CONSOLE_ACTIONS.values():
         assert re.search(rf"^{action.label}  ", TEXT, re.MULTILINE)
 
 

@@ -108,7 +108,7 @@ def test_an_export_is_written_to_the_audit(exporter: Client) -> None:
     samples.scheduled({"secret": "leak"}, key="a")
     body(post(exporter, "csv", q="key:a"))
     event = AuditEvent.objects.get()
-    assert (event.actor, event.verb, event.outcomes) == ("user:ella", "export", {"exported": 1})
+    assert (event.actor, event.action, event.outcomes) == ("user:ella", "export", {"exported": 1})
     assert event.target == "key is “a”, as csv"
     assert event.user_key == str(User.objects.get(username="ella").pk)
 

@@ -112,7 +112,7 @@ def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loade
     assert "A check is queued and waits for a worker." in text(answer)
     assert said(restorer.post(url("check"), follow=True)) == ["A check is under way already."]
     operation = work_off()
-    assert (operation.verb, operation.state, operation.started_by) == ("check", OperationState.DONE, "user:rosa")
+    assert (operation.action, operation.state, operation.started_by) == ("check", OperationState.DONE, "user:rosa")
     page = text(restorer.get(url()))
     assert "The record and Redis agreed in 2 comparisons." in page
     assert re.search(r"Checked .* ago \(20.*\) by user:rosa\.", page)

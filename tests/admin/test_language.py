@@ -268,7 +268,7 @@ def test_every_page_speaks_chinese(boss: Client) -> None:
     words = {
         "dashboard": ("仪表盘", "已调度", "即将到期", "吞吐量", "延误"),
         "message": ("延迟消息", "搜索", "活动中", "一个键，若无此键则为主题"),
-        "deadletter": ("死信", "按主题", "按错误类型", "重新入队"),
+        "deadletters": ("死信", "按主题", "按错误类型", "重新入队"),
         "queue": ("已暂停", "下次到期", "暂停…"),
         "worker": ("存活", "最近心跳"),
         "health": ("数据库记录与 Redis 的一致性", "立即检查"),
@@ -321,7 +321,7 @@ def test_searches_and_their_problems_are_chinese(boss: Client) -> None:
 @pytest.mark.django_db
 def test_a_browser_that_asks_for_english_gets_english(boss: Client) -> None:
     text = main(boss.get(page("dashboard"), headers={"accept-language": "en"}))
-    assert "What falls due next" in text
+    assert "Upcoming messages" in text
     assert not _HAN.search(text)
 
 

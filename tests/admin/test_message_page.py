@@ -92,7 +92,7 @@ def test_a_message_missing_in_redis_can_be_put_back(redis_client: Any) -> None:
     assert answer.redirect_chain[0][0] == samples.change_url(message)
     assert "Missing in Redis" not in why(client, message)
     event = AuditEvent.objects.get()
-    assert (event.actor, event.verb, event.message_id, event.outcomes) == (
+    assert (event.actor, event.action, event.message_id, event.outcomes) == (
         "user:rosa",
         "restore",
         message.pk,
@@ -180,7 +180,7 @@ def test_the_message_page_says_that_redis_does_not_answer(viewer: Client, settin
         assert "Missing" not in why(viewer, message)
         client = logged_in(person("rosa", "view_message", "restore_message"))
         answer = client.post(restore_url(message), follow=True)
-        assert samples.said(answer)[0].startswith("Redis did not take it: ")
+        assert samples.said(answer)[0].startswith("Redis did not accept the message: ")
         assert viewer.get(reverse(samples.LIST)).status_code == 200
 
 
@@ -343,7 +343,7 @@ def test_masked_values_are_revealed_once_and_the_audit_says_so(viewer: Client) -
     # The call to copy stays masked.
     assert html.count("leak-1") == 1
     event = AuditEvent.objects.get()
-    assert (event.actor, event.verb, event.message_id) == ("user:rita", "reveal", message.pk)
+    assert (event.actor, event.action, event.message_id) == ("user:rita", "reveal", message.pk)
     assert "leak" not in str(AuditEvent.objects.values())
     assert "leak" not in page_of(trusted, message).content.decode()
 

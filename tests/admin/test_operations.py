@@ -42,10 +42,12 @@ def _small_steps_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MESSAGES_PER_STEP", BATCH)
 
 
-def start(verb: str, search: str = "", *, ids: list[int] | None = None, **arguments: Any) -> Operation:
+def start(action: str, search: str = "", *, ids: list[int] | None = None, **arguments: Any) -> Operation:
     found = Scope.of_search(samples.DB, parse(search, now=timezone.now()))
     scope = found.to_json() if ids is None else {"ids": ids}
-    return operations.start(samples.DB, verb, scope, arguments, described="these", reason="so", started_by="user:anna")
+    return operations.start(
+        samples.DB, action, scope, arguments, described="these", reason="so", started_by="user:anna"
+    )
 
 
 def fresh(operation: Operation) -> Operation:
@@ -103,7 +105,7 @@ def test_an_outcome_is_counted_for_each_message_of_a_scope_of_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "arguments", "before", "after"),
+    ("action", "arguments", "before", "after"),
     [
         ("cancel", {}, State.SCHEDULED, "cancelled"),
         ("run", {}, State.SCHEDULED, "rescheduled"),
@@ -113,11 +115,11 @@ def test_an_outcome_is_counted_for_each_message_of_a_scope_of_ids() -> None:
     ],
 )
 def test_every_action_changes_messages_of_its_states_and_no_others(
-    verb: str, arguments: dict[str, Any], before: State, after: str
+    action: str, arguments: dict[str, Any], before: State, after: str
 ) -> None:
     made = samples.one_of_each()
-    untouched = {state for state in State if state not in ACTIONS[verb].states}
-    operation = start(verb, "", **arguments)
+    untouched = {state for state in State if state not in ACTIONS[action].states}
+    operation = start(action, "", **arguments)
     worked_off()
     _state, done, outcomes = outcome(operation)
     assert done == len(State) - len(untouched)
@@ -125,7 +127,7 @@ def test_every_action_changes_messages_of_its_states_and_no_others(
     for state in untouched:
         assert samples.fresh(made[state]).moves == made[state].moves
     changed = Message.objects.filter(pk=made[before].pk).first()
-    assert changed is None if verb == "purge" else changed is not None and changed.moves == made[before].moves + 1
+    assert changed is None if action == "purge" else changed is not None and changed.moves == made[before].moves + 1
 
 
 def test_messages_scheduled_after_the_start_are_left_alone_and_times_stand_still() -> None:
@@ -177,7 +179,7 @@ def test_a_spread_without_a_total_goes_by_the_ids(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("verb", "scope", "arguments"),
+    ("action", "scope", "arguments"),
     [
         ("delete", {"ids": []}, {}),
         ("cancel", {}, {}),
@@ -187,10 +189,10 @@ def test_a_spread_without_a_total_goes_by_the_ids(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_an_operation_that_no_worker_could_do_is_refused_at_the_start(
-    verb: str, scope: dict[str, Any], arguments: dict[str, Any]
+    action: str, scope: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     with pytest.raises((KeyError, ValueError)):
-        operations.start(samples.DB, verb, scope, arguments, described="", reason="", started_by="")
+        operations.start(samples.DB, action, scope, arguments, described="", reason="", started_by="")
     assert not Operation.objects.exists()
 
 
@@ -327,7 +329,7 @@ def test_a_finished_operation_neither_stops_nor_resumes() -> None:
 
 
 class Failing(OperationWork):
-    verb = "fail"
+    name = "fail"
     permission = "cancel_message"
     error: Exception = ZeroDivisionError("by nothing")
 
@@ -476,7 +478,7 @@ def test_an_operation_is_stopped_and_resumed_on_its_page(chief: Client) -> None:
     assert samples.said(chief.post(stop, follow=True)) == [
         "Nothing was done: the operation is in another state by now."
     ]
-    assert list(AuditEvent.objects.order_by("pk").values_list("verb", flat=True)) == ["cancel", "stop", "resume"]
+    assert list(AuditEvent.objects.order_by("pk").values_list("action", flat=True)) == ["cancel", "stop", "resume"]
 
 
 def test_a_failure_is_shown_and_its_hostile_text_is_escaped(chief: Client, failing: type[Failing]) -> None:

@@ -56,7 +56,7 @@ def operation_url(name: str, operation: Operation) -> str:
     return reverse(f"admin:delayq_console_operation_{name}", args=[operation.pk])
 
 
-# --- verbs ------------------------------------------------------------------------------------------------------------
+# --- actions ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -139,7 +139,7 @@ def test_a_whole_search_is_offered_only_with_the_bulk_permission(
 
 
 def test_many_messages_by_their_ids_need_the_bulk_permission(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.actions.AT_ONCE", 1)
+    monkeypatch.setattr("django_delayq.console.admin.action_pages.AT_ONCE", 1)
     messages = [samples.scheduled(), samples.scheduled()]
     assert ask(operator, "cancel", *messages).status_code == 403
     assert select(operator, "cancel", *messages).status_code == 403
@@ -218,7 +218,7 @@ PAGES: dict[str, tuple[str, Callable[[], str]]] = {
     "operations": ("view_operation", lambda: reverse("admin:delayq_console_operation_changelist")),
     "operation": ("view_operation", lambda: operation_url("change", queued())),
     "audit": ("view_auditevent", lambda: reverse("admin:delayq_console_auditevent_changelist")),
-    "dead letters": ("view_message", lambda: reverse("admin:delayq_console_deadletter_changelist")),
+    "dead letters": ("view_message", lambda: reverse("admin:delayq_console_deadletters_changelist")),
 }
 
 
@@ -260,7 +260,7 @@ def test_a_user_who_could_start_an_operation_may_stop_and_resume_it(
     assert able.post(operation_url(action, operation)).status_code == 302
     assert Operation.objects.get(pk=operation.pk).state == ("stopped" if action == "stop" else "queued")
     event = AuditEvent.objects.get()
-    assert (event.actor, event.verb, event.operation_id) == ("user:abe", action, operation.pk)
+    assert (event.actor, event.action, event.operation_id) == ("user:abe", action, operation.pk)
 
 
 def test_the_user_who_started_an_operation_may_stop_it_without_the_permission(chief: Client) -> None:
@@ -290,7 +290,7 @@ def test_dead_letters_are_offered_to_who_may_requeue_or_purge_many(
     viewer: Client, operator: Client, chief: Client, settings: Any
 ) -> None:
     samples.dead()
-    url = reverse("admin:delayq_console_deadletter_changelist")
+    url = reverse("admin:delayq_console_deadletters_changelist")
 
     def offered(client: Client) -> list[str]:
         page = client.get(url).content.decode()
@@ -309,7 +309,7 @@ def test_masked_values_cannot_be_searched_for_by_an_action(chief: Client) -> Non
     assert not Operation.objects.exists()
 
 
-@pytest.mark.parametrize("page", ["dashboard", "deadletter", "health", "queue"])
+@pytest.mark.parametrize("page", ["dashboard", "deadletters", "health", "queue"])
 def test_no_page_has_a_form_that_shows_what_is_masked(viewer: Client, page: str) -> None:
     pk = samples.scheduled({"password": "geheim"}).pk
     Queue.objects.create(name=str(pk))

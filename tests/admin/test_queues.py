@@ -94,7 +94,7 @@ def test_a_queue_is_paused_and_resumed(pauser: Client) -> None:
     answer = pauser.post(url("resume"), {"reason": "it is over"}, follow=True)
     assert said(answer) == ["Queue mail is resumed: workers start its messages within about a second."]
     assert pausing.paused(DB) == {}
-    events = AuditEvent.objects.order_by("pk").values_list("actor", "verb", "target", "reason", "user_key")
+    events = AuditEvent.objects.order_by("pk").values_list("actor", "action", "target", "reason", "user_key")
     key = str(User.objects.get().pk)
     assert list(events) == [
         ("user:paula", "pause", "mail", "why", key),

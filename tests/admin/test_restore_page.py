@@ -92,13 +92,13 @@ def test_a_restore_is_done_by_a_worker(restorer: Client, redis_client: redis.Red
     operation = Operation.objects.get()
     assert said(answer) == [f"Restore #{operation.pk} is queued: a worker begins within seconds."]
     assert answer.redirect_chain[-1][0] == reverse("admin:delayq_console_operation_change", args=[operation.pk])
-    assert (operation.verb, operation.described, operation.started_by) == ("restore", "all queues", "user:rosa")
+    assert (operation.action, operation.described, operation.started_by) == ("restore", "all queues", "user:rosa")
     assert not held()
     done = work_off()
     assert (done.state, done.total, done.done, done.outcomes) == (OperationState.DONE, 2, 2, {"put": 2})
     assert held() == {**due_tenths(soon.pk), overdue.pk: 0}
     event = AuditEvent.objects.get()
-    assert (event.actor, event.verb, event.target, event.reason, event.operation) == (
+    assert (event.actor, event.action, event.target, event.reason, event.operation) == (
         "user:rosa",
         "restore",
         "all queues",

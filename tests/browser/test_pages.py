@@ -114,7 +114,7 @@ def tour(open_page: Open, seeded: dict[State, Message]) -> Tour:
 
 def test_the_overview_pages_are_sound(tour: Tour) -> None:
     tour.visit("dashboard", url("dashboard_changelist"))
-    tour.visit("dead-letters", url("deadletter_changelist"))
+    tour.visit("dead-letters", url("deadletters_changelist"))
     tour.visit("queues", url("queue_changelist"))
     tour.visit("pause", url("queue_pause", "default"))
     tour.visit("resume", url("queue_resume", "mail"))
@@ -146,7 +146,7 @@ def test_the_confirmation_pages_are_sound(tour: Tour, seeded: dict[State, Messag
     with page.expect_navigation():
         page.get_by_role("button", name="Reschedule").click()
     tour.look("confirm-reschedule")
-    page.goto(url("deadletter_changelist"))
+    page.goto(url("deadletters_changelist"))
     with page.expect_navigation():
         page.get_by_role("button", name="Purge all").first.click()
     tour.look("confirm-purge")
@@ -159,7 +159,7 @@ def test_the_confirmation_pages_are_sound(tour: Tour, seeded: dict[State, Messag
 def test_operations_and_the_audit_are_sound(tour: Tour) -> None:
     tour.visit("operations", url("operation_changelist"))
     for operation in Operation.objects.filter(state__in=["running", "failed"]).order_by("pk"):
-        tour.visit(f"operation-{operation.verb}-{operation.state}", url("operation_change", operation.pk))
+        tour.visit(f"operation-{operation.action}-{operation.state}", url("operation_change", operation.pk))
     tour.visit("audit", url("auditevent_changelist"))
     tour.visit("audit-search", f"{url('auditevent_changelist')}?action=cancel&q=nothing")
     tour.end()
@@ -167,7 +167,7 @@ def test_operations_and_the_audit_are_sound(tour: Tour) -> None:
 
 def test_the_pages_of_a_new_installation_are_sound(open_page: Open) -> None:
     tour = Tour(open_page())
-    for page in ("dashboard", "message", "deadletter", "queue", "worker", "health", "operation", "auditevent"):
+    for page in ("dashboard", "message", "deadletters", "queue", "worker", "health", "operation", "auditevent"):
         tour.visit(f"empty-{page}", url(f"{page}_changelist"), dark=False)
     tour.end()
 

@@ -126,7 +126,7 @@ def test_a_dead_group_is_requeued_and_delivered(open_page: Open, start: Start) -
     other = wait_until(schedule_message("t.base"), State.DEAD)
     for message in dead:
         wait_until(message, State.DEAD)
-    page = open_page(url("deadletter_changelist"))
+    page = open_page(url("deadletters_changelist"))
     group = page.get_by_role("row").filter(has_text="t.reject").first
     expect(group.get_by_role("link", name="3", exact=True)).to_be_visible()
 
@@ -136,7 +136,7 @@ def test_a_dead_group_is_requeued_and_delivered(open_page: Open, start: Start) -
     refresh_every(page, 2)
     expect(page.get_by_text("done", exact=True)).to_be_visible()
 
-    assert Operation.objects.get(verb="requeue").outcomes == {"requeued": 3}
+    assert Operation.objects.get(action="requeue").outcomes == {"requeued": 3}
     for message in dead:
         wait_until(message, State.DEAD)
     again = Transition.objects.filter(from_state=State.DEAD, to_state=State.SCHEDULED)
@@ -190,7 +190,7 @@ def test_a_queue_is_paused_and_resumed(open_page: Open, start: Start, forget_pan
     page.get_by_role("button", name="Resume").click()
     expect(row).to_contain_text("active")
     wait_until(waiting, State.CONSUMED)
-    assert list(AuditEvent.objects.order_by("pk").values_list("verb", "reason")) == [
+    assert list(AuditEvent.objects.order_by("pk").values_list("action", "reason")) == [
         ("pause", "the relay is down"),
         ("resume", ""),
     ]
@@ -203,7 +203,7 @@ def test_a_message_is_cancelled_without_javascript(open_page: Open, boss: User) 
     page = open_page(url("dashboard_changelist"), java_script_enabled=False)
     expect(page.locator(".dq-tile").filter(has_text="Scheduled")).to_contain_text("1")
     expect(page.get_by_role("link", name="Refresh", exact=True)).to_be_visible()
-    for name in ("deadletter", "queue", "worker", "health", "operation", "auditevent"):
+    for name in ("deadletters", "queue", "worker", "health", "operation", "auditevent"):
         page.goto(url(f"{name}_changelist"))
         expect(page.get_by_role("heading", level=1)).to_be_visible()
 

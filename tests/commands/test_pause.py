@@ -50,7 +50,7 @@ def test_pause_and_resume_are_written_to_the_audit() -> None:
 
     run("delayq_pause", "mail", "--reason", "why")
     run("delayq_resume", "mail", "other", "--reason", "over")
-    found = AuditEvent.objects.order_by("pk").values_list("verb", "target", "reason")
+    found = AuditEvent.objects.order_by("pk").values_list("action", "target", "reason")
     assert list(found) == [("pause", "mail", "why"), ("resume", "mail", "over")]
 
 

@@ -74,7 +74,7 @@ def starts_after(when: datetime) -> list[int]:
     return list(rows.order_by("at").values_list("message_id", flat=True))
 
 
-# --- the verbs --------------------------------------------------------------------------------------------------------
+# --- the actions ------------------------------------------------------------------------------------------------------
 
 
 def test_a_paused_queue_gives_nothing_away_and_another_does() -> None:

@@ -187,9 +187,9 @@ def test_a_restore_puts_selected_messages_and_no_others(redis_client: redis.Redi
 
 def test_restores_and_checks_are_refused_at_the_start_without_redis(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    for verb in ("restore", "check"):
+    for action in ("restore", "check"):
         with pytest.raises(ValueError, match="REDIS"):
-            operations.start(DB, verb, {}, {}, described="", reason="", started_by="")
+            operations.start(DB, action, {}, {}, described="", reason="", started_by="")
     assert not Operation.objects.exists()
 
 
@@ -215,7 +215,7 @@ def test_a_restore_by_command_is_shown_among_the_operations(redis_client: redis.
     redis_client.flushall()
     assert run("delayq_restore", "--queue", "default").code == 0
     shown = only()
-    assert (shown.verb, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
+    assert (shown.action, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
     assert shown.started_by.startswith("command:delayq_restore ")
     assert (shown.total, shown.done, shown.outcomes) == (5, 5, {"put": 5})
     assert (shown.worker, shown.leased_until, shown.position) == ("", None, "")
@@ -353,7 +353,7 @@ def test_a_load_from_the_beginning_is_shown_and_an_ordinary_load_is_not(
     for _ in range(4):
         loader.tick()
     shown = only()
-    assert (shown.verb, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
+    assert (shown.action, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
     assert (shown.started_by, shown.done, shown.outcomes) == ("worker:host/1-loader", 5, {"put": 5})
     assert held() == due_tenths(*ids)
 

@@ -22,7 +22,7 @@ def register(site: admin.AdminSite) -> None:
     """Add the pages to another admin site; the default site has them already."""
     site.register(models.Dashboard, DashboardAdmin)
     site.register(queue_models.Message, MessageAdmin)
-    site.register(models.DeadLetter, DeadLetterAdmin)
+    site.register(models.DeadLetters, DeadLetterAdmin)
     site.register(queue_models.Queue, QueueAdmin)
     site.register(queue_models.Worker, WorkerAdmin)
     site.register(models.Health, HealthAdmin)

@@ -54,45 +54,48 @@ def may_bulk(request: HttpRequest) -> bool:
 _AGAIN = _("will be scheduled again, unless a live message has the same key")
 _GONE = _("will be deleted, with its log")
 
-CANCEL = ConsoleAction(
-    actions.CANCEL,
-    pgettext_lazy("verb", "Cancel"),
-    _("Cancel messages"),
-    {State.SCHEDULED: _("will be cancelled"), State.RUNNING: _("will be asked to stop and not be retried")},
+_TABLE = (
+    ConsoleAction(
+        actions.CANCEL,
+        pgettext_lazy("verb", "Cancel"),
+        _("Cancel messages"),
+        {State.SCHEDULED: _("will be cancelled"), State.RUNNING: _("will be asked to stop and not be retried")},
+    ),
+    ConsoleAction(
+        actions.RESCHEDULE,
+        _("Reschedule"),
+        _("Reschedule messages"),
+        {State.SCHEDULED: _("will be moved to the new time")},
+        RescheduleForm,
+    ),
+    ConsoleAction(
+        actions.RUN_NOW,
+        _("Run now"),
+        _("Run messages now"),
+        {State.SCHEDULED: _("will be due at once")},
+        SpreadForm,
+    ),
+    ConsoleAction(
+        actions.REQUEUE,
+        _("Requeue"),
+        _("Requeue messages"),
+        {State.DEAD: _AGAIN, State.EXPIRED: _AGAIN, State.CANCELLED: _AGAIN},
+        SpreadForm,
+    ),
+    ConsoleAction(
+        actions.PURGE,
+        _("Purge"),
+        _("Purge finished messages"),
+        {state: _GONE for state in State if state in FINAL},
+        final=True,
+    ),
 )
-RESCHEDULE = ConsoleAction(
-    actions.RESCHEDULE,
-    _("Reschedule"),
-    _("Reschedule messages"),
-    {State.SCHEDULED: _("will be moved to the new time")},
-    RescheduleForm,
-)
-RUN = ConsoleAction(
-    actions.RUN_NOW,
-    _("Run now"),
-    _("Run messages now"),
-    {State.SCHEDULED: _("will be due at once")},
-    SpreadForm,
-)
-REQUEUE = ConsoleAction(
-    actions.REQUEUE,
-    _("Requeue"),
-    _("Requeue messages"),
-    {State.DEAD: _AGAIN, State.EXPIRED: _AGAIN, State.CANCELLED: _AGAIN},
-    SpreadForm,
-)
-PURGE = ConsoleAction(
-    actions.PURGE,
-    _("Purge"),
-    _("Purge finished messages"),
-    {state: _GONE for state in State if state in FINAL},
-    final=True,
-)
-ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, REQUEUE, PURGE)}
+# By name, in the order in which pages offer them.
+CONSOLE_ACTIONS = {action.name: action for action in _TABLE}
 
 # Everything that the audit may name: the actions on messages, and what else users and commands do.
 LABELS: dict[str, Text] = {
-    **{action.name: action.label for action in ACTIONS.values()},
+    **{action.name: action.label for action in CONSOLE_ACTIONS.values()},
     "pause": _("Pause"),
     "resume": _("Resume"),
     "stop": _("Stop"),

@@ -91,13 +91,13 @@ class AuditEventAdmin(Page, _ModelAdmin):
 
     def _show(self, event: AuditEvent) -> AuditRow:
         outcomes = event.outcomes
-        if event.operation is not None and event.operation.verb == event.verb:
+        if event.operation is not None and event.operation.action == event.action:
             # The operation has the outcomes while it is being done.
             outcomes = outcomes or event.operation.outcomes
         return AuditRow(
             event,
             moment(event.at, "seconds"),
-            action_table.label(event.verb),
+            action_table.label(event.action),
             action_table.outcomes_text(outcomes),
             admin_url_if_any(self, Message, "change", event.message_id) if event.message_id else "",
             admin_url_if_any(self, Operation, "change", event.operation_id) if event.operation_id else "",
@@ -107,7 +107,7 @@ class AuditEventAdmin(Page, _ModelAdmin):
 def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditEvent]:
     rows = rows.select_related("operation").defer("operation__scope").order_by("-pk")
     if asked["action"]:
-        rows = rows.filter(verb=asked["action"])
+        rows = rows.filter(action=asked["action"])
     if asked["actor"]:
         rows = rows.filter(actor__icontains=_storable(asked["actor"]))
     length = _SPANS.get(asked["period"])

@@ -188,7 +188,7 @@ def _upcoming(coming: Upcoming, links: _Links) -> SafeString:
     series = [*topics, *([_("other topics")] if others else [])]
     columns = [_column(bar, place, coming, topics, others, links) for place, bar in enumerate(shown)]
     description = _("Messages by the time they fall due. %(peak)s") % {"peak": _peak(coming)}
-    return charts.bars("dq-upcoming", _("What falls due next"), description, series, columns)
+    return charts.bars("dq-upcoming", _("Upcoming messages"), description, series, columns)
 
 
 def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: bool, links: _Links) -> Column:
@@ -290,7 +290,7 @@ def _late(tally: RollupSum) -> str:
     p50, p95 = tally.lateness(50), tally.lateness(95)
     if p50 is None:
         return _("No message was delivered in this time.")
-    return _("From the due time to the start: half of them %(p50)s, 95 %% %(p95)s.") % {
+    return _("Half of the messages started %(p50)s after the due time, 95 %% of them %(p95)s after it.") % {
         "p50": charts.bound(p50),
         "p95": charts.bound(p95),
     }

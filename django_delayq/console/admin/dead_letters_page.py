@@ -12,16 +12,16 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from ...models import Message
-from ..models import DeadLetter
+from ..models import DeadLetters
 from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, DeadGroup, group_dead
 from . import action_table, search_box
-from .action_table import PURGE, REQUEUE, ConsoleAction
+from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .explanation import moment, span
 from .page import Page, admin_url
 
 if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[DeadLetter]
+    _ModelAdmin = admin.ModelAdmin[DeadLetters]
 else:
     _ModelAdmin = admin.ModelAdmin
 
@@ -48,7 +48,7 @@ class DeadLetterAdmin(Page, _ModelAdmin):
         acts_here = self.admin_site.is_registered(Message)
         offered = [
             (action, admin_url(self, Message, "action", action.name))
-            for action in (REQUEUE, PURGE)
+            for action in (CONSOLE_ACTIONS["requeue"], CONSOLE_ACTIONS["purge"])
             if acts_here and action_table.may_bulk(request) and self._may(request, action)
         ]
         try:

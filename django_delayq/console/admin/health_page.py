@@ -22,7 +22,7 @@ from ...sql import vendor_name
 from .. import operations
 from ..models import Health, Operation, OperationState
 from ..operations.consistency_check import QueueCheck, results_of
-from ..statements import statements
+from ..statements import console_statements
 from . import page_data, panels
 from .explanation import moment, span
 from .page import Page, acting_as_user, actor_of, admin_url, admin_url_if_any, may_view, url_name
@@ -112,7 +112,7 @@ class HealthAdmin(RestorePage, Page, _ModelAdmin):
             raise PermissionDenied
         if request.method == "POST":
             using = router.db_for_write(Message)
-            rows = Operation.objects.using(using).filter(verb="check", state__in=operations.OPEN)
+            rows = Operation.objects.using(using).filter(action="check", state__in=operations.OPEN)
             if rows.exists():
                 self.message_user(request, _("A check is under way already."), messages.WARNING)
             else:
@@ -141,7 +141,7 @@ def _held(using: str) -> dict[str, QueueSize]:
 
 def _checks(using: str) -> tuple[Operation | None, Operation | None]:
     """Return the consistency check that finished last, and the one that is open."""
-    rows = Operation.objects.using(using).filter(verb="check").order_by("-pk")[:20]
+    rows = Operation.objects.using(using).filter(action="check").order_by("-pk")[:20]
     last = current = None
     for operation in reversed(rows):
         if operation.state == OperationState.DONE:
@@ -182,7 +182,7 @@ def _redis(data: PageData) -> list[Fact]:
     redis = data.redis.value
     if redis is None:
         return [Fact(_("State"), "?")]
-    where = Fact(_("Where"), redis.where)
+    where = Fact(_("Configured as"), redis.where)
     if redis.reachable is None:
         return [where, Fact(_("State"), _("not configured: workers deliver from the database"))]
     health = redis.health
@@ -195,7 +195,7 @@ def _redis(data: PageData) -> list[Fact]:
         where,
         Fact(_("State"), _("answers, version %(version)s") % {"version": health.version or "?"}, "ok"),
         Fact(_("Role"), health.role or "?", "" if health.role in (None, "master") else "critical"),
-        Fact(_("Up for"), uptime),
+        Fact(_("Uptime"), uptime),
         Fact(_("Memory"), _memory(health.memory, health.max_memory)),
         _policy(health.policy),
         Fact(_("Evicted keys"), evicted, "warning" if health.evicted else ""),
@@ -225,7 +225,7 @@ def _policy(policy: str | None) -> Fact:
 
 
 def _database_state(using: str) -> DatabaseState:
-    vacuum = statements(using).vacuum()
+    vacuum = console_statements(using).vacuum()
     vacuumed = "" if vacuum.at is None else moment(vacuum.at, "seconds")
     return DatabaseState(vendor_name(using), stats.estimate(using), vacuum.dead_rows, vacuumed)
 
@@ -249,5 +249,5 @@ def _database(data: PageData, panel: Panel[DatabaseState]) -> list[Fact]:
         (_("Finished messages are kept"), settings.RETENTION),
         (_("Dead messages are kept"), settings.DEAD_RETENTION),
     ):
-        found.append(Fact(name, _("for ever") if kept is None else span(timedelta(seconds=kept))))
+        found.append(Fact(name, _("forever") if kept is None else span(timedelta(seconds=kept))))
     return found

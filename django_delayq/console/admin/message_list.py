@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ...models import Message
 from ...states import State
 from . import explanation, page, payload, search_box
-from .actions import ActionPages
+from .action_pages import ActionPages
 from .changelist import MessageList
 from .export import ExportView
 from .message_page import MessagePage

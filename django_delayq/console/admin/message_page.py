@@ -105,7 +105,7 @@ class MessagePage(_Base):
             run.preview()
             done = run.run().total()
         except BrokerUnavailable as error:
-            text = _("Redis did not take it: %(error)s The message is safe in the record and runs a little later.")
+            text = _("Redis did not accept the message: %(error)s It is safe in the record and runs a little later.")
             return text % {"error": error}, messages.ERROR
         outcomes = {"put": done.put, "present": done.present, "beyond": done.beyond}
         self._audit(request, message, "restore", {word: count for word, count in outcomes.items() if count})

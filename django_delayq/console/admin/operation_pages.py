@@ -62,7 +62,7 @@ def operation_row(operation: Operation, url: str, now: datetime) -> OperationRow
     return OperationRow(
         operation,
         url,
-        action_table.label(operation.verb),
+        action_table.label(operation.action),
         _progress(operation),
         min(100, operation.done * 100 // total) if total else None,
         action_table.outcomes_text(operation.outcomes),
@@ -92,7 +92,7 @@ class OperationAdmin(Page, _ModelAdmin):
 
     def may_resume(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may resume an operation, which takes the permissions to start it."""
-        work = operations.WORKS.get(operation.verb)
+        work = operations.WORKS.get(operation.action)
         if work is None or conf.get().ADMIN_READ_ONLY or not self.has_view_permission(request):
             return False
         needed = {work.permission, "bulk_message"} if issubclass(work, operations.BulkAction) else {work.permission}
@@ -144,7 +144,7 @@ class OperationAdmin(Page, _ModelAdmin):
         is_held = operation.leased_until is not None and operation.leased_until > now
         is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held
         context = {
-            **page.context(self, request, f"{action_table.label(operation.verb)} #{operation.pk}"),
+            **page.context(self, request, f"{action_table.label(operation.action)} #{operation.pk}"),
             "row": operation_row(operation, "", now),
             "operation": operation,
             "arguments": _arguments(operation),
@@ -188,7 +188,7 @@ class OperationAdmin(Page, _ModelAdmin):
         with page.acting_as_user(request), writing(self._using):
             is_done = act(operation)
             if is_done:
-                target = f"#{operation.pk} {operation.verb}: {operation.described}"
+                target = f"#{operation.pk} {operation.action}: {operation.described}"
                 audit.record(self._using, action, target, operation=operation, user=request.user)
         if not is_done:
             self.message_user(

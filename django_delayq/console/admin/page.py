@@ -15,7 +15,7 @@ from django.urls import NoReverseMatch, reverse
 
 from ... import actors, conf
 from ...models import Message, Queue, Worker
-from ..models import AuditEvent, Dashboard, DeadLetter, Health, Operation
+from ..models import AuditEvent, Dashboard, DeadLetters, Health, Operation
 from .readonly import ReadOnly
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ else:
 PAGES = (
     Dashboard,
     Message,
-    DeadLetter,
+    DeadLetters,
     Queue,
     Worker,
     Health,

@@ -59,7 +59,7 @@ class PauseForm(forms.Form):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         zone = timezone.get_current_timezone_name()
-        text = _("In the time zone %(zone)s. With neither, the pause lasts until somebody resumes the queue.")
+        text = _("In the time zone %(zone)s. If both are empty, the pause lasts until somebody resumes the queue.")
         self.fields["until"].help_text = text % {"zone": zone}
 
     def clean_duration(self) -> timedelta | None:

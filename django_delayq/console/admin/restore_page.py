@@ -82,7 +82,7 @@ class RestoreForm(forms.Form):
         cleaned["overdue"] = Overdue(cleaned.get("overdue") or Overdue.RUN)
         if not self.errors and (cleaned["overdue"] == Overdue.SPREAD) != bool(cleaned.get("spread")):
             raise forms.ValidationError(
-                _("Give a time to spread over when overdue messages get new due times, and only then.")
+                _("“Spread over” belongs to the choice of new due times: give both, or neither.")
             )
         return cleaned
 
@@ -156,7 +156,7 @@ class RestorePage(_Base):
         return self._shown(request, using, Q(finished_at__isnull=False), "-pk")
 
     def _shown(self, request: HttpRequest, using: str, which: Q, order: str) -> tuple[Operation, str] | None:
-        rows = Operation.objects.using(using).filter(which, verb=RestoreWork.verb)
+        rows = Operation.objects.using(using).filter(which, action=RestoreWork.name)
         try:
             operation = rows.order_by(order).first()
         except (DatabaseError, InterfaceError):
@@ -200,7 +200,7 @@ class RestorePage(_Base):
         with page.acting_as_user(request), writing(using):
             operation = operations.start(
                 using,
-                RestoreWork.verb,
+                RestoreWork.name,
                 form.scope,
                 form.arguments,
                 described=form.described(),

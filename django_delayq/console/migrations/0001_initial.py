@@ -67,7 +67,7 @@ class Migration(migrations.Migration):
             bases=("django_delayq.message",),
         ),
         migrations.CreateModel(
-            name="DeadLetter",
+            name="DeadLetters",
             fields=[],
             options={
                 "verbose_name": "dead letter",
@@ -96,7 +96,7 @@ class Migration(migrations.Migration):
             name="Operation",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("verb", models.CharField(max_length=20, verbose_name="verb")),
+                ("action", models.CharField(max_length=20, verbose_name="action")),
                 ("scope", models.JSONField(default=dict, verbose_name="scope")),
                 ("arguments", models.JSONField(default=dict, verbose_name="arguments")),
                 ("described", models.TextField(blank=True, default="", verbose_name="messages")),
@@ -150,7 +150,7 @@ class Migration(migrations.Migration):
                 ("at", models.DateTimeField(default=django.utils.timezone.now, verbose_name="at")),
                 ("actor", models.CharField(max_length=200, verbose_name="actor")),
                 ("user_key", models.CharField(blank=True, default="", max_length=100, verbose_name="user's key")),
-                ("verb", models.CharField(max_length=20, verbose_name="verb")),
+                ("action", models.CharField(max_length=20, verbose_name="action")),
                 ("target", models.TextField(blank=True, default="", verbose_name="target")),
                 ("message_id", models.BigIntegerField(blank=True, null=True, verbose_name="message")),
                 ("reason", models.TextField(blank=True, default="", verbose_name="reason")),

@@ -85,7 +85,7 @@ class BulkAction(OperationWork):
 
     def __init_subclass__(cls, *, action: Action) -> None:
         super().__init_subclass__()
-        cls.action, cls.verb, cls.permission = action, action.name, f"{action.name}_message"
+        cls.action, cls.name, cls.permission = action, action.name, f"{action.name}_message"
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)

@@ -40,7 +40,7 @@ class QueueCheck:
 class CheckWork(OperationWork):
     """Compares the record with Redis and changes nothing. The position of the operation keeps the results."""
 
-    verb = "check"
+    name = "check"
     permission = "restore_message"
     atomic = False
 

@@ -29,7 +29,7 @@ class LostLease(Exception):
 
 def start(
     using: str,
-    verb: str,
+    action: str,
     scope: Mapping[str, Any],
     arguments: Mapping[str, Any],
     *,
@@ -37,14 +37,14 @@ def start(
     reason: str,
     started_by: str,
 ) -> Operation:
-    """Queue an operation; a worker begins within seconds. The verb's work reads ``scope`` and ``arguments``.
+    """Queue an operation; a worker begins within seconds. The work of the action reads ``scope`` and ``arguments``.
 
     ``described`` is the scope in words, ``started_by`` an actor such as "user:anna".
     """
-    # An unknown verb, or a scope that its work cannot read, is refused here and not in the worker.
-    WORKS[verb](scope, arguments)
+    # An unknown action, or a scope that its work cannot read, is refused here and not in the worker.
+    WORKS[action](scope, arguments)
     return Operation.objects.using(using).create(
-        verb=verb,
+        action=action,
         scope=dict(scope),
         arguments=dict(arguments),
         described=storable(described),
@@ -130,7 +130,7 @@ def run_step(using: str, operation: Operation, worker: str) -> bool:
     if operation.stop_requested:
         _finish(using, operation, worker, OperationState.STOPPED)
         return False
-    work = WORKS[operation.verb](operation.scope, operation.arguments)
+    work = WORKS[operation.action](operation.scope, operation.arguments)
     if operation.started_at is None:
         _begin(using, operation, worker, work)
     try:

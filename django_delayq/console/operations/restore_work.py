@@ -61,7 +61,7 @@ def outcomes_of(tally: Tally) -> dict[str, int]:
 class RestoreWork(OperationWork):
     """Restores in steps of about a second. It clears nothing, and a step that is done twice changes nothing."""
 
-    verb = "restore"
+    name = "restore"
     permission = "restore_message"
     atomic = False
 
@@ -133,7 +133,7 @@ class RestoreOperation(RestoreObserver):
         self._written = time.monotonic()
         self._operation: Operation | None = None
         values = {
-            "verb": RestoreWork.verb,
+            "action": RestoreWork.name,
             "scope": scope_of(start.selection),
             "arguments": arguments_of(start.overdue, start.spread, no_expired=start.no_expired),
             "described": storable(start.described),

@@ -32,8 +32,8 @@ class OperationWork(ABC):
     or about a second's worth. A step may be done again after a worker was killed before it could write the position.
     """
 
-    # The name of this kind of work in ``Operation.verb``.
-    verb: ClassVar[str]
+    # The name of this kind of work, as in ``Operation.action``.
+    name: ClassVar[str]
     # The codename of the permission to start, stop and resume it.
     permission: ClassVar[str]
     # True when a step writes to the record only: then its changes and its bookkeeping are one transaction.
@@ -59,5 +59,5 @@ AWork = TypeVar("AWork", bound=OperationWork)
 
 def register(work: type[AWork]) -> type[AWork]:
     """Add a kind of work to ``WORKS``, as a decorator of its class."""
-    WORKS[work.verb] = work
+    WORKS[work.name] = work
     return work

@@ -214,7 +214,7 @@ def _term(token: str, now: datetime) -> Term:
     if colon and name.lower() in _QUALIFIERS:
         value = _value(rest)
         if not value.text:
-            raise _Problem(_("nothing stands behind the colon."))
+            raise _Problem(_("the value after the colon is missing."))
         return _QUALIFIERS[name.lower()](name.lower(), value, now)
     if colon and name.lower().startswith("payload."):
         return _payload(name, rest)
@@ -222,7 +222,7 @@ def _term(token: str, now: datetime) -> Term:
     if not value.quoted and value.text.isascii() and value.text.isdigit():
         return _id("id", value, now)
     if not value.text:
-        raise _Problem(_("nothing stands between the quotation marks."))
+        raise _Problem(_("the text between the quotation marks is missing."))
     return _bare(value)
 
 
@@ -349,7 +349,7 @@ def _payload(name: str, rest: str) -> Term:
         raise _Problem(_("not a path. Write payload.order.id:42."))
     value = _value(rest)
     if not value.text and not value.quoted:
-        raise _Problem(_("nothing stands behind the colon."))
+        raise _Problem(_("the value after the colon is missing."))
     condition = reduce(or_, (Q(PayloadHas(path, each)) for each in _scalars(value)))
     # The description is written to the audit and shown on pages, where values of payloads must not appear.
     described = _("payload %(path)s is a given value") % {"path": ".".join(path)}

@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import BooleanField, Case, F, Func, IntegerField, JSONField, When
 from django.db.models.lookups import LessThanOrEqual
 
-from ..statements import statements
+from ..statements import console_statements
 from ..statements.values import Scalar
 
 
@@ -23,7 +23,7 @@ class PayloadHas(Func):
 
     def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:  # type: ignore[override]
         column, _none = compiler.compile(self.get_source_expressions()[0])
-        return statements(connection.alias).payload_has(column, self.path, self.value)
+        return console_statements(connection.alias).payload_has(column, self.path, self.value)
 
 
 class StoredSize(Func):
@@ -33,7 +33,7 @@ class StoredSize(Func):
 
     def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:  # type: ignore[override]
         column, parameters = compiler.compile(self.get_source_expressions()[0])
-        return statements(connection.alias).stored_size(column), parameters
+        return console_statements(connection.alias).stored_size(column), parameters
 
 
 def small(size: int) -> Case:

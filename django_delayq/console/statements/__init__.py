@@ -11,7 +11,7 @@ from django.db import connections
 
 from .values import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, TooSlow, Vacuum
 
-__all__ = ["ConsoleStatements", "TooSlow", "statement_timeout", "statements"]
+__all__ = ["ConsoleStatements", "TooSlow", "console_statements", "statement_timeout"]
 
 
 class ConsoleStatements(Protocol):
@@ -48,17 +48,17 @@ class ConsoleStatements(Protocol):
         """Return what the vendor knows about dead rows in the message table."""
 
 
-def statements(using: str) -> ConsoleStatements:
-    """Return the statements for the database behind an alias."""
+def console_statements(using: str) -> ConsoleStatements:
+    """Return the console's statements for the database behind an alias."""
     if connections[using].vendor == "postgresql":
-        from .postgresql import PostgreSQL
+        from .postgresql_console import PostgreSQLConsole
 
-        return PostgreSQL(using)
-    from .portable import Portable
+        return PostgreSQLConsole(using)
+    from .portable_console import PortableConsole
 
-    return Portable(using)
+    return PortableConsole(using)
 
 
 def statement_timeout(using: str, milliseconds: int) -> AbstractContextManager[None]:
     """Raise ``TooSlow`` when a statement inside takes longer than ``milliseconds`` (on PostgreSQL)."""
-    return statements(using).statement_timeout(milliseconds)
+    return console_statements(using).statement_timeout(milliseconds)

@@ -18,7 +18,7 @@ from ...sql.moves import writing
 from ...sql.rows import Claimed, Moved
 from ...states import State
 from ..models import Rollup
-from ..statements import statements
+from ..statements import console_statements
 from ..statements.values import RollupKey
 
 logger = logging.getLogger("django_delayq")
@@ -181,7 +181,7 @@ class RollupCompactor(Service):
             for queue, topic, *counts in locked.values_list(*names):
                 key = RollupKey(int(begin.timestamp()), HOUR_SECONDS, queue, topic)
                 sums[key] = [a + b for a, b in zip(sums.get(key, [0] * len(counts)), counts, strict=True)]
-            statements(self.using).add_to_rollups(sums)
+            console_statements(self.using).add_to_rollups(sums)
             rows.delete()
 
 
@@ -189,7 +189,7 @@ def write(using: str, rollups: Mapping[RollupKey, list[int]]) -> None:
     """Add counts to the rollups: all of them, or none."""
     if rollups:
         with writing(using):
-            statements(using).add_to_rollups(rollups)
+            console_statements(using).add_to_rollups(rollups)
 
 
 def _minute(moment: float) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from ..models import Rollup
-from ..statements import statements
+from ..statements import console_statements
 from ..statements.values import RollupWindow
 from . import steps
 
@@ -100,7 +100,7 @@ def read_throughput(using: str, now: datetime, windows: Iterable[str]) -> dict[s
     """Read the rollups of these windows, in one statement."""
     found = {name: _empty(name, now) for name in dict.fromkeys(windows)}
     asked = [RollupWindow(name, past.start, PAST_WINDOWS[name].seconds) for name, past in found.items()]
-    for row in statements(using).sum_rollups(asked):
+    for row in console_statements(using).sum_rollups(asked):
         past = found[row.window]
         # The clock of a worker may be ahead: a step beyond the last one counts for the last.
         past.steps[min(row.step, len(past.steps) - 1)].add(row.counts)

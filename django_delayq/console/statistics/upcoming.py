@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from ...inspector.numbers import NONE, Capped, capped, total
 from ...inspector.snapshot import overdue_cutoff
-from ..statements import statements
+from ..statements import console_statements
 from ..statements.values import DueRange
 from . import steps
 
@@ -94,7 +94,7 @@ def count_upcoming(using: str, window: str, queues: Sequence[str], now: datetime
     ranges += [DueRange(1, queue, late, begin) for queue in queues if late < begin]
     cap = _share(BAR_CAP, QUEUE_CAP, len(queues))
     sample = _share(BAR_SAMPLE, QUEUE_SAMPLE, len(queues))
-    for found in statements(using).count_due(ranges, cap, sample):
+    for found in console_statements(using).count_due(ranges, cap, sample):
         _add(all_[found.range.bar], capped(found.number, cap), found.topics)
     _estimate(using, [bar for bar in bars if bar.number.more])
     return Upcoming(window, overdue, bars)
@@ -115,7 +115,7 @@ def _add(bar: Bar, number: Capped, topics: Sequence[str]) -> None:
 
 def _estimate(using: str, bars: Sequence[Bar]) -> None:
     """Replace the numbers of bars that were not counted to their end by the planner's guess, where it is higher."""
-    for place, guess in statements(using).estimate_due([(bar.start, bar.end) for bar in bars]).items():
+    for place, guess in console_statements(using).estimate_due([(bar.start, bar.end) for bar in bars]).items():
         bar = bars[place]
         counted = bar.number.count
         bar.number = Capped(max(counted, guess), about=guess > counted, more=guess <= counted)

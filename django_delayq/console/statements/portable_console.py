@@ -25,7 +25,7 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
 }
 
 
-class Portable:
+class PortableConsole:
     """Statements for databases without words of their own."""
 
     # The begin of a rollup in seconds since 1970. Doubled: the statement has parameters.

@@ -29,11 +29,11 @@ from ... import actors
 from ...models import Message
 from ...sql.moves import writing
 from .. import audit, operations
-from ..models import AuditEvent, DeadLetter, Operation
+from ..models import AuditEvent, DeadLetters, Operation
 from ..operations import BulkAction, Scope
 from ..statements import TooSlow, statement_timeout
 from . import action_table, page, search_box
-from .action_table import ACTIONS, ConsoleAction
+from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
 from .paginator import PAGED_CAP
 from .preview import describe, expected, has_changed, preview
@@ -87,38 +87,38 @@ class ActionPages(_Base):
 
     @admin.action(permissions=["cancel"], description=gettext_lazy("Cancel selected messages…"))
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, action_table.CANCEL)
+        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["cancel"])
 
     @admin.action(permissions=["reschedule"], description=gettext_lazy("Reschedule selected messages…"))
     def reschedule_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, action_table.RESCHEDULE)
+        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["reschedule"])
 
     @admin.action(permissions=["run"], description=gettext_lazy("Run selected messages now…"))
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, action_table.RUN)
+        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["run"])
 
     @admin.action(permissions=["requeue"], description=gettext_lazy("Requeue selected messages…"))
     def requeue_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, action_table.REQUEUE)
+        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["requeue"])
 
     @admin.action(permissions=["purge"], description=gettext_lazy("Purge selected messages…"))
     def purge_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, action_table.PURGE)
+        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["purge"])
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
-        return action_table.CANCEL.allowed(request)
+        return CONSOLE_ACTIONS["cancel"].allowed(request)
 
     def has_reschedule_permission(self, request: HttpRequest) -> bool:
-        return action_table.RESCHEDULE.allowed(request)
+        return CONSOLE_ACTIONS["reschedule"].allowed(request)
 
     def has_run_permission(self, request: HttpRequest) -> bool:
-        return action_table.RUN.allowed(request)
+        return CONSOLE_ACTIONS["run"].allowed(request)
 
     def has_requeue_permission(self, request: HttpRequest) -> bool:
-        return action_table.REQUEUE.allowed(request)
+        return CONSOLE_ACTIONS["requeue"].allowed(request)
 
     def has_purge_permission(self, request: HttpRequest) -> bool:
-        return action_table.PURGE.allowed(request)
+        return CONSOLE_ACTIONS["purge"].allowed(request)
 
     def may(self, request: HttpRequest, action: ConsoleAction) -> bool:
         """Tell whether the user may do an action, by the same hooks that decide which actions the list offers."""
@@ -127,7 +127,11 @@ class ActionPages(_Base):
 
     def offered(self, request: HttpRequest, message: Message) -> list[ConsoleAction]:
         """Return the actions that change this message and that the user may do."""
-        return [action for action in ACTIONS.values() if message.state in action.effects and self.may(request, action)]
+        return [
+            action
+            for action in CONSOLE_ACTIONS.values()
+            if message.state in action.effects and self.may(request, action)
+        ]
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.action_view)
@@ -135,7 +139,7 @@ class ActionPages(_Base):
 
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Show the question for a POST of ``ids`` or ``search``, and act on a POST of that question's ``token``."""
-        action = ACTIONS.get(name)
+        action = CONSOLE_ACTIONS.get(name)
         if action is None:
             raise Http404
         if not self.may(request, action):
@@ -341,7 +345,7 @@ class ActionPages(_Base):
     def _back(self, request: HttpRequest, scope: Scope, *, gone: bool = False) -> str:
         """Return the address where the action began: another page, the list with its filters, or the message."""
         if request.POST.get("origin") == "deadletters":
-            return page.admin_url(self, DeadLetter)
+            return page.admin_url(self, DeadLetters)
         filters = _filters(request)
         if filters is None and len(scope.ids) == 1 and not gone:
             return page.admin_url(self, Message, "change", scope.ids[0])

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 from django.db import OperationalError, transaction
 
-from .portable import Portable
+from .portable_console import PortableConsole
 from .values import Scalar, TooSlow, Vacuum
 
 _QUERY_CANCELED = "57014"
 _SET_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit', %s, true)"
 
 
-class PostgreSQL(Portable):
+class PostgreSQLConsole(PortableConsole):
     """Statements that PostgreSQL has words for: a timeout, the planner's guesses, containment in JSON."""
 
     epoch: ClassVar[str] = "extract(epoch FROM at)::bigint"
