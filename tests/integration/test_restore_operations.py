@@ -13,6 +13,7 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from django_delayq import conf, restore, transitions
+from django_delayq.broker.base import Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
 from django_delayq.console.models import Operation, OperationState
@@ -26,7 +27,7 @@ from django_delayq.restore import Overdue, Restore, Selection
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.worker.broker_switch import BrokerSwitch
-from django_delayq.worker.loader import Loader
+from django_delayq.worker.loader import Loader, _ObservedLoad
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
 from tests.commands.conftest import broker, due_tenths, held, run, schedule
@@ -379,6 +380,15 @@ def test_a_loader_goes_on_without_the_table_of_operations(
     monkeypatch.setattr(Operation.objects, "using", refuse)
     loader.tick()
     assert held() == due_tenths(*ids)
+
+
+def test_a_load_that_fails_with_an_error_without_text_is_shown_as_failed(redis_client: redis.Redis) -> None:
+    with pytest.raises(TimeoutError), _ObservedLoad(DB, "host/1", "default", from_beginning=True) as observed:
+        observed.progress(Put(put=3), 3)
+        raise TimeoutError
+    failed = only()
+    assert (failed.state, failed.outcomes) == (OperationState.FAILED, {"put": 3})
+    assert "TimeoutError" in failed.error
 
 
 # --- a FLUSHALL in the middle -----------------------------------------------------------------------------------------
