@@ -1,4 +1,4 @@
-"""The dashboard: problems, numbers, what falls due next, what was delivered, queues, workers and servers."""
+"""The dashboard: problems, numbers, upcoming messages, deliveries, queues, workers and servers."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _ago(at: datetime, now: datetime, sign: int = 1) -> str:
     return brief(max(0.0, sign * (now - at).total_seconds()))
 
 
-# --- what falls due next ----------------------------------------------------------------------------------------------
+# --- upcoming messages ------------------------------------------------------------------------------------------------
 
 
 def _upcoming(coming: Upcoming, links: _Links) -> SafeString:

@@ -157,11 +157,6 @@ class OperationAdmin(Page, _ModelAdmin):
         }
         return TemplateResponse(request, "delayq_console/operation/detail.html", context)
 
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        raise Http404
-
     def stop_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Stop an operation between two batches, on POST."""
         return self._act_on(request, number, "stop", self.may_stop, operations.stop)

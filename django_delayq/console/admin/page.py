@@ -152,3 +152,9 @@ class Page(ReadOnly, _Base):
             raise Http404
         page: HttpResponse = super().changeform_view(request, object_id, form_url, extra_context)
         return page
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Refuse Django's page of changes made in the admin: these rows are not changed there."""
+        raise Http404
