@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
+
+from django.db import DatabaseError, InterfaceError
 
 from .. import extensions, signals
 from ..extensions import RestoreObserver, RestoreStart, Service, StatisticsSection, WorkerExtension
 from ..signals import MessageFacts
 from ..sql.rows import Claimed, Moved
+
+logger = logging.getLogger("django_delayq")
 
 
 class ConsoleExtension(WorkerExtension):
@@ -52,11 +57,15 @@ class ConsoleExtension(WorkerExtension):
         self.counts.moved(moves)
 
     def stop(self) -> None:
+        # Without the database the last counts are lost, and the operation goes on when its lease has run out.
         try:
-            self._writer.tick()
-        finally:
-            if self._runs_operations:
-                self._runner.release()
+            try:
+                self._writer.tick()
+            finally:
+                if self._runs_operations:
+                    self._runner.release()
+        except (DatabaseError, InterfaceError) as error:
+            logger.debug("The console of a worker that ends could not write to the database: %s", error)
 
 
 def _observe_restore(start: RestoreStart) -> RestoreObserver:

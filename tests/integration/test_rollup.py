@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from django_delayq import schedule_message, transitions
 from django_delayq.console.models import Rollup
+from django_delayq.console.operations.runner import OperationRunner
 from django_delayq.console.statements.portable_console import ROLLUPS_PER_STATEMENT
 from django_delayq.console.statistics import rollups
 from django_delayq.console.statistics.rollups import (
@@ -267,3 +268,18 @@ def test_a_worker_that_stops_in_order_has_written_all_counts() -> None:
     found = totals(topic="t.ok")
     assert found.pop("consumed") == 5
     assert sum(found.values()) == 5
+
+
+def test_a_worker_that_ends_without_a_database_logs_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OperationalError("gone")
+
+    extensions = WorkerExtensions(DB, "host/1")
+    extensions.services(frozenset({"operator"}))
+    monkeypatch.setattr(RollupWriter, "tick", refuse)
+    monkeypatch.setattr(OperationRunner, "release", refuse)
+    with caplog.at_level("DEBUG", "django_delayq"):
+        extensions.stop()
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
