@@ -18,7 +18,7 @@ from ..sql import statements
 from ..states import FINAL, State
 from .numbers import Capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot
-from .workers import WorkerList, list_workers
+from .worker_list import WorkerList, list_workers
 
 # Scheduled and running messages are counted up to this number in each queue.
 LIVE_CAP = 1_000_000

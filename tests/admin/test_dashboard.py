@@ -22,7 +22,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
 from django_delayq.console.models import Rollup
 from django_delayq.console.statistics import throughput, upcoming
-from django_delayq.inspector import snapshot, workers
+from django_delayq.inspector import snapshot, worker_list
 from django_delayq.inspector.migrations import pending_migrations
 from django_delayq.inspector.numbers import Capped, total
 from django_delayq.models import Message, Worker
@@ -396,7 +396,7 @@ def broken(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "regions"),
     [(snapshot, "take_snapshot", ("tiles", "queues")), (upcoming, "count_upcoming", ("upcoming",)),
-     (throughput, "read_throughput", ("past",)), (workers, "list_workers", ("state",))],
+     (throughput, "read_throughput", ("past",)), (worker_list, "list_workers", ("state",))],
 )  # fmt: skip
 @pytest.mark.parametrize("fault", [slow, broken])
 def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
@@ -423,7 +423,7 @@ def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
 
 def test_workers_that_cannot_be_read_are_not_none(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     worker()
-    monkeypatch.setattr(workers, "list_workers", broken)
+    monkeypatch.setattr(worker_list, "list_workers", broken)
     text = samples.text(viewer.get(WORKERS))
     assert "The number of workers is not known." in text
     assert "No worker has shown itself" not in text
@@ -459,7 +459,7 @@ def test_a_worker_shows_what_it_runs_some_of_it(viewer: Client, monkeypatch: pyt
     assert row.running[0][1] == samples.change_url(messages[0])
     assert "and 2 more" in samples.text(page)
     panels.forget()
-    monkeypatch.setattr(workers, "MOST_RUNNING", 3)
+    monkeypatch.setattr(worker_list, "MOST_RUNNING", 3)
     assert "Only 3 of the running messages" in samples.text(viewer.get(WORKERS))
 
 

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from ...durations import brief
 from ...inspector.numbers import Capped
 from ...inspector.snapshot import overdue_cutoff
-from ...inspector.workers import WorkerState
+from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, Worker
 from ...sql import vendor_name
 from ..models import Dashboard, Health, Rollup

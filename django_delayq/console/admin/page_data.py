@@ -9,11 +9,11 @@ from django.db import router
 from django.utils import timezone
 
 from ... import conf, models, pausing, publisher, restore
-from ...inspector import snapshot, stats, workers
+from ...inspector import snapshot, stats, worker_list
 from ...inspector.migrations import pending_migrations
 from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
-from ...inspector.workers import WorkerList
+from ...inspector.worker_list import WorkerList
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import Throughput
 from ..statistics.upcoming import Upcoming
@@ -49,7 +49,7 @@ def gather() -> PageData:
         using,
         at,
         seen,
-        panels.load(("workers", using), FRESH_SECONDS, using, lambda: workers.list_workers(using, at)),
+        panels.load(("workers", using), FRESH_SECONDS, using, lambda: worker_list.list_workers(using, at)),
         panels.load(("paused", using), FRESH_SECONDS, using, lambda: pausing.paused(using)),
         panels.load(("redis", repr(conf.get().REDIS)), FRESH_SECONDS, using, redis),
         panels.load(("pending", using), MIGRATIONS_FRESH_SECONDS, using, lambda: pending_migrations(using)),

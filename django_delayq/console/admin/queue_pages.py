@@ -22,7 +22,7 @@ from ... import conf, pausing, publisher, validation
 from ...broker.base import QueueSize
 from ...exceptions import InvalidMessage
 from ...inspector.snapshot import QueueSnapshot
-from ...inspector.workers import WorkerState
+from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue
 from ...sql.moves import writing
 from .. import audit

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ... import conf, publisher, restore, transitions
 from ...exceptions import BrokerUnavailable
-from ...inspector import workers
+from ...inspector import worker_list
 from ...models import Message
 from ...restore import Overdue, Report, Selection, Tally
 from ...sql.moves import writing
@@ -277,6 +277,6 @@ def _overdue_text(form: RestoreForm, total: RestoreRow) -> str:
 
 def _alive(using: str) -> int | None:
     try:
-        return len(workers.list_workers(using, transitions.now(using)).of(workers.WorkerState.ALIVE))
+        return len(worker_list.list_workers(using, transitions.now(using)).of(worker_list.WorkerState.ALIVE))
     except (DatabaseError, InterfaceError):
         return None

@@ -13,8 +13,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...inspector import workers
-from ...inspector.workers import RunningMessage, WorkerList, WorkerState
+from ...inspector import worker_list
+from ...inspector.worker_list import RunningMessage, WorkerList, WorkerState
 from ...models import Message, Worker
 from . import page_data, panels
 from .explanation import moment, span
@@ -64,7 +64,7 @@ class WorkerAdmin(Page, _ModelAdmin):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        running = panels.load(("running", using), page_data.FRESH_SECONDS, using, lambda: workers.running(using))
+        running = panels.load(("running", using), page_data.FRESH_SECONDS, using, lambda: worker_list.running(using))
         there = data.workers.value
         found, partial = running.value or ({}, False)
         return {
@@ -73,7 +73,7 @@ class WorkerAdmin(Page, _ModelAdmin):
             "rows": self._rows(there, found) if there else [],
             "counts": [(health, LABELS[health], len(there.of(health))) for health in WorkerState] if there else [],
             "partial": partial,
-            "most": workers.MOST_RUNNING,
+            "most": worker_list.MOST_RUNNING,
         }
 
     def _rows(self, there: WorkerList, running: dict[str, list[RunningMessage]]) -> list[WorkerRow]:
@@ -81,7 +81,7 @@ class WorkerAdmin(Page, _ModelAdmin):
         order = {WorkerState.LOST: 1, WorkerState.LATE: 2, WorkerState.ALIVE: 3}
         rows = []
         for worker in there.workers:
-            health = workers.state_of(worker, there.at)
+            health = worker_list.state_of(worker, there.at)
             held = running.get(worker.name, [])
             rank = 0 if held and health == WorkerState.LOST else order[health]
             rows.append((rank, self._row(worker, health, held, there.at)))
@@ -116,4 +116,4 @@ class WorkerAdmin(Page, _ModelAdmin):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, worker: Worker) -> str:
-        return str(LABELS[workers.state_of(worker, timezone.now())])
+        return str(LABELS[worker_list.state_of(worker, timezone.now())])

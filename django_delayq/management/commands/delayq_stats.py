@@ -19,7 +19,7 @@ from ...extensions import StatisticsSection
 from ...inspector import snapshot, stats
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
-from ...inspector.workers import WorkerState, state_of
+from ...inspector.worker_list import WorkerState, state_of
 from .. import _common as common
 from .._watch import Screen
 
