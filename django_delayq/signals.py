@@ -1,8 +1,9 @@
 """The signals that other code may listen to.
 
 Every signal is sent by ``send_robust`` with the ``Message`` class as its ``sender``: a receiver that raises is logged
-and harms nothing. The arguments are plain values, never the payload. Except for ``message_delivered`` each signal is
-sent after the transaction that made it true has committed.
+and harms nothing. (One exception: a command exits with an error when the database refuses what a receiver of
+``operator_action`` writes.) The arguments are plain values, never the payload. Except for ``message_delivered`` each
+signal is sent after the transaction that made it true has committed.
 
 ==========================  ==================================================================
 signal                      arguments
@@ -45,14 +46,17 @@ messages_restored = Signal()
 operator_action = Signal()
 
 
-def emit(signal: Signal, sender: Any, **arguments: Any) -> None:
-    """Call the receivers of a signal; log those that fail, and go on."""
+def emit(signal: Signal, sender: Any, **arguments: Any) -> list[Exception]:
+    """Call the receivers of a signal; log those that fail, go on, and return their errors."""
+    failed: list[Exception] = []
     if not signal.receivers:
-        return
+        return failed
     for receiver, answer in signal.send_robust(sender, **arguments):
         # send_robust catches Exception only, and returns it.
         if isinstance(answer, Exception):
             logger.error("A signal receiver failed: %r", receiver, exc_info=answer)
+            failed.append(answer)
+    return failed
 
 
 def emit_on_commit(signal: Signal, sender: Any, using: str, **arguments: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
-from django.db import InterfaceError, OperationalError, ProgrammingError, connections, router
+from django.db import DatabaseError, InterfaceError, OperationalError, ProgrammingError, connections, router
 from django.utils.dateparse import parse_datetime
 
 from .. import actors, conf, durations, signals, validation
@@ -93,8 +93,11 @@ class DelayqCommand(BaseCommand, ABC):
         reason: str = "",
         outcomes: Mapping[str, int] | None = None,
     ) -> None:
-        """Send the signal ``operator_action``: which action was done to which target (in words), and its outcomes."""
-        signals.emit(
+        """Send the signal ``operator_action``: which action was done to which target (in words), and its outcomes.
+
+        A receiver that cannot reach the database fails the command: an action without its audit must not look complete.
+        """
+        failed = signals.emit(
             signals.operator_action,
             Message,
             action=action,
@@ -105,6 +108,9 @@ class DelayqCommand(BaseCommand, ABC):
             actor=actors.current(),
             using=using,
         )
+        for error in failed:
+            if isinstance(error, DatabaseError | InterfaceError):
+                raise error
 
     def confirm(self, what: str, *, yes: bool) -> None:
         """Ask before an action that cannot be undone. Raises ``CommandError`` for a no, and without a terminal."""

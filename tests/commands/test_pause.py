@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from django_delayq import pausing
@@ -77,6 +79,17 @@ def test_an_impossible_pause_is_refused(words: tuple[str, ...]) -> None:
     assert ran.code in (1, 2)
     assert ran.out == ""
     assert not Queue.objects.exists()
+
+
+@pytest.mark.console
+def test_a_pause_whose_audit_cannot_be_written_exits_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **facts: Any) -> None:
+        raise OperationalError("no disk space")
+
+    monkeypatch.setattr("django_delayq.console.audit.record", refuse)
+    ran = run("delayq_pause", "mail")
+    assert (ran.code, "no disk space" in ran.err) == (69, True)
+    assert Queue.objects.filter(name="mail").exists()
 
 
 @pytest.mark.console
