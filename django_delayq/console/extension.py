@@ -44,14 +44,10 @@ class ConsoleExtension(WorkerExtension):
         self.counts.claimed(claims)
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
-        from .statistics.rollups import CountedOutcome
-
-        self.counts.ended(CountedOutcome.CONSUMED, messages)
+        self.counts.consumed(messages)
 
     def retried(self, messages: Sequence[MessageFacts]) -> None:
-        from .statistics.rollups import CountedOutcome
-
-        self.counts.ended(CountedOutcome.RETRIED, messages)
+        self.counts.retried(messages)
 
     def ended(self, moves: Sequence[Moved]) -> None:
         self.counts.moved(moves)
