@@ -179,10 +179,15 @@ def claim(
     """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
 
     This statement decides every race. It returns no row for a message that is cancelled, finished, running, not due,
-    expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move.
+    expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move. The rows
+    come in the order of the tickets: the most urgent first.
     """
     unique = {ticket.id: ticket for ticket in tickets}
-    return statements(using).claim(list(unique.values()), leases, worker, queue) if unique else []
+    claimed = statements(using).claim(list(unique.values()), leases, worker, queue) if unique else []
+    if len(claimed) > 1:
+        places = {pk: place for place, pk in enumerate(unique)}
+        claimed.sort(key=lambda row: places[row.id])
+    return claimed
 
 
 def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> set[int]:

@@ -112,7 +112,7 @@ class ServerInfo:
 
 
 class Place(NamedTuple):
-    """The place of an id in Redis: its due tenth if it is delayed, the tenth since which it is ready if it is ready."""
+    """The place of an id in Redis: its due tenth there, as ``delayed_tenths`` or, once it is ready, ``ready_tenths``."""
 
     delayed_tenths: int | None
     ready_tenths: int | None

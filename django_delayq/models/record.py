@@ -174,7 +174,7 @@ class Transition(models.Model):
     attempt = models.IntegerField(_("delivery"), default=0)
     # The due time after the move.
     due_at = models.DateTimeField(_("due"))
-    # For a claim through Redis: when the message became ready, by the clock of Redis. NULL when a query found it.
+    # For a claim through Redis: the due time that Redis had for the message. NULL when a query found it.
     ready_at = models.DateTimeField(_("ready"), null=True)
     actor = models.CharField(_("actor"), max_length=200, default="")
     reason = models.TextField(_("reason"), default="")

@@ -45,7 +45,7 @@ class Inserted(NamedTuple):
 class Ticket(NamedTuple):
     """An id that a broker found due, to be claimed.
 
-    ``ready_tenths`` says since when it is ready, in tenths of a ms by the Redis clock; None when a query found it.
+    ``ready_tenths`` is the due time that Redis has for it, in tenths of a ms since 1970; None when a query found it.
     ``rank`` says how urgent it is for the broker, from 0 (best) to 200. ``until`` is the time in seconds until it falls
     due, above 0 only when it was taken early.
     """

@@ -180,7 +180,7 @@ class Consumer(threading.Thread):
             self._catch_up(broker, queue, taken)
             if queue in self.pauses:
                 continue
-            if taken.left and taken.tickets and self.pool.is_worth_filling and self._room:
+            if taken.left and (taken.tickets or taken.behind) and self.pool.is_worth_filling and self._room:
                 # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
                 return 0.0
             waits_for_room = waits_for_room or taken.left > 0

@@ -51,6 +51,21 @@ def test_the_best_priority_goes_first_and_within_one_the_most_overdue(bench: Ben
     assert [bench.deliver(1)[0].id for _ in range(4)] == [high, middle, low, worst]
 
 
+@pytest.mark.parametrize("limit", [1, 7, 100])
+def test_an_overdue_backlog_goes_longest_overdue_first_whatever_its_ids(bench: Bench, limit: int) -> None:
+    ids = [bench.schedule(due_in=-1 - number, priority=-(number % 2)) for number in range(40)]
+    delivered: list[int] = []
+    while batch := bench.deliver(limit):
+        delivered += [row.id for row in batch]
+    assert delivered == [*ids[38::-2], *ids[39::-2]]
+
+
+def test_a_backlog_that_was_put_back_keeps_its_order(bench: Bench) -> None:
+    ids = [bench.schedule(due_in=-1 - number) for number in range(20)]
+    bench.broker.put_back(QUEUE, bench.broker.take(QUEUE, 7).tickets)
+    assert [row.id for row in bench.deliver()] == ids[::-1]
+
+
 def test_no_more_is_taken_than_asked_for(bench: Bench) -> None:
     ids = bench.schedule_many(25)
     first, second = bench.deliver(10), bench.deliver(10)

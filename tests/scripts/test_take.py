@@ -31,7 +31,7 @@ CASES = [
         "limit 0 only promotes, and keeps the rank",
         {1: Delayed(NOW - 5, 17), 2: Delayed(NOW + 300)},
         0,
-        {1: Ready(NOW, 17), 2: Delayed(NOW + 300)},
+        {1: Ready(NOW - 5, 17), 2: Delayed(NOW + 300)},
         (1, 1, 300),
         [],
     ),
@@ -44,7 +44,7 @@ CASES = [
         [2, 1, 3],
     ),
     Case(
-        "within a rank the one that is ready longest goes first",
+        "within a rank the longest overdue goes first",
         {1: Ready(NOW - 1), 2: Ready(NOW - 3), 3: Ready(NOW - 2)},
         5,
         {},
@@ -123,10 +123,10 @@ def test_promoting_twice_is_promoting_once(bench: Bench, case: Case) -> None:
     assert bench.places() == once
 
 
-def test_each_taken_id_comes_with_its_rank_and_the_moment_it_became_ready(bench: Bench) -> None:
+def test_each_taken_id_comes_with_its_rank_and_its_due_time(bench: Bench) -> None:
     bench.set({1: Ready(NOW - 70, 5), 2: Delayed(NOW - 90, 200)})
     answer = bench.call("take", now=NOW, limit=5, batch=10, within=0)
-    assert answer == [1, 0, "", f"{NOW}.00", "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW)]
+    assert answer == [1, 0, "", f"{NOW}.00", "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW - 90)]
 
 
 def test_a_message_taken_early_comes_with_the_time_to_wait_for(bench: Bench) -> None:
@@ -135,10 +135,25 @@ def test_a_message_taken_early_comes_with_the_time_to_wait_for(bench: Bench) -> 
     assert answer == [0, 0, "", f"{NOW}.00", "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW + 30)]
 
 
-def test_taken_ids_were_ready_no_earlier_than_due(bench: Bench) -> None:
-    bench.set({number: Delayed(NOW - number) for number in range(20)})
-    answer = bench.call("take", now=NOW, limit=20, batch=20, within=0)
-    assert {int(score) % BAND for score in answer[5::2]} == {NOW}
+def test_an_overdue_backlog_is_taken_in_the_order_of_due_times_whatever_its_ids(bench: Bench) -> None:
+    bench.set({number: Delayed(NOW - number) for number in range(1, 41)}, horizon=NOW)
+    bench.put(*[(number, NOW - number, 100) for number in range(41, 81)], mode="fill")
+    assert bench.take(100)[3] == list(range(80, 0, -1))
+
+
+def test_ids_that_are_ready_before_they_fall_due_wait_for_their_due_times(bench: Bench) -> None:
+    bench.set({1: Ready(NOW + 900, 3), 2: Ready(NOW + 51, 200), 3: Ready(NOW + 50, 201), 4: Ready(NOW - 1, 255)})
+    answer = bench.call("take", now=NOW, limit=2, batch=10, within=50)
+    assert answer[:3] == [2, 0, "51.000"]
+    assert answer[4:] == ["3", str(201 * BAND + NOW + 50), "4", str(255 * BAND + NOW - 1)]
+    assert bench.places() == {1: Delayed(NOW + 900, 3), 2: Delayed(NOW + 51, 200)}
+
+
+def test_a_call_moves_no_more_than_one_batch_back_and_says_that_there_may_be_more(bench: Bench) -> None:
+    bench.set({number: Ready(NOW + number, 1) for number in range(1, 11)} | {11: Ready(NOW - 5, 2)})
+    assert bench.take(3, batch=4) == (4, 7, 1, [])
+    assert bench.take(3, batch=4) == (4, 3, 1, [])
+    assert bench.take(3, batch=4) == (2, 0, 1, [11])
 
 
 def test_a_call_promotes_no_more_than_one_batch(bench: Bench) -> None:

@@ -22,8 +22,7 @@ for i = entries, #ARGV, 3 do
   if due <= now then
     if is_ready then
       if mode == "set" then
-        -- A new priority has effect at once. A claim must see that the message became ready no earlier than due.
-        redis.call("ZADD", ready, ready_score(math.max(is_ready % BAND, due), rank), id)
+        redis.call("ZADD", ready, ready_score(due, rank), id)
       end
       present = present + 1
     else
@@ -32,7 +31,7 @@ for i = entries, #ARGV, 3 do
       else
         put = put + 1
       end
-      redis.call("ZADD", ready, ready_score(now, rank), id)
+      redis.call("ZADD", ready, ready_score(due, rank), id)
       wanted = true
     end
   elseif mode == "fill" and is_ready then

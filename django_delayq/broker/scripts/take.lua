@@ -1,8 +1,10 @@
--- Move messages that are due to ready, earliest first, then pop up to limit of the ready ones, best rank first. When
--- there are fewer, also take messages that fall due within the next tenths ("within"). These do not become ready
--- first: then another worker could take them.
+-- Move messages that are due to ready, earliest first, then pop up to limit of the ready ones, best rank first and the
+-- longest overdue first within a rank. When there are fewer, also take messages that fall due within the next tenths
+-- ("within"). These do not become ready first: then another worker could take them.
+-- A ready message that falls due later still, since the clock has gone back, is moved back to delayed.
 -- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none is delayed)
--- and the time, then id, ready score, id, ready score, … The score of a message that is taken early has a time in the future.
+-- and the time, then id, ready score, id, ready score, … The score holds the due time, in the future for a message that
+-- is taken early.
 local delayed, ready, wake = KEYS[1], KEYS[2], KEYS[3]
 local now, limit, batch, within = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 -- @include clock
@@ -14,20 +16,31 @@ local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%
 for i = 1, #due, 2 do
   -- In this order: a full Redis allows the second write only after the first, which frees memory.
   redis.call("ZREM", delayed, due[i])
-  redis.call("ZADD", ready, ready_score(now, rank_of(tonumber(due[i + 1]))), due[i])
+  local score = tonumber(due[i + 1])
+  redis.call("ZADD", ready, ready_score(math.floor(score), rank_of(score)), due[i])
 end
 local answer = {#due / 2, 0, "", string.format("%.2f", now + part)}
-local room = limit
-if limit > 0 then
-  local popped = redis.call("ZPOPMIN", ready, limit)
-  room = limit - #popped / 2
+local room, early = limit, 0
+while room > 0 and early < batch do
+  local popped = redis.call("ZPOPMIN", ready, math.min(room, batch - early))
+  if #popped == 0 then
+    break
+  end
   for i = 1, #popped, 2 do
-    answer[#answer + 1] = popped[i]
-    -- The clock may have gone back since. A claim must not see a message that became ready later than now.
     local score = tonumber(popped[i + 1])
-    answer[#answer + 1] = string.format("%.0f", score - math.max(0, score % BAND - now))
+    local since = score % BAND
+    if since > now + within then
+      redis.call("ZADD", delayed, delayed_score(since, math.floor(score / BAND)), popped[i])
+      early = early + 1
+    else
+      answer[#answer + 1] = popped[i]
+      answer[#answer + 1] = string.format("%.0f", score)
+      room = room - 1
+    end
   end
 end
+-- With as many as a call may move, there may be more.
+answer[1] = math.max(answer[1], early)
 if room > 0 and within > 0 then
   local upto = "(" .. string.format("%.0f", now + within + 1)
   local soon = redis.call("ZRANGEBYSCORE", delayed, "-inf", upto, "WITHSCORES", "LIMIT", 0, room)

@@ -72,7 +72,7 @@ def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[
                 state_label(move.to_state),
                 move.attempt,
                 span(move.at - previous.at) if previous else "",
-                _waited(move),
+                _waited(move, previous),
                 "" if previous and previous.due_at == move.due_at else moment(move.due_at),
                 move.actor,
                 move.reason,
@@ -113,7 +113,7 @@ def deliveries(moves: Sequence[Transition], now: datetime) -> list[DeliveryRow]:
             move.at,
             moment(move.at),
             span(move.at - move.due_at),
-            _waited(move),
+            _waited(move, moves[place - 1] if place else None),
             span((end.at if end else now) - move.at),
             move.actor,
         )
@@ -126,7 +126,9 @@ def _ended(delivery: DeliveryRow, end: Transition) -> DeliveryRow:
     return replace(delivery, outcome=outcome, state=end.to_state, error=end.error, traceback=end.traceback)
 
 
-def _waited(move: Transition) -> str:
+def _waited(move: Transition, before: Transition | None) -> str:
+    """Return how long a message was ready before its claim: since it was due, and scheduled by the move before."""
     if move.to_state != State.RUNNING:
         return ""
-    return span(move.at - (move.ready_at or move.due_at))
+    ready_at = move.ready_at or move.due_at
+    return span(move.at - (ready_at if before is None else max(ready_at, before.at)))
