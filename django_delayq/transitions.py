@@ -174,16 +174,23 @@ def anything_expired(using: str) -> tuple[bool, bool]:
 
 
 def claim(
-    using: str, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, *, queue: str | None = None
+    using: str,
+    tickets: Sequence[Ticket],
+    leases: dict[str, float],
+    worker: str,
+    *,
+    queue: str | None = None,
+    ahead: float = 0.0,
 ) -> list[Claimed]:
     """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
 
     This statement decides every race. It returns no row for a message that is cancelled, finished, running, not due,
-    expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move. The rows
-    come in the order of the tickets: the most urgent first.
+    expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move. By the
+    record's clock a message is claimed ``ahead`` seconds before its due time at most, whatever the clock of Redis says.
+    The rows come in the order of the tickets: the most urgent first.
     """
     unique = {ticket.id: ticket for ticket in tickets}
-    claimed = statements(using).claim(list(unique.values()), leases, worker, queue) if unique else []
+    claimed = statements(using).claim(list(unique.values()), leases, worker, queue, ahead) if unique else []
     if len(claimed) > 1:
         places = {pk: place for place, pk in enumerate(unique)}
         claimed.sort(key=lambda row: places[row.id])

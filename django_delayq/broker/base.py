@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar, NamedTuple, Protocol
 
-from ..clock import from_us, to_us
+from ..clock import SECOND, from_us, to_us
 from ..sql.rows import Ticket
 
 # The most ids in one call to Redis, so that no call keeps others waiting for long.
@@ -67,9 +67,27 @@ class Taken:
         return None if self.next_due is None else max(0.0, self.at + self.next_due - time.monotonic())
 
 
+class Skew(NamedTuple):
+    """Two bounds of how far the record's clock is ahead of the Redis clock, in tenths of a ms; negative: behind.
+
+    The record's clock was read between two readings of the Redis clock, so the truth lies between the bounds.
+    """
+
+    least: int
+    most: int
+
+    @property
+    def seconds(self) -> float:
+        """The middle between the bounds, in seconds."""
+        return (self.least + self.most) / 2 / SECOND
+
+    def __contains__(self, tenths: object) -> bool:
+        return isinstance(tenths, int) and self.least <= tenths <= self.most
+
+
 @dataclass(frozen=True, slots=True)
 class QueueMeta:
-    """The meta of one queue in Redis, read at the time ``now_tenths`` by the broker's clock."""
+    """The meta of one queue in Redis, read at the time ``now_tenths`` by the broker's clock: see ``now_tenths``."""
 
     now_tenths: int
     # Grows with each call of ``tick``. It goes back when Redis loads an old snapshot.
@@ -82,6 +100,8 @@ class QueueMeta:
     run_id: str
     replid: str
     identity: str
+    # By so many tenths the clock of the broker's server is corrected.
+    skew_tenths: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +132,7 @@ class ServerInfo:
 
 
 class Place(NamedTuple):
-    """The place of an id in Redis: its due tenth there, as ``delayed_tenths`` or, once it is ready, ``ready_tenths``."""
+    """The place of an id in Redis: its due tenth there, in ``ready_tenths`` when it is ready."""
 
     delayed_tenths: int | None
     ready_tenths: int | None
@@ -209,8 +229,8 @@ class Index(Broker, Protocol):
     def read_meta(self, queue: str) -> QueueMeta:
         """Read the meta of a queue. Writes nothing."""
 
-    def tick(self, queue: str) -> QueueMeta:
-        """Count one more tick of a queue, and return its meta."""
+    def tick(self, queue: str, skew: Skew | None = None) -> QueueMeta:
+        """Correct the broker's clock for a queue by a measured skew; count one more tick, and return its meta."""
 
     def load(
         self,
@@ -222,12 +242,14 @@ class Index(Broker, Protocol):
         identity: str,
         server: ServerRun,
         lost: bool,
+        skew: Skew | None = None,
     ) -> tuple[int | None, int] | None:
         """Begin to load a queue up to a horizon that is ``ahead`` seconds from now.
 
         Returns the due tenth to begin at (None: at the beginning) and the due tenth of the horizon; or None while
         another process loads, which keeps the right for ``lease`` seconds after its last sign of life. ``lost``: the
-        queue in Redis has lost ids. Raises ``ForeignBroker`` when the queue belongs to another database.
+        queue in Redis has lost ids. ``skew`` corrects the broker's clock. Raises ``ForeignBroker`` when the queue
+        belongs to another database.
         """
 
     def loaded(self, queue: str, *, worker: str, upto_tenths: int, lease: float | None) -> bool:
@@ -239,8 +261,11 @@ class Index(Broker, Protocol):
     def server_info(self) -> ServerInfo:
         """Ask the server about itself."""
 
-    def now_tenths(self) -> int:
-        """Read the broker's clock."""
+    def now_tenths(self, queue: str) -> int:
+        """Read the broker's clock: the clock of its server, corrected to the record's by the skew of the queue."""
+
+    def server_time(self) -> int:
+        """Read the clock of the broker's server as it is, in microseconds since 1970."""
 
     def size(self, queue: str) -> QueueSize:
         """Count the ids of a queue."""

@@ -16,7 +16,7 @@ class Keys:
 
     delayed: str  # sorted set: id → due tenth of a ms, plus the rank (0 best … 200 worst) in 256ths
     ready: str  # sorted set: id → rank × 2^45 + due tenth of a ms
-    meta: str  # hash: horizon, loaded, run_id, replid, identity, tick, loader, loader_until
+    meta: str  # hash: horizon, loaded, run_id, replid, identity, tick, skew, loader, loader_until
     wake: str  # list: holds one token while a worker should take from this queue
 
 

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..sql.rows import Ticket
 from ..validation import PRIORITIES
 from . import scripts, server_info
-from .base import IDS_PER_CALL, Entry, Place, Put, QueueMeta, QueueSize, ServerInfo, ServerRun, Taken
+from .base import IDS_PER_CALL, Entry, Place, Put, QueueMeta, QueueSize, ServerInfo, ServerRun, Skew, Taken
 from .connection import connect
 from .keys import BAND, RANKS, Keys, keys, namespace
 from .listener import Listener
@@ -27,14 +28,14 @@ from .scripted import ScriptConnections
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
 # The fields that scripts/tick.lua returns after the time, and that ``read_meta`` reads, in this order.
-META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity")
+META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "skew")
 
 
 class RedisBroker:
     """Implements ``Index``, and so ``Broker``; their docstrings say what each method does.
 
-    ``timeout`` is in seconds, for connecting and for each answer. ``now`` is for tests: a time in tenths of a
-    millisecond, or "" for the server's clock.
+    ``timeout`` is in seconds, for connecting and for each answer. ``now`` is for tests: the server's time in tenths of
+    a millisecond, or "" for its clock.
     """
 
     claims_ahead: ClassVar[bool] = True
@@ -115,6 +116,7 @@ class RedisBroker:
                 self._scripted,
                 delayed=k.delayed,
                 ready=k.ready,
+                meta=k.meta,
                 wake=k.wake,
                 now=self.now,
                 limit=min(limit, IDS_PER_CALL),
@@ -141,7 +143,7 @@ class RedisBroker:
     def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
         """Put taken ids back with another due time."""
         k = self.keys(queue)
-        due_tenths = self.now_tenths() + int(seconds * SECOND)
+        due_tenths = self.now_tenths(queue) + int(seconds * SECOND)
         with translated_errors():
             self.client.zadd(k.delayed, {str(ticket.id): due_tenths + ticket.rank / RANKS for ticket in tickets})
 
@@ -233,12 +235,13 @@ class RedisBroker:
             pipe.hmget(self.keys(queue).meta, META_FIELDS)
             pipe.time()
             fields, (seconds, micros) = pipe.execute()
-        return _meta(_tenths(seconds, micros) if self.now == "" else int(self.now), fields)
+        meta = _meta(_tenths(seconds, micros) if self.now == "" else int(self.now), fields)
+        return replace(meta, now_tenths=meta.now_tenths + meta.skew_tenths)
 
-    def tick(self, queue: str) -> QueueMeta:
+    def tick(self, queue: str, skew: Skew | None = None) -> QueueMeta:
         """Count one more tick of a queue, and return its meta."""
         with translated_errors():
-            now, *fields = scripts.load("tick")(self.client, meta=self.keys(queue).meta, now=self.now)
+            now, *fields = scripts.load("tick")(self.client, meta=self.keys(queue).meta, now=self.now, **_bounds(skew))
         return _meta(int(now), fields)
 
     def load(
@@ -251,6 +254,7 @@ class RedisBroker:
         identity: str,
         server: ServerRun,
         lost: bool,
+        skew: Skew | None = None,
     ) -> tuple[int | None, int] | None:
         """Begin to load a queue."""
         with translated_errors():
@@ -265,6 +269,7 @@ class RedisBroker:
                 run_id=server.run_id,
                 replid=server.replid,
                 lost="1" if lost else "",
+                **_bounds(skew),
             )
         if word == b"foreign":
             raise ForeignBroker
@@ -301,13 +306,17 @@ class RedisBroker:
         with translated_errors():
             return server_info.read(self.client)
 
-    def now_tenths(self) -> int:
-        """Read the clock of the server."""
+    def now_tenths(self, queue: str) -> int:
+        """Read the clock of the server, corrected to the record's."""
+        return self.read_meta(queue).now_tenths
+
+    def server_time(self) -> int:
+        """Read the clock of the server, in microseconds."""
         if self.now != "":
-            return int(self.now)
+            return int(self.now) * 100
         with translated_errors():
             seconds, micros = self.client.time()
-        return _tenths(seconds, micros)
+        return int(seconds) * 1_000_000 + int(micros)
 
     def size(self, queue: str) -> QueueSize:
         """Count the ids of a queue."""
@@ -386,9 +395,14 @@ def _tenths(seconds: Any, micros: Any) -> int:
     return int(seconds) * SECOND + int(micros) // 100
 
 
+def _bounds(skew: Skew | None) -> dict[str, int | str]:
+    """Return a measured skew as scripts read it."""
+    return {"least_skew": "", "most_skew": ""} if skew is None else {"least_skew": skew.least, "most_skew": skew.most}
+
+
 def _meta(now_tenths: int, fields: Sequence[Any]) -> QueueMeta:
     """Parse the values of ``META_FIELDS``. A value is bytes or a number; None or empty when it is missing."""
-    tick, horizon, loaded, run_id, replid, identity = fields
+    tick, horizon, loaded, run_id, replid, identity, skew = fields
     return QueueMeta(
         now_tenths,
         int(tick or 0),
@@ -397,4 +411,5 @@ def _meta(now_tenths: int, fields: Sequence[Any]) -> QueueMeta:
         (run_id or b"").decode(),
         (replid or b"").decode(),
         (identity or b"").decode(),
+        int(skew or 0),
     )

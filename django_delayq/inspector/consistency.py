@@ -146,7 +146,8 @@ class ConsistencyCheck:
             yield [pk for pk in ids if pk not in known], len(ids)
 
     def _misplaced(self, page: list[Entry]) -> list[int]:
-        now_tenths, places = self.broker.now_tenths(), self.broker.places(self.queue, [entry.id for entry in page])
+        now_tenths = self.broker.now_tenths(self.queue)
+        places = self.broker.places(self.queue, [entry.id for entry in page])
         found = []
         for entry, place in zip(page, places, strict=True):
             row = RecordRow(self.queue, State.SCHEDULED, entry.due_at, entry.priority)
@@ -156,7 +157,7 @@ class ConsistencyCheck:
 
     def _differing(self, ids: Sequence[int]) -> list[tuple[int, Mismatch | None, RecordRow | None]]:
         # Redis is read first: a message that is scheduled in between is in the record and only seems to be missing.
-        now_tenths, places = self.broker.now_tenths(), self.broker.places(self.queue, ids)
+        now_tenths, places = self.broker.now_tenths(self.queue), self.broker.places(self.queue, ids)
         rows = self._rows(ids)
         found = []
         for pk, place in zip(ids, places, strict=True):

@@ -7,9 +7,11 @@ from .filling import LOADER_LEASE, Batch, Load, fill
 from .horizon import ensure_horizon, is_current, refuse_foreign, writable_server
 from .reading import any_scheduled, page, pages, queues, still_scheduled
 from .selection import InvalidPosition, Overdue, Position, Report, Selection, Stage, Tally
+from .skew import SKEW_WARNING, describe_skew, measure_skew
 
 __all__ = [
     "LOADER_LEASE",
+    "SKEW_WARNING",
     "Batch",
     "InvalidPosition",
     "Load",
@@ -21,9 +23,11 @@ __all__ = [
     "Stage",
     "Tally",
     "any_scheduled",
+    "describe_skew",
     "ensure_horizon",
     "fill",
     "is_current",
+    "measure_skew",
     "page",
     "pages",
     "queues",

@@ -7,6 +7,7 @@ from ..broker.base import Index, QueueMeta, ServerRun
 from ..clock import SECOND
 from ..exceptions import BrokerUnavailable, ForeignBroker
 from ..models import Identity, identity
+from .skew import measure_skew
 
 # A lease that runs out at once: a worker may begin to load the queue right away. Seconds.
 NO_LEASE = 0.001
@@ -49,7 +50,14 @@ def ensure_horizon(using: str, broker: Index, queue: str, *, lease: float = NO_L
         if meta.horizon_tenths is not None and is_current(meta, server, meta.now_tenths, ahead):
             return meta.horizon_tenths, False
         begun = broker.load(
-            queue, ahead=ahead, worker=worker, lease=lease, identity=identity(using), server=server, lost=False
+            queue,
+            ahead=ahead,
+            worker=worker,
+            lease=lease,
+            identity=identity(using),
+            server=server,
+            lost=False,
+            skew=measure_skew(using, broker),
         )
         if begun is not None:
             return begun[1], True

@@ -44,9 +44,12 @@ class Statements(Protocol):
         """Return the transactions that may be claiming at this moment."""
 
     def claim(
-        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
+        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
     ) -> list[Claimed]:
-        """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds)."""
+        """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
+
+        No message is claimed more than ``ahead`` seconds before its due time, whatever the ticket says.
+        """
 
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
         """Move messages to *consumed* while they are live; return the ids that moved."""

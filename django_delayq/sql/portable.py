@@ -108,7 +108,7 @@ class Portable:
         return set()
 
     def claim(
-        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
+        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
     ) -> list[Claimed]:
         by_id = {ticket.id: ticket for ticket in tickets}
         # The time that the log rows get.
@@ -119,7 +119,8 @@ class Portable:
             claimed_at = now
             ticket = by_id[message.pk]
             ready_at = None if ticket.ready_tenths is None else from_tenths(ticket.ready_tenths)
-            if message.due_at > (ready_at or now) or (message.expires_at and message.expires_at <= now):
+            latest = now + timedelta(seconds=ahead)
+            if message.due_at > min(ready_at or latest, latest) or (message.expires_at and message.expires_at <= now):
                 return LEFT_ALONE
             values = {
                 "deliveries": message.deliveries + 1,

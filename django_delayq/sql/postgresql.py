@@ -153,7 +153,7 @@ WITH t AS (
            to_timestamp(t.ready / {SECOND}.0) AS ready_at
       FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
-       AND m.due_at <= coalesce(to_timestamp(t.ready / {SECOND}.0), clock_timestamp())
+       AND m.due_at <= least(to_timestamp(t.ready / {SECOND}.0), clock_timestamp() + %(ahead)s * interval '1 second')
        AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
        AND m.topic = ANY(%(topics)s::text[])
        AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
@@ -371,7 +371,7 @@ class PostgreSQL:
         return {row[0] for row in self._rows(CLAIMS_UNDER_WAY, None)}
 
     def claim(
-        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None
+        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
     ) -> list[Claimed]:
         rows = self._rows(
             CLAIM,
@@ -382,6 +382,7 @@ class PostgreSQL:
                 "leases": _array(leases.values()),
                 "worker": worker,
                 "queue": queue,
+                "ahead": ahead,
             },
         )
         return [

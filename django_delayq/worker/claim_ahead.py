@@ -23,7 +23,7 @@ class ClaimAhead:
 
     def __init__(self, longest: float, begin: Callable[[Delivery], object]) -> None:
         """``begin`` is called with each delivery that was held, when it falls due."""
-        self._longest = longest
+        self.longest = longest
         # None: nothing was measured yet, and messages that are not due are left to other processes.
         self._mean: float | None = None
         self._deviation = 0.0
@@ -47,7 +47,7 @@ class ClaimAhead:
         """The process asks this many seconds before the next due time. Of several workers the slowest asks first."""
         if self._mean is None or self._leaves_to_others:
             return 0.0
-        return min(self._longest / 2, self._mean + DEVIATIONS * self._deviation)
+        return min(self.longest / 2, self._mean + DEVIATIONS * self._deviation)
 
     @property
     def reach(self) -> float:

@@ -7,10 +7,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 
 from django.db import Error as DatabaseError
 
-from .. import failpoints, registry, transitions
+from .. import failpoints, registry, restore, transitions
 from ..broker.base import Broker, Entry, Taken
 from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
@@ -44,10 +45,23 @@ RECLAIM_LOCKED_AFTER = 0.25
 RETRY_UNKNOWN_AFTER = 30.0
 # Ids that were taken when the database did not answer become ready again after this time. Seconds.
 RETRY_UNCLAIMED_AFTER = 1.0
+# A claim through Redis may be earlier than claiming ahead allows by this time, for what the clocks of Redis and the
+# record still differ by. The message waits in the worker until it is due by the record's clock. Seconds.
+CLOCK_TOLERANCE = 0.1
 # The most calls to Redis by which a turn makes further ids ready, a thousand ids each.
 CATCH_UP = 10
 # A process that could not record outcomes for this long takes nothing: that work might have to be repeated. Seconds.
 LONGEST_BEHIND = 5.0
+
+
+def due_in(row: Claimed, until: float, took: float) -> float:
+    """Return how many seconds after its claim was sent a message falls due.
+
+    Redis said: after ``until`` seconds. The record's clock decides, which was read at some moment of the ``took``
+    seconds that the claim took. So Redis is believed within these bounds. Otherwise the later bound counts.
+    """
+    left = (row.due_at - row.claimed_at).total_seconds()
+    return until if left <= until <= left + took else left + took
 
 
 class Consumer(threading.Thread):
@@ -224,6 +238,7 @@ class Consumer(threading.Thread):
                 taken = broker.take(queue, room, self.claim_ahead.reach)
                 asked = time.monotonic()
                 claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
+                answered = time.monotonic()
         except (DatabaseError, BrokerUnavailable):
             # A process that cannot reach the database may fail to reach Redis too, when it parks the ids.
             self.orphaned_claims.note_unanswered(ticket.id for ticket in taken.tickets)
@@ -245,8 +260,11 @@ class Consumer(threading.Thread):
                     type(error).__name__,
                     error,
                 )
-        due_in = {ticket.id: ticket.until for ticket in taken.tickets}
-        return [Delivery(row, handlers[row.topic], self.using, asked, due_in[row.id]) for row in claimed], taken
+        until = {ticket.id: ticket.until for ticket in taken.tickets}
+        return [
+            Delivery(row, handlers[row.topic], self.using, asked, due_in(row, until[row.id], answered - asked))
+            for row in claimed
+        ], taken
 
     def _claim(
         self, broker: Broker, queue: str, tickets: Sequence[Ticket], handlers: dict[str, registry.Handler]
@@ -254,7 +272,9 @@ class Consumer(threading.Thread):
         leases = {topic: handler.lease for topic, handler in handlers.items()}
         try:
             failpoints.reach("after_take")
-            claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue)
+            claimed = transitions.claim(
+                self.using, tickets, leases, self.worker, queue=queue, ahead=self._earliest(broker)
+            )
             failpoints.reach("after_claim")
             return claimed
         except DatabaseError:
@@ -266,22 +286,32 @@ class Consumer(threading.Thread):
         """Put unclaimed ids into the places where they belong, and drop ids of finished and running messages."""
         by_id = {ticket.id: ticket for ticket in tickets}
         known = registry.handlers()
+        earliest: datetime | None = None
+        early = False
         elsewhere: list[tuple[str, Entry]] = []
         unknown: list[Ticket] = []
         locked: list[Ticket] = []
         rows = Message.objects.using(self.using).filter(pk__in=list(by_id))
         for message in rows.only("id", "state", "due_at", "priority", "topic", "queue"):
             ticket = by_id[message.pk]
+            if earliest is None:
+                earliest = transitions.now(self.using) + timedelta(seconds=self._earliest(broker))
             # The state is compared in Python: otherwise the database might read all scheduled messages to find these.
             if message.state != State.SCHEDULED:
                 continue
-            if message.queue != queue or message.due_at > from_tenths(ticket.ready_tenths or 0):
+            is_early = message.due_at > earliest
+            early = early or is_early
+            if is_early or message.queue != queue or message.due_at > from_tenths(ticket.ready_tenths or 0):
                 elsewhere.append((message.queue, Entry.at(message.pk, message.due_at, message.priority)))
             elif message.topic not in known:
                 unknown.append(ticket)
                 self._warn_unknown(message.topic)
             else:
                 locked.append(ticket)
+        index = self.brokers.redis
+        if early and index is not None and index is broker:
+            # The clock of Redis was set, and no loader has noticed yet: the ids would be ready again at once.
+            index.tick(queue, restore.measure_skew(self.using, index))
         for name, entries in by_queue(elsewhere).items():
             broker.put(name, entries)
         if unknown:
@@ -296,6 +326,11 @@ class Consumer(threading.Thread):
             self._unknown.add(topic)
             self.claim_ahead.leave_to_others()
             logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
+
+    def _earliest(self, broker: Broker) -> float:
+        """Return how many seconds before its due time a message may be claimed, by the record's clock."""
+        longest = self.claim_ahead.longest if broker.claims_ahead else 0.0
+        return longest + CLOCK_TOLERANCE if longest else 0.0
 
     def _lead(self, broker: Broker) -> float:
         """Return the seconds before the next due time at which to take: 0 where no id can be taken early."""

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self
 
+from django.db import DatabaseError
+
 from .. import actors, conf, failpoints, restore, signals
-from ..broker.base import IDS_PER_CALL, Put, ServerRun
+from ..broker.base import IDS_PER_CALL, Put, ServerRun, Skew
 from ..clock import SECOND
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
 from ..extensions import RestoreObservers, RestoreStart, Service
@@ -21,6 +23,8 @@ logger = logging.getLogger("django_delayq")
 
 # The time between two queries for the server's identity; one comes at once after a connection error. Seconds.
 IDENTITY_CHECK_INTERVAL = 5.0
+# The time between two measurements of how far the clocks of Redis and the database are apart. Seconds.
+SKEW_INTERVAL = 2.0
 # When Redis is full, this many batches of ids are dropped at a time.
 BATCHES_DROPPED = 100
 # The time between two checks of a queue, and of a Redis that belongs to another record. Seconds.
@@ -73,6 +77,9 @@ class Loader(Service):
     Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick
     has not grown since this process read it last. Then the record is loaded from the beginning; otherwise only the part
     beyond the old horizon.
+
+    The loader also measures how far the clocks of Redis and the record are apart. The scripts correct the clock of
+    Redis by that, so that all processes use the record's clock.
     """
 
     name = "loader"
@@ -88,6 +95,11 @@ class Loader(Service):
         self._server: ServerRun | None = None
         self._identified = 0.0
         self._ticks: dict[str, int] = {}
+        self._skew: Skew | None = None
+        self._measured = 0.0
+        # The correction that this process saw last in Redis, in tenths; the skew that it logged last, in seconds.
+        self._corrected = 0
+        self._told = 0.0
         self._turn = 0
         self._identity: str | None = None
 
@@ -125,20 +137,52 @@ class Loader(Service):
         return self._server
 
     def _check_queues(self) -> None:
-        """Check the next queue and all new ones. If Redis lost one of them, check every queue."""
+        """Check the next queue and all new ones. If Redis lost one of them, or a clock was set, check every queue."""
         queues = self.queues()
+        clock_was_set = self._measure_skew() and self._ticks
         turn = queues[self._turn % len(queues)]
         self._turn += 1
         lost = [self._check(queue) for queue in queues if queue == turn or queue not in self._ticks]
-        if any(lost):
+        if any(lost) or clock_was_set:
             for queue in queues:
                 self._check(queue)
+
+    def _measure_skew(self) -> bool:
+        """Measure the skew from time to time. Return whether the correction in Redis has turned out to be wrong."""
+        now = time.monotonic()
+        if self._skew is not None and now - self._measured < SKEW_INTERVAL:
+            return False
+        try:
+            self._skew = restore.measure_skew(self.using, self.broker)
+        except DatabaseError:
+            # Redis is looked after as before while the database is away.
+            self._skew = None
+            return False
+        self._measured = now
+        self._tell_skew(self._skew.seconds)
+        return self._corrected not in self._skew
+
+    def _tell_skew(self, skew: float) -> None:
+        """Log a skew that is worth a warning, once until it changes by as much, and its end."""
+        if abs(skew - self._told) < restore.SKEW_WARNING:
+            return
+        if abs(skew) >= restore.SKEW_WARNING:
+            self._told = skew
+            logger.warning(
+                "The clock of Redis is %s the database's; due times are corrected by that, but set the clocks right",
+                restore.describe_skew(skew),
+            )
+        else:
+            self._told = 0.0
+            logger.warning("The clocks of Redis and the database agree again")
 
     def _check(self, queue: str) -> bool:
         """Read the meta of a queue, and load the queue if it is needed. Return whether it was lost."""
         server = self._identify()
-        meta = self.broker.tick(queue)
         known = queue in self._ticks
+        # A queue that is new here may belong to another database, and keeps its clock.
+        meta = self.broker.tick(queue, self._skew if known else None)
+        self._corrected = meta.skew_tenths if known else self._corrected
         rolled_back = meta.tick <= self._ticks.get(queue, 0)
         intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
         ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
@@ -172,6 +216,7 @@ class Loader(Service):
             identity=self._identity,
             server=server,
             lost=rolled_back,
+            skew=self._skew,
         )
         if begun is None:
             return

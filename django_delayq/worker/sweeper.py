@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.utils import timezone
-
-from .. import conf, restore
+from .. import conf, restore, transitions
 from ..broker.base import Entry, Put
 from ..exceptions import BrokerUnavailable
 from ..extensions import Service
@@ -68,8 +66,7 @@ class Sweeper(Service):
         interval = conf.get().SWEEP_INTERVAL
         if self.brokers.current() is not self.broker:
             return interval
-        # The clock of this host is good enough: a message that is not due yet by the Redis clock is put as delayed.
-        overdue_since = timezone.now() - timedelta(seconds=conf.get().GRACE)
+        overdue_since = transitions.now(self.using) - timedelta(seconds=conf.get().GRACE)
         queues = self.queues()
         if not restore.any_scheduled(self.using, queues, overdue_since):
             return interval

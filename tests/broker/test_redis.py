@@ -266,12 +266,12 @@ def test_reading_the_meta_of_a_queue_counts_no_tick(broker: RedisBroker) -> None
     assert after == replace(before, now_tenths=after.now_tenths, tick=before.tick + 1)
     assert after.horizon_tenths == after.loaded_tenths is not None
     assert (after.run_id, after.identity) == (broker.server().run_id, "me")
-    assert before.now_tenths <= after.now_tenths <= broker.now_tenths()
+    assert before.now_tenths <= after.now_tenths <= broker.now_tenths(QUEUE)
 
 
 def test_the_meta_of_an_empty_queue_is_empty(broker: RedisBroker) -> None:
     meta = broker.read_meta("empty")
-    assert meta == QueueMeta(meta.now_tenths, 0, None, None, "", "", "")
+    assert meta == QueueMeta(meta.now_tenths, 0, None, None, "", "", "", 0)
 
 
 def test_threads_share_a_broker(broker: RedisBroker) -> None:

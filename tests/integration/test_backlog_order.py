@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def overdue(count: int) -> list[int]:
-    """Schedule messages of which each is overdue longer than the one before; return their ids, longest overdue first."""
+    """Schedule messages, each overdue longer than the one before. Return their ids, the longest overdue first."""
     now = timezone.now()
     messages = [
         {"topic": "t.effect", "due": now - timedelta(milliseconds=10 * number)} for number in range(1, count + 1)

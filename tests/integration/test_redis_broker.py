@@ -11,6 +11,7 @@ import pytest
 from django.conf import settings as django_settings
 
 from django_delayq import conf, registry
+from django_delayq.broker.base import Place
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.listener import wait_readable
 from django_delayq.broker.redis import RedisBroker
@@ -37,13 +38,13 @@ def test_ids_that_no_database_can_hold_are_dropped(broker: RedisBroker) -> None:
     assert [ticket.id for ticket in broker.take("default", 10).tickets] == [7]
 
 
-def test_an_id_is_never_ready_later_than_now(broker: RedisBroker) -> None:
+def test_an_id_that_is_ready_too_early_waits_for_its_due_time(broker: RedisBroker) -> None:
     k = broker.keys("default")
-    broker.client.zadd(k.ready, {"7": 101 * BAND - 1})
-    (ticket,) = broker.take("default", 10).tickets
-    assert ticket.rank == 100
-    assert ticket.ready_tenths is not None
-    assert ticket.ready_tenths <= (time.time() + 0.005) * SECOND
+    due_tenths = broker.now_tenths("default") + 3600 * SECOND
+    broker.client.zadd(k.ready, {"7": 100 * BAND + due_tenths})
+    assert broker.take("default", 10).tickets == []
+    assert broker.places("default", [7]) == [Place(due_tenths, None)]
+    assert broker.client.zscore(k.delayed, "7") == due_tenths + 100 / 256
 
 
 def test_the_wait_for_a_wake_up_begins_anew_after_redis_did_not_answer(broker: RedisBroker) -> None:

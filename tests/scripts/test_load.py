@@ -20,6 +20,8 @@ TERMS: dict[str, Any] = {
     "run_id": "run1",
     "replid": "repl1",
     "lost": "",
+    "least_skew": "",
+    "most_skew": "",
 }
 OWNED = {"identity": "ours", "run_id": "run1", "replid": "repl1"}
 

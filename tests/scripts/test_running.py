@@ -27,7 +27,7 @@ def test_the_first_lines_of_a_script_are_its_signature() -> None:
     assert put.arguments == ("now", "mode")
     assert put.rest
     take = scripts.load("take")
-    assert take.keys == ("delayed", "ready", "wake")
+    assert take.keys == ("delayed", "ready", "meta", "wake")
     assert take.arguments == ("now", "limit", "batch", "within")
     assert not take.rest
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from .bench import NOW, Bench, Delayed, Places, Ready
 
 META: dict[Any, Any] = {"horizon": "7", "loaded": "6", "run_id": "r", "replid": "p", "identity": "i"}
+UNMEASURED = {"least_skew": "", "most_skew": ""}
 
 
 def test_missing_names_messages_without_a_place_or_with_one_later_than_due_and_changes_nothing(bench: Bench) -> None:
@@ -53,19 +56,67 @@ def test_many_notifications_leave_one_token(bench: Bench) -> None:
 
 
 def test_tick_of_an_empty_redis_finds_nothing_but_itself(bench: Bench) -> None:
-    assert bench.call("tick", now=NOW) == [str(NOW), 1, "", "", "", "", ""]
+    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 1, "", "", "", "", "", ""]
     assert bench.meta() == {"tick": "1"}
 
 
 def test_tick_returns_the_meta_and_grows(bench: Bench) -> None:
     bench.client.hset(bench.keys.meta, mapping={**META, "tick": "41"})
-    assert bench.call("tick", now=NOW) == [str(NOW), 42, "7", "6", "r", "p", "i"]
-    assert bench.call("tick", now=NOW) == [str(NOW), 43, "7", "6", "r", "p", "i"]
+    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 42, "7", "6", "r", "p", "i", ""]
+    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 43, "7", "6", "r", "p", "i", ""]
     assert bench.meta() == {**META, "tick": "43"}
 
 
 def test_tick_without_a_given_time_reads_the_clock_of_the_server(bench: Bench) -> None:
     seconds, micros = bench.client.time()
     before = int(seconds) * 10_000 + int(micros) // 100
-    now = int(bench.call("tick", now="")[0])
+    now = int(bench.call("tick", now="", **UNMEASURED)[0])
     assert before <= now < before + 600_000
+
+
+@pytest.mark.parametrize(
+    ("before", "bounds", "after"),
+    [
+        ("", (-3, 3), ""),
+        ("", (5, 9), "5"),
+        ("", (-9, -5), "-5"),
+        ("7", (5, 9), "7"),
+        ("36000000", (-2, 4), "4"),
+        ("7", (-2, -2), "-2"),
+        ("rubbish", (5, 9), "5"),
+    ],
+)
+def test_a_measured_skew_changes_the_correction_as_far_as_it_proves(
+    bench: Bench, before: str, bounds: tuple[int, int], after: str
+) -> None:
+    if before:
+        bench.client.hset(bench.keys.meta, "skew", before)
+    answer = bench.call("tick", now=NOW, least_skew=bounds[0], most_skew=bounds[1])
+    assert (answer[0], answer[7]) == (str(NOW + int(after or 0)), after)
+    assert bench.call("tick", now=NOW, **UNMEASURED)[7] == after
+
+
+@pytest.mark.parametrize("skew", [36_000_000, -300_000])
+def test_every_script_reads_the_clock_corrected_by_the_skew(bench: Bench, skew: int) -> None:
+    """Of a Redis an hour behind, and of one 30 seconds ahead. The due times are those of the record."""
+    server = NOW - skew
+    bench.call(
+        "load",
+        now=server,
+        ahead=1000,
+        worker="a",
+        lease=10,
+        identity="i",
+        run_id="r",
+        replid="p",
+        lost="",
+        least_skew=skew,
+        most_skew=skew,
+    )
+    assert (bench.meta()["horizon"], bench.meta()["loader_until"]) == (str(NOW + 1000), str(NOW + 10))
+    bench.call("loaded", now=server, worker="a", upto=5, lease=20)
+    assert bench.meta()["loader_until"] == str(NOW + 20)
+    bench.put((1, NOW, 100), (2, NOW + 1, 100), now=server)
+    assert bench.places() == {1: Ready(NOW), 2: Delayed(NOW + 1)}
+    assert bench.take(5, now=server) == (0, 0, 1, [1])
+    assert bench.take(5, now=server + 1) == (1, 0, None, [2])

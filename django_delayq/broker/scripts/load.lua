@@ -1,16 +1,20 @@
 -- Begin to load the record up to a new horizon. Puts made from now on see the new horizon. So there is no gap: the
 -- query that follows finds rows committed before, and rows committed later are put by their own writers.
--- The caller sets lost = "1" when it knows that Redis was lost or rolled back.
+-- The caller sets lost = "1" when it knows that Redis was lost or rolled back. Between least_skew and most_skew (tenths,
+-- or "") lies how far the record's clock is ahead of the server's.
 -- Returns "ok", the due tenth to load from ("" for the beginning) and the horizon; "busy"; or "foreign".
 local meta = KEYS[1]
 local now, ahead, worker, lease = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local identity, run_id, replid, lost = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local least_skew, most_skew = ARGV[9], ARGV[10]
 -- @include clock
-now = clock(now)
+-- @include skew
 local owner = redis.call("HGET", meta, "identity")
 if owner and owner ~= identity then
   return {"foreign", "", ""}
 end
+adjust_skew(least_skew, most_skew)
+now = clock(now)
 local loader = redis.call("HGET", meta, "loader")
 local loader_until = tonumber(redis.call("HGET", meta, "loader_until") or "") or 0
 if loader and loader ~= worker and loader_until > now then

@@ -5,7 +5,7 @@
 -- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none is delayed)
 -- and the time, then id, ready score, id, ready score, … The score holds the due time, in the future for a message that
 -- is taken early.
-local delayed, ready, wake = KEYS[1], KEYS[2], KEYS[3]
+local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, limit, batch, within = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 -- @include clock
 -- @include places
