@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .. import validation
 from ..models import Message
+from ..models.fields import UTCDateTimeField
 
 
 class OperationState(models.TextChoices):
@@ -37,9 +38,9 @@ class Operation(models.Model):
     # "user:anna", "command:…", "worker:…"
     started_by = models.CharField(_("started by"), max_length=200, default="", blank=True)
     state = models.CharField(_("state"), max_length=7, choices=OperationState.choices, default=OperationState.QUEUED)
-    created_at = models.DateTimeField(_("created"), default=timezone.now)
-    started_at = models.DateTimeField(_("started"), null=True, blank=True)
-    finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
+    created_at = UTCDateTimeField(_("created"), default=timezone.now)
+    started_at = UTCDateTimeField(_("started"), null=True, blank=True)
+    finished_at = UTCDateTimeField(_("finished"), null=True, blank=True)
     # The number of messages at the beginning; NULL: not counted, or too many to count.
     total = models.BigIntegerField(_("total"), null=True, blank=True)
     done = models.BigIntegerField(_("done"), default=0)
@@ -50,7 +51,7 @@ class Operation(models.Model):
     stop_requested = models.BooleanField(_("stop requested"), default=False)
     # The worker that does it, and until when no other worker may.
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
-    leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
+    leased_until = UTCDateTimeField(_("leased until"), null=True, blank=True)
     error = models.TextField(_("error"), default="", blank=True)
 
     class Meta:
@@ -73,7 +74,7 @@ class AuditEvent(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    at = models.DateTimeField(_("at"), default=timezone.now)
+    at = UTCDateTimeField(_("at"), default=timezone.now)
     # As in the log of messages: "user:anna", "command:…".
     actor = models.CharField(_("actor"), max_length=200)
     user_key = models.CharField(_("user's key"), max_length=100, default="", blank=True)
@@ -126,7 +127,7 @@ class Rollup(models.Model):
     # Rollups of one length in the order of time: they are read, compacted and deleted like that.
     pk = models.CompositePrimaryKey("seconds", "at", "queue", "topic")
     seconds = models.IntegerField(_("seconds"), default=60)
-    at = models.DateTimeField(_("from"))
+    at = UTCDateTimeField(_("from"))
     queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH)
     topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
     consumed = models.IntegerField(_("consumed"), default=0)

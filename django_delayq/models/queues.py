@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from .. import validation
+from .fields import UTCDateTimeField
 
 
 class Queue(models.Model):
@@ -20,9 +21,9 @@ class Queue(models.Model):
     PAUSED = Q(resumes_at__isnull=True) | Q(resumes_at__gt=Now())
 
     name = models.CharField(_("name"), max_length=validation.QUEUE_LENGTH, primary_key=True)
-    paused_at = models.DateTimeField(_("paused"), default=timezone.now)
+    paused_at = UTCDateTimeField(_("paused"), default=timezone.now)
     # The time at which the pause ends by itself; NULL: it lasts until somebody resumes the queue.
-    resumes_at = models.DateTimeField(_("resumes"), null=True, blank=True)
+    resumes_at = UTCDateTimeField(_("resumes"), null=True, blank=True)
     paused_by = models.CharField(_("paused by"), max_length=200, default="", blank=True)
     reason = models.TextField(_("reason"), default="", blank=True)
 

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .. import outcomes, states, validation
 from ..states import State as _State
+from .fields import UTCDateTimeField
 
 
 def _holds(**lookups: bool) -> ExpressionWrapper[Any]:
@@ -35,16 +36,16 @@ class Message(models.Model):
     priority = models.SmallIntegerField(_("priority"), default=0)
     payload = models.JSONField(_("payload"), null=True, blank=True)
     headers = models.JSONField(_("headers"), default=dict, blank=True)
-    due_at = models.DateTimeField(_("due"))
-    expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
-    created_at = models.DateTimeField(_("created"), default=timezone.now)
+    due_at = UTCDateTimeField(_("due"))
+    expires_at = UTCDateTimeField(_("expires"), null=True, blank=True)
+    created_at = UTCDateTimeField(_("created"), default=timezone.now)
     # A retry policy of the message's own (RetryPolicy.to_json), and its own limit.
     retry = models.JSONField(_("retry policy"), null=True, blank=True)
     max_attempts = models.SmallIntegerField(_("attempts at most"), null=True, blank=True)
     # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
     # from the first difference to the last.
     state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
-    finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
+    finished_at = UTCDateTimeField(_("finished"), null=True, blank=True)
     # Deliveries that failed and that the retry policy counts. A requeue sets the number back to 0.
     attempts = models.IntegerField(_("attempts"), default=0)
     # The number of claims. It never goes down and serves as a fence: the report of a failure must name it.
@@ -55,7 +56,7 @@ class Message(models.Model):
     excused = models.IntegerField(_("excused deliveries"), default=0)
     # The number of moves, and of the last row in the log.
     moves = models.IntegerField(_("moves"), default=1)
-    leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
+    leased_until = UTCDateTimeField(_("leased until"), null=True, blank=True)
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
     cancel_requested = models.BooleanField(_("cancel requested"), default=False)
     # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
@@ -166,16 +167,16 @@ class Transition(models.Model):
         Message, on_delete=models.CASCADE, related_name="transitions", db_constraint=False, db_index=False
     )
     number = models.IntegerField(_("number"))
-    at = models.DateTimeField(_("at"))
+    at = UTCDateTimeField(_("at"))
     # NULL: the message did not exist before this move.
     from_state = models.CharField(_("from"), max_length=9, choices=_State.choices, null=True)  # noqa: DJ001
     to_state = models.CharField(_("to"), max_length=9, choices=_State.choices)
     # The delivery that the move belongs to (0 before the first).
     attempt = models.IntegerField(_("delivery"), default=0)
     # The due time after the move.
-    due_at = models.DateTimeField(_("due"))
+    due_at = UTCDateTimeField(_("due"))
     # For a claim through Redis: the due time that Redis had for the message. NULL when a query found it.
-    ready_at = models.DateTimeField(_("ready"), null=True)
+    ready_at = UTCDateTimeField(_("ready"), null=True)
     actor = models.CharField(_("actor"), max_length=200, default="")
     reason = models.TextField(_("reason"), default="")
     error = models.TextField(_("error"), default="")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .fields import UTCDateTimeField
+
 
 class Worker(models.Model):
     """The heartbeat of a worker process, which is alive while ``seen_at`` advances."""
@@ -17,8 +19,8 @@ class Worker(models.Model):
     pid = models.IntegerField(_("process id"))
     queues = models.JSONField(_("queues"), default=list)
     threads = models.IntegerField(_("threads"), default=0)
-    started_at = models.DateTimeField(_("started"))
-    seen_at = models.DateTimeField(_("last heartbeat"))
+    started_at = UTCDateTimeField(_("started"))
+    seen_at = UTCDateTimeField(_("last heartbeat"))
 
     class Meta:
         db_table = "delayq_worker"

@@ -1,14 +1,15 @@
 """The hot moves on PostgreSQL: one statement for each move changes the rows and writes their log rows.
 
 Ids are locked in ascending order, so that two batches cannot wait for each other in a circle. Times come from
-``clock_timestamp()``, the database's clock at that moment, and not from the beginning of the transaction. Values travel
-as parameters only.
+``clock_timestamp()``, the database's clock at that moment, and not from the beginning of the transaction. Spans are
+multiples of a second or less: a day in an interval is a day of the session's time zone, with 23 to 25 hours. Values
+travel as parameters only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
 from typing import Any, cast
@@ -17,7 +18,7 @@ import psycopg
 from django.db import NotSupportedError, connections
 from django.db.models import QuerySet
 
-from ..clock import SECOND, ceil_tenth
+from ..clock import SECOND, ceil_tenth, span_us
 from ..models import Message
 from ..outcomes import error_kind
 from ..states import State
@@ -26,6 +27,8 @@ from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, S
 
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
+
+FROM_NOW = "clock_timestamp() + %(delay)s * interval '1 microsecond'"
 
 LOG_COLUMNS = """message_id, number, at, from_state, to_state, attempt, due_at, ready_at, actor,
          reason, error, traceback"""
@@ -36,10 +39,11 @@ WITH m AS (
         (topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry, max_attempts,
          attempts, deliveries, reported, excused, moves, worker, cancel_requested)
     SELECT %(topic)s, %(queue)s, %(key)s, %(priority)s, 'scheduled', %(payload)s::jsonb, %(headers)s::jsonb,
-           due, due + %(expires)s::interval, clock_timestamp(), %(retry)s::jsonb, %(max_attempts)s,
+           due, due + %(expires)s::float8 * interval '1 microsecond', clock_timestamp(), %(retry)s::jsonb,
+           %(max_attempts)s,
            0, 0, 0, 0, 1, '', false
       FROM (
-        SELECT {CEIL_TENTH.format("coalesce(%(due)s::timestamptz, clock_timestamp() + %(delay)s::interval)")}
+        SELECT {CEIL_TENTH.format("coalesce(%(due)s::timestamptz, " + FROM_NOW + ")")}
       ) d(due)
     {{conflict}}
     RETURNING id, due_at, created_at
@@ -300,9 +304,13 @@ class PostgreSQL:
                 raw.prepare_threshold = 0
             with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
                 cursor.execute(sql, parameters, binary=True)
-                return cursor.fetchall()
+                rows = cursor.fetchall()
         finally:
             raw.prepare_threshold = before
+        if raw.pgconn.parameter_status(b"TimeZone") == b"UTC":
+            return rows
+        # The driver returns times of the session's time zone, with which Python cannot compute (UTCDateTimeField).
+        return [tuple([v.astimezone(UTC) if isinstance(v, datetime) else v for v in row]) for row in rows]
 
     def now(self) -> datetime:
         return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
@@ -318,8 +326,8 @@ class PostgreSQL:
                 "payload": new.payload,
                 "headers": new.headers,
                 "due": new.due,
-                "delay": new.delay,
-                "expires": new.expires,
+                "delay": span_us(new.delay),
+                "expires": None if new.expires is None else span_us(new.expires),
                 "retry": new.retry,
                 "max_attempts": new.max_attempts,
                 "actor": actor,

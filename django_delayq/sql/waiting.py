@@ -59,6 +59,7 @@ def _time(using: str, value: datetime | str | None) -> datetime | None:
     """Return a time that came out of raw SQL: some drivers give text, some a time without its zone."""
     if isinstance(value, str):
         value = parse_datetime(value)
-    if value is None or value.tzinfo is not None:
-        return value
-    return value.replace(tzinfo=connections[using].timezone or UTC)
+    if value is None:
+        return None
+    aware = value if value.tzinfo is not None else value.replace(tzinfo=connections[using].timezone or UTC)
+    return aware.astimezone(UTC)
