@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 import weakref
@@ -26,6 +25,9 @@ class ProcessLock:
 
     def acquire(self, *, wait: bool = True) -> bool:
         """Take the lock. Return whether this process has it now."""
+        # Imported here: where it is missing, run_delayq is to say so in a sentence.
+        import fcntl
+
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except (BlockingIOError, PermissionError):
@@ -34,4 +36,6 @@ class ProcessLock:
 
     def release(self) -> None:
         """Free the lock. Does nothing when this process does not have it."""
+        import fcntl
+
         fcntl.lockf(self._file, fcntl.LOCK_UN)

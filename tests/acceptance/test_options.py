@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.states import State
 from tests.acceptance.conftest import Gate, Start
 from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
-from tests.workers import eventually
+from tests.workers import ROOT, eventually
 
 BOTH = pytest.mark.usefixtures("timed_by")
 
@@ -34,6 +36,28 @@ def test_once_delivers_what_is_due_and_leaves_the_rest(start: Start) -> None:
 def test_once_with_nothing_to_do_ends(start: Start) -> None:
     worker = start("--once")
     assert (worker.wait(), worker.lines[-1]) == (0, "0 delivered")
+
+
+WITHOUT_POSIX = """
+import os, sys
+
+sys.modules["fcntl"] = None
+del os.fork
+from django.core.management import execute_from_command_line
+
+execute_from_command_line(sys.argv)
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--once"]], ids=["worker", "once"])
+def test_a_system_without_posix_is_told_in_a_sentence(arguments: list[str]) -> None:
+    command = [sys.executable, "-c", WITHOUT_POSIX, "run_delayq", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr == (
+        "CommandError: run_delayq needs Linux, macOS or another POSIX system, also with --once; "
+        "on Windows, run it in WSL or in a container.\n"
+    )
 
 
 def test_once_isolates_a_failure_and_leaves_its_retry_for_later(start: Start) -> None:

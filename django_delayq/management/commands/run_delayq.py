@@ -68,6 +68,12 @@ class Command(BaseCommand):
         common.add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if not hasattr(os, "fork"):
+            raise CommandError(
+                "run_delayq needs Linux, macOS or another POSIX system, also with --once; "
+                "on Windows, run it in WSL or in a container.",
+                returncode=common.MISCONFIGURED,
+            )
         settings = conf.get()
         using = common.database(options)
         name = options["worker_name"]
