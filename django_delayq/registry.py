@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
+from types import MethodType
 from typing import Any, Protocol, TypeVar
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
 from . import conf, retry, validation
 from .durations import Duration, seconds
-from .exceptions import HandlerConflict
+from .exceptions import HandlerConflict, InvalidMessage
 
 
 class Delivered(Protocol):
@@ -70,7 +73,7 @@ class Handler:
 
     @property
     def name(self) -> str:
-        return f"{self.function.__module__}.{getattr(self.function, '__qualname__', repr(self.function))}"
+        return _name(self.function)
 
     @property
     def retry(self) -> retry.RetryPolicy:
@@ -110,8 +113,11 @@ def handler(
     that its effects in that database happen exactly once. ``queue``: where messages of this topic go when
     ``schedule_message`` names no queue.
 
-    Raises ``HandlerConflict`` when the topic has a handler already, and ``ValueError`` for impossible options.
+    Raises ``HandlerConflict`` when the topic has a handler already, ``TypeError`` for what cannot handle a message (a
+    class, a generator function, a function that does not take one argument), and ``ValueError`` for impossible options.
     """
+    if callable(topic):
+        raise InvalidMessage('@handler needs the topic of its messages: write @handler("orders.close")')
     topic = validation.topic(topic)
     policy = None if retry is _DEFAULT else _policy(retry)
     own_lease = None if lease is None else seconds(lease)
@@ -124,12 +130,10 @@ def handler(
         validation.queue(queue)
 
     def register(function: F) -> F:
+        _check(function)
         present = _handlers.get(topic)
         if present is not None and not _same(present.function, function):
-            raise HandlerConflict(
-                f"topic {topic!r} has two handlers: {present.name} and "
-                f"{function.__module__}.{getattr(function, '__qualname__', function)}"
-            )
+            raise HandlerConflict(f"topic {topic!r} has two handlers: {present.name} and {_name(function)}")
         _handlers[topic] = Handler(
             topic,
             function,
@@ -139,11 +143,63 @@ def handler(
             timeout is not _DEFAULT,
             transactional,
             queue,
-            inspect.iscoroutinefunction(function),
+            any(map(iscoroutinefunction, _layers(function))),
         )
         return function
 
     return register
+
+
+def _layers(function: Any) -> list[Any]:
+    """Return the object and the functions that a call of it runs: behind partials, methods and ``__call__``.
+
+    A function behind ``functools.wraps`` is not among them: only its wrapper knows what becomes of it.
+    """
+    layers = [function]
+    while not inspect.isfunction(function) and not inspect.isclass(function):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, MethodType | staticmethod):
+            function = function.__func__
+        else:
+            function = getattr(type(function), "__call__", None)  # noqa: B004
+            if not inspect.isfunction(function):
+                break
+        layers.append(function)
+    return layers
+
+
+def _check(function: Any) -> None:
+    """Refuse what would never run, or never with one message."""
+    if not callable(function) or inspect.isclass(function):
+        raise TypeError(f"a handler is a function or an object that can be called, not {_described(function)}")
+    for layer in _layers(function):
+        if inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer):
+            raise TypeError(
+                f"{_name(function)} is a generator function: a call of it runs none of its code; "
+                "a handler returns when its work is done, and does not yield"
+            )
+    try:
+        # The signature of the wrapper itself is the one that is called.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:
+        # Functions in C may have none.
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"{_name(function)}{signature} cannot be called with one message: {error}; "
+            "a handler takes the message as its only argument"
+        ) from None
+
+
+def _described(function: Any) -> str:
+    return f"the class {function.__qualname__}" if inspect.isclass(function) else type(function).__name__
+
+
+def _name(function: Any) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
 
 
 def _policy(value: Any) -> retry.RetryPolicy:
@@ -151,11 +207,12 @@ def _policy(value: Any) -> retry.RetryPolicy:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether two functions are the same one: a module that is imported again registers its handlers again."""
-    return (one.__module__, getattr(one, "__qualname__", None)) == (
-        other.__module__,
-        getattr(other, "__qualname__", None),
-    ) and "<locals>" not in getattr(one, "__qualname__", "")
+    """Tell whether two handlers are the same one: a module that is imported again registers its functions again."""
+    if one is other:
+        return True
+    names = [(function.__module__, getattr(function, "__qualname__", None)) for function in (one, other)]
+    # Two partials, or two objects of one class, have no names by which they could be told apart.
+    return names[0] == names[1] and names[0][1] is not None and "<locals>" not in names[0][1]
 
 
 def find(topic: str) -> Handler | None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
+import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +25,8 @@ from ..exceptions import HandlerTimeout, LeaseLost, Superseded
 from ..registry import Handler
 from ..sql.rows import Claimed, LeaseRenewal
 
+logger = logging.getLogger("django_delayq")
+
 
 class Delivery:
     """Implements ``registry.Delivered`` for the handler; everything else is for the worker.
@@ -34,9 +40,11 @@ class Delivery:
 
     __slots__ = (
         "_deadline",
+        "_is_awaited",
         "_is_closed",
         "_is_interrupted",
         "_lock",
+        "_process",
         "_scope",
         "_thread",
         "attempt",
@@ -86,9 +94,9 @@ class Delivery:
         self.lost = False
         self.cancel_requested = False
         self._deadline: float | None = None
-        self._thread = 0
+        self._thread = self._process = 0
         self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
-        self._is_interrupted = self._is_closed = False
+        self._is_awaited = self._is_interrupted = self._is_closed = False
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -188,6 +196,7 @@ class Delivery:
         possible: if the process freezes after it, the handler runs twice.
         """
         self._thread = threading.get_ident()
+        self._process = os.getpid()
         self.started_mono = time.monotonic()
         if self.started_mono - self.leased_mono > self.handler.lease:
             raise Superseded("lease ran out before it began")
@@ -195,25 +204,47 @@ class Delivery:
         self._deadline = None if timeout is None else self.started_mono + timeout
 
     async def await_with_timeout(self, call: Callable[[Any], Any]) -> Any:
-        """Await an async handler, and raise ``HandlerTimeout`` when its timeout ends first."""
-        if self._deadline is None:
-            return await call(self)
-        loop = asyncio.get_running_loop()
+        """Await what an async handler returns, and raise ``HandlerTimeout`` when its timeout ends first."""
+        # From here on the timeout watch leaves the thread alone. Should it have decided to interrupt just before, the
+        # deadline is over, and the await below ends at once as well.
+        self._is_awaited = True
+        # Without a timeout it never expires.
+        after = None if self._deadline is None else self._deadline - time.monotonic()
+        scope = asyncio.timeout(after)
         try:
-            async with asyncio.timeout(self._deadline - time.monotonic()) as scope:
-                self._scope = (loop, scope)
-                return await call(self)
+            async with scope:
+                self._scope = (asyncio.get_running_loop(), scope)
+                return await _all_of(call(self))
         except TimeoutError:
             if scope.expired():
                 raise HandlerTimeout from None
             raise
         finally:
             self._scope = None
+            self.end_fork()
+
+    def end_fork(self) -> None:
+        """End this process if it is a child that the handler forked, and that came out of the handler.
+
+        It has copies of the worker's deliveries and the sockets of its connections, and must go on with neither.
+        """
+        if os.getpid() == self._process:
+            return
+        error = sys.exception()
+        if isinstance(error, SystemExit):
+            os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+        logger.error(
+            "A process that the handler of topic %s forked came out of the handler, and is ended; "
+            "a forked process ends itself with os._exit()",
+            self.topic,
+            exc_info=error,
+        )
+        os._exit(0 if error is None else 1)
 
     def interrupt(self) -> None:
         """Raise ``HandlerTimeout`` in the handler's thread, unless the handler has just ended. Never waits for it."""
         # A lock that is held means that the handler has ended: only ``close`` takes it besides.
-        if self.handler.is_async or not self._lock.acquire(blocking=False):
+        if self.handler.is_async or self._is_awaited or not self._lock.acquire(blocking=False):
             return
         try:
             if not self._is_closed and not self._is_interrupted:
@@ -237,3 +268,10 @@ class Delivery:
                 time.sleep(0.001)
         except HandlerTimeout:
             pass
+
+
+async def _all_of(returned: Any) -> Any:
+    """Await what a call returned, and what that returns in turn, until it is no awaitable any more."""
+    while inspect.isawaitable(returned):
+        returned = await returned
+    return returned

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 import traceback
+from collections.abc import AsyncGenerator, Generator
+from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
+from itertools import starmap
+from types import FunctionType, MethodType
+from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.db import transaction
@@ -18,6 +26,14 @@ from . import guard
 from .delivery import Delivery
 
 logger = logging.getLogger("django_delayq")
+
+# Types of values whose work may never have run when a handler returns one.
+_UNRUN = (
+    *(Generator, AsyncGenerator, map, filter, starmap, Future),
+    *(partial, FunctionType, MethodType, contextlib.ContextDecorator, contextlib.AsyncContextDecorator),
+)
+# The topics whose handlers returned a value, which was logged.
+_returning: set[str] = set()
 
 
 def execute(delivery: Delivery, actor: str) -> Outcome:
@@ -80,11 +96,42 @@ def _call_in_transaction(delivery: Delivery) -> None:
 def _call(delivery: Delivery) -> None:
     function = delivery.handler.function
     failpoints.reach("before_handler")
-    if delivery.handler.is_async:
-        async_to_sync(delivery.await_with_timeout)(function)
-    else:
-        function(delivery)
+    try:
+        if delivery.handler.is_async:
+            returned = async_to_sync(delivery.await_with_timeout)(function)
+        else:
+            returned = function(delivery)
+    finally:
+        delivery.end_fork()
+    if returned is not None:
+        _settle(delivery, returned)
     failpoints.reach("after_handler")
+
+
+def _settle(delivery: Delivery, returned: Any) -> None:
+    """Await what a sync handler returned, raise for work that nobody has run, and warn once of any other value."""
+    if inspect.isawaitable(returned):
+        # For example, a decorator that knows nothing of async functions has returned the coroutine of one.
+        returned = async_to_sync(delivery.await_with_timeout)(lambda _message: returned)
+    if returned is None:
+        return
+    if isinstance(returned, _UNRUN):
+        if isinstance(returned, Generator):
+            returned.close()
+        elif isinstance(returned, Future):
+            returned.cancel()
+        raise TypeError(
+            f"the handler returned a value of type {type(returned).__name__}, whose work may never run; "
+            "return when the work is done, or return an awaitable, which the worker awaits"
+        )
+    if delivery.topic not in _returning:
+        _returning.add(delivery.topic)
+        logger.warning(
+            "The handler of topic %s returned %s, which is ignored: the message is consumed; "
+            "to fail, raise an exception",
+            delivery.topic,
+            returned if isinstance(returned, bool) else f"a value of type {type(returned).__name__}",
+        )
 
 
 def _policy(delivery: Delivery) -> RetryPolicy:

@@ -17,7 +17,7 @@ from tests.workers import eventually
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
-@pytest.mark.parametrize("topic", ["t.slow", "t.slow_async"])
+@pytest.mark.parametrize("topic", ["t.slow", "t.slow_async", "t.slow_returned"])
 def test_a_handler_past_its_timeout_is_ended(start: Start, topic: str) -> None:
     worker = start("--threads", "1")
     message = schedule_message(topic)

@@ -159,6 +159,11 @@ async def outlast_the_timeout_async(message: Delivered) -> None:
     await asyncio.sleep(60)
 
 
+@receives("t.slow_returned", timeout="0.3s", retry=None)
+def return_what_outlasts_the_timeout(message: Delivered) -> Any:
+    return outlast_the_timeout_async(message)
+
+
 @receives("t.hang", timeout="0.3s", retry=SOON)
 def never_let_go(message: Delivered) -> None:
     """Block for ever in the first delivery, and end at once in later ones."""

@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone, translation
 
@@ -59,6 +61,41 @@ def exit_at_once(message: Delivered) -> None:
 @handler("h.recursion", retry=None)
 def recurse(message: Delivered) -> None:
     recurse(message)
+
+
+def fork_and_wait(message: Delivered) -> str | None:
+    """Fork, and return the exit code of the child. The child comes out of the handler as the payload says."""
+    child = os.fork()
+    if child == 0:
+        match message.payload:
+            case "raises":
+                raise RuntimeError("in the child")
+            case "exits":
+                raise SystemExit(3)
+        return None
+    until = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise RuntimeError("the child lives on")
+        time.sleep(0.01)
+    return str(os.waitstatus_to_exitcode(ended[1]))
+
+
+@handler("h.fork", retry=None)
+def fork(message: Delivered) -> None:
+    if (code := fork_and_wait(message)) is not None:
+        leave(message, code)
+
+
+handler("h.fork_tx", retry=None, transactional=True)(fork)
+
+
+@handler("h.fork_async", retry=None)
+async def fork_in_the_event_loop(message: Delivered) -> None:
+    if (code := fork_and_wait(message)) is not None:
+        await sync_to_async(leave)(message, code)
 
 
 # --- those that meddle with the transaction ---------------------------------------------------------------------------

@@ -80,6 +80,19 @@ def test_leaked_threads_and_a_closed_stdout_do_not_keep_a_worker_from_ending_in_
     assert there.count("died|Traceback|CRITICAL|ERROR") == 0, there.log
 
 
+@pytest.mark.parametrize("topic", ["h.fork", "h.fork_tx", "h.fork_async"])
+def test_a_forked_child_that_comes_out_of_its_handler_is_ended_there(worker: Start, topic: str) -> None:
+    there = worker("--threads", "1")
+    for how, code in (("returns", "0"), ("raises", "1"), ("exits", "3")):
+        message = wait_until(schedule_message(topic, how), State.CONSUMED)
+        assert list(Effect.objects.filter(message_id=message.pk).values_list("note", flat=True)) == [code]
+        wait_until(schedule_message("t.tx"), State.CONSUMED)
+    # A child that exits has ended itself.
+    assert there.count(f"A process that the handler of topic {topic} forked came out of the handler, and is ended") == 2
+    assert there.count("RuntimeError: in the child") == 1
+    assert there.count("died") == 0
+
+
 # --- the transaction --------------------------------------------------------------------------------------------------
 
 ENDS = [

@@ -160,6 +160,14 @@ MUTANTS = [
         "shutdown that costs an attempt",
         (f"{WORKER}/recorder.py", "outcome.delay, counts=False, reason", "outcome.delay, reason"),
     ),
+    mutant(
+        "returned coroutine that nobody awaits",
+        (f"{WORKER}/executor.py", "if inspect.isawaitable(returned):", "if False:"),
+    ),
+    mutant(
+        "returned generator taken for a success",
+        (f"{WORKER}/executor.py", "if isinstance(returned, _UNRUN):", "if False:"),
+    ),
     mutant("put before the commit", (PUBLISHER, "if not connection.in_atomic_block:", "if True:")),
     mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
 ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
+from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from django.apps import apps
 from django.test import override_settings
 
@@ -139,3 +142,127 @@ def test_handlers_are_found_in_the_module_that_the_settings_name(
     assert found().name == "discovered_app.receivers.receive"
     for name in ("discovered_app", "discovered_app.receivers"):
         sys.modules.pop(name, None)
+
+
+# --- what cannot handle a message -------------------------------------------------------------------------------------
+
+
+class Yielding:
+    def __call__(self, message: Any) -> Iterator[None]:
+        yield
+
+    async def method(self, message: Any) -> AsyncIterator[None]:
+        yield
+
+
+def generator(message: Any) -> Iterator[None]:
+    yield
+
+
+async def async_generator(message: Any) -> AsyncIterator[None]:
+    yield
+
+
+def of_two(one: Any, other: Any) -> None: ...
+
+
+def of_two_by_keyword(one: Any, *, other: Any) -> None: ...
+
+
+class Class:
+    def __call__(self, message: Any) -> None: ...
+
+    def method(self, message: Any) -> None: ...
+
+    async def coroutine(self, message: Any) -> None: ...
+
+    @staticmethod
+    async def static(message: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (generator, "generator is a generator function"),
+        (async_generator, "async_generator is a generator function"),
+        (Yielding(), "is a generator function"),
+        (Yielding().method, "Yielding.method is a generator function"),
+        (partial(generator), "is a generator function"),
+        (partial(Yielding()), "is a generator function"),
+        (lambda: None, r"<lambda>\(\) cannot be called with one message: too many positional arguments"),
+        (of_two, "of_two.*missing a required argument: 'other'"),
+        (Class.method, "Class.method.*takes the message as its only argument"),
+        (of_two_by_keyword, "of_two_by_keyword.*other"),
+        (Class, "not the class Class"),
+        (None, "not NoneType"),
+        ("tests.unit", "not str"),
+    ],
+    ids=repr,
+)
+def test_a_function_that_could_not_handle_a_message_is_refused_at_the_decorator(function: Any, why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        handler(TOPIC)(function)
+    assert registry.find(TOPIC) is None
+
+
+def test_a_decorator_without_its_topic_is_refused_with_the_way_to_write_it() -> None:
+    decorator: Any = handler
+    with pytest.raises(InvalidMessage, match=r'write @handler\("orders\.close"\)'):
+        decorator(at_module_level)
+
+
+async def coroutine(message: Any) -> None: ...
+
+
+def marked(message: Any) -> Any:
+    return coroutine(message)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Class().coroutine,
+        Class.static,
+        vars(Class)["static"],
+        partial(coroutine),
+        partial(partial(coroutine)),
+        sync_to_async(at_module_level),
+        markcoroutinefunction(marked),
+    ],
+    ids=repr,
+)
+def test_an_async_function_is_known_behind_what_calls_it(function: Any) -> None:
+    handler(TOPIC)(function)
+    assert found().is_async
+
+
+@wraps(coroutine)
+def runs_it(message: Any) -> None:
+    """A wrapper of an async function that is sync, of a function that takes other arguments, and of a generator."""
+
+
+@wraps(of_two)
+def gives_it_more(message: Any) -> None: ...
+
+
+@wraps(generator)
+def consumes_it(message: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function", [runs_it, gives_it_more, consumes_it, async_to_sync(coroutine), Class(), Mock(), print], ids=repr
+)
+def test_a_wrapper_is_taken_for_what_it_is_and_not_for_what_it_wraps(function: Any) -> None:
+    handler(TOPIC)(function)
+    assert not found().is_async
+
+
+@pytest.mark.parametrize("make", [lambda: partial(of_two, None), Class], ids=["partial", "object"])
+def test_two_objects_without_names_conflict(make: Any) -> None:
+    one = make()
+    handler(TOPIC)(one)
+    handler(TOPIC, lease=5)(one)
+    with pytest.raises(HandlerConflict):
+        handler(TOPIC)(make())
+    assert found().function is one
+    assert found().lease == 5

@@ -1,0 +1,245 @@
+"""What handlers return: work that nobody has run is run or fails, and is never recorded as consumed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+
+from django_delayq import handler, registry
+from django_delayq.outcomes import Ack, Outcome, Recorded, Retry
+from django_delayq.worker import executor
+from django_delayq.worker.delivery import Delivery
+from tests.app.handlers import leave
+from tests.app.models import Effect
+from tests.integration.claims import claimed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TOPIC = "integration.executor"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(executor, "_returning", set())
+    yield
+    registry.unregister(TOPIC)
+
+
+def run(function: Callable[[Any], Any], **terms: Any) -> Outcome:
+    """Register a function, and run it for one message as a worker does."""
+    handler(TOPIC, **terms)(function)
+    (delivery,) = claimed(TOPIC)
+    return executor.execute(delivery, "worker:w")
+
+
+# --- awaitables -------------------------------------------------------------------------------------------------------
+
+
+async def affect(message: Delivery) -> None:
+    await asyncio.sleep(0)
+    await sync_to_async(leave)(message)
+
+
+class Lazy:
+    """An awaitable that is no coroutine."""
+
+    def __init__(self, message: Delivery) -> None:
+        self.message = message
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return affect(self.message).__await__()
+
+
+def decorated(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorate a function as if it were a plain one, whatever it is."""
+
+    @functools.wraps(function)
+    def call(message: Delivery) -> Any:
+        return function(message)
+
+    return call
+
+
+async def twice(message: Delivery) -> Awaitable[None]:
+    return affect(message)
+
+
+async def in_a_task(message: Delivery) -> Awaitable[None]:
+    return asyncio.create_task(affect(message))
+
+
+async def gathered(message: Delivery) -> Awaitable[Any]:
+    return asyncio.gather(affect(message))
+
+
+class Callee:
+    async def __call__(self, message: Delivery) -> None:
+        await affect(message)
+
+    async def method(self, message: Delivery) -> None:
+        await affect(message)
+
+    @staticmethod
+    async def static(message: Delivery) -> None:
+        await affect(message)
+
+
+async def with_more(more: object, message: Delivery) -> None:
+    await affect(message)
+
+
+AWAITED: dict[str, Callable[[Any], Any]] = {
+    "coroutine": decorated(affect),
+    "awaitable": decorated(Lazy),
+    "async that returns a coroutine": twice,
+    "async that returns a task": in_a_task,
+    "async that returns a gather": gathered,
+    "async that returns an awaitable by a sync one": decorated(twice),
+    "object": Callee(),
+    "method": Callee().method,
+    "static method": Callee.static,
+    "partial": functools.partial(with_more, None),
+    "partial of an object": functools.partial(Callee()),
+}
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+@pytest.mark.parametrize("name", AWAITED)
+def test_an_awaitable_that_a_handler_returns_is_awaited_before_the_message_is_consumed(
+    name: str, transactional: bool
+) -> None:
+    outcome = run(AWAITED[name], transactional=transactional)
+    assert outcome == (Recorded() if transactional else Ack())
+    assert Effect.objects.count() == 1
+
+
+def test_an_error_of_a_returned_awaitable_is_the_failure_of_the_handler() -> None:
+    async def fail(message: Delivery) -> None:
+        raise RuntimeError("it never works")
+
+    assert error_of(run(decorated(fail))) == "RuntimeError: it never works"
+
+
+def test_a_returned_awaitable_ends_at_the_timeout_of_its_handler() -> None:
+    async def outlast(message: Delivery) -> None:
+        await asyncio.Event().wait()
+
+    error = error_of(run(decorated(outlast), timeout="0.1s"))
+    assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")
+
+
+def test_a_returned_awaitable_is_not_interrupted_like_a_sync_handler() -> None:
+    """The interrupt of a thread that waits for an event loop would come when the loop has ended."""
+    interrupted = []
+
+    async def look(message: Delivery) -> None:
+        message.interrupt()
+        interrupted.append(message._is_interrupted)
+
+    assert run(decorated(look)) == Ack()
+    assert interrupted == [False]
+
+
+# --- work that nobody runs --------------------------------------------------------------------------------------------
+
+
+def generator(message: Delivery) -> Iterator[None]:
+    try:
+        leave(message)
+        yield
+        leave(message, "never reached")
+    finally:
+        leave(message, "closed")
+
+
+def begun(message: Delivery) -> Iterator[None]:
+    there = generator(message)
+    next(there)
+    return there
+
+
+async def async_generator(message: Delivery) -> AsyncIterator[None]:
+    leave(message, "never reached")
+    yield
+
+
+async def async_that_returns_a_generator(message: Delivery) -> Any:
+    return generator(message)
+
+
+UNRUN: dict[str, Callable[[Any], Any]] = {
+    "generator": decorated(generator),
+    "async generator": decorated(async_generator),
+    "generator of an async handler": async_that_returns_a_generator,
+    "map": lambda message: map(leave, [message]),
+    "filter": lambda message: filter(leave, [message]),
+    "starmap": lambda message: itertools.starmap(leave, [(message,)]),
+    "future": lambda message: Future(),
+    "partial": lambda message: functools.partial(leave, message),
+    "function": lambda message: lambda: leave(message),
+    "method": lambda message: message.extend,
+    "context manager": contextlib.contextmanager(generator),
+    "async context manager": contextlib.asynccontextmanager(async_generator),
+}
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+@pytest.mark.parametrize("name", UNRUN)
+def test_work_that_a_handler_returns_and_nobody_runs_is_a_failure(name: str, transactional: bool) -> None:
+    error = error_of(run(UNRUN[name], transactional=transactional))
+    assert error.startswith("TypeError: the handler returned a value of type ")
+    assert "whose work may never run" in error
+    assert not Effect.objects.exists()
+
+
+def test_a_generator_that_a_handler_returns_half_way_is_closed() -> None:
+    assert "type generator" in error_of(run(begun))
+    assert list(Effect.objects.order_by("pk").values_list("note", flat=True)) == ["", "closed"]
+
+
+def test_a_future_that_a_handler_returns_is_cancelled() -> None:
+    future: Future[None] = Future()
+    assert "type Future" in error_of(run(lambda message: future))
+    assert future.cancelled()
+
+
+def error_of(outcome: Outcome) -> str:
+    assert isinstance(outcome, Retry)
+    return outcome.error
+
+
+# --- other values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(False, "False"), (True, "True"), (0, "a value of type int"), ("secret", "a value of type str")],
+)
+def test_a_value_that_a_handler_returns_is_warned_of_once(
+    value: object, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _delivery in range(2):
+        assert run(_returns(value)) == Ack()
+        registry.unregister(TOPIC)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"The handler of topic {TOPIC} returned {shown}, which is ignored: the message is consumed; "
+        "to fail, raise an exception"
+    )
+
+
+def _returns(value: object) -> Callable[[Any], object]:
+    return lambda message: value
+
+
+def test_a_handler_that_returns_nothing_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert run(leave) == Ack()
+    assert not caplog.records
