@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from . import transitions
 from .models import Message, Transition
 from .sql.moves import locked, writing
+from .sql.sessions import own_transaction
 from .states import FINAL, State
 
 # Messages that one transaction deletes at most.
@@ -42,7 +42,7 @@ def purge(
     deleted = 0
     while limit is None or deleted < limit:
         size = batch_size if limit is None else min(batch_size, limit - deleted)
-        with transaction.atomic(using=using):
+        with own_transaction(using):
             batch = _page(doomed, after, size)
             gone = _delete(using, doomed, [pk for _at, pk in batch])
         if batch:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, connections
 from django.db.models import Exists, OuterRef, Q
 
 from . import actors, failpoints
@@ -21,6 +21,7 @@ from .models import Message, Transition
 from .sql import statements
 from .sql.moves import Decide, Decision, move, moved
 from .sql.rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
+from .sql.sessions import own_transaction
 from .states import LIVE, REQUEUEABLE, State
 from .validation import FARTHEST
 from .verdicts import DONE, Verdict
@@ -141,7 +142,7 @@ def _moved_due(message: Message, due: datetime) -> dict[str, datetime | None]:
 def exclusively(using: str) -> AbstractContextManager[object]:
     """Return a context that keeps rows found by ``due`` locked until they are claimed, where rows can be locked."""
     if connections[using].features.has_select_for_update_skip_locked:
-        return transaction.atomic(using=using)
+        return own_transaction(using)
     return nullcontext()
 
 

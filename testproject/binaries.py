@@ -17,6 +17,7 @@ OLDEST_POSTGRES = (15,)
 
 REDIS_ADVICE = "Install Redis or Valkey, or set DELAYQ_REDIS_SERVER to the path of redis-server."
 POSTGRES_ADVICE = "Install the PostgreSQL server, or set DELAYQ_POSTGRES_BIN to the folder of initdb."
+PGBOUNCER_ADVICE = "Install PgBouncer, or set DELAYQ_PGBOUNCER to its path."
 
 
 def find_redis() -> Path | None:
@@ -38,6 +39,15 @@ def find_postgres() -> Path | None:
         if all(map(_runs, programs)) and _version(folder / "postgres") >= OLDEST_POSTGRES:
             return folder
     return None
+
+
+def find_pgbouncer() -> Path | None:
+    """Return pgbouncer: that of DELAYQ_PGBOUNCER, or an installed one. No wheel has it."""
+    if asked := os.environ.get("DELAYQ_PGBOUNCER"):
+        return Path(asked)
+    # Debian keeps it where the PATH of a user does not lead.
+    found = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"]))
+    return Path(found) if found else None
 
 
 def _redis_candidates() -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Private Redis and PostgreSQL servers for the demo and the tests: no root, no Docker, nothing left behind.
+"""Private Redis, PostgreSQL and PgBouncer servers for the demo and the tests: no root, no Docker, nothing left behind.
 
 >>> with RedisServer() as redis, PostgresServer() as postgres:
 ...     print(redis.url, postgres.url)
@@ -28,13 +28,15 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from . import cleaner
-from .binaries import POSTGRES_ADVICE, REDIS_ADVICE, find_postgres, find_redis
+from .binaries import PGBOUNCER_ADVICE, POSTGRES_ADVICE, REDIS_ADVICE, find_pgbouncer, find_postgres, find_redis
 
 __all__ = [
+    "PgBouncerServer",
     "PostgresServer",
     "RedisServer",
     "Server",
     "ServerFailed",
+    "find_pgbouncer",
     "find_postgres",
     "find_redis",
 ]
@@ -316,13 +318,7 @@ class PostgresServer(Server):
         return f"postgresql://{self.user}@127.0.0.1:{self.port}/{dbname}"
 
     def _account(self) -> pwd.struct_passwd | None:
-        """Return an account for PostgreSQL, which refuses to run as root."""
-        if os.geteuid() != 0:
-            return None
-        for name in ("postgres", "nobody"):
-            with contextlib.suppress(KeyError):
-                return pwd.getpwnam(name)
-        raise ServerFailed("PostgreSQL does not run as root, and there is no account postgres or nobody.")
+        return _account_other_than_root()
 
     @property
     def _data(self) -> Path:
@@ -375,13 +371,7 @@ class PostgresServer(Server):
             os.chown(path, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
 
     def _answers(self) -> bool:
-        import psycopg
-
-        try:
-            psycopg.connect(self._url("postgres"), connect_timeout=2).close()
-        except psycopg.OperationalError:
-            return False
-        return True
+        return _takes_connections(self._url("postgres"))
 
     def _create_database(self) -> None:
         import psycopg
@@ -389,6 +379,65 @@ class PostgresServer(Server):
 
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.dbname)))
+
+
+class PgBouncerServer(Server):
+    """A PgBouncer in front of a PostgreSQL server: in transaction mode, with hardly any connections for its clients."""
+
+    clean_signal = signal.SIGINT
+    abrupt_signal = signal.SIGKILL
+
+    def __init__(self, postgres: PostgresServer, *, pool_size: int = 3) -> None:
+        self._postgres = postgres
+        self._pool_size = pool_size
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        """The URL of the server's database, by way of the pooler."""
+        return f"postgresql://{self._postgres.user}@127.0.0.1:{self.port}/{self._postgres.dbname}"
+
+    def _account(self) -> pwd.struct_passwd | None:
+        return _account_other_than_root()
+
+    def _command(self) -> list[str]:
+        program = find_pgbouncer()
+        if program is None:
+            raise ServerFailed(f"No pgbouncer found. {PGBOUNCER_ADVICE}")
+        users, settings = self.directory / "users", self.directory / "pgbouncer.ini"
+        users.write_text(f'"{self._postgres.user}" ""\n')
+        settings.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={self._postgres.port}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
+            f"auth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
+            f"default_pool_size = {self._pool_size}\nmax_client_conn = 500\nignore_startup_parameters = options\n"
+        )
+        for file in (users, settings):
+            file.chmod(0o644)
+        return [str(program), str(settings)]
+
+    def _answers(self) -> bool:
+        return _takes_connections(self.url)
+
+
+def _account_other_than_root() -> pwd.struct_passwd | None:
+    """Return an account for a server that refuses to run as root; None when this process does not run as root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise ServerFailed("The server does not run as root, and there is no account postgres or nobody.")
+
+
+def _takes_connections(url: str) -> bool:
+    import psycopg
+
+    try:
+        psycopg.connect(url, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def _short_parent() -> str | None:

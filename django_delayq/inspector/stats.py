@@ -134,7 +134,7 @@ def finished(using: str) -> dict[State, Capped]:
     """Count the final states of the messages that finished last. The numbers are exact when no more have finished."""
     rows = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
     counts = dict.fromkeys((state for state in State if state in FINAL), 0)
-    for state in rows.values_list("state", flat=True)[: FINISHED_CAP + 1].iterator():
+    for state in rows.values_list("state", flat=True)[: FINISHED_CAP + 1]:
         counts[State(state)] += 1
     more = sum(counts.values()) > FINISHED_CAP
     return {state: Capped(min(count, FINISHED_CAP), more) for state, count in counts.items()}

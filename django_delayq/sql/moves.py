@@ -19,6 +19,7 @@ from ..outcomes import error_kind, storable
 from ..states import LIVE, State, is_legal
 from ..verdicts import Verdict
 from .rows import Moved
+from .sessions import own_transaction
 
 AModel = TypeVar("AModel", bound=Model)
 
@@ -65,7 +66,7 @@ def clock(using: str) -> datetime:
 
 @contextmanager
 def writing(using: str) -> Iterator[None]:
-    """Open a transaction that will write.
+    """Open a transaction that will write, as ``own_transaction`` does.
 
     On SQLite the transaction takes the write lock when it begins: SQLite refuses a write in a transaction that has read
     while another one wrote. Inside a transaction of the caller this is only a savepoint: there
@@ -73,7 +74,7 @@ def writing(using: str) -> Iterator[None]:
     """
     connection = connections[using]
     if connection.vendor != "sqlite" or connection.in_atomic_block:
-        with transaction.atomic(using=using):
+        with own_transaction(using):
             yield
         return
     connection.ensure_connection()

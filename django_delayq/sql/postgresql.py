@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, cast
 
 import psycopg
-from django.db import NotSupportedError, connections
+from django.db import NotSupportedError, OperationalError, ProgrammingError, connections
 from django.db.models import QuerySet
 
 from ..clock import SECOND, ceil_tenth, span_us
@@ -24,6 +24,7 @@ from ..outcomes import error_kind
 from ..states import State
 from .expressions import Microseconds
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket, decoded
+from .sessions import own_transaction, session_of
 
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
@@ -72,6 +73,9 @@ INSERTS = {
         conflict="ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('running', 'scheduled') DO NOTHING"
     ),
 }
+
+# The codes of a prepared statement that does not exist, and of a name that another one has.
+LOST_STATEMENT = ("26000", "42P05")
 
 # OFFSET keeps the server from looking up the sequence for each id.
 RESERVE = """
@@ -286,22 +290,39 @@ class PostgreSQL:
                 raise
             connection.close()
             return self._fetch(connection, sql, parameters)
+        except (OperationalError, ProgrammingError) as error:
+            # The server lost the prepared statement, or has another one under its name: the statement did not run.
+            if getattr(error.__cause__, "sqlstate", None) not in LOST_STATEMENT:
+                raise
+            session_of(connection)[0].keeps_plans = False
+            if connection.in_atomic_block or not connection.get_autocommit():
+                raise
+            return self._fetch(connection, sql, parameters)
 
-    @staticmethod
-    def _fetch(connection: Any, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
-        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it.
-
-        The server keeps no plan behind a pooler that gives each transaction another server connection:
-        DISABLE_SERVER_SIDE_CURSORS says so. The cursor is psycopg's own: Django's would keep every statement in memory
-        under DEBUG, and it reads times in Python.
-        """
+    def _fetch(self, connection: Any, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a statement at READ COMMITTED, or at the level of the transaction that is open."""
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
+        with connection.wrap_database_errors:
+            session, is_new = session_of(connection)
+        # The first statement of a connection is often its only one: to prepare it would cost another round trip.
+        keep = session.keeps_plans and not is_new
+        if session.is_read_committed or connection.in_atomic_block or not connection.get_autocommit():
+            return self._execute(connection, sql, parameters, keep=keep)
+        with own_transaction(self.using):
+            return self._execute(connection, sql, parameters, keep=keep)
+
+    @staticmethod
+    def _execute(connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
+        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it.
+
+        The cursor is psycopg's own: Django's would keep every statement in memory under DEBUG, and it reads times in
+        Python.
+        """
         raw = connection.connection
         before = raw.prepare_threshold
         try:
-            if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-                raw.prepare_threshold = 0
+            raw.prepare_threshold = 0 if keep else None
             with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
                 cursor.execute(sql, parameters, binary=True)
                 rows = cursor.fetchall()

@@ -1,14 +1,79 @@
-"""Asks the database driver about a session, by vendor. None of these functions costs a round trip."""
+"""Asks the database driver about a session, by vendor, and opens the queue's own transactions.
+
+Only ``session_of`` costs a round trip, once for each connection.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import select
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 # Values of psycopg's transaction_status: no transaction is open; the connection is broken.
 IDLE, UNKNOWN = 0, 4
+# psycopg's number for this level of isolation.
+READ_COMMITTED = 2
+# A pooler makes up the process id that it tells its clients: it has no process for each of them.
+ASK = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')"
+
+
+@dataclass(slots=True)
+class Session:
+    """The properties of a connection to PostgreSQL that decide how statements are sent.
+
+    ``keeps_plans``: a statement that was prepared is there for the next one. Behind a pooler the next statement may go
+    to another server process, where a client of the same pooler has prepared something else under the same name.
+    ``is_read_committed``: a statement outside of a transaction runs at READ COMMITTED.
+    """
+
+    keeps_plans: bool
+    is_read_committed: bool
+
+
+def session_of(connection: BaseDatabaseWrapper) -> tuple[Session, bool]:
+    """Return the properties of an open connection to PostgreSQL, and whether they were asked for just now."""
+    raw: Any = connection.connection
+    known: Session | None = getattr(raw, "delayq_session", None)
+    if known is not None:
+        return known, False
+    with raw.cursor() as cursor:
+        pid, isolation = cursor.execute(ASK, prepare=False).fetchone()
+    is_direct = pid == raw.info.backend_pid and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    # With prepare_threshold in OPTIONS the project itself says that prepared statements work.
+    raw.delayq_session = Session(is_direct or raw.prepare_threshold is not None, isolation == "read committed")
+    return raw.delayq_session, True
+
+
+@contextlib.contextmanager
+def own_transaction(using: str) -> Iterator[None]:
+    """Open a transaction of the queue's own, at READ COMMITTED. Inside a transaction of the caller it is a savepoint.
+
+    The moves lock rows and then decide by what the rows hold now. At a higher level of isolation, which the OPTIONS of
+    the database or the server may ask for, a statement sees the rows as they were when its transaction began, and fails
+    when another transaction has changed one since. It would also miss a pause that was committed before its locks were
+    taken. A transaction of the caller keeps the level that the caller chose.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql" or connection.in_atomic_block or not connection.get_autocommit():
+        with transaction.atomic(using=using):
+            yield
+        return
+    connection.ensure_connection()
+    raw: Any = connection.connection
+    before = raw.isolation_level
+    if before != READ_COMMITTED:
+        raw.isolation_level = READ_COMMITTED
+    try:
+        with transaction.atomic(using=using):
+            yield
+    finally:
+        if before != READ_COMMITTED and connection.connection is raw and raw.info.transaction_status == IDLE:
+            raw.isolation_level = before
 
 
 def is_in_transaction(connection: BaseDatabaseWrapper) -> bool | None:

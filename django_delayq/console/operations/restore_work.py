@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import DatabaseError, InterfaceError
 
 from ... import actors, conf, transitions
 from ...broker import index
@@ -18,6 +18,7 @@ from ...broker.base import Index
 from ...extensions import RestoreObserver, RestoreStart
 from ...outcomes import storable
 from ...restore import Overdue, Restore, Selection, Tally
+from ...sql.sessions import own_transaction
 from ..models import Operation, OperationState
 from ..statements import TooSlow, statement_timeout
 from .lifecycle import LEASE_SECONDS
@@ -179,7 +180,7 @@ class RestoreOperation(RestoreObserver):
 
     def _try(self, write: Any) -> None:
         try:
-            with transaction.atomic(using=self.using):
+            with own_transaction(self.using):
                 write(transitions.now(self.using))
         except (DatabaseError, InterfaceError) as error:
             logger.debug("The operation that shows this restore could not be written; the restore goes on: %s", error)

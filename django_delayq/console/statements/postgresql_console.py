@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
 
-from django.db import OperationalError, transaction
+from django.db import OperationalError
 
+from ...sql.sessions import own_transaction
 from .portable_console import PortableConsole
 from .values import Scalar, TooSlow, Vacuum
 
@@ -27,7 +28,7 @@ class PostgreSQLConsole(PortableConsole):
     def statement_timeout(self, milliseconds: int) -> Iterator[None]:
         outer = self.connection.in_atomic_block
         try:
-            with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
+            with own_transaction(self.using), self.connection.cursor() as cursor:
                 before = None
                 if outer:
                     cursor.execute("SELECT current_setting('statement_timeout'), current_setting('jit')")
@@ -54,7 +55,7 @@ class PostgreSQLConsole(PortableConsole):
         part = "SELECT {} FROM delayq_message WHERE due_at >= %s AND due_at < %s"
         union = " UNION ALL ".join(part.format(place) for place in range(len(spans)))
         values = [moment for span in spans for moment in span]
-        with transaction.atomic(using=self.using), self.connection.cursor() as cursor:
+        with own_transaction(self.using), self.connection.cursor() as cursor:
             # A parallel plan would say how many rows each worker reads.
             cursor.execute("SELECT set_config('max_parallel_workers_per_gather', '0', true)")
             cursor.execute(f"EXPLAIN (VERBOSE, FORMAT JSON) {union}", values)
