@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, overload
 
@@ -31,17 +32,24 @@ from .verdicts import Verdict
 class Times:
     """The due times that an action gives to its messages. Cancel and purge give none.
 
-    The new due time is ``due``, or ``delay`` from now, or the old due time moved by ``shift``. With ``spread`` the
-    messages are distributed evenly over that time after it, in the order of their ids.
+    The new due time is ``due``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it is
+    now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages are
+    distributed evenly over that time, which begins ``begin`` later, in the order of their ids.
     """
 
     due: datetime | None = None
-    delay: timedelta = NO_TIME
+    delay: timedelta | None = None
     shift: timedelta | None = None
     spread: timedelta = NO_TIME
+    begin: timedelta = NO_TIME
+
+    def part(self, done: int, size: int, total: int) -> Times:
+        """Return the times of ``size`` of ``total`` messages, ``done`` messages after the first."""
+        whole = max(1, total)
+        return replace(self, begin=self.begin + self.spread * (done / whole), spread=self.spread * (size / whole))
 
 
-NOW = Times()
+NO_TIMES = Times()
 
 Move = Callable[[str, Sequence[int], Times, str], list[Answer]]
 
@@ -55,7 +63,7 @@ class Action:
     states: frozenset[State]
     move: Move
 
-    def apply(self, using: str, ids: Sequence[int], *, times: Times = NOW, reason: str = "") -> list[Answer]:
+    def apply(self, using: str, ids: Sequence[int], *, times: Times = NO_TIMES, reason: str = "") -> list[Answer]:
         """Apply the action to messages. Return an answer for each, in the order of ``ids``.
 
         Each batch is a transaction. Redis and the receivers of signals are told on commit.
@@ -64,6 +72,14 @@ class Action:
         publish_moves(using, answers)
         return answers
 
+    def apply_in_batches(
+        self, using: str, ids: Sequence[int], *, times: Times = NO_TIMES, reason: str = ""
+    ) -> Iterator[list[Answer]]:
+        """Apply the action to messages. Yield the answers of each batch; a spread goes over all batches."""
+        for done in range(0, len(ids), MOVES_PER_TRANSACTION):
+            batch = list(ids[done : done + MOVES_PER_TRANSACTION])
+            yield self.apply(using, batch, times=times.part(done, len(batch), len(ids)), reason=reason)
+
 
 def _cancel(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
     return transitions.cancel(using, ids, reason=reason)
@@ -71,7 +87,14 @@ def _cancel(using: str, ids: Sequence[int], times: Times, reason: str) -> list[A
 
 def _reschedule(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
     return transitions.reschedule(
-        using, ids, due=times.due, delay=times.delay, shift=times.shift, spread=times.spread, reason=reason
+        using,
+        ids,
+        due=times.due,
+        delay=times.delay or NO_TIME,
+        shift=times.shift,
+        spread=times.spread,
+        begin=times.begin,
+        reason=reason,
     )
 
 
@@ -80,7 +103,7 @@ def _run_now(using: str, ids: Sequence[int], times: Times, reason: str) -> list[
 
 
 def _requeue(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
-    return transitions.requeue(using, ids, delay=times.delay, spread=times.spread, reason=reason)
+    return transitions.requeue(using, ids, delay=times.delay, spread=times.spread, begin=times.begin, reason=reason)
 
 
 def _purge(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
@@ -152,8 +175,8 @@ def cancel_message(
     result, and none will start), REQUESTED (a delivery is running or about to start: a handler that runs for another
     second can see the request, and no retry follows), OUTCOME_UNKNOWN (no delivery will start, but one that crashed may
     have had its effect), TOO_LATE (``answer.state`` says why), NOT_FOUND. An answer is true when something was done.
-    For a queryset it works in batches, each in a transaction of its own, and returns the number of messages per
-    verdict.
+    For a queryset it acts on the messages that the queryset finds at the call, in batches with a transaction each, and
+    returns the number of messages per verdict.
     """
     return _apply(CANCEL, target, topic, key, using, reason=reason)
 
@@ -228,6 +251,7 @@ def requeue_message(
     target: Target | None = ...,
     *,
     delay: Duration | None = ...,
+    spread: Duration | None = ...,
     topic: str = ...,
     key: str | None = ...,
     reason: str = ...,
@@ -235,24 +259,35 @@ def requeue_message(
 ) -> Answer: ...
 @overload
 def requeue_message(
-    target: QuerySet[Message], *, delay: Duration | None = ..., reason: str = ..., using: str | None = ...
+    target: QuerySet[Message],
+    *,
+    delay: Duration | None = ...,
+    spread: Duration | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
 ) -> Counter[Verdict]: ...
 def requeue_message(
     target: Target | QuerySet[Message] | None = None,
     *,
     delay: Duration | None = None,
+    spread: Duration | None = None,
     topic: str = "",
     key: str | None = None,
     reason: str = "",
     using: str | None = None,
 ) -> Answer | Counter[Verdict]:
-    """Schedule a dead, expired or cancelled message again, due now or after ``delay``; its attempts start anew.
+    """Schedule a dead, expired or cancelled message again; its attempts start anew. Targets as in ``cancel_message``.
+
+    A message whose due time is still to come keeps it; any other is due now. With ``delay`` all are due after that time
+    (0: now). ``spread`` distributes the messages of a queryset that get a new due time evenly over that time, in the
+    order of their ids.
 
     Answers REQUEUED, TOO_LATE (it is live, or was consumed: ``answer.state``), KEY_TAKEN (another live message has its
     topic and key) or NOT_FOUND. ``topic`` and ``key`` name the youngest finished message with that key.
     """
-    wait = NO_TIME if delay is None else validation.delay(delay)
-    return _apply(REQUEUE, target, topic, key, using, times=Times(delay=wait), reason=reason)
+    wait = None if delay is None else validation.delay(delay)
+    over = NO_TIME if spread is None else validation.delay(spread)
+    return _apply(REQUEUE, target, topic, key, using, times=Times(delay=wait, spread=over), reason=reason)
 
 
 def _apply(
@@ -262,9 +297,11 @@ def _apply(
     key: str | None,
     using: str | None,
     *,
-    times: Times = NOW,
+    times: Times = NO_TIMES,
     reason: str,
 ) -> Answer | Counter[Verdict]:
+    if target is not None and (topic or key is not None):
+        raise InvalidMessage("give either the messages themselves, or topic and key")
     if isinstance(target, QuerySet):
         return _apply_to_queryset(action, target, using, times, reason)
     using = using or (target._state.db if isinstance(target, Message) else None) or router.db_for_write(Message)
@@ -298,24 +335,29 @@ def _apply_to_queryset(
 ) -> Counter[Verdict]:
     # Use only an alias that the caller has named: a router may have chosen a replica for reading.
     using = using or getattr(queryset, "_db", None) or router.db_for_write(Message)
+    ids = selected(queryset.using(using))
     counts: Counter[Verdict] = Counter()
-    for ids in _batches(queryset.using(using)):
-        counts.update(answer.verdict for answer in action.apply(using, ids, times=times, reason=reason))
+    for answers in action.apply_in_batches(using, ids, times=times, reason=reason):
+        counts.update(answer.verdict for answer in answers)
     return counts
 
 
-def _batches(queryset: QuerySet[Message]) -> Iterator[list[int]]:
-    """Yield the ids of a queryset in batches, in ascending order. Rows may leave the queryset meanwhile."""
-    if queryset.query.is_sliced:
-        yield list(queryset.values_list("pk", flat=True))
-        return
-    last = 0
-    while True:
-        ids = list(queryset.filter(pk__gt=last).order_by("pk").values_list("pk", flat=True)[:MOVES_PER_TRANSACTION])
-        if not ids:
-            return
-        yield ids
-        last = ids[-1]
+def selected(queryset: QuerySet[Message]) -> array[int]:
+    """Return the ids of the messages that a queryset finds now, each once, in ascending order.
+
+    An action reads its selection once, before it begins: its own moves may change what the queryset finds. A million
+    ids take 8 MB. Raises ``InvalidMessage`` for a queryset that does not stand for messages.
+    """
+    if queryset.model._meta.concrete_model is not Message:
+        raise InvalidMessage(f"not a queryset of messages: it is one of {queryset.model.__name__}")
+    if queryset.query.combinator:
+        raise InvalidMessage(
+            f"not a plain queryset: it is a {queryset.query.combinator}; give its messages by their ids"
+        )
+    # Django keeps the columns that values(), values_list() and dates() name here.
+    if getattr(queryset, "_fields", None) is not None:
+        raise InvalidMessage("not a queryset of messages: it finds values; leave out values() and values_list()")
+    return array("q", sorted(set(queryset.values_list("pk", flat=True))))
 
 
 # --- the same for async code ------------------------------------------------------------------------------------------

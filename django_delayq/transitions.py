@@ -329,16 +329,18 @@ def reschedule(
     delay: timedelta = NO_TIME,
     shift: timedelta | None = None,
     spread: timedelta = NO_TIME,
+    begin: timedelta = NO_TIME,
     overdue_since: datetime | None = None,
     reason: str = "",
     actor: str | None = None,
 ) -> list[Answer]:
     """Move the due time of scheduled messages: to ``due``, or ``delay`` from now; ``spread`` evenly over a time.
 
-    With ``shift`` each moves by that much from its own due time, but not to before now. With ``overdue_since`` only
-    messages that were due by then move: a message that was rescheduled meanwhile stays as it is.
+    The time ``spread`` begins ``begin`` after that. With ``shift`` each moves by that much from its own due time, but
+    not to before now. With ``overdue_since`` only messages that were due by then move: a message that was rescheduled
+    meanwhile stays as it is.
     """
-    shares = _shares(ids, spread)
+    shares = _shares(ids, begin, spread)
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_scheduled(message, overdue_since):
@@ -356,24 +358,29 @@ def requeue(
     using: str,
     ids: Sequence[int],
     *,
-    delay: timedelta = NO_TIME,
+    delay: timedelta | None = None,
     spread: timedelta = NO_TIME,
+    begin: timedelta = NO_TIME,
     reason: str = "",
     actor: str | None = None,
 ) -> list[Answer]:
     """Move ``dead | expired | cancelled → scheduled``. Attempts are counted anew, deliveries go on counting.
 
-    The messages are due ``delay`` from now, or evenly over the time ``spread`` from then on.
+    The messages are due ``delay`` from now. Without a delay a message whose due time is still to come keeps it, and the
+    others are due now. ``spread`` distributes those that get a new due time as in ``reschedule``.
     """
-    shares = _shares(ids, spread)
+    shares = _shares(ids, begin, spread)
 
     def decide(message: Message, at: datetime) -> Decision:
         if message.state not in REQUEUEABLE:
             return TOO_LATE
         if message.key is not None and live_with_key(using, message.topic, message.key) is not None:
             return KEY_TAKEN
+        due = message.due_at
+        if delay is not None or due <= at:
+            due = ceil_tenth(at + (delay or NO_TIME) + shares(message))
         values = {
-            **_moved_due(message, ceil_tenth(at + delay + shares(message))),
+            **_moved_due(message, due),
             "attempts": 0,
             # The crashes are excused too, or the next one would be the last.
             "excused": message.deliveries - message.reported,
@@ -401,10 +408,10 @@ def _is_scheduled(message: Message, overdue_since: datetime | None) -> bool:
     return message.state == State.SCHEDULED and (overdue_since is None or message.due_at <= overdue_since)
 
 
-def _shares(ids: Sequence[int], spread: timedelta) -> Callable[[Message], timedelta]:
-    """Return a function from a message to its share of the time ``spread``, in the order of ``ids``."""
+def _shares(ids: Sequence[int], begin: timedelta, spread: timedelta) -> Callable[[Message], timedelta]:
+    """Return a function from a message to its share of the time ``spread`` after ``begin``, in the order of ``ids``."""
     places = {pk: place for place, pk in enumerate(ids)}
-    return lambda message: spread * places[message.pk] / max(1, len(ids))
+    return lambda message: begin + spread * places[message.pk] / max(1, len(ids))
 
 
 def _act(using: str, ids: Sequence[int], decide: Decide, actor: str | None) -> list[Answer]:

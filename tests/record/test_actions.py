@@ -22,7 +22,7 @@ from django_delayq import (
     schedule_messages,
     transitions,
 )
-from django_delayq.models import Message
+from django_delayq.models import Message, Transition
 from django_delayq.sql.rows import Failure
 from django_delayq.states import State
 
@@ -160,6 +160,43 @@ def test_a_requeued_message_that_had_expired_has_its_time_to_live_again() -> Non
     assert row.expires_at == row.due_at + timedelta(seconds=1)
 
 
+def test_a_requeued_message_keeps_a_due_time_that_is_still_to_come() -> None:
+    row = later(expires="1h")
+    cancel_message(row.pk)
+    assert requeue_message(row.pk).verdict == Verdict.REQUEUED
+    assert (message(row.pk).due_at, message(row.pk).expires_at) == (row.due_at, row.expires_at)
+
+
+def test_a_requeue_with_a_delay_gives_up_a_due_time_that_is_still_to_come() -> None:
+    for delay in (0, 60):
+        id_ = later().pk
+        cancel_message(id_)
+        before = transitions.now("default")
+        requeue_message(id_, delay=delay)
+        assert timedelta(0) <= message(id_).due_at - before - timedelta(seconds=delay) < timedelta(seconds=10)
+
+
+def test_a_requeue_spreads_what_is_due_over_all_batches_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "MOVES_PER_TRANSACTION", 4)
+    ids = [bring(State.DEAD) for _ in range(10)]
+    to_come = later()
+    cancel_message(to_come.pk)
+    ids.append(to_come.pk)
+    before = transitions.now("default")
+    assert requeue_message(Message.objects.filter(pk__in=ids), spread="110m") == {Verdict.REQUEUED: 11}
+    waits = [(message(id_).due_at - before).total_seconds() for id_ in ids[:10]]
+    assert waits == pytest.approx([600.0 * number for number in range(10)], abs=5)
+    assert message(to_come.pk).due_at == to_come.due_at
+
+
+@pytest.mark.parametrize("times", [{"delay": -1}, {"spread": -1}, {"spread": "soon"}, {"delay": "soon"}], ids=str)
+def test_an_impossible_time_of_a_requeue_is_refused_and_nothing_moves(times: dict[str, Any]) -> None:
+    id_ = bring(State.DEAD)
+    with pytest.raises(InvalidMessage):
+        requeue_message(id_, **times)
+    assert state(id_) == State.DEAD
+
+
 def test_a_requeue_is_refused_while_another_live_message_has_the_key() -> None:
     old = due(key="k").pk
     cancel_message(old)
@@ -254,6 +291,72 @@ def test_more_than_a_batch_of_messages_is_cancelled_and_requeued() -> None:
     assert cancel_message(everything.order_by("-pk")[:1_020]) == {Verdict.CANCELLED: 1_020}
     left = Message.objects.filter(state=State.SCHEDULED).order_by("pk").values_list("pk", flat=True)
     assert list(left) == [row.pk for row in rows[:30]]
+
+
+def test_an_action_on_a_slice_in_a_subquery_touches_exactly_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "MOVES_PER_TRANSACTION", 2)
+    rows = schedule_messages([{"topic": TOPIC, "delay": "1h"} for _ in range(20)])
+    scheduled = Message.objects.filter(state=State.SCHEDULED).order_by("pk")
+    assert cancel_message(Message.objects.filter(pk__in=scheduled.values("pk")[:5])) == {Verdict.CANCELLED: 5}
+    left = Message.objects.filter(state=State.SCHEDULED).order_by("pk").values_list("pk", flat=True)
+    assert list(left) == [row.pk for row in rows[5:]]
+
+
+def test_an_action_on_an_ordered_slice_touches_exactly_its_rows() -> None:
+    rows = schedule_messages([{"topic": TOPIC, "delay": 100 - number} for number in range(10)])
+    assert cancel_message(Message.objects.order_by("due_at")[2:5]) == {Verdict.CANCELLED: 3}
+    gone = Message.objects.filter(state=State.CANCELLED).order_by("pk").values_list("pk", flat=True)
+    assert list(gone) == [row.pk for row in rows[5:8]]
+
+
+def test_a_message_scheduled_while_a_queryset_is_worked_off_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "MOVES_PER_TRANSACTION", 2)
+    for _ in range(5):
+        later()
+    added: list[int] = []
+    publish = actions.publish_moves
+
+    def publish_and_schedule(using: str, answers: Any) -> None:
+        publish(using, answers)
+        added.append(later().pk)
+
+    monkeypatch.setattr(actions, "publish_moves", publish_and_schedule)
+    assert cancel_message(Message.objects.all()) == {Verdict.CANCELLED: 5}
+    assert {state(id_) for id_ in added} == {State.SCHEDULED}
+
+
+def test_a_queryset_with_a_message_in_several_rows_counts_it_once() -> None:
+    row = later()
+    run_message_now(row.pk)
+    assert cancel_message(Message.objects.filter(transitions__number__gte=0)) == {Verdict.CANCELLED: 1}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda: Message.objects.values("pk"),
+        lambda: Message.objects.values_list("topic", flat=True).distinct(),
+        lambda: Message.objects.dates("due_at", "day"),
+        lambda: Message.objects.filter(topic="a").union(Message.objects.filter(topic="b")),
+        lambda: Transition.objects.all(),
+    ],
+    ids=["values", "values_list", "dates", "union", "another model"],
+)
+@pytest.mark.parametrize("verb", ["cancel", "reschedule", "run now", "requeue"])
+def test_a_queryset_that_does_not_stand_for_messages_is_refused(verb: str, rows: Any) -> None:
+    id_ = later().pk
+    with pytest.raises(InvalidMessage, match="queryset"):
+        VERBS[verb](rows())  # type: ignore[operator]
+    assert moves(id_) == ["scheduled"]
+
+
+@pytest.mark.parametrize("more", [{"topic": TOPIC}, {"topic": TOPIC, "key": "k"}, {"key": "k"}])
+def test_messages_together_with_a_topic_or_a_key_are_refused(more: dict[str, str]) -> None:
+    row = later(key="k")
+    for target in (row, row.pk, Message.objects.all()):
+        with pytest.raises(InvalidMessage, match="either"):
+            cancel_message(target, **more)  # type: ignore[call-overload]
+    assert moves(row.pk) == ["scheduled"]
 
 
 def test_an_empty_queryset_is_answered_by_no_counts() -> None:
