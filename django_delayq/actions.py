@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from asgiref.sync import sync_to_async
 from django.db import router
-from django.db.models import Count, QuerySet
+from django.db.models import Count, Exists, Max, Min, OuterRef, QuerySet
 
 from . import publisher, purge, signals, transitions, validation
 from .broker.base import Entry
@@ -143,6 +143,40 @@ def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
         assert decision.verdict is not None
         counts[decision.verdict] += number
     return counts
+
+
+def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a requeue of these messages would have now. Writes nothing.
+
+    Of several messages with one key only the first will be requeued.
+    """
+    live = Message.objects.using(rows.db).filter(topic=OuterRef("topic"), key=OuterRef("key"), state__in=sorted(LIVE))
+    counts: Counter[Verdict] = Counter()
+    groups = rows.order_by().annotate(taken=Exists(live)).values_list("state", "taken").annotate(Count("pk"))
+    for state, taken, number in groups:
+        done = Verdict.KEY_TAKEN if taken else Verdict.REQUEUED
+        counts[done if state in REQUEUEABLE else Verdict.TOO_LATE] += number
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class ToCome:
+    """The number of messages whose due time is still to come, and the first and last of these due times."""
+
+    number: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+
+    def __add__(self, other: ToCome) -> ToCome:
+        firsts = [at for at in (self.first, other.first) if at is not None]
+        lasts = [at for at in (self.last, other.last) if at is not None]
+        return ToCome(self.number + other.number, min(firsts, default=None), max(lasts, default=None))
+
+
+def to_come(rows: QuerySet[Message]) -> ToCome:
+    """Count the messages whose due time is still to come: a requeue leaves their due times as they are."""
+    rows = rows.filter(due_at__gt=transitions.now(rows.db)).order_by()
+    return ToCome(**rows.aggregate(number=Count("pk"), first=Min("due_at"), last=Max("due_at")))
 
 
 # --- the API ----------------------------------------------------------------------------------------------------------

@@ -17,27 +17,35 @@ from .states import FINAL, State
 PURGED_PER_TRANSACTION = 1000
 
 
-def finished(using: str, states: Iterable[State], older_than: float) -> QuerySet[Message]:
-    """Return the messages of these states that finished more than ``older_than`` seconds ago."""
-    before = transitions.now(using) - timedelta(seconds=older_than)
-    return Message.objects.using(using).filter(
-        finished_at__isnull=False, finished_at__lt=before, state__in=sorted(FINAL & set(states))
-    )
-
-
-def purge(
+def finished(
     using: str,
     states: Iterable[State],
     older_than: float,
     *,
-    limit: int | None = None,
-    batch_size: int = PURGED_PER_TRANSACTION,
+    queues: Sequence[str] = (),
+    topics: Sequence[str] = (),
+) -> QuerySet[Message]:
+    """Return the messages of these states, queues and topics that finished more than ``older_than`` seconds before now.
+
+    Messages that finish after this call never belong to them. Empty ``queues`` or ``topics`` stand for all.
+    """
+    before = transitions.now(using) - timedelta(seconds=older_than)
+    rows = Message.objects.using(using).filter(
+        finished_at__isnull=False, finished_at__lt=before, state__in=sorted(FINAL & set(states))
+    )
+    if queues:
+        rows = rows.filter(queue__in=queues)
+    return rows.filter(topic__in=topics) if topics else rows
+
+
+def purge(
+    doomed: QuerySet[Message], *, limit: int | None = None, batch_size: int = PURGED_PER_TRANSACTION
 ) -> Iterator[int]:
-    """Delete messages that finished more than ``older_than`` seconds ago, in batches; yields each batch's size.
+    """Delete messages that ``finished`` has found, in batches; yields each batch's size.
 
     Only finished messages are ever deleted. Each batch is a transaction, and read along the index of finished messages.
     """
-    doomed = finished(using, states, older_than)
+    using = doomed.db
     after: tuple[datetime, int] | None = None
     deleted = 0
     while limit is None or deleted < limit:

@@ -41,7 +41,7 @@ MEANINGS = {
     1: "error",
     USAGE: "wrong usage, or a question but no terminal to ask it on",
     PROBLEMS: "problems found",
-    PARTIAL: "some messages were not cancelled",
+    PARTIAL: "some messages could not be changed",
     UNREACHABLE: "Redis or the database does not answer",
     MISCONFIGURED: "wrong settings, pending migrations, or the Redis of another database",
     130: "interrupted by SIGINT (143: by SIGTERM)",
@@ -245,14 +245,19 @@ def add_database(parser: CommandParser) -> None:
     parser.add_argument("--database", help="the database alias of the messages")
 
 
-def add_selectors(parser: CommandParser) -> None:
-    """Add the options --queue, --topic, --due-after and --due-before."""
+def add_queue_and_topic(parser: CommandParser) -> None:
+    """Add the options --queue and --topic."""
     parser.add_argument(
         "--queue", action="append", type=queue_name, default=[], help="only messages in this queue (repeatable)"
     )
     parser.add_argument(
         "--topic", action="append", type=topic_name, default=[], help="only messages of this topic (repeatable)"
     )
+
+
+def add_selectors(parser: CommandParser) -> None:
+    """Add the options --queue, --topic, --due-after and --due-before."""
+    add_queue_and_topic(parser)
     parser.add_argument(
         "--due-after", type=moment, help="only messages that are due at this time or later (ISO 8601 with time zone)"
     )

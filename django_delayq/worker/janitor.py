@@ -8,7 +8,7 @@ from datetime import timedelta
 from .. import conf, transitions
 from ..extensions import Service
 from ..models import Worker
-from ..purge import PURGED_PER_TRANSACTION, purge
+from ..purge import PURGED_PER_TRANSACTION, finished, purge
 from ..states import FINAL, State
 
 logger = logging.getLogger("django_delayq")
@@ -35,7 +35,7 @@ class Janitor(Service):
         for states, retention in kept:
             if retention is None:
                 continue
-            deleted = sum(purge(self.using, states, retention, limit=self.batches * PURGED_PER_TRANSACTION))
+            deleted = sum(purge(finished(self.using, states, retention), limit=self.batches * PURGED_PER_TRANSACTION))
             if deleted:
                 logger.info("Pruned %d messages that finished more than %g s ago", deleted, retention)
             is_more = is_more or deleted >= self.batches * PURGED_PER_TRANSACTION

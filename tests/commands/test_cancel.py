@@ -9,6 +9,8 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
+from django_delayq import transitions
+from django_delayq.management import _common as common
 from django_delayq.models import Message
 from django_delayq.states import State
 
@@ -126,3 +128,26 @@ def test_many_messages_are_cancelled_in_batches() -> None:
     ran = run("delayq_cancel", "--json", "--queue", "default", "--yes")
     assert (ran.code, ran.json["answers"]) == (0, {"cancelled": 1100})
     assert cancelled() == set(ids)
+
+
+def test_messages_that_appear_while_a_cancel_asks_are_left_alone_and_changed_ones_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = schedule(3)
+    added: list[int] = []
+
+    def answer(_command: Any, what: str, *, yes: bool) -> None:
+        assert what == "This will cancel 3 messages."
+        added.extend(schedule(2))
+        transitions.give_up("default", ids[:1], reason="", actor="")
+
+    monkeypatch.setattr(common.DelayqCommand, "confirm", answer)
+    ran = run("delayq_cancel", "--topic", "t.ok", "--json")
+    assert (ran.code, ran.json["answers"]) == (4, {"cancelled": 2, "too late": 1})
+    assert cancelled() == set(ids[1:])
+    assert set(Message.objects.filter(state=State.SCHEDULED).values_list("pk", flat=True)) == set(added)
+
+
+def test_selectors_without_a_match_need_no_confirmation() -> None:
+    ran = run("delayq_cancel", "--topic", "t.ok")
+    assert (ran.code, ran.out) == (0, "No message matches.\n")

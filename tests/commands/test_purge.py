@@ -3,12 +3,14 @@ from __future__ import annotations
 import os
 import signal
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connections, transaction
 from django.utils import timezone
 
 from django_delayq import cancel_message, transitions
+from django_delayq import purge as purging
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
 from django_delayq.purge import purge
@@ -19,7 +21,7 @@ from .conftest import claim, run, schedule
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def finished(number: int, *, days: float, state: State = State.CANCELLED) -> list[int]:
+def make_finished(number: int, *, days: float, state: State = State.CANCELLED) -> list[int]:
     """Make messages that finished ``days`` ago."""
     ids = schedule(number)
     if state == State.DEAD:
@@ -35,13 +37,13 @@ def left() -> set[int]:
 
 
 def test_purge_deletes_old_finished_messages_with_their_log_only() -> None:
-    finished(5, days=40)
-    young = finished(2, days=20)
+    make_finished(5, days=40)
+    young = make_finished(2, days=20)
     live = schedule(3) + schedule(2, due=-50)
     running = schedule(1, due=-1)
     claim(*running)
 
-    ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "2", "--json")
+    ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "2", "--json", "--yes")
 
     assert (ran.code, ran.json["deleted"]) == (0, 5)
     assert left() == {*young, *live, *running}
@@ -54,41 +56,41 @@ def test_live_messages_are_never_purged() -> None:
     Message.objects.update(created_at=timezone.now() - timedelta(days=400))
     assert run("delayq_purge", "--older-than", "0s").code == 0
     assert run("delayq_purge", "--older-than", "0s", "--state", "scheduled").code != 0
-    assert sum(purge("default", [State.SCHEDULED, State.RUNNING], 0.0)) == 0
+    assert sum(purge(purging.finished("default", [State.SCHEDULED, State.RUNNING], 0.0))) == 0
     assert left() == set(live)
 
 
 def test_purge_by_state_keeps_the_other_states() -> None:
-    cancelled = finished(2, days=40)
-    finished(3, days=40, state=State.DEAD)
-    run("delayq_purge", "--older-than", "30d", "--state", "dead")
+    cancelled = make_finished(2, days=40)
+    make_finished(3, days=40, state=State.DEAD)
+    run("delayq_purge", "--older-than", "30d", "--state", "dead", "--yes")
     assert left() == set(cancelled)
 
 
 def test_a_purge_without_an_age_is_refused() -> None:
-    old = finished(1, days=400)
+    old = make_finished(1, days=400)
     assert run("delayq_purge").code != 0
     assert run("delayq_purge", "--older-than", "-1d").code != 0
     assert left() == set(old)
 
 
 def test_a_dry_run_of_a_purge_deletes_nothing() -> None:
-    old = finished(3, days=40)
+    old = make_finished(3, days=40)
     ran = run("delayq_purge", "--older-than", "30d", "--dry-run")
     assert (ran.code, ran.out) == (0, "Would delete 3 finished messages.\n")
     assert left() == set(old)
 
 
 def test_a_signal_stops_a_purge_after_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(10, days=40)
+    make_finished(10, days=40)
     monkeypatch.setattr(common.ProgressBar, "__call__", lambda bar, done: os.kill(os.getpid(), signal.SIGTERM))
-    ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "3", "--json")
+    ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "3", "--json", "--yes")
     assert (ran.code, ran.json["deleted"], len(left())) == (143, 3, 7)
 
 
 def test_a_message_requeued_between_two_batches_is_not_purged() -> None:
-    [pk, other] = finished(2, days=40)
-    delete = purge("default", FINAL, 86_400.0, batch_size=1)
+    [pk, other] = make_finished(2, days=40)
+    delete = purge(purging.finished("default", FINAL, 86_400.0), batch_size=1)
     assert next(delete) == 1
     transitions.requeue("default", [other])
     assert list(delete) == []
@@ -97,24 +99,67 @@ def test_a_message_requeued_between_two_batches_is_not_purged() -> None:
 
 
 def test_a_message_requeued_after_the_page_was_read_is_not_purged(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = finished(2, days=40)
+    ids = make_finished(2, days=40)
     transitions.requeue("default", ids[:1])
     monkeypatch.setattr("django_delayq.purge._page", lambda rows, after, size: [(timezone.now(), pk) for pk in ids])
-    assert list(purge("default", FINAL, 86_400.0)) == [1]
+    assert list(purge(purging.finished("default", FINAL, 86_400.0))) == [1]
     assert left() == set(ids[:1])
 
 
 def test_a_locked_message_is_not_purged() -> None:
     if not connections["default"].features.has_select_for_update_skip_locked:
         pytest.skip("locks rows")
-    locked, *_others = finished(5, days=40)
+    locked, *_others = make_finished(5, days=40)
     second = connections.create_connection("default")
     try:
         second.set_autocommit(False)
         with second.cursor() as cursor:
             cursor.execute("SELECT 1 FROM delayq_message WHERE id = %s FOR UPDATE", [locked])
         assert not transaction.get_connection().in_atomic_block
-        assert sum(purge("default", FINAL, 86_400.0, batch_size=1)) == 4
+        assert sum(purge(purging.finished("default", FINAL, 86_400.0), batch_size=1)) == 4
     finally:
         second.close()
     assert left() == {locked}
+
+
+def test_a_purge_without_a_confirmation_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = make_finished(3, days=40)
+    ran = run("delayq_purge", "--older-than", "0s")
+    assert (ran.code, left()) == (2, set(old))
+    assert "This will delete 3 messages: cancelled, consumed, dead, expired, finished by now." in ran.err
+    assert "--yes" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["--queue", "b"], {"b", "b effect"}),
+        (["--topic", "t.effect"], {"b effect"}),
+        (["--topic", "t.ok", "--queue", "b"], {"b"}),
+        (["--queue", "b", "--queue", "default"], {"b", "b effect", "default"}),
+    ],
+)
+def test_selectors_narrow_the_purged_messages(words: list[str], chosen: set[str]) -> None:
+    names = {
+        schedule()[0]: "default",
+        schedule(queue="b")[0]: "b",
+        schedule(queue="b", topic="t.effect")[0]: "b effect",
+    }
+    cancel_message(Message.objects.all())
+    would = run("delayq_purge", "--older-than", "0s", "--dry-run", "--json", *words)
+    assert would.json["deleted"] == len(chosen)
+    assert run("delayq_purge", "--older-than", "0s", "--yes", *words).code == 0
+    assert {name for pk, name in names.items() if pk not in left()} == chosen
+
+
+def test_messages_that_finish_while_a_purge_asks_are_not_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, [live] = make_finished(3, days=40), schedule()
+
+    def answer(_command: Any, what: str, *, yes: bool) -> None:
+        assert "3 messages" in what
+        cancel_message(live)
+
+    monkeypatch.setattr(common.DelayqCommand, "confirm", answer)
+    ran = run("delayq_purge", "--older-than", "0s", "--json")
+    assert (ran.json["deleted"], left()) == (3, {live})
+    assert live not in old

@@ -49,7 +49,7 @@ def test_a_command_asks_for_confirmation_on_a_terminal(
     assert held() == {}
 
 
-@pytest.mark.parametrize("command", ["restore", "verify", "stats", "check", "cancel", "purge"])
+@pytest.mark.parametrize("command", ["restore", "verify", "stats", "check", "cancel", "requeue", "purge"])
 def test_the_help_lists_the_exit_codes(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         call_command(f"delayq_{command}", "--help")

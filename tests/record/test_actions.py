@@ -338,7 +338,7 @@ def test_a_queryset_with_a_message_in_several_rows_counts_it_once() -> None:
         lambda: Message.objects.values_list("topic", flat=True).distinct(),
         lambda: Message.objects.dates("due_at", "day"),
         lambda: Message.objects.filter(topic="a").union(Message.objects.filter(topic="b")),
-        lambda: Transition.objects.all(),
+        Transition.objects.all,
     ],
     ids=["values", "values_list", "dates", "union", "another model"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -33,6 +34,7 @@ class Command(common.DelayqCommand):
             default=[],
             help="only messages in this state (repeatable; default: all finished states, dead included)",
         )
+        common.add_queue_and_topic(parser)
         parser.add_argument("--dry-run", action="store_true", help="show how many would be deleted, and write nothing")
         parser.add_argument(
             "--batch-size",
@@ -40,25 +42,30 @@ class Command(common.DelayqCommand):
             default=purge.PURGED_PER_TRANSACTION,
             help=f"messages per transaction (default {purge.PURGED_PER_TRANSACTION})",
         )
+        common.add_yes(parser)
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         states = [State(state) for state in options["state"]] or sorted(FINAL)
-        older_than = options["older_than"]
+        queues, topics = sorted(set(options["queue"])), sorted(set(options["topic"]))
+        doomed = purge.finished(using, states, options["older_than"], queues=queues, topics=topics)
+        target = _in_words(states, queues, topics, options["older_than"])
         if options["dry_run"]:
-            self._say(using, purge.finished(using, states, older_than).count(), options)
+            self._say(using, doomed.count(), options)
             return
+        # With --yes nobody reads the number, and on a large table counting takes longer than many batches.
+        total = None if options["yes"] else doomed.count()
+        if total:
+            self.confirm(f"This will delete {common.messages(total)}: {target}.", yes=False)
         deleted = 0
-        # The total is not counted first: on a large table that would take longer than many batches.
-        bar = common.ProgressBar(self.stderr, 0, options["verbosity"])
+        bar = common.ProgressBar(self.stderr, total or 0, options["verbosity"])
         with common.Interruptible() as interruption:
-            for size in purge.purge(using, states, older_than, batch_size=options["batch_size"]):
+            for size in purge.purge(doomed, limit=total, batch_size=options["batch_size"]):
                 deleted += size
                 bar(size)
                 if interruption.asked():
                     break
         bar.close()
-        target = f"{', '.join(states)}, finished more than {durations.brief(older_than)} ago"
         self.record_action(using, "purge", target, outcomes={"purged": deleted})
         self._say(using, deleted, options)
         if interruption.asked():
@@ -71,3 +78,11 @@ class Command(common.DelayqCommand):
             self.say_json(database=using, dry_run=options["dry_run"], deleted=number)
         else:
             self.say(f"{'Would delete' if options['dry_run'] else 'Deleted'} {common.messages(number, 'finished')}.")
+
+
+def _in_words(states: Sequence[str], queues: Sequence[str], topics: Sequence[str], older_than: float) -> str:
+    """Describe the messages in words, for the question and the audit."""
+    where = [f"queue {' or '.join(queues)}"] if queues else []
+    where += [f"topic {' or '.join(topics)}"] if topics else []
+    age = f"finished more than {durations.brief(older_than)} ago" if older_than else "finished by now"
+    return ", ".join([", ".join(states), *where, age])

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import cancel_message, transitions
+from django_delayq.console.models import AuditEvent
+from django_delayq.management import _common as common
+from django_delayq.models import Message
+from django_delayq.states import State
+
+from .conftest import claim, held, run, schedule
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+
+
+def cancelled(number: int = 1, **options: Any) -> list[int]:
+    ids = schedule(number, **options)
+    cancel_message(Message.objects.filter(pk__in=ids))
+    return ids
+
+
+def dead(number: int = 1, **options: Any) -> list[int]:
+    ids = schedule(number, **{"due": -20, **options})
+    transitions.give_up("default", ids, reason="", actor="")
+    return ids
+
+
+def scheduled() -> dict[int, Message]:
+    return {message.pk: message for message in Message.objects.filter(state=State.SCHEDULED)}
+
+
+def test_a_mistaken_cancel_is_undone_at_the_old_due_times() -> None:
+    ids = schedule(5, due=300)
+    run("delayq_restore")
+    before = {message.pk: message.due_at for message in Message.objects.all()}
+    assert run("delayq_cancel", "--topic", "t.ok", "--yes").code == 0
+    assert not held()
+
+    ran = run("delayq_requeue", "--topic", "t.ok", "--state", "cancelled", "--reason", "a mistake", "--yes")
+
+    assert (ran.code, ran.out) == (0, "5 requeued\n")
+    assert {pk: message.due_at for pk, message in scheduled().items()} == before
+    assert held().keys() == set(ids)
+    last = Message.objects.get(pk=ids[0]).transitions.last()
+    assert last is not None
+    assert (last.reason, last.actor.startswith("command:delayq_requeue ")) == ("a mistake", True)
+    written = AuditEvent.objects.latest("pk")
+    assert (written.action, written.target) == ("requeue", "topic t.ok, state cancelled")
+    assert written.outcomes == {"requeued": 5}
+
+
+def test_the_question_says_when_how_many_messages_will_run() -> None:
+    soon, _old = cancelled(3, due=300), dead(2)
+    first, last = (Message.objects.get(pk=pk).due_at for pk in (soon[0], soon[-1]))
+    times = [at.isoformat(timespec="milliseconds").replace("+00:00", "Z") for at in (first, last)]
+    later = f"3 at their own due times, from {times[0]} to {times[1]}"
+    for words, expected in (
+        ([], f"This will requeue 5 messages: {later}, 2 at once."),
+        (["--spread", "10m"], f"This will requeue 5 messages: {later}, 2 over 10 m from now on."),
+        (["--now"], "This will requeue 5 messages: 5 at once."),
+        (["--now", "--spread", "10m"], "This will requeue 5 messages: 5 over 10 m from now on."),
+    ):
+        ran = run("delayq_requeue", "--queue", "default", *words)
+        assert ran.code == 2
+        assert expected in ran.err
+        would = run("delayq_requeue", "--queue", "default", "--dry-run", *words)
+        assert would.out == "5 would be requeued\n" + expected.partition(": ")[2].rstrip(".") + "\n"
+    assert not scheduled()
+
+
+def test_now_makes_all_messages_due_now_and_spread_spreads_them() -> None:
+    ids = cancelled(4, due=300)
+    before = transitions.now("default")
+    assert run("delayq_requeue", *map(str, ids), "--now", "--spread", "40m", "--yes").code == 0
+    waits = [(scheduled()[pk].due_at - before).total_seconds() for pk in ids]
+    assert waits == pytest.approx([0, 600, 1200, 1800], abs=30)
+    assert waits == sorted(waits)
+
+
+def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4() -> None:
+    [first], [live], [running] = dead(), schedule(), schedule(1, due=-1)
+    claim(running)
+    [taken] = cancelled(key="k")
+    schedule(key="k")
+    words = [*map(str, (first, live, running, taken, 10**12)), "--json"]
+    expected = {"requeued": 1, "too late": 2, "key taken": 1, "not found": 1}
+    would = run("delayq_requeue", "--dry-run", *words)
+    assert (would.code, would.json["answers"], would.json["dry_run"]) == (4, expected, True)
+    ran = run("delayq_requeue", "--yes", *words)
+    assert (ran.code, ran.json["answers"]) == (4, expected)
+    assert ran.json["due_to_come"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["--state", "dead"], {"dead", "dead b"}),
+        (["--state", "dead", "--queue", "b"], {"dead b"}),
+        (["--topic", "t.effect"], {"effect"}),
+        (["--topic", "t.ok", "--key", "k"], {"keyed"}),
+        (["--finished-after", "SPLIT"], {"dead", "dead b", "effect", "keyed"}),
+        (["--finished-before", "SPLIT"], {"old"}),
+        (["--due-after", "NOW"], {"effect", "keyed", "old"}),
+    ],
+)
+def test_selectors_narrow_the_requeued_messages(words: list[str], chosen: set[str]) -> None:
+    names = {
+        dead()[0]: "dead",
+        dead(queue="b")[0]: "dead b",
+        cancelled(topic="t.effect")[0]: "effect",
+        cancelled(key="k")[0]: "keyed",
+        cancelled()[0]: "old",
+    }
+    old = next(pk for pk, name in names.items() if name == "old")
+    Message.objects.filter(pk=old).update(finished_at=timezone.now() - timedelta(days=2))
+    schedule(2)
+    live = scheduled().keys()
+    times = {"SPLIT": (timezone.now() - timedelta(days=1)).isoformat(), "NOW": timezone.now().isoformat()}
+    ran = run("delayq_requeue", "--yes", *[times.get(word, word) for word in words])
+    assert ran.code == 0
+    assert {names[pk] for pk in scheduled().keys() - live} == chosen
+
+
+def test_messages_are_not_requeued_without_a_confirmation_or_a_selection() -> None:
+    [pk] = dead()
+    assert run("delayq_requeue", "--yes").code == 2
+    assert run("delayq_requeue", "--yes", str(pk), "--state", "dead").code == 2
+    assert run("delayq_requeue", "--state", "consumed", "--yes").code != 0
+    assert run("delayq_requeue", "--state", "dead").code == 2
+    assert not scheduled()
+
+
+def test_messages_that_die_while_a_requeue_asks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = dead(2)
+    late: list[int] = []
+    monkeypatch.setattr(common.DelayqCommand, "confirm", lambda *_given, **_options: late.extend(dead()))
+    ran = run("delayq_requeue", "--state", "dead", "--json")
+    assert (ran.code, ran.json["answers"]) == (0, {"requeued": 2})
+    assert scheduled().keys() == set(ids)
+    assert Message.objects.get(pk=late[0]).state == State.DEAD
+
+
+def test_ids_are_read_from_stdin_and_requeued_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = cancelled(1_100)
+    monkeypatch.setattr(sys, "stdin", StringIO("\n".join(map(str, ids))))
+    ran = run("delayq_requeue", "-", "--yes", "--json")
+    assert (ran.code, ran.json["answers"]) == (0, {"requeued": 1_100})
+    assert scheduled().keys() == set(ids)
