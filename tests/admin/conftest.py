@@ -58,5 +58,6 @@ def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "PAGE_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(audit_pages, "AUDIT_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(panels, "PANEL_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(preview, "CHANGED_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(preview, "EXACT_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(preview, "HEAD_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(preview, "UNCHANGED_TIMEOUT_MS", 60_000)

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 from django.core import signing
 from django.db import connection
+from django.db.models import BooleanField, Q
+from django.db.models.expressions import RawSQL
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import actions as table
-from django_delayq import schedule_messages, transitions
-from django_delayq.console.admin import action_pages, action_table, preview
+from django_delayq import requeue_message, reschedule_message, schedule_messages, transitions
+from django_delayq.console import operations
+from django_delayq.console.admin import action_pages, action_table, explanation, preview
 from django_delayq.console.models import AuditEvent, Operation
-from django_delayq.inspector.numbers import Capped
+from django_delayq.console.operations import bulk
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
 
@@ -77,7 +80,7 @@ def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> N
     assert 'name="token"' not in response.content.decode()
 
 
-def test_the_question_counts_up_to_a_cap(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_question_counts_exactly_whatever_the_list_shows(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "COUNT_CAP", 3)
     monkeypatch.setattr(action_pages, "PAGED_CAP", 3)
     monkeypatch.setattr(action_pages, "AT_ONCE", 2)
@@ -85,39 +88,51 @@ def test_the_question_counts_up_to_a_cap(chief: Client, monkeypatch: pytest.Monk
         samples.scheduled()
     asked = ask_for_search(chief, "cancel", "is:live")
     page = samples.text(asked)
-    assert "3+ scheduled : will be cancelled" in page
-    assert asked.context["form"].expected == "3+"
-    response = answer(chief, "cancel", asked, typed="3")
+    assert "5 scheduled : will be cancelled" in page
+    assert "Counted exactly at" in page
+    assert asked.context["form"].expected == "5"
+    response = answer(chief, "cancel", asked, typed="5")
     assert samples.said(response) == [
         f"Operation #{Operation.objects.get().pk} is queued: a worker does it in batches."
     ]
 
 
-def test_a_slow_count_asks_for_the_name_of_the_action(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="has no statement timeout")
+def test_messages_that_cannot_be_counted_in_time_are_not_changed(
+    chief: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples.scheduled()
-    monkeypatch.setattr(preview, "_count", lambda rows, scope, state, changes: None)
+    monkeypatch.setattr(preview, "EXACT_TIMEOUT_MS", 20)
+    slow = RawSQL("(SELECT true FROM pg_sleep(30))", (), output_field=BooleanField())
+    condition = bulk.Scope.condition
+    monkeypatch.setattr(bulk.Scope, "condition", lambda scope: condition(scope) & Q(slow))
     asked = ask_for_search(chief, "cancel", "is:live")
-    assert "? scheduled : will be cancelled" in samples.text(asked)
-    assert asked.context["form"].expected == "cancel"
-    assert "This is not cancel." in samples.text(answer(chief, "cancel", asked, typed="1"))
+    page = samples.text(asked)
+    assert "could not be counted within" in page
+    assert 'name="token"' not in asked.content.decode()
+    monkeypatch.undo()
+    # A browser never sends this answer: the page had no form.
     answer(chief, "cancel", asked)
-    assert Operation.objects.count() == 1
+    assert not Operation.objects.exists()
 
 
-def test_a_slow_count_does_not_matter_past_the_cap(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples.scheduled()
-    known = {State.SCHEDULED: Capped(10_000, more=True)}
-    monkeypatch.setattr(preview, "_count", lambda rows, scope, state, changes: known.get(state))
+def test_more_messages_than_an_operation_takes_are_refused(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _number in range(3):
+        samples.scheduled()
+    for module in (preview, operations):
+        monkeypatch.setattr(module, "MOST_MESSAGES", 2)
     asked = ask_for_search(chief, "cancel", "is:live")
-    assert asked.context["form"].expected == "10,000+"
-    assert "? running : will be asked to stop" in samples.text(asked)
+    assert "An operation takes 2 messages at most." in samples.text(asked)
+    assert 'name="token"' not in asked.content.decode()
+    answer(chief, "cancel", asked)
+    assert not Operation.objects.exists()
 
 
 def test_all_pages_means_what_the_search_finds(chief: Client) -> None:
     due_soon = [samples.scheduled(delay="5m") for _number in range(6)]
     late = samples.scheduled(delay="5h")
     asked = select(chief, "cancel", due_soon[0], across=True, query="?state=live&q=due%3A%3C1h")
-    assert asked.context["preview"].number.count == 6
+    assert asked.context["preview"].number == 6
     answer(chief, "cancel", asked)
     worked_off()
     assert {samples.fresh(message).state for message in due_soon} == {State.CANCELLED}
@@ -263,6 +278,126 @@ def test_messages_scheduled_after_the_question_are_left_alone(chief: Client) -> 
     worked_off()
     assert {samples.fresh(message).state for message in early} == {State.CANCELLED}
     assert samples.fresh(late).state == State.SCHEDULED
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs a second connection that writes")
+def test_messages_whose_transaction_commits_after_the_answer_are_left_alone(chief: Client) -> None:
+    early = [samples.scheduled() for _number in range(2)]
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT nextval('delayq_message_id_seq')")
+            (late,) = cursor.fetchone()
+            newest = samples.scheduled()
+            asked = ask_for_search(chief, "cancel", "is:live")
+            assert asked.context["form"].number == 3
+            answer(chief, "cancel", asked)
+            columns = "topic, queue, priority, payload, headers, state, due_at, created_at, attempts, deliveries"
+            cursor.execute("SELECT column_name FROM information_schema.columns WHERE table_name = 'delayq_message'")
+            columns = ", ".join(sorted({f'"{name}"' for (name,) in cursor.fetchall()} - {'"id"'}))
+            cursor.execute(
+                f"INSERT INTO delayq_message (id, {columns}) SELECT %s, {columns} FROM delayq_message WHERE id = %s",
+                [late, newest.pk],
+            )
+            cursor.execute("COMMIT")
+    finally:
+        other.close()
+    assert early[-1].pk < late < newest.pk
+    worked_off()
+    assert {samples.fresh(message).state for message in (*early, newest)} == {State.CANCELLED}
+    assert Message.objects.get(pk=late).state == State.SCHEDULED
+    assert Operation.objects.get().outcomes == {"cancelled": 3}
+
+
+def test_messages_that_changed_after_the_question_are_left_alone_and_told(chief: Client) -> None:
+    dead = [samples.dead() for _number in range(12)]
+    asked = ask_for_search(chief, "purge", "state:dead")
+    assert asked.context["form"].expected == "12"
+    # One was requeued and died again, one appears.
+    requeue_message(dead[0].pk)
+    samples.failed(samples.claimed(dead[0]), dead=True, reason="given up", error="ValueError: again")
+    late = samples.dead()
+    requeue_message(late.pk)
+    response = answer(chief, "purge", asked)
+    assert samples.said(response)[1:] == ["1 changed after the question and was left alone"]
+    assert (Operation.objects.get().total, Operation.objects.get().outcomes) == (None, {"changed": 1})
+    worked_off()
+    left = set(Message.objects.values_list("pk", flat=True))
+    assert left == {dead[0].pk, late.pk}
+    operation = Operation.objects.get()
+    assert (operation.total, operation.done, operation.outcomes) == (11, 11, {"changed": 1, "purged": 11})
+
+
+def test_more_messages_than_were_confirmed_are_asked_about_again(
+    chief: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _number in range(3):
+        samples.scheduled()
+    asked = ask_for_search(chief, "cancel", "is:live")
+    frozen = bulk.Scope.frozen
+
+    def one_more(scope: bulk.Scope, *given: Any) -> bulk.Scope:
+        # A transaction that was under way at the question has committed.
+        return bulk.Scope(ids=(*frozen(scope, *given).ids, 10**12))
+
+    monkeypatch.setattr(bulk.Scope, "frozen", one_more)
+    assert "The number of messages has changed meanwhile." in samples.text(answer(chief, "cancel", asked))
+    assert not Operation.objects.exists()
+
+
+def test_a_question_asked_again_counts_from_its_own_moment(chief: Client) -> None:
+    messages = [samples.scheduled() for _number in range(2)]
+    asked = ask_for_search(chief, "cancel", "is:live")
+    reschedule_message(messages[0].pk, delay="2h")
+    again = answer(chief, "cancel", asked, reason="")
+    assert "This field is required." in samples.text(again)
+    answer(chief, "cancel", again)
+    worked_off()
+    assert {samples.fresh(message).state for message in messages} == {State.CANCELLED}
+
+
+# --- when requeued messages are due -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_requeue_says_when_how_many_messages_are_due(chief: Client, across: bool) -> None:
+    made = [samples.cancelled(delay="1d"), samples.cancelled(delay="2d"), samples.dead()]
+    first, last = (explanation.moment(message.due_at, "seconds") for message in made[:2])
+    asked = ask_for_search(chief, "requeue", "state:dead,cancelled") if across else select(chief, "requeue", *made)
+    page = samples.text(asked)
+    assert f"2 at their own due times ({first} to {last}), 1 at once" in page
+    assert "all 3 at once" in page
+    answer(chief, "requeue", asked)
+    worked_off()
+    assert [samples.fresh(message).due_at for message in made[:2]] == [message.due_at for message in made[:2]]
+    assert samples.fresh(made[2]).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_requeue_at_once_gives_up_due_times_that_are_still_to_come(chief: Client, across: bool) -> None:
+    made = [samples.cancelled(delay="1d") for _number in range(3)]
+    asked = ask_for_search(chief, "requeue", "state:cancelled") if across else select(chief, "requeue", *made)
+    before = transitions.now(samples.DB)
+    answer(chief, "requeue", asked, when="now", spread="30m")
+    worked_off()
+    waits = [(samples.fresh(message).due_at - before).total_seconds() for message in made]
+    assert waits == pytest.approx([0, 600, 1200], abs=30)
+
+
+def test_a_single_requeued_message_keeps_its_due_time_or_not(operator: Client) -> None:
+    kept, hurried = samples.cancelled(delay="1d"), samples.cancelled(delay="1d")
+    asked = ask(operator, "requeue", kept)
+    assert f"1 at its own due time ({explanation.moment(kept.due_at, 'seconds')})" in samples.text(asked)
+    answer(operator, "requeue", asked)
+    confirm(operator, "requeue", hurried, when="now")
+    assert samples.fresh(kept).due_at == kept.due_at
+    assert samples.fresh(hurried).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
+
+
+def test_a_requeue_without_due_times_to_come_asks_for_none(operator: Client) -> None:
+    assert "when" not in ask(operator, "requeue", samples.dead()).context["form"].fields
 
 
 # --- what came of it --------------------------------------------------------------------------------------------------

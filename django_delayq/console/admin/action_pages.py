@@ -32,11 +32,11 @@ from .. import audit, operations
 from ..models import AuditEvent, DeadLetters, Operation
 from ..operations import BulkAction, Scope
 from ..statements import TooSlow, statement_timeout
-from . import action_table, page, search_box
+from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
 from .paginator import PAGED_CAP
-from .preview import describe, expected, has_changed, preview
+from .preview import EXACT_TIMEOUT_MS, ActionPreview, describe, has_changed, preview
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Message]
@@ -186,37 +186,49 @@ class ActionPages(_Base):
         request: HttpRequest,
         action: ConsoleAction,
         scope: Scope,
-        bound: ReasonForm | None = None,
+        *,
+        data: QueryDict | None = None,
         notice: str = "",
     ) -> HttpResponse:
+        """Show the question about a scope as it is now; ``data``: an answer that has errors."""
         if len(scope.ids) > AT_ONCE and not action_table.may_bulk(request):
             raise PermissionDenied
+        scope = scope.renewed(self._using)
         shown = preview(self._rows(request), action, scope)
-        number = None if shown.number is None else shown.number.count
-        form = bound or self._form(action, scope, number, shown.number is not None and shown.number.more)
+        form = self._form(action, scope, shown.number, shown, data)
         context = {
             **page.context(self, request, str(action.question)),
             "action": action,
             "form": form,
-            "token": Question(action.name, str(request.user.pk), scope, number).sign(),
+            "token": Question(action.name, str(request.user.pk), scope, shown.number).sign(),
             "filters": _filters(request),
             "origin": request.POST.get("origin", ""),
             "preview": shown,
             "notice": notice,
             "in_batches": _is_work_for_a_worker(scope),
+            "most": action_table.number(operations.MOST_MESSAGES),
+            "timeout": EXACT_TIMEOUT_MS // 1000,
+            "counted": explanation.moment(scope.at, "seconds") if scope.at is not None else "",
             "back": self._back(request, scope),
         }
         context["media"] += form.media
         return TemplateResponse(request, "delayq_console/message/confirm.html", context)
 
     def _form(
-        self, action: ConsoleAction, scope: Scope, number: int | None, more: bool = False, data: Any = None
+        self,
+        action: ConsoleAction,
+        scope: Scope,
+        number: int | None,
+        shown: ActionPreview | None = None,
+        data: Any = None,
     ) -> ReasonForm:
+        """Return the form of a question about ``number`` messages; ``shown`` for one that is asked, not answered."""
         return action.form(
             data,
             many=scope.search is not None or len(scope.ids) > 1,
             number=number or 0,
-            typed=_to_type(action, number, more),
+            to_come=None if shown is None else shown.to_come,
+            typed=_to_type(action, number or 0),
         )
 
     # --- the answer ---------------------------------------------------------------------------------------------------
@@ -238,33 +250,65 @@ class ActionPages(_Base):
         if is_old:
             text = _("This page was shown some time ago. Check it and confirm again.")
             return self._ask(request, action, scope, notice=text)
-        more = question.number == PAGED_CAP
-        form = self._form(action, scope, question.number, more, request.POST)
+        form = self._form(action, scope, question.number, data=request.POST)
         if not form.is_valid():
-            return self._ask(request, action, scope, bound=form)
-        if scope.search is not None and has_changed(question.number, expected(self._rows(request), action, scope)):
-            return self._ask(
-                request,
-                action,
-                scope,
-                notice=_("The number of messages has changed meanwhile. Check it and confirm again."),
-            )
+            return self._ask(request, action, scope, data=request.POST)
         try:
+            if scope.search is not None:
+                return self._do_search(request, action, question, form)
             if _is_work_for_a_worker(scope):
-                return self._start(request, action, scope, form, question.nonce)
+                return self._start(request, action, scope, form, question.nonce, described=describe(scope))
             return self._do(request, action, scope, form, question.nonce)
         except IntegrityError:
-            if not AuditEvent.objects.using(self._using).filter(nonce=question.nonce).exists():
+            if not self._is_answered(question):
                 raise
-            self.message_user(request, _("This was confirmed already: nothing more was done."), messages.WARNING)
+            return self._tell_answered(request, scope)
+
+    def _is_answered(self, question: Question) -> bool:
+        return AuditEvent.objects.using(self._using).filter(nonce=question.nonce).exists()
+
+    def _tell_answered(self, request: HttpRequest, scope: Scope) -> HttpResponse:
+        self.message_user(request, _("This was confirmed already: nothing more was done."), messages.WARNING)
+        return HttpResponseRedirect(self._back(request, scope))
+
+    def _do_search(
+        self, request: HttpRequest, action: ConsoleAction, question: Question, form: ReasonForm
+    ) -> HttpResponse:
+        """Start the action on the messages that the question has counted and that have not changed since."""
+        scope = question.scope
+        if self._is_answered(question):
+            return self._tell_answered(request, scope)
+        counted = question.number or 0
+        if counted > operations.MOST_MESSAGES:
+            return self._ask(request, action, scope)
+        try:
+            with statement_timeout(self._using, EXACT_TIMEOUT_MS):
+                frozen = scope.frozen(self._rows(request), action.action)
+        except TooSlow:
+            text = _("The messages could not be found within %(seconds)d s: nothing was done. Narrow the search.")
+            self.message_user(request, text % {"seconds": EXACT_TIMEOUT_MS // 1000}, messages.ERROR)
             return HttpResponseRedirect(self._back(request, scope))
+        if has_changed(counted, len(frozen.ids)):
+            text = _("The number of messages has changed meanwhile. Check it and confirm again.")
+            return self._ask(request, action, scope, notice=text)
+        described, changed = describe(scope), counted - len(frozen.ids)
+        return self._start(request, action, frozen, form, question.nonce, described=described, changed=changed)
 
     def _start(
-        self, request: HttpRequest, action: ConsoleAction, scope: Scope, form: ReasonForm, nonce: str
+        self,
+        request: HttpRequest,
+        action: ConsoleAction,
+        scope: Scope,
+        form: ReasonForm,
+        nonce: str,
+        *,
+        described: str,
+        changed: int = 0,
     ) -> HttpResponse:
+        """Start an operation on the messages of a scope of ids; ``changed`` others are left as they are."""
         if not action_table.may_bulk(request):
             raise PermissionDenied
-        described, reason = describe(scope), form.cleaned_data["reason"]
+        reason = form.cleaned_data["reason"]
         with self._acting(request):
             operation = operations.start(
                 self._using,
@@ -274,12 +318,15 @@ class ActionPages(_Base):
                 described=described,
                 reason=reason,
                 started_by=actors.current(),
+                outcomes={"changed": changed} if changed else {},
             )
             audit.record(
                 self._using, action.name, described, reason=reason, operation=operation, user=request.user, nonce=nonce
             )
         text = _("Operation #%(id)d is queued: a worker does it in batches.") % {"id": operation.pk}
         self.message_user(request, text, messages.SUCCESS)
+        if changed:
+            self.message_user(request, action_table.outcomes_text({"changed": changed}), messages.WARNING)
         if not request.user.has_perm("delayq_console.view_operation"):
             return HttpResponseRedirect(self._back(request, scope))
         return HttpResponseRedirect(page.admin_url(self, Operation, "change", operation.pk))
@@ -357,13 +404,9 @@ def _is_work_for_a_worker(scope: Scope) -> bool:
     return scope.search is not None or len(scope.ids) > AT_ONCE
 
 
-def _to_type(action: ConsoleAction, number: int | None, more: bool) -> str:
-    """Return the text to type: none, the number, or the name of the action when the number is not known."""
-    if number is None:
-        return action.name
-    if number > AT_ONCE or action.final:
-        return f"{number:,}+" if more else f"{number:,}"
-    return ""
+def _to_type(action: ConsoleAction, number: int) -> str:
+    """Return the text to type: the number of messages where it is large or the action final, else none."""
+    return f"{number:,}" if number > AT_ONCE or action.final else ""
 
 
 def _filters(request: HttpRequest) -> str | None:

@@ -14,7 +14,7 @@ from django.utils.translation import ngettext_lazy, pgettext_lazy
 from ... import actions, conf
 from ...states import FINAL, State
 from ...verdicts import DONE, Verdict
-from .forms import ReasonForm, RescheduleForm, SpreadForm
+from .forms import ReasonForm, RequeueForm, RescheduleForm, SpreadForm
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as Text
@@ -80,7 +80,7 @@ _TABLE = (
         _("Requeue"),
         _("Requeue messages"),
         {State.DEAD: _AGAIN, State.EXPIRED: _AGAIN, State.CANCELLED: _AGAIN},
-        SpreadForm,
+        RequeueForm,
     ),
     ConsoleAction(
         actions.PURGE,
@@ -130,6 +130,11 @@ _OUTCOMES: dict[str, Any] = {
     Verdict.KEY_TAKEN.value: ngettext_lazy(
         "%(shown)s not requeued: a live message has its key",
         "%(shown)s not requeued: live messages have their keys",
+        "count",
+    ),
+    "changed": ngettext_lazy(
+        "%(shown)s changed after the question and was left alone",
+        "%(shown)s changed after the question and were left alone",
         "count",
     ),
     Verdict.NOT_FOUND.value: ngettext_lazy("%(shown)s not found", "%(shown)s not found", "count"),

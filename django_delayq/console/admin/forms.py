@@ -9,12 +9,14 @@ from typing import Any
 
 from django import forms
 from django.utils import timezone
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ... import validation
+from ...actions import ToCome
 from ...durations import seconds
 from ...exceptions import InvalidMessage
+from .explanation import moment
 
 
 class DelayField(forms.CharField):
@@ -69,11 +71,25 @@ class ReasonForm(forms.Form):
         widget=forms.TextInput(attrs={"size": "12", "autocomplete": "off"}),
     )
 
-    def __init__(self, data: Any = None, *, many: bool, number: int = 0, typed: str = "", **kwargs: Any) -> None:
-        """``many``: more than one message, about ``number``. ``typed``: what to type to confirm, if anything."""
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        many: bool,
+        number: int = 0,
+        to_come: ToCome | None = None,
+        typed: str = "",
+        **kwargs: Any,
+    ) -> None:
+        """Make the form for ``number`` messages; ``many``: more than one.
+
+        ``to_come`` are those whose due time is still to come, None when the form is only read. ``typed``: what to type
+        to confirm, if anything.
+        """
         super().__init__(data, **kwargs)
         self.many = many
         self.number = number
+        self.to_come = to_come
         self.expected = typed
         self.fields["reason"].required = many
         if typed:
@@ -116,6 +132,48 @@ class SpreadForm(ReasonForm):
     def arguments(self) -> dict[str, Any]:
         spread = self.cleaned_data.get("spread")
         return {"spread": spread.total_seconds()} if spread else {}
+
+
+class RequeueForm(SpreadForm):
+    """The time at which requeued messages are due: their own due time while that is still to come, or now."""
+
+    when = forms.ChoiceField(label=_("Due"), required=False, widget=forms.RadioSelect)
+    field_order = ("when", "spread", "reason", "typed")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        later = ToCome() if self.to_come is None else self.to_come
+        self.fields["when"].choices = [("keep", self._kept(later)), ("now", self._all_now())]  # type: ignore[attr-defined]
+        self.fields["when"].initial = "keep"
+        if self.to_come is not None and not later.number:
+            del self.fields["when"]
+        if self.many:
+            self.fields["spread"].help_text = gettext(
+                "For example 10m: the messages that would be due at once fall due one by one in that time."
+            )
+            overdue = self.number - later.number
+            self.fields["spread"].initial = f"{overdue // 1000}m" if overdue > 1000 else None
+
+    def _kept(self, later: ToCome) -> str:
+        """Return in words how many messages keep their due times and how many are due at once."""
+        if later.first is None or later.last is None:
+            return gettext("at their own due times, at once where these are over")
+        text = ngettext(
+            "%(count)s at its own due time (%(first)s)",
+            "%(count)s at their own due times (%(first)s to %(last)s)",
+            later.number,
+        )
+        first, last = (moment(at, "seconds") for at in (later.first, later.last))
+        kept = text % {"count": f"{later.number:,}", "first": first, "last": last}
+        others = self.number - later.number
+        return gettext("%(kept)s, %(others)s at once") % {"kept": kept, "others": f"{others:,}"} if others else kept
+
+    def _all_now(self) -> str:
+        text = ngettext("%(count)s at once", "all %(count)s at once", self.number)
+        return text % {"count": f"{self.number:,}"}
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), **({"now": True} if self.cleaned_data.get("when") == "now" else {})}
 
 
 class RescheduleForm(SpreadForm):

@@ -7,15 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from django.db.models import QuerySet
+from django.db.models import Count, Max, Min, Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ... import actions
+from ...actions import ToCome
 from ...inspector.numbers import Capped
 from ...models import Message
 from ...states import State
-from ..operations import Scope
+from ..operations import MOST_MESSAGES, Scope
 from ..search import language
 from ..search.listing import COUNT_CAP
 from ..statements import TooSlow, statement_timeout
@@ -32,8 +34,10 @@ MESSAGES_NAMED = 10
 # Messages whose topics are counted, and topics that are shown.
 TOPICS_SAMPLE = 1000
 TOPICS_SHOWN = 5
-# How long the database may count the messages of one state, when they change and when they do not. Milliseconds.
-CHANGED_TIMEOUT_MS = 800
+# How long the database may count the messages that change, exactly; and how long it may look for the first of them, and
+# count those of each state that stay as they are. Milliseconds.
+EXACT_TIMEOUT_MS = 15_000
+HEAD_TIMEOUT_MS = 800
 UNCHANGED_TIMEOUT_MS = 200
 
 
@@ -54,7 +58,9 @@ class ActionPreview:
     described: str
     forecast: list[Forecast]
     # Messages that will change; None when they could not be counted in time.
-    number: Capped | None
+    number: int | None
+    # Those of them whose due time is still to come.
+    to_come: ToCome = field(default_factory=ToCome)
     missing: int = 0
     rows: list[tuple[int, str, str]] = field(default_factory=list)
     topics: list[tuple[str, int]] = field(default_factory=list)
@@ -65,8 +71,18 @@ class ActionPreview:
 
     @property
     def changes(self) -> bool:
-        """True when the action may change something."""
-        return self.number is None or self.number.count > 0
+        """True when the action changes something, and the number of messages is known."""
+        return bool(self.number) and not self.too_many
+
+    @property
+    def too_many(self) -> bool:
+        """True for more messages than one operation takes."""
+        return self.number is not None and self.number > MOST_MESSAGES
+
+    @property
+    def at_once(self) -> int:
+        """The messages whose due time is over."""
+        return (self.number or 0) - self.to_come.number
 
 
 def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
@@ -76,14 +92,9 @@ def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Act
     return _of_search(rows, action, scope)
 
 
-def expected(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Capped | None:
-    """Count the messages that the action would change now; None when they could not be counted in time."""
-    return _sum(_count(rows, scope, state, True) for state in action.effects if state in _states(scope))
-
-
-def has_changed(then: int | None, now: Capped | None) -> bool:
-    """Tell whether the number now differs by more than a tenth from the one that was shown."""
-    return then is not None and now is not None and abs(now.count - then) * 10 > then
+def has_changed(then: int, now: int) -> bool:
+    """Tell whether more messages were found than shown, or fewer by more than a tenth."""
+    return now > then or (then - now) * 10 > then
 
 
 def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
@@ -93,7 +104,8 @@ def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Act
     return ActionPreview(
         describe(scope),
         forecast,
-        _sum(part.count for part in forecast if part.changes),
+        sum(counts[state] for state in action.effects),
+        actions.to_come(rows.filter(pk__in=scope.ids, state__in=sorted(action.effects))),
         len(scope.ids) - len(found),
         found[:MESSAGES_NAMED],
         _topics(found),
@@ -103,27 +115,36 @@ def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Act
 
 def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
     states = _states(scope)
-    counts = {state: _count(rows, scope, state, state in action.effects) for state in State if state in states}
+    exact = _exact(rows, action, scope)
+    counts = {
+        state: _count(rows, scope, state)
+        if state not in action.effects
+        else None
+        if exact is None
+        else Capped(exact[state].number if state in exact else 0)
+        for state in State
+        if state in states
+    }
     forecast = [
         _forecast(action, state, count)
         for state, count in counts.items()
         if (state in action.effects if count is None else count.count)
     ]
-    number = _sum(counts[state] for state in action.effects if state in counts)
+    number = None if exact is None else sum(found.number for found in exact.values())
     try:
-        with statement_timeout(rows.db, CHANGED_TIMEOUT_MS):
+        with statement_timeout(rows.db, HEAD_TIMEOUT_MS):
             changing = rows.filter(scope.condition(), state__in=sorted(action.effects)).order_by()
             head = list(changing.values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1])
     except TooSlow:
         head = []
-    more = max(0, number.count - MESSAGES_NAMED) if number is not None else 0
     return ActionPreview(
         describe(scope),
         forecast,
         number,
+        sum((found.to_come for found in (exact or {}).values()), ToCome()),
         rows=head[:MESSAGES_NAMED],
         topics=_topics(head[:TOPICS_SAMPLE]),
-        more=more,
+        more=max(0, (number or 0) - MESSAGES_NAMED),
         partly=len(head) > TOPICS_SAMPLE,
     )
 
@@ -132,23 +153,40 @@ def _states(scope: Scope) -> frozenset[State]:
     return language.ALL_STATES if scope.search is None else language.parse(scope.search, now=timezone.now()).states
 
 
-def _count(rows: QuerySet[Message], scope: Scope, state: State, changes: bool) -> Capped | None:
+@dataclass(frozen=True, slots=True)
+class _Exact:
+    """The messages of one state that will change, and those of them whose due time is still to come."""
+
+    number: int
+    to_come: ToCome
+
+
+def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> dict[State, _Exact] | None:
+    """Count the messages that will change, by state; return None when that takes too long."""
+    changing = rows.filter(scope.condition(), state__in=sorted(action.effects)).order_by()
+    later = Q(due_at__gt=scope.at)
+    groups = changing.values_list("state").annotate(
+        found=Count("pk"),
+        later=Count("pk", filter=later),
+        first=Min("due_at", filter=later),
+        last=Max("due_at", filter=later),
+    )
+    try:
+        with statement_timeout(rows.db, EXACT_TIMEOUT_MS):
+            return {State(state): _Exact(number, ToCome(*found)) for state, number, *found in groups}
+    except TooSlow:
+        return None
+
+
+def _count(rows: QuerySet[Message], scope: Scope, state: State) -> Capped | None:
+    """Count the messages of a state that stays as it is, up to a cap; return None when that takes too long."""
     matching = rows.filter(scope.condition() & language.of_states(frozenset({state})))
     try:
-        with statement_timeout(rows.db, CHANGED_TIMEOUT_MS if changes else UNCHANGED_TIMEOUT_MS):
+        with statement_timeout(rows.db, UNCHANGED_TIMEOUT_MS):
             count = matching.order_by().values("pk")[: COUNT_CAP + 1].count()
     except TooSlow:
         return None
     return Capped(min(count, COUNT_CAP), count > COUNT_CAP)
-
-
-def _sum(counts: Iterable[Capped | None]) -> Capped | None:
-    """Return the sum, or None when a part is unknown and the others together do not exceed the cap."""
-    given = list(counts)
-    known = [each for each in given if each is not None]
-    total = sum(each.count for each in known)
-    more = total > COUNT_CAP or any(each.more for each in known)
-    return None if len(known) < len(given) and not more else Capped(min(total, COUNT_CAP), more)
 
 
 def _forecast(action: ConsoleAction, state: State, count: Capped | None) -> Forecast:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bulk import BulkAction, Scope
+from .bulk import MOST_MESSAGES, BulkAction, Scope
 from .consistency_check import CheckWork
 from .lifecycle import OPEN, fail, has_open, is_resumable, lease_next, release, resume, run_step, start, stop
 from .restore_work import RestoreWork
@@ -10,6 +10,7 @@ from .work import MESSAGES_PER_STEP, WORKS, OperationWork, Step, register
 
 __all__ = [
     "MESSAGES_PER_STEP",
+    "MOST_MESSAGES",
     "OPEN",
     "WORKS",
     "BulkAction",

@@ -2,66 +2,86 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from ... import actions
+from ... import actions, transitions
 from ...actions import Action, Times
-from ...models import Message
+from ...models import Message, Transition
+from ...transitions import NO_TIME
 from ..models import Operation
 from ..search import language
 from ..search.language import Search
-from ..statements import TooSlow, statement_timeout
-from .work import COUNT_TIMEOUT_MS, MESSAGES_PER_STEP, OperationWork, Step, register
+from .work import MESSAGES_PER_STEP, OperationWork, Step, register
 
-# Ids that one step searches at most, so that a search which finds little takes no longer than one that finds much.
-IDS_PER_STEP = 100_000
-# The total of an operation on more messages than this is not known.
-TOTAL_CAP = 1_000_000
+# An operation keeps the ids of its messages: so many at most.
+MOST_MESSAGES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The messages of an action: those with these ids, or all that ``search`` finds up to the id ``upto``."""
+    """The messages of an action: those with these ids, or all that ``search`` finds at the moment ``at``.
+
+    A search is previewed first. ``frozen`` then turns it into the ids of the messages that the preview has counted and
+    that have not changed since; an operation gets nothing but ids.
+    """
 
     ids: tuple[int, ...] = ()
     search: str | None = None
     upto: int = 0
+    at: datetime | None = None
 
     @classmethod
     def of_search(cls, using: str, found: Search) -> Scope:
-        """Return the scope of all that a search finds now.
+        """Return the scope of all that a search finds now; its relative times become absolute.
 
-        Messages that are scheduled later do not belong to it, and its relative times become absolute. Raises
-        ``ValueError`` for a search that cannot be read.
+        Raises ``ValueError`` for a search that cannot be read.
         """
+        return cls(search=_checked(found).frozen).renewed(using)
+
+    def renewed(self, using: str) -> Scope:
+        """Return the scope with what its search finds now; messages that are scheduled later do not belong to it."""
+        if self.search is None:
+            return self
+        at = transitions.now(using)
         newest = Message.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
-        return cls(search=_checked(found).frozen, upto=newest or 0)
+        return replace(self, upto=newest or 0, at=at)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Scope:
         """Read a scope that ``to_json`` wrote."""
         if "ids" in value:
-            return cls(ids=tuple(sorted(map(int, value["ids"]))))
-        return cls(search=str(value["search"]), upto=int(value["upto"]))
+            return cls(ids=_unpacked(value["ids"]))
+        return cls(search=str(value["search"]), upto=int(value["upto"]), at=datetime.fromisoformat(value["at"]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scope for ``Operation.scope``."""
+        """Return the scope for ``Operation.scope`` and for a token."""
         if self.search is None:
-            return {"ids": list(self.ids)}
-        return {"search": self.search, "upto": self.upto}
+            return {"ids": _packed(self.ids)}
+        assert self.at is not None
+        return {"search": self.search, "upto": self.upto, "at": self.at.isoformat()}
 
     def condition(self) -> Q:
         """Return a condition for the messages. Raises ``ValueError`` for a search that cannot be read."""
         if self.search is None:
             return Q(pk__in=self.ids)
         return _checked(language.parse(self.search, now=timezone.now())).condition() & Q(pk__lte=self.upto)
+
+    def frozen(self, rows: QuerySet[Message], action: Action) -> Scope:
+        """Return the scope of those messages that the action changes and that have not changed since the preview."""
+        changed = Transition.objects.using(rows.db).filter(message=OuterRef("pk"), at__gt=self.at)
+        found = rows.filter(self.condition(), ~Exists(changed), state__in=sorted(action.states))
+        return Scope(ids=tuple(actions.selected(found)))
 
 
 def _checked(found: Search) -> Search:
@@ -70,12 +90,15 @@ def _checked(found: Search) -> Search:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class SpreadShare:
-    """The part of a spread that belongs to one batch: it begins after ``start`` and lasts for ``width``."""
+def _packed(ids: Sequence[int]) -> str:
+    """Return ascending ids as a short text: the differences between them, compressed."""
+    differences = ",".join(str(after - before) for before, after in pairwise((0, *ids)))
+    return base64.b85encode(zlib.compress(differences.encode())).decode()
 
-    start: timedelta = timedelta(0)
-    width: timedelta = timedelta(0)
+
+def _unpacked(text: str) -> tuple[int, ...]:
+    differences = zlib.decompress(base64.b85decode(text)).decode()
+    return tuple(accumulate(map(int, differences.split(",")))) if differences else ()
 
 
 class BulkAction(OperationWork):
@@ -89,67 +112,32 @@ class BulkAction(OperationWork):
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)
-        self.messages = Scope.from_json(scope)
+        self.ids = _unpacked(scope["ids"])
         self.spread = timedelta(seconds=arguments.get("spread") or 0)
-        # A search that cannot be read is refused here.
-        self.messages.condition()
 
-    def times(self, share: SpreadShare) -> Times:
-        """Return the due times for the messages of one batch."""
-        return Times(delay=share.start, spread=share.width)
+    def times(self) -> Times:
+        """Return the due times for all messages."""
+        return Times(spread=self.spread)
 
-    def act(self, using: str, ids: Sequence[int], share: SpreadShare, reason: str) -> Counter[str]:
+    def act(self, using: str, ids: Sequence[int], times: Times, reason: str) -> Counter[str]:
         """Do the action to these messages, and return how many had which outcome."""
-        answers = self.action.apply(using, ids, times=self.times(share), reason=reason)
+        answers = self.action.apply(using, ids, times=times, reason=reason)
         return Counter(str(answer.verdict.value) for answer in answers)
 
     def at_once(self, using: str, reason: str) -> Counter[str]:
-        """Do the action to all messages of a scope of ids."""
-        return self.act(using, self.messages.ids, SpreadShare(width=self.spread), reason)
+        """Do the action to all messages."""
+        return self.act(using, self.ids, self.times(), reason)
 
     def count(self, using: str) -> int | None:
-        if self.messages.search is None:
-            return len(self.messages.ids)
-        rows = Message.objects.using(using).filter(self.messages.condition(), state__in=sorted(self.action.states))
-        try:
-            with statement_timeout(using, COUNT_TIMEOUT_MS):
-                number = rows.order_by().values("pk")[: TOTAL_CAP + 1].count()
-        except TooSlow:
-            return None
-        return number if number <= TOTAL_CAP else None
+        return len(self.ids)
 
     def step(self, using: str, operation: Operation) -> Step:
-        begin = int(operation.position or 0)
-        ids, end, finished = self._page(using, begin)
-        outcomes = self.act(using, ids, self._share(operation, begin, end, len(ids)), operation.reason)
-        return Step(len(ids), outcomes, str(end), finished)
-
-    def _page(self, using: str, begin: int) -> tuple[list[int], int, bool]:
-        """Return the next ids after ``begin``, the last id that was searched, and whether that was the end."""
-        if self.messages.search is None:
-            rest = [pk for pk in self.messages.ids if pk > begin]
-            page = rest[:MESSAGES_PER_STEP]
-            return page, page[-1] if page else begin, len(rest) <= MESSAGES_PER_STEP
-        upto = self.messages.upto
-        rows = Message.objects.using(using).filter(pk__lte=upto)
-        first = rows.filter(pk__gt=begin).order_by("pk").values_list("pk", flat=True).first()
-        if first is None:
-            return [], begin, True
-        end = min(first + IDS_PER_STEP - 1, upto)
-        within = Q(pk__gte=first, pk__lte=end)
-        matching = rows.filter(self.messages.condition(), within, state__in=sorted(self.action.states))
-        page = list(matching.order_by("pk").values_list("pk", flat=True)[:MESSAGES_PER_STEP])
-        if len(page) == MESSAGES_PER_STEP:
-            end = page[-1]
-        return page, end, end >= upto
-
-    def _share(self, operation: Operation, begin: int, end: int, size: int) -> SpreadShare:
-        """Return a batch's share of the spread: by messages where their total is known, else by ids."""
-        done, more, total = begin, end - begin, self.messages.upto
-        if operation.total is not None:
-            done, more, total = operation.done, size, operation.total
-        total = max(total, 1)
-        return SpreadShare(self.spread * min(1.0, done / total), self.spread * min(1.0, more / total))
+        place = bisect_right(self.ids, int(operation.position or 0))
+        page = self.ids[place : place + MESSAGES_PER_STEP]
+        times = self.times().part(place, len(page), len(self.ids))
+        outcomes = self.act(using, page, times, operation.reason)
+        position = str(page[-1]) if page else operation.position
+        return Step(len(page), outcomes, position, place + len(page) >= len(self.ids))
 
 
 @register
@@ -168,9 +156,8 @@ class Reschedule(BulkAction, action=actions.RESCHEDULE):
         if (self.due is None) == (self.shift is None):
             raise ValueError("reschedule needs either due or shift")
 
-    def times(self, share: SpreadShare) -> Times:
-        due = None if self.due is None else self.due + share.start
-        return Times(due=due, shift=self.shift, spread=share.width)
+    def times(self) -> Times:
+        return Times(due=self.due, shift=self.shift, spread=self.spread)
 
 
 @register
@@ -180,7 +167,10 @@ class RunNow(BulkAction, action=actions.RUN_NOW):
 
 @register
 class Requeue(BulkAction, action=actions.REQUEUE):
-    """Schedules finished messages again."""
+    """Schedules finished messages again. With "now" they give up due times that are still to come."""
+
+    def times(self) -> Times:
+        return Times(delay=NO_TIME if self.arguments.get("now") else None, spread=self.spread)
 
 
 @register

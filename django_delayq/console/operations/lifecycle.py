@@ -36,10 +36,12 @@ def start(
     described: str,
     reason: str,
     started_by: str,
+    outcomes: Mapping[str, int] | None = None,
 ) -> Operation:
     """Queue an operation; a worker begins within seconds. The work of the action reads ``scope`` and ``arguments``.
 
-    ``described`` is the scope in words, ``started_by`` an actor such as "user:anna".
+    ``described`` is the scope in words, ``started_by`` an actor such as "user:anna", ``outcomes`` what there is to tell
+    before it begins.
     """
     # An unknown action, or a scope that its work cannot read, is refused here and not in the worker.
     WORKS[action](scope, arguments)
@@ -51,6 +53,7 @@ def start(
         reason=storable(reason),
         started_by=started_by[: actors.LENGTH],
         created_at=transitions.now(using),
+        outcomes=dict(outcomes or {}),
     )
 
 
