@@ -66,7 +66,11 @@ def test_an_empty_search_finds_all_messages(text: str) -> None:
         ('payload."a.b".c:"4 2"', "payload a.b.c is a given value"),
         ("mail.send", "key or topic is “mail.send”"),
         ("mail.*", "topic begins with “mail.”"),
-        ("order:1", "key or topic is “order:1”"),
+        ("order:1", "key is “order:1”"),
+        ("#148051", "id 148051"),
+        ("id:#5,#6", "id 5, 6"),
+        ("orders.remind #148051", "key or topic is “orders.remind”, id 148051"),
+        ('"#5"', "key or topic is “#5”"),
         ('"12345"', "key or topic is “12345”"),
         ("topic:a state:dead", "topic is “a”, dead"),
         ("due:2026-01-02", "due from 2026-01-02 00:00:00 until before 2026-01-03 00:00:00"),
@@ -87,6 +91,11 @@ def test_an_empty_search_finds_all_messages(text: str) -> None:
         ("due:today", "due from 2026-06-15 00:00:00 until before 2026-06-16 00:00:00"),
         ("due:tomorrow", "due from 2026-06-16 00:00:00 until before 2026-06-17 00:00:00"),
         ("created:<24h", "created from 2026-06-14 12:00:00 on"),
+        ("finished:1h", "finished from 2026-06-15 11:00:00 on"),
+        ("finished:=1h", "finished from 2026-06-15 11:00:00 on"),
+        ("due:1h", "due before 2026-06-15 13:00:00"),
+        ("due:2026-01-02T10:00", "due from 2026-01-02 10:00:00 until before 2026-01-02 10:01:00"),
+        ("due:2026-01-02T10:00:07", "due from 2026-01-02 10:00:07 until before 2026-01-02 10:00:08"),
         ("created:yesterday", "created from 2026-06-14 00:00:00 until before 2026-06-15 00:00:00"),
         ("finished:>7d", "finished before 2026-06-08 12:00:00"),
         ("finished:2h..1h", "finished from 2026-06-15 10:00:00 until before 2026-06-15 11:00:00"),
@@ -139,6 +148,48 @@ def test_a_term_that_cannot_be_read_is_explained_and_finds_nothing(db: None, tex
     asked = parse(text)
     assert problem in " ".join(asked.problems)
     assert not asked.rows(samples.DB).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("stat:dead", 'stat: is unknown. Did you mean state:? A key with a colon is written key:"stat:dead".'),
+        ("customer:7", "customer: is unknown. Write one of id:, key:, topic:,"),
+        ("https://example.net", 'https: is unknown.'),
+    ],
+)
+def test_a_name_that_no_term_has_is_a_problem_unless_a_key_begins_with_it(db: None, text: str, problem: str) -> None:
+    samples.scheduled(key="other")
+    asked = parse(text).resolved(samples.DB)
+    assert problem in asked.problems[0]
+    assert not asked.rows(samples.DB).exists()
+    message = samples.scheduled(key=text)
+    asked = parse(text).resolved(samples.DB)
+    assert asked.problems == ()
+    assert asked.rows(samples.DB).get() == message
+
+
+def test_a_span_alone_finds_what_happened_within_it(db: None) -> None:
+    message = samples.consumed()
+    assert found("finished:1h") == found("created:1h") == {message.pk}
+    later = samples.scheduled(delay="30m")
+    assert later.pk in found("due:1h")
+    assert later.pk not in found("due:10m")
+
+
+@pytest.mark.parametrize("depth", [33, 1500, 3000])
+def test_a_path_deeper_than_any_payload_is_a_problem(db: None, depth: int) -> None:
+    asked = parse("payload" + ".x" * depth + ":1")
+    assert "more than 32 names in the path" in asked.problems[0]
+    assert not asked.rows(samples.DB).exists()
+
+
+def test_the_deepest_path_is_searched(db: None) -> None:
+    content: Any = 1
+    for _level in range(32):
+        content = {"x": content}
+    message = samples.scheduled(content)
+    assert found("payload" + ".x" * 32 + ":1") == {message.pk}
 
 
 def test_every_problem_is_listed_and_the_readable_terms_do_not_count(db: None) -> None:

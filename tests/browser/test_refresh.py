@@ -10,6 +10,12 @@ import pytest
 from django.urls import reverse
 
 from django_delayq import schedule_message
+from django_delayq.console import operations
+from django_delayq.console.models import Operation
+from django_delayq.console.search import listing
+from django_delayq.console.statements import TooSlow
+from tests.admin import samples
+from tests.admin.samples import admin_url
 
 from .chromium import MISSING, expect
 from .conftest import Open
@@ -120,3 +126,121 @@ def test_a_region_with_the_focus_is_left_alone(live: Live) -> None:
     live.pass_time(6)
     expect(live.page.get_by_role("status").filter(has_text="Updated")).to_be_visible()
     assert live.page.evaluate("document.activeElement.classList.contains('dq-tile')")
+    region = live.page.locator("[data-dq-region=tiles]")
+    expect(live.number).to_have_text("0")
+    expect(region.get_by_text("As it was at")).to_be_visible()
+    expect(live.page.get_by_role("status").filter(has_text="except for what is marked")).to_be_visible()
+
+    live.page.evaluate("document.activeElement.blur()")
+    live.pass_time(6)
+    live.shows(1)
+    expect(live.page.get_by_text("As it was at")).to_have_count(0)
+
+
+class Watched:
+    """A page whose clock stands still but for ``refresh``; it must never be loaded again."""
+
+    def __init__(self, page: Any, path: str) -> None:
+        self.page = page
+        self.asked = 0
+        page.on("request", self._note)
+        page.clock.install(time=BEFORE_NOON)
+        page.clock.pause_at(NOON)
+        page.goto(path)
+        page.evaluate("window.loadedOnce = true")
+
+    def _note(self, request: Any) -> None:
+        self.asked += request.resource_type == "fetch"
+
+    def refresh(self) -> None:
+        asked = self.asked
+        self.page.clock.run_for(6000)
+        expect(self.page.get_by_role("status").filter(has_text="Updated")).to_be_visible()
+        assert self.asked == asked + 1
+        assert self.page.evaluate("window.loadedOnce"), "the page was loaded again"
+
+
+def test_rows_of_the_list_change_in_their_places(open_page: Open) -> None:
+    first, second = samples.running(), samples.running()
+    watched = Watched(open_page(), f"{admin_url('message_changelist')}?state=all")
+    page = watched.page
+    rows = page.locator("#result_list tbody tr")
+    expect(rows).to_have_count(2)
+    row = rows.filter(has_text=f"#{first.pk}")
+    row.locator(".action-select").check()
+    samples.succeeded(first)
+    watched.refresh()
+    expect(row).to_contain_text("consumed")
+    expect(row.locator(".action-select")).to_be_checked()
+    expect(page.locator(".dq-gone")).to_have_count(0)
+    expect(page.get_by_text("The list has changed")).to_be_hidden()
+    expect(rows.filter(has_text=f"#{second.pk}")).to_contain_text("running")
+
+
+def test_rows_that_left_the_list_are_greyed_and_a_note_leads_to_the_others(open_page: Open) -> None:
+    gone, stays = samples.running(), samples.running()
+    watched = Watched(open_page(), f"{admin_url('message_changelist')}?state=running")
+    page = watched.page
+    samples.succeeded(gone)
+    newcomer = samples.running()
+    watched.refresh()
+    expect(page.locator("tr.dq-gone")).to_contain_text(f"#{gone.pk}")
+    expect(page.locator("tr.dq-gone")).to_have_count(1)
+    expect(page.get_by_text("The list has changed")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="except for what is marked")).to_be_visible()
+    with page.expect_navigation():
+        page.get_by_role("link", name="Show the list as it is now").click()
+    shown = page.locator("#result_list tbody tr")
+    expect(shown).to_have_count(2)
+    for message in (stays, newcomer):
+        expect(shown.filter(has_text=f"#{message.pk}")).to_have_count(1)
+
+
+def test_a_message_that_was_consumed_is_no_longer_offered_to_be_cancelled(open_page: Open) -> None:
+    message = samples.running()
+    watched = Watched(open_page(), samples.change_url(message))
+    expect(watched.page.get_by_role("button", name="Cancel")).to_be_visible()
+    samples.succeeded(message)
+    watched.refresh()
+    expect(watched.page.get_by_role("button", name="Cancel")).to_have_count(0)
+    expect(watched.page.locator("#facts")).to_contain_text("finished")
+
+
+def test_an_operation_that_is_done_is_no_longer_offered_to_be_stopped(open_page: Open) -> None:
+    operation = operations.start(
+        samples.DB, "cancel", {"search": "key:x", "upto": 1}, {}, described="x", reason="", started_by="user:anna"
+    )
+    watched = Watched(open_page(), admin_url("operation_change", operation.pk))
+    expect(watched.page.get_by_role("button", name="Stop")).to_be_visible()
+    Operation.objects.update(state="done", done=5, total=5)
+    watched.refresh()
+    expect(watched.page.get_by_text("100 %").first).to_be_visible()
+    expect(watched.page.get_by_role("button", name="Stop")).to_have_count(0)
+
+
+def test_a_slow_search_is_not_repeated(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_slow(*given: Any, **options: Any) -> Any:
+        raise TooSlow
+
+    schedule_message("t.ok", delay="1h")
+    monkeypatch.setattr(listing.Listing, "ids", too_slow)
+    watched = Watched(open_page(), f"{admin_url('message_changelist')}?q=topic:t.ok")
+    page = watched.page
+    expect(page.get_by_role("status").filter(has_text="Not refreshed by itself")).to_be_visible()
+    page.clock.run_for(600_000)
+    page.get_by_label("Refresh every").select_option("2")
+    page.clock.run_for(600_000)
+    assert watched.asked == 0
+
+
+def test_a_page_that_takes_long_is_asked_for_less_often(live: Live) -> None:
+    """By the clock of the browser each answer takes four seconds: the next one is asked for after twenty."""
+    live.page.evaluate("{ let at = 0; performance.now = () => (at += 4000); }")
+    live.pass_time(6)
+    expect(live.page.get_by_role("status").filter(has_text="Updated")).to_be_visible()
+    live.schedule()
+    live.pass_time(18)
+    assert live.asked == 1
+    live.pass_time(3)
+    live.shows(1)
+    assert live.asked == 2

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib.admin.exceptions import DisallowedModelAdminLookup
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
 
@@ -19,7 +20,7 @@ from ..search import listing
 from ..search.listing import Listing, StateCounts
 from ..search.payloads import StoredSize, small
 from ..statements import TooSlow
-from . import search_box
+from . import addresses, search_box
 from .paginator import PAGED_CAP, CappedCount, KnownPaginator
 
 # The list shows no larger payload. In bytes, as they are stored.
@@ -44,12 +45,16 @@ class MessageList(ChangeList):
     asked: search_box.RequestedSearch
     counts: StateCounts | None
     too_slow: bool
+    # True when the rows took so long that a page must not ask for them again and again.
+    slow: bool
+    # Searches in payloads for an e-mail address that is no key: texts and query strings.
+    suggestions: list[tuple[str, str]]
     # An attribute of Django's that its types do not declare.
     filter_specs: list[Any]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Message]:
         """Return all that the search finds, for actions; ``get_results`` reads the page itself."""
-        unknown = set(self.get_filters_params()) - {search_box.TAB_VAR}
+        unknown = set(self.get_filters_params()) - {search_box.TAB_VAR, search_box.LONGER_VAR}
         if unknown:
             # Another lookup would read the whole table, and one into the payload would reveal masked values.
             raise DisallowedModelAdminLookup(f"Filtering by {', '.join(sorted(unknown))} not allowed")
@@ -66,10 +71,16 @@ class MessageList(ChangeList):
             raise IncorrectLookupParameters
         rows: QuerySet[Message] = self.root_queryset
         found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
-        self.too_slow = False
+        self.too_slow, self.slow, self.suggestions = False, self.longer, []
         ids = self._ids(found, offset)
         if not ids and self.page_num > 1:
             raise IncorrectLookupParameters
+        address = next(filter(addresses.is_address, self.asked.bare), "")
+        if address and not ids:
+            texts = addresses.searches(rows, address)
+            self.suggestions = [
+                (text, f"?{urlencode({search_box.TAB_VAR: 'all', SEARCH_VAR: text})}") for text in texts
+            ]
         self.counts = listing.counts(rows, self.asked.box, transitions.now(rows.db))
         self.result_list = _rows(rows, ids[: self.list_per_page])
         self.result_count = self._count(found, offset, len(ids))
@@ -79,12 +90,36 @@ class MessageList(ChangeList):
         self.full_result_count = None
         self.show_admin_actions = bool(ids)
 
+    @property
+    def longer(self) -> bool:
+        """True when the reader asked for a search that may take longer."""
+        return self.params.get(search_box.LONGER_VAR) == "1"
+
+    @property
+    def limit(self) -> str:
+        """The time after which the search is ended, in words."""
+        return _seconds(self._timeout)
+
+    @property
+    def longer_limit(self) -> str:
+        """The time after which a longer search is ended, in words."""
+        return _seconds(listing.LONGER_TIMEOUT_MS)
+
+    @property
+    def longer_query(self) -> str:
+        """The query string of the same search with more time; empty when it had that already."""
+        return "" if self.longer else self.get_query_string({search_box.LONGER_VAR: "1"})
+
+    @property
+    def _timeout(self) -> int:
+        return listing.LONGER_TIMEOUT_MS if self.longer else listing.PAGE_TIMEOUT_MS
+
     def _ids(self, found: Listing, offset: int) -> list[int]:
         most = self.list_per_page + 1
         try:
-            return found.ids(most, offset)
+            return found.ids(most, offset, milliseconds=self._timeout)
         except TooSlow:
-            self.too_slow = True
+            self.too_slow = self.slow = True
         try:
             return found.nearest(most, offset)
         except TooSlow:
@@ -124,8 +159,12 @@ class MessageList(ChangeList):
                 )
             else:
                 shown = "" if count is None or (count.more and not count.count) else str(count)
-            query = self.get_query_string({search_box.TAB_VAR: tab.name}, [PAGE_VAR])
+            query = self.get_query_string({search_box.TAB_VAR: tab.name}, [PAGE_VAR, search_box.LONGER_VAR])
             yield TabLink(str(tab.label), query, shown, here, tab.name == "overdue" and bool(count and count.count))
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:g} s"
 
 
 def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:

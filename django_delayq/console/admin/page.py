@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.http import Http404, HttpRequest, HttpResponse
+from django.template import loader
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 
@@ -49,12 +51,21 @@ def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict
     """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include."""
     settings = conf.get()
     return {
+        "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_of_theme("admin/nav_sidebar.html"),
         "links": _links(model_admin, request),
         "environment": settings.ENVIRONMENT,
         "read_only": settings.ADMIN_READ_ONLY,
         # The answer to a POST has no address that a browser could fetch again.
         "live": request.get_full_path() if request.method == "GET" else "",
     }
+
+
+def _is_of_theme(template: str) -> bool:
+    """Tell whether a template of the admin is not Django's own.
+
+    The sidebar of a theme may be its only navigation; Django's has the same links as ours.
+    """
+    return Path(admin.__path__[0]) not in Path(loader.get_template(template).origin.name).parents
 
 
 def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str) -> dict[str, Any]:

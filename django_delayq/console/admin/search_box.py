@@ -23,9 +23,11 @@ else:
     Text = str
 
 TAB_VAR = "state"
+# Set to 1 for a search that may take longer.
+LONGER_VAR = "longer"
 
 HELP = (
-    ("12345", _("an id")),
+    ("12345", _("an id, also #12345")),
     ("order-17", _("a key, or else a topic")),
     ("key:order-17", _("a key, in every state")),
     ("topic:mail.*", _("a topic, or every topic that begins with this")),
@@ -33,7 +35,7 @@ HELP = (
     ("state:dead,expired", _("states")),
     ("is:overdue", _("also is:live, is:finished, is:retrying")),
     ("due:<1h", _("due before an hour from now; also due:>2d, due:today, due:2026-01-02..2026-01-03")),
-    ("finished:<24h", _("finished within the last day; created: works the same way")),
+    ("finished:24h", _("finished within the last day; created: works the same way")),
     ("attempts:>3", _("failed more than three times")),
     ("error:Timeout", _("the last error contains this")),
     ("worker:web-1", _("running on a worker whose name begins with this")),
@@ -76,6 +78,8 @@ class RequestedSearch:
     # The search of the box alone, and together with that of the tab.
     box: Search
     whole: Search
+    # The values in the box that have no name. None of them is an id.
+    bare: tuple[str, ...] = ()
 
     @property
     def query(self) -> str:
@@ -86,7 +90,8 @@ class RequestedSearch:
 def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> RequestedSearch:
     """Read the search from ``given``: the query string, or the fields of a form."""
     now = transitions.now(using)
-    box = parse(given.get(SEARCH_VAR, ""), now=now).resolved(using)
+    parsed = parse(given.get(SEARCH_VAR, ""), now=now)
+    box = parsed.resolved(using)
     secret = sorted(name for name in box.payload_names if payload.is_secret(name))
     if secret and not request.user.has_perm("django_delayq.reveal_message"):
         text = gettext("The values of %(names)s are masked, so you may not search for them.")
@@ -94,4 +99,4 @@ def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> R
     # A search that names states or single messages is not narrowed to live messages.
     default = "all" if box.selective or box.states != ALL_STATES else "live"
     tab = _BY_NAME.get(given.get(TAB_VAR, ""), _BY_NAME[default])
-    return RequestedSearch(tab, box, parse(tab.text, now=now) & box)
+    return RequestedSearch(tab, box, parse(tab.text, now=now) & box, parsed.bare)

@@ -6,9 +6,10 @@ does not understand become ``problems``, and a search with problems matches no m
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import reduce
@@ -27,13 +28,17 @@ from .payloads import PayloadHas
 MAX_LENGTH = 10_000
 MAX_IDS = 1000
 MAX_TERMS = 30
+# Names of a path into payloads. The database and Python read nested values by recursion.
+MAX_PATH = 32
 
 ALL_STATES = frozenset(State)
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
-_PLAIN = re.compile(r'[^\s":*\\,=]+')
+_PLAIN = re.compile(r'[^\s":*\\,=#][^\s":*\\,=]*')
+# A name that stands before a colon and was probably meant as one of a term: not the hour of a time of day.
+_WORD = re.compile(r"[^\W\d][\w.-]*")
 _NAME = re.compile(r'\.(?:"([^"\\]+)"|([^\s".\\]+))')
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _COMPARISON = re.compile(r"(<=|>=|<|>|=|)(\d{1,9})")
@@ -78,6 +83,8 @@ class Term:
     has_partial_index: bool = False
     # A value that was given without a name, so that it may be a key or a topic.
     key_or_topic: str | None = None
+    # The name before the colon, if no term has it: the whole is a key, or else a mistake.
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +151,24 @@ class Search:
         """Return the condition without the states."""
         return reduce(Q.__and__, (term.condition for term in self.terms), Q())
 
+    @property
+    def bare(self) -> tuple[str, ...]:
+        """The values without a name, as long as the search is not resolved."""
+        return tuple(term.key_or_topic for term in self.terms if term.key_or_topic is not None)
+
     def resolved(self, using: str) -> Search:
-        """Return the search with each "key or topic" replaced by the one that it is, since no index answers an "or"."""
-        return replace(self, terms=tuple(_resolved(term, using) for term in self.terms))
+        """Return the search with each "key or topic" replaced by the one that it is, since no index answers an "or".
+
+        A name that no term has becomes a problem, unless it begins a key that exists.
+        """
+        terms: list[Term] = []
+        problems = list(self.problems)
+        for term in self.terms:
+            try:
+                terms.append(_resolved(term, using))
+            except _Problem as problem:
+                problems.append(str(problem))
+        return replace(self, terms=tuple(terms), problems=tuple(problems))
 
     def rows(self, using: str) -> QuerySet[Message]:
         """Return the messages, in no order."""
@@ -197,6 +219,12 @@ def term_text(name: str, value: str) -> str:
     return f"{name}:{_quote(value)}"
 
 
+def payload_text(path: Sequence[str], value: str) -> str:
+    """Return the text of a term for the payloads that have a value under a path."""
+    names = (f'"{name}"' if re.search(r'[\s".:]', name) else name for name in path)
+    return f"payload.{'.'.join(names)}:{_quote(value)}"
+
+
 def exact_error_text(kind: str) -> str:
     """Return the text of a term for the messages whose last error is of exactly this kind."""
     return f"error:={_quote(kind)}"
@@ -219,10 +247,13 @@ def _term(token: str, now: datetime) -> Term:
     if colon and name.lower().startswith("payload."):
         return _payload(name, rest)
     value = _value(token)
-    if not value.quoted and value.text.isascii() and value.text.isdigit():
+    number = "" if value.quoted else value.text.removeprefix("#")
+    if number.isascii() and number.isdigit():
         return _id("id", value, now)
     if not value.text:
         raise _Problem(_("the text between the quotation marks is missing."))
+    if colon and not value.quoted and _WORD.fullmatch(name):
+        return replace(_key("key", Value(value.text, quoted=True), now), unknown=name)
     return _bare(value)
 
 
@@ -250,7 +281,8 @@ def _of_text(field: str, label: str, value: Value) -> tuple[Q, str, str]:
 
 
 def _id(name: str, value: Value, now: datetime) -> Term:
-    parts = value.text.split(",")
+    # Pages write an id as #12345.
+    parts = [part.removeprefix("#") for part in value.text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 19 and int(part) < 2**63 for part in parts):
         raise _Problem(_("not an id. Write id:12345 or id:1,2,3."))
     if len(parts) > MAX_IDS:
@@ -347,6 +379,8 @@ def _payload(name: str, rest: str) -> Term:
     path = tuple(quoted or plain for quoted, plain in _NAME.findall(name[len("payload") :]))
     if "".join(match[0] for match in _NAME.finditer(name)) != name[len("payload") :]:
         raise _Problem(_("not a path. Write payload.order.id:42."))
+    if len(path) > MAX_PATH:
+        raise _Problem(_("more than %(most)d names in the path.") % {"most": MAX_PATH})
     value = _value(rest)
     if not value.text and not value.quoted:
         raise _Problem(_("the value after the colon is missing."))
@@ -379,6 +413,10 @@ def _bare(value: Value) -> Term:
 
 
 def _resolved(term: Term, using: str) -> Term:
+    if term.unknown:
+        if Message.objects.using(using).filter(term.condition).exists():
+            return replace(term, unknown="")
+        raise _Problem(_unknown(term))
     if term.key_or_topic is None:
         return term
     is_key = Message.objects.using(using).filter(key=term.key_or_topic).exists()
@@ -386,6 +424,15 @@ def _resolved(term: Term, using: str) -> Term:
     if is_key:
         return Term(*_of_text("key", _("key"), value), selective=True)
     return Term(*_of_text("topic", _("topic"), value))
+
+
+def _unknown(term: Term) -> str:
+    near = difflib.get_close_matches(term.unknown.lower(), _QUALIFIERS, n=1)
+    if near:
+        text = _("%(name)s: is unknown. Did you mean %(near)s:? A key with a colon is written %(key)s.")
+        return text % {"name": term.unknown, "near": near[0], "key": term.frozen}
+    text = _("%(name)s: is unknown. Write one of %(known)s: or payload.NAME:. A key with a colon is written %(key)s.")
+    return text % {"name": term.unknown, "known": ":, ".join(_QUALIFIERS), "key": term.frozen}
 
 
 _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {

@@ -34,6 +34,8 @@ INDEX_COUNT_CAP = 2_000
 NEAREST_ROWS = 5_000
 # Statement timeouts for the rows of a page, and for the counts beside it.
 PAGE_TIMEOUT_MS = 500
+# The statement timeout for the rows of a page that somebody is willing to wait for.
+LONGER_TIMEOUT_MS = 15_000
 COUNTS_TIMEOUT_MS = 150
 
 _SOONEST = ("due_at", "id")

@@ -56,7 +56,8 @@ def parse(text: str, now: datetime, *, past: bool) -> Period | None:
     """Read a period; return None when the text is not one.
 
     A span such as ``1h`` counts from ``now``: ahead, or back when ``past`` is True. ``<1h`` is the time that is nearer
-    to now than that, in its direction.
+    to now than that, in its direction; a span alone means the same. A moment alone means every moment that is written
+    like that: ``2026-01-02T12:00`` is a minute.
     """
     text = text.strip()
     if ".." in text:
@@ -68,9 +69,12 @@ def parse(text: str, now: datetime, *, past: bool) -> Period | None:
         return None
     start, end = interval
     beyond = end if start != end else start + _INSTANT
+    is_span = _SPAN.fullmatch(operand) is not None
     if mark in ("", "="):
-        return Period(start, beyond)
-    if past and _SPAN.fullmatch(operand):
+        if not is_span:
+            return Period(start, max(beyond, start + _precision(operand)))
+        mark = "<"
+    if past and is_span:
         mark = mark.translate(_MIRRORED)
     if mark.startswith("<"):
         return Period(end=start if mark == "<" else beyond)
@@ -116,6 +120,14 @@ def _unchecked(text: str, now: datetime, *, past: bool) -> tuple[datetime, datet
     length = timedelta(seconds=seconds(span[2]))
     at = now - length if past != (span[1] == "-") else now + length
     return at, at
+
+
+def _precision(text: str) -> timedelta:
+    """Return how long a moment is that is written like this text."""
+    clock = re.search(r"[T ]\d\d:\d\d(:\d\d)?(\.\d+)?", text, re.IGNORECASE)
+    if clock is None or clock[2]:
+        return timedelta(0)
+    return timedelta(seconds=1) if clock[1] else timedelta(minutes=1)
 
 
 def _day(day: date) -> tuple[datetime, datetime]:

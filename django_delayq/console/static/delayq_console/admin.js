@@ -1,12 +1,15 @@
 // Refreshes the regions of a page: fetches the page again and replaces each element marked with data-dq-region.
+// A region that cannot be replaced, because somebody uses it, is marked with the time it was read.
 (function () {
   "use strict";
   const CHOICES = [0, 2, 5, 15, 60], KEY = "delayq.refresh", TIMEOUT_MS = 10000, MAX_SECONDS = 120;
+  // A page that took a second is asked for again after five seconds at the earliest.
+  const PAUSE = 5;
   const live = document.querySelector("[data-dq-live]");
   const regions = () => document.querySelectorAll("[data-dq-region]");
   if (!live || !regions().length || !window.fetch) return;
-  const words = live.dataset;
-  let every = remembered(), failures = 0, timer = 0, busy = false, last = new Date();
+  const words = live.dataset, read = new WeakMap(), opened = new Date();
+  let every = remembered(), failures = 0, timer = 0, busy = false, last = opened, took = 0, slow = isSlow(document);
 
   const label = document.createElement("label");
   const select = document.createElement("select");
@@ -26,7 +29,7 @@
   });
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) clearTimeout(timer);
-    else if (every) refresh();
+    else if (every && !slow) refresh();
   });
   plan();
 
@@ -37,10 +40,15 @@
     return CHOICES.includes(found) ? found : 5;
   }
 
+  function isSlow(page) {
+    return Boolean(page.querySelector("[data-dq-slow]"));
+  }
+
   function plan() {
     clearTimeout(timer);
+    if (slow) return say(words.slow, true);
     if (!every || document.hidden) return;
-    const wait = failures ? Math.max(every, Math.min(MAX_SECONDS, every * 2 ** failures)) : every;
+    const wait = failures ? Math.max(every, Math.min(MAX_SECONDS, every * 2 ** failures)) : Math.max(every, PAUSE * took);
     timer = setTimeout(refresh, wait * 1000);
   }
 
@@ -49,7 +57,7 @@
     if (busy) return;
     if (!every || document.hidden || selecting()) return plan();
     busy = true;
-    const abort = new AbortController();
+    const abort = new AbortController(), begin = performance.now();
     const limit = setTimeout(() => abort.abort(), TIMEOUT_MS);
     fetch(location.href, { credentials: "same-origin", cache: "no-store", signal: abort.signal })
       .then((answer) => {
@@ -60,10 +68,13 @@
       .then((html) => {
         const fresh = new DOMParser().parseFromString(html, "text/html");
         if (!fresh.querySelector("[data-dq-region]")) throw new Error("another page");
-        if (every && !selecting()) regions().forEach((region) => swap(region, fresh));
+        took = (performance.now() - begin) / 1000;
         failures = 0;
+        if (!every || selecting()) return;
         last = new Date();
-        say(words.updated, false);
+        slow = isSlow(fresh);
+        const kept = Array.from(regions(), (region) => swap(region, fresh)).includes(false);
+        say(kept ? words.partly : words.updated, kept);
       })
       .catch(() => {
         failures += 1;
@@ -76,13 +87,64 @@
       });
   }
 
+  // Returns false when the region keeps showing what was read before.
   function swap(region, fresh) {
-    const name = CSS.escape(region.dataset.dqRegion);
-    const next = fresh.querySelector('[data-dq-region="' + name + '"]');
-    if (!next || region.contains(document.activeElement) || dirty(region)) return;
+    const next = fresh.querySelector('[data-dq-region="' + CSS.escape(region.dataset.dqRegion) + '"]');
+    const note = region.querySelector(":scope > .dq-old");
+    if (note) note.remove();
+    if (next && "dqRows" in region.dataset && (boxes(region).size || boxes(next).size)) return swapRows(region, next);
+    if (next && plain(next) === plain(region)) {
+      read.set(region, last);
+      return true;
+    }
+    if (!next || region.contains(document.activeElement) || region.querySelector(":active") || dirty(region)) {
+      region.prepend(old(read.get(region) || opened));
+      return false;
+    }
     const open = Array.from(region.querySelectorAll("details"), (one) => one.open);
     next.querySelectorAll("details").forEach((one, place) => { if (open[place] !== undefined) one.open = open[place]; });
-    if (next.outerHTML !== region.outerHTML) region.replaceWith(document.importNode(next, true));
+    const put = document.importNode(next, true);
+    region.replaceWith(put);
+    read.set(put, last);
+    return true;
+  }
+
+  // Rows that can be ticked stay in their places, so that nobody ticks another row than the one aimed at: their cells
+  // are replaced, rows that are gone are greyed, and a note leads to the list as it is now.
+  function swapRows(region, next) {
+    const shown = boxes(region), fresh = boxes(next);
+    for (const [id, row] of shown) {
+      const now = fresh.get(id);
+      row.classList.toggle("dq-gone", !now);
+      Array.from(now ? now.cells : [], (cell, place) => {
+        const was = row.cells[place];
+        if (!was || was.querySelector(".action-select") || was.outerHTML === cell.outerHTML) return;
+        was.replaceWith(document.importNode(cell, true));
+      });
+    }
+    const changed = Array.from(shown.keys()).join() !== Array.from(fresh.keys()).join();
+    region.querySelectorAll("[data-dq-changed]").forEach((one) => { one.hidden = !changed; });
+    return !changed;
+  }
+
+  function boxes(region) {
+    const found = region.querySelectorAll("tr .action-select");
+    return new Map(Array.from(found, (box) => [box.value, box.closest("tr")]));
+  }
+
+  function plain(region) {
+    const copy = region.cloneNode(true);
+    // Each answer has another token, and a reader may have opened details.
+    copy.querySelectorAll("[name=csrfmiddlewaretoken]").forEach((one) => one.remove());
+    copy.querySelectorAll("details").forEach((one) => one.removeAttribute("open"));
+    return copy.outerHTML;
+  }
+
+  function old(at) {
+    const note = document.createElement("p");
+    note.className = "dq-old";
+    note.textContent = words.old + " " + clock(at);
+    return note;
   }
 
   function selecting() {
@@ -98,8 +160,12 @@
     });
   }
 
+  function clock(at) {
+    return at.toLocaleTimeString([], { hourCycle: "h23" });
+  }
+
   function say(word, stale) {
-    status.textContent = word + " " + last.toLocaleTimeString([], { hourCycle: "h23" });
+    status.textContent = word + " " + clock(last);
     status.classList.toggle("dq-stale", stale);
   }
 })();
