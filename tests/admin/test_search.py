@@ -155,7 +155,7 @@ def test_a_term_that_cannot_be_read_is_explained_and_finds_nothing(db: None, tex
     [
         ("stat:dead", 'stat: is unknown. Did you mean state:? A key with a colon is written key:"stat:dead".'),
         ("customer:7", "customer: is unknown. Write one of id:, key:, topic:,"),
-        ("https://example.net", 'https: is unknown.'),
+        ("https://example.net", "https: is unknown."),
     ],
 )
 def test_a_name_that_no_term_has_is_a_problem_unless_a_key_begins_with_it(db: None, text: str, problem: str) -> None:

@@ -21,6 +21,7 @@ from django_delayq import (
 )
 from django_delayq.clock import to_us
 from django_delayq.models import Message
+from django_delayq.purge import finished as finished_messages
 from django_delayq.purge import purge
 from django_delayq.sql.rows import Failure
 from django_delayq.states import State
@@ -68,7 +69,7 @@ def schedule(request: pytest.FixtureRequest) -> Any:
     """Schedule a message alone, or as bulk."""
     if request.param == "many":
         return lambda **options: schedule_messages([{"topic": TOPIC, **options}])[0]
-    key = {"key": "k"} if request.param == "with a key" else {}
+    key: dict[str, Any] = {"key": "k"} if request.param == "with a key" else {}
     return lambda **options: schedule_message(TOPIC, **key, **options)
 
 
@@ -153,7 +154,7 @@ def test_a_purge_spares_what_finished_a_second_later(zone: str, days: int) -> No
     for pk, margin in ((old, -60), (young, 60)):
         finished = now - timedelta(days=days) + timedelta(seconds=margin)
         Message.objects.filter(pk=pk).update(finished_at=finished)
-    assert sum(purge("default", [State.CANCELLED], timedelta(days=days).total_seconds())) == 1
+    assert sum(purge(finished_messages("default", [State.CANCELLED], timedelta(days=days).total_seconds()))) == 1
     assert list(Message.objects.values_list("pk", flat=True)) == [young]
 
 

@@ -150,7 +150,8 @@ def test_ids_that_are_ready_before_they_fall_due_wait_for_their_due_times(bench:
 
 
 def test_a_call_moves_no_more_than_one_batch_back_and_says_that_there_may_be_more(bench: Bench) -> None:
-    bench.set({number: Ready(NOW + number, 1) for number in range(1, 11)} | {11: Ready(NOW - 5, 2)})
+    early: dict[int, Delayed | Ready] = {number: Ready(NOW + number, 1) for number in range(1, 11)}
+    bench.set(early | {11: Ready(NOW - 5, 2)})
     assert bench.take(3, batch=4) == (4, 7, 1, [])
     assert bench.take(3, batch=4) == (4, 3, 1, [])
     assert bench.take(3, batch=4) == (2, 0, 1, [11])

@@ -29,6 +29,11 @@ def _forgotten() -> Iterator[None]:
     registry.unregister(TOPIC)
 
 
+def _name(value: Any) -> str:
+    """Return a name without an address in memory: every process of the tests must find the same names."""
+    return str(value) if isinstance(value, str) else getattr(value, "__qualname__", type(value).__name__)
+
+
 def found(topic: str = TOPIC) -> registry.Handler:
     handler = registry.find(topic)
     assert handler is not None
@@ -197,7 +202,7 @@ class Class:
         (None, "not NoneType"),
         ("tests.unit", "not str"),
     ],
-    ids=repr,
+    ids=_name,
 )
 def test_a_function_that_could_not_handle_a_message_is_refused_at_the_decorator(function: Any, why: str) -> None:
     with pytest.raises(TypeError, match=why):
@@ -229,7 +234,7 @@ def marked(message: Any) -> Any:
         sync_to_async(at_module_level),
         markcoroutinefunction(marked),
     ],
-    ids=repr,
+    ids=_name,
 )
 def test_an_async_function_is_known_behind_what_calls_it(function: Any) -> None:
     handler(TOPIC)(function)
@@ -250,7 +255,7 @@ def consumes_it(message: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
-    "function", [runs_it, gives_it_more, consumes_it, async_to_sync(coroutine), Class(), Mock(), print], ids=repr
+    "function", [runs_it, gives_it_more, consumes_it, async_to_sync(coroutine), Class(), Mock(), print], ids=_name
 )
 def test_a_wrapper_is_taken_for_what_it_is_and_not_for_what_it_wraps(function: Any) -> None:
     handler(TOPIC)(function)
