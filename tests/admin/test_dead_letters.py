@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -70,7 +71,8 @@ def test_dead_letters_are_grouped_by_topic_and_by_kind_of_error(viewer: Client) 
         ("t.a", "ValueError: no"): 1,
         ("t.b", "ValueError: no"): 1,
     }
-    assert next(iter(errors)) == ("t.a", "TimeoutError: …")
+    # The group that died within the last hour comes before a larger one that died earlier.
+    assert list(errors)[-1] == ("t.a", "TimeoutError: …")
 
 
 def test_a_group_leads_to_its_messages_and_to_an_example(viewer: Client) -> None:
@@ -82,6 +84,53 @@ def test_a_group_leads_to_its_messages_and_to_an_example(viewer: Client) -> None
     assert shown.sample == samples.change_url(mine)
     listed = viewer.get(shown.list).context["cl"].result_list
     assert [message.pk for message in listed] == [mine.pk]
+
+
+def test_the_newest_burst_is_on_top_and_errors_come_before_topics(viewer: Client) -> None:
+    for _number in range(3):
+        died("t.a", "Old", timedelta(hours=3))
+    died("t.a", "Trickle")
+    for _number in range(2):
+        died("t.a", "Burst", timedelta(minutes=10))
+    assert [error for _topic, error in groups(viewer, "errors")] == ["Burst", "Trickle", "Old"]
+    html = viewer.get(reverse(PAGE)).content.decode()
+    assert html.index("By kind of error") < html.index("By topic")
+
+
+def test_every_count_leads_to_what_it_counts(viewer: Client) -> None:
+    ages = (timedelta(minutes=5), timedelta(hours=5), timedelta(days=3), timedelta(days=30))
+    mine = [died("t.a", "ValueError: no", ago) for ago in ages]
+    died("t.a", "other")
+    [row] = [row for row in viewer.get(reverse(PAGE)).context["errors"] if row.group.error != "other"]
+    for number, url in ((1, row.hour), (2, row.day), (3, row.week), (4, row.list)):
+        shown = viewer.get(url).context["cl"].result_list
+        assert [message.pk for message in shown] == [message.pk for message in mine[:number]]
+    assert row.hour in unescape(viewer.get(reverse(PAGE)).content.decode())
+
+
+def test_dead_letters_are_chosen_by_queue_and_time(chief: Client) -> None:
+    old, new, other = died("t.a", ago=timedelta(days=2)), died("t.a"), died("t.a")
+    Message.objects.filter(pk__in=[old.pk, new.pk]).update(queue="mails")
+
+    def shown(**given: str) -> Any:
+        response = chief.get(reverse(PAGE), given)
+        assert ("mails" in response.context["queues"]) is True
+        return response
+
+    assert [row.group.count for row in shown().context["topics"]] == [3]
+    assert [row.group.count for row in shown(queue="mails").context["topics"]] == [2]
+    response = shown(queue="mails", period="24h")
+    [row] = response.context["topics"]
+    assert row.group.count == 1
+    assert '<option value="mails" selected>' in response.content.decode()
+    assert [message.pk for message in chief.get(row.list).context["cl"].result_list] == [new.pk]
+    # A button under a choice acts on what was chosen.
+    asked = chief.post(samples.action_url("requeue"), {"search": row.group.search, "origin": "deadletters"})
+    answer(chief, "requeue", asked)
+    worked_off()
+    assert [samples.fresh(message).state for message in (old, new, other)] == [State.DEAD, State.SCHEDULED, State.DEAD]
+    assert "No message of this queue and time is dead." in samples.text(shown(queue="mails", period="1h"))
+    assert [row.group.count for row in shown(period="bogus").context["topics"]] == [2]
 
 
 def test_the_page_says_that_no_message_is_dead(viewer: Client) -> None:
@@ -149,7 +198,7 @@ def test_only_the_newest_dead_letters_are_counted_and_the_page_says_so(
 
 
 def test_a_database_that_takes_too_long_is_reported(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(rows: Any) -> Any:
+    def slow(rows: Any, chosen: Any) -> Any:
         raise TooSlow
 
     monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.group_dead", slow)

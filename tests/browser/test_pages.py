@@ -27,6 +27,7 @@ pytestmark = [
 
 SIZES = {
     "desktop": DESKTOP,
+    "laptop": {"width": 1366, "height": 768},
     "tablet": {"width": 1024, "height": 768},
     "phone": {"width": 390, "height": 844},
 }
@@ -186,3 +187,42 @@ def test_a_tour_notices_what_is_wrong(open_page: Open, complaints: list[str]) ->
     assert "wider than a phone" in faults
     assert "Content Security Policy" in complaints.pop()
     assert not complaints
+
+
+def heights(page: Any, rows: str) -> list[float]:
+    """Return the heights of rows. One line of text with its padding takes some 30 pixels."""
+    found: list[float] = page.evaluate(
+        "(rows) => [...document.querySelectorAll(rows)].map((row) => row.getBoundingClientRect().height)", rows
+    )
+    assert found
+    return found
+
+
+def test_lists_have_one_line_a_row_on_a_laptop_and_on_a_phone(open_page: Open, seeded: dict[State, Message]) -> None:
+    message = seeded[State.DEAD]
+    long = "ValueError: " + "x" * 150
+    Message.objects.filter(pk=message.pk).update(error=long, payload={"note": "wait " * 60})
+    page = open_page()
+    for size in ("laptop", "phone"):
+        page.set_viewport_size(SIZES[size])
+        page.goto(f"{url('message_changelist')}?state=all")
+        assert max(heights(page, "#result_list tbody tr")) < 40
+        page.goto(url("deadletters_changelist"))
+        assert max(heights(page, ".dq-dead tbody tr")) < 44
+    cell = page.locator(".dq-dead th.dq-error-kind", has_text="x" * 150)
+    assert cell.get_attribute("title") == long
+    page.set_viewport_size(SIZES["laptop"])
+    page.goto(f"{url('message_changelist')}?q={message.pk}")
+    assert page.locator(".field-failure span").get_attribute("title") == long
+    assert "wait " * 60 in (page.locator(".field-preview code").get_attribute("title") or "")
+
+
+def test_a_laptop_shows_a_dozen_messages_at_once(open_page: Open, seeded: dict[State, Message]) -> None:
+    page = open_page()
+    page.set_viewport_size(SIZES["laptop"])
+    page.goto(url("message_changelist"))
+    bottoms = page.evaluate(
+        "[...document.querySelectorAll('#result_list tbody tr')].map((row) => row.getBoundingClientRect().bottom)"
+    )
+    assert sum(bottom <= SIZES["laptop"]["height"] for bottom in bottoms) == 12
+    assert page.locator("#nav-sidebar, #toggle-nav-sidebar").count() == 0

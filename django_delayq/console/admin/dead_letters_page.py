@@ -10,11 +10,13 @@ from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
+from ... import conf, transitions
 from ...models import Message
 from ..models import DeadLetters
 from ..statements import TooSlow
-from ..statistics.failures import DEAD_CAP, DeadGroup, group_dead
+from ..statistics.failures import DEAD_CAP, PERIODS, DeadFilter, DeadGroup, group_dead
 from . import action_table, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .explanation import moment, span
@@ -28,13 +30,19 @@ else:
 # Groups that each table shows.
 GROUPS_SHOWN = 50
 
+_PERIODS = (("", _("any time")), ("1h", _("the last hour")), ("24h", _("the last day")), ("7d", _("the last 7 days")))
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
     """A group of dead letters as the page shows it."""
 
     group: DeadGroup
+    # The addresses of the messages: of all, and of those of the last hour, day and week.
     list: str
+    hour: str
+    day: str
+    week: str
     sample: str
     first: str
     last: str
@@ -51,11 +59,16 @@ class DeadLetterAdmin(Page, _ModelAdmin):
             for action in (CONSOLE_ACTIONS["requeue"], CONSOLE_ACTIONS["purge"])
             if acts_here and action_table.may_bulk(request) and self._may(request, action)
         ]
+        using = self.get_queryset(request).db
+        chosen = _chosen(request)
+        shared = {"chosen": chosen, "filtered": chosen != DeadFilter(), "periods": _PERIODS}
         try:
-            found = group_dead(Message.objects.using(self.get_queryset(request).db))
+            found = group_dead(Message.objects.using(using), chosen)
         except TooSlow:
-            return {"too_slow": True}
+            return {**shared, "too_slow": True, "queues": _queues(using, chosen, [])}
         return {
+            **shared,
+            "queues": _queues(using, chosen, found.queues),
             "topics": [self._row(group) for group in found.topics[:GROUPS_SHOWN]],
             "errors": [self._row(group) for group in found.errors[:GROUPS_SHOWN]],
             "more_topics": max(0, len(found.topics) - GROUPS_SHOWN),
@@ -68,13 +81,28 @@ class DeadLetterAdmin(Page, _ModelAdmin):
     def _may(self, request: HttpRequest, action: ConsoleAction) -> bool:
         return action.allowed(request) and self.has_view_permission(request)
 
+    def _list(self, search: str) -> str:
+        return f"{admin_url(self, Message)}?{urlencode({search_box.TAB_VAR: 'all', SEARCH_VAR: search})}"
+
     def _row(self, group: DeadGroup) -> DeadLetterRow:
-        query = urlencode({search_box.TAB_VAR: "all", SEARCH_VAR: group.search})
         return DeadLetterRow(
             group,
-            f"{admin_url(self, Message)}?{query}",
+            self._list(group.search),
+            *(self._list(f"{group.search} finished:<{period}") for period in PERIODS),
             admin_url(self, Message, "change", group.sample),
             moment(group.first, "seconds"),
             moment(group.last, "seconds"),
             span(timezone.now() - group.last),
         )
+
+
+def _chosen(request: HttpRequest) -> DeadFilter:
+    period = request.GET.get("period", "")
+    return DeadFilter(request.GET.get("queue", "").strip(), period if period in PERIODS else "")
+
+
+def _queues(using: str, chosen: DeadFilter, found: list[str]) -> list[str]:
+    """Return the queues that can be chosen: those of the messages found, those with work to do, those of the settings."""
+    settings = conf.get()
+    names = {*found, *transitions.queues(using), *settings.QUEUES, settings.DEFAULT_QUEUE, chosen.queue}
+    return sorted(names - {""})

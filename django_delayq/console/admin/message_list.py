@@ -35,7 +35,7 @@ _SELECT = "Select this object for an action - {}"
 class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
     """The list of messages. Everything is read-only, but for the actions of ``ActionPages``."""
 
-    list_display = ("ident", "badge", "topic", "queue", "key", "due", "tries", "failure", "preview")
+    list_display = ("ident", "badge", "subject", "due", "failure", "identity", "place", "tries", "preview")
     # Makes Django show the search box; ``search_box.read_search`` reads the search.
     search_fields = ("=id",)
     change_list_template = "delayq_console/message/change_list.html"
@@ -69,6 +69,18 @@ class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
     def badge(self, message: Message) -> str:
         return format_html('<span class="dq-badge dq-state-{}">{}</span>', message.state, State(message.state).label)
 
+    @admin.display(description=_("topic"))
+    def subject(self, message: Message) -> str:
+        return _cut(message.topic)
+
+    @admin.display(description=_("key"), empty_value="")
+    def identity(self, message: Message) -> str | None:
+        return None if message.key is None else _cut(message.key)
+
+    @admin.display(description=_("queue"))
+    def place(self, message: Message) -> str:
+        return _cut(message.queue)
+
     @admin.display(description=_("due"))
     def due(self, message: Message) -> str:
         return format_html(
@@ -87,17 +99,17 @@ class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
     def failure(self, message: Message) -> str | None:
         if not message.error:
             return None
-        shown = (
-            message.error
-            if len(message.error) <= payload.LIST_CHARACTERS
-            else f"{message.error[: payload.LIST_CHARACTERS - 1]}…"
-        )
-        return format_html('<span class="dq-error-kind" title="{}">{}</span>', message.error, shown)
+        return format_html('<span class="dq-error-kind" title="{0}">{0}</span>', message.error)
 
     @admin.display(description=_("payload"), empty_value="")
     def preview(self, message: Message) -> str | None:
         content = getattr(message, "small_payload", None)
         if content is not None:
-            return format_html("<code>{}</code>", payload.preview(content))
+            return format_html('<code title="{}">{}</code>', payload.hover(content), payload.preview(content))
         size = getattr(message, "payload_size", None)
         return gettext("large") if size and size > 100 else None
+
+
+def _cut(text: str) -> str:
+    """Return a text that the style sheet cuts to its column, with all of it under the mouse."""
+    return format_html('<span title="{0}">{0}</span>', text)

@@ -12,6 +12,8 @@ MASK = "********"
 # Characters of JSON that the page of a message shows, and that each row of a list shows.
 PAGE_CHARACTERS = 65_536
 LIST_CHARACTERS = 80
+# Characters that a row of a list shows under the mouse.
+HOVER_CHARACTERS = 1000
 
 _ALSO_SECRET = re.compile(
     r"cookie|credential|session|private|cvc|cvv|iban|bearer|passw|pwd|(?:^|[^a-z])(?:pin|otp|pan)(?:$|[^a-z])"
@@ -32,8 +34,16 @@ def compact(value: Any, *, masked: bool = True) -> str:
 
 def preview(value: Any) -> str:
     """Return the beginning of a value as JSON in one line, redacted."""
-    text = compact(value)
-    return text if len(text) <= LIST_CHARACTERS else text[: LIST_CHARACTERS - 1] + "…"
+    return _beginning(compact(value), LIST_CHARACTERS)
+
+
+def hover(value: Any) -> str:
+    """Return a longer beginning of a value, redacted, for a note under the mouse."""
+    return _beginning(pretty(value), HOVER_CHARACTERS)
+
+
+def _beginning(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def redacted(value: Any) -> Any:

@@ -19,9 +19,30 @@ from ..statements import statement_timeout
 DEAD_CAP = 10_000
 
 HOUR, DAY, WEEK = timedelta(hours=1), timedelta(days=1), timedelta(days=7)
+# The times back from now that are counted and can be chosen, in the words of the search.
+PERIODS = {"1h": HOUR, "24h": DAY, "7d": WEEK}
 
-# Topic, kind of error, time of death, id.
-DeadRow = tuple[str, str, datetime, int]
+
+@dataclass(frozen=True, slots=True)
+class DeadFilter:
+    """The dead messages that are wanted: of one queue, or "" for all; of one of the ``PERIODS``, or "" for any time."""
+
+    queue: str = ""
+    period: str = ""
+
+    @property
+    def search(self) -> str:
+        """The terms of the search that find these messages."""
+        terms = [f"state:{State.DEAD}"]
+        if self.queue:
+            terms.append(language.term_text("queue", self.queue))
+        if self.period:
+            terms.append(f"finished:<{self.period}")
+        return " ".join(terms)
+
+
+# Topic, kind of error, time of death, id, queue.
+DeadRow = tuple[str, str, datetime, int, str]
 
 
 @dataclass(slots=True)
@@ -34,6 +55,8 @@ class DeadGroup:
     first: datetime
     # The id of the message that died last.
     sample: int
+    # What the reader chose, which holds for every number here.
+    chosen: DeadFilter
     count: int = 0
     hour: int = 0
     day: int = 0
@@ -42,48 +65,61 @@ class DeadGroup:
     @property
     def search(self) -> str:
         """The search that finds exactly these messages."""
-        text = f"state:{State.DEAD} {language.term_text('topic', self.topic)}"
+        text = f"{self.chosen.search} {language.term_text('topic', self.topic)}"
         return text if self.error is None else f"{text} {language.exact_error_text(self.error)}"
+
+    @property
+    def burst(self) -> tuple[int, int, int, int, datetime]:
+        """The order of groups: most deaths in the last hour, then in the last day, the last week, and at any time."""
+        return self.hour, self.day, self.week, self.count, self.last
 
 
 @dataclass(frozen=True, slots=True)
 class DeadGroups:
-    """All groups, the largest first. ``capped`` is True when older dead messages were left out."""
+    """All groups, the newest burst first. ``capped`` is True when older dead messages were left out."""
 
     topics: list[DeadGroup]
     errors: list[DeadGroup]
+    # The queues of these messages.
+    queues: list[str]
     count: int
     capped: bool
 
 
-def group_dead(rows: QuerySet[Message]) -> DeadGroups:
-    """Group the newest dead messages among ``rows``. Raises ``TooSlow``."""
+def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
+    """Group the newest dead messages among ``rows`` that the reader chose. Raises ``TooSlow``."""
     dead = rows.filter(state=State.DEAD, finished_at__isnull=False).order_by("-finished_at", "-id")
+    if chosen.queue:
+        dead = dead.filter(queue=chosen.queue)
     with statement_timeout(rows.db, PAGE_TIMEOUT_MS):
-        newest = list(dead.values_list("topic", "error", "finished_at", "pk")[: DEAD_CAP + 1])
         now = transitions.now(rows.db)
-    capped = len(newest) > DEAD_CAP
-    found: list[DeadRow] = [(topic, error, at, pk) for topic, error, at, pk in newest[:DEAD_CAP] if at is not None]
+        if chosen.period:
+            dead = dead.filter(finished_at__gt=now - PERIODS[chosen.period])
+        newest = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: DEAD_CAP + 1])
+    found: list[DeadRow] = [
+        (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[:DEAD_CAP] if at is not None
+    ]
     return DeadGroups(
-        _groups(found, now, lambda row: row[0], whole=True),
-        _groups(found, now, lambda row: row[:2], whole=False),
+        _groups(found, now, chosen, lambda row: row[0], whole=True),
+        _groups(found, now, chosen, lambda row: row[:2], whole=False),
+        sorted({row[-1] for row in found}),
         len(found),
-        capped,
+        len(newest) > DEAD_CAP,
     )
 
 
 def _groups(
-    rows: Iterable[DeadRow], now: datetime, key: Callable[[DeadRow], Hashable], *, whole: bool
+    rows: Iterable[DeadRow], now: datetime, chosen: DeadFilter, key: Callable[[DeadRow], Hashable], *, whole: bool
 ) -> list[DeadGroup]:
     groups: dict[Hashable, DeadGroup] = {}
     for row in rows:
-        topic, error, at, pk = row
+        topic, error, at, pk, _queue = row
         # The newest come first.
-        group = groups.setdefault(key(row), DeadGroup(topic, None if whole else error, at, at, pk))
+        group = groups.setdefault(key(row), DeadGroup(topic, None if whole else error, at, at, pk, chosen))
         age = now - at
         group.count += 1
         group.first = at
         group.hour += age <= HOUR
         group.day += age <= DAY
         group.week += age <= WEEK
-    return sorted(groups.values(), key=lambda group: (-group.count, group.topic, group.error or ""))
+    return sorted(groups.values(), key=lambda group: group.burst, reverse=True)
