@@ -1,7 +1,8 @@
-"""The place of one message in Redis, and whether it agrees with the record."""
+"""The place of one message in Redis, whether it agrees with the record, and queues of which Redis holds nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -65,3 +66,15 @@ def _mismatch(message: Message, place: Place, now_tenths: int, horizon_tenths: i
     # A worker may have taken the message a moment ago.
     just_due = 0 <= now_tenths - to_tenths(message.due_at) < conf.get().GRACE * SECOND
     return None if mismatch == Mismatch.MISSING and just_due else mismatch
+
+
+def unfilled(using: str, queues: Sequence[str]) -> list[str]:
+    """Return those of the queues that Redis was never filled with, or that it lost. Raises ``BrokerUnavailable``."""
+    redis_publisher = publisher.get(using)
+    if redis_publisher is None or not queues:
+        return []
+    broker = redis_publisher.broker
+    server = broker.server()
+    metas = ((queue, broker.read_meta(queue)) for queue in queues)
+    ours = (server.run_id, server.replid)
+    return [q for q, meta in metas if meta.horizon_tenths is None or (meta.run_id, meta.replid) != ours]

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import redis
 from django.contrib.auth.models import User
 from django.db import OperationalError, connection
 from django.test import Client
@@ -16,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import pause_queue, publisher, schedule_message, transitions
+from django_delayq import conf, pause_queue, publisher, restore, schedule_message, transitions
 from django_delayq.broker.base import ServerInfo
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
@@ -292,12 +293,75 @@ def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> No
 # --- banners ----------------------------------------------------------------------------------------------------------
 
 
+def fill(*queues: str) -> None:
+    """Give queues a horizon in Redis, as a worker does."""
+    broker = RedisBroker(conf.get(), samples.DB, timeout=10)
+    for queue in queues:
+        restore.ensure_horizon(samples.DB, broker, queue, worker="test")
+
+
 def test_a_healthy_installation_has_no_banner(viewer: Client) -> None:
+    worker()
+    fill("default")
     samples.scheduled()
     assert problems(viewer.get(URL)) == []
 
 
+ALARMED = (URL, "/admin/delayq_console/health/", "/admin/django_delayq/queue/", WORKERS)
+
+
+def test_an_emptied_redis_without_a_worker_alarms_on_every_page_of_state(
+    viewer: Client, redis_client: redis.Redis
+) -> None:
+    fill("default", "mail")
+    samples.scheduled()
+    samples.scheduled(queue="mail")
+    redis_client.flushall()
+    for page in ALARMED:
+        panels.forget()
+        [(level, text), (other, alone)] = problems(viewer.get(page))
+        assert (level, other) == ("error", "warning")
+        assert text.startswith("Redis holds none of the scheduled messages of default, mail: it was emptied")
+        assert text.endswith("A worker fills Redis when it starts, and none is alive.")
+        assert alone == "No worker is alive, so no message will be delivered: 2 are scheduled."
+    assert "Contents critical nothing of default, mail" in samples.text(viewer.get(ALARMED[1]))
+    worker(queues=("default", "mail"))
+    panels.forget()
+    [(level, text)] = problems(viewer.get(URL))
+    assert level == "warning"
+    assert text.endswith("the live workers fill Redis again.")
+    fill("default", "mail")
+    panels.forget()
+    assert problems(viewer.get(URL)) == []
+    assert "Contents ok filled from the record" in samples.text(viewer.get(ALARMED[1]))
+
+
+def test_queues_without_a_worker_share_one_banner(viewer: Client) -> None:
+    names = ("a", "b", "c", "d", "e")
+    fill(*names)
+    for name in names:
+        late(1, queue=name)
+    [(level, text)] = problems(viewer.get(URL))
+    assert level == "error"
+    assert re.fullmatch(
+        r"No worker is alive, so no message is delivered: 5 are overdue, the oldest by 30\.\d s\.", text
+    )
+    worker(queues=("default",))
+    panels.forget()
+    assert problems(viewer.get(URL)) == [
+        ("error", "No live worker serves the queues a, b, c and 2 more, and 5 of their messages are overdue.")
+    ]
+
+
+def test_paused_queues_need_no_worker(viewer: Client) -> None:
+    fill("mail")
+    late(1, queue="mail")
+    pause_queue("mail")
+    assert [level for level, _text in problems(viewer.get(URL))] == ["info"]
+
+
 def test_overdue_messages_without_a_worker_get_a_banner(viewer: Client) -> None:
+    fill("mail")
     late(2, queue="mail")
     worker(queues=("default",))
     worker("w/2", queues=("mail",), seen=600)
@@ -310,6 +374,7 @@ def test_overdue_messages_without_a_worker_get_a_banner(viewer: Client) -> None:
 
 
 def test_a_message_that_waits_for_long_gets_a_banner(viewer: Client) -> None:
+    fill("default")
     worker()
     late(seconds=250)
     page = viewer.get(URL)
@@ -320,6 +385,7 @@ def test_a_message_that_waits_for_long_gets_a_banner(viewer: Client) -> None:
 
 
 def test_a_paused_queue_says_by_whom_and_why_and_is_no_alarm(viewer: Client) -> None:
+    fill("mail")
     late(seconds=250, queue="mail")
     pause_queue("mail", reason=HOSTILE)
     page = viewer.get(URL)
@@ -341,6 +407,7 @@ def test_a_redis_that_may_drop_messages_gets_a_banner(viewer: Client, monkeypatc
 
 
 def test_migrations_that_are_not_applied_get_a_banner(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill("default")
     late(seconds=250)
     worker()
     monkeypatch.setattr(page_data, "pending_migrations", lambda using: ["0002_more"])
@@ -365,6 +432,7 @@ def publisher_awake() -> Iterator[None]:
 @pytest.mark.usefixtures("publisher_awake")
 def test_the_pages_answer_without_redis_and_say_so(viewer: Client, redis_server: RedisServer) -> None:
     samples.scheduled()
+    worker()
     redis_server.kill()
     page = viewer.get(URL)
     assert problems(page)[0] == (
@@ -464,7 +532,9 @@ def test_a_worker_shows_what_it_runs_some_of_it(viewer: Client, monkeypatch: pyt
 
 
 def test_the_worker_page_says_how_to_start_a_worker(viewer: Client) -> None:
-    assert "python manage.py run_delayq" in samples.text(viewer.get(WORKERS))
+    page = samples.text(viewer.get(WORKERS))
+    assert "python manage.py run_delayq" in page
+    assert "No worker is running, and none was lost in the last day." in page
 
 
 # --- cost, access, safety ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
 from django_delayq.console.admin import panels
 from django_delayq.console.models import Operation, OperationState
-from django_delayq.models import Message
+from django_delayq.models import Message, Worker
 from testproject.servers import RedisServer
 
 from .conftest import logged_in, person
@@ -53,6 +53,12 @@ def loaded(db: None) -> RedisBroker:
     there = RedisBroker(conf.get(), DB, timeout=2)
     restore.ensure_horizon(DB, there, "default", lease=0.001, worker="test")
     return there
+
+
+def alive() -> None:
+    """Create a live worker."""
+    now = timezone.now()
+    Worker.objects.create(name="w", host="h", pid=1, queues=["default"], threads=1, started_at=now, seen_at=now)
 
 
 def work_off() -> Operation:
@@ -99,14 +105,32 @@ def test_the_health_page_compares_nothing_without_a_configured_redis(restorer: C
     page = text(restorer.get(url()))
     assert "No Redis is configured, so there is nothing to compare." in page
     assert "Check now" not in page
-    for name in ("check", "restore"):
-        assert restorer.post(url(name), {}).status_code == 403
+    assert restorer.post(url("check"), {}).status_code == 403
+    for answer in (restorer.get(url("restore")), restorer.post(url("restore"), {"typed": "restore"})):
+        assert "There is nothing to restore: no Redis is configured" in text(answer)
+        assert "<form" not in answer.content.decode().partition('id="content-main"')[2]
+    assert not Operation.objects.exists()
+
+
+def test_a_mismatch_without_a_worker_is_not_promised_to_be_corrected(restorer: Client, loaded: RedisBroker) -> None:
+    lost = scheduled(delay="1m")
+    loaded.remove("default", [lost.pk])
+    restorer.post(url("check"))
+    work_off()
+    assert "No worker is alive to correct this: start one." in text(restorer.get(url()))
+    alive()
+    panels.forget()
+    assert "A worker's sweep corrects this within seconds." in text(restorer.get(url())).replace("&#x27;", "'")
 
 
 @pytest.mark.usefixtures("puts_are_flushed")
 def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loaded: RedisBroker) -> None:
     scheduled(delay="1m")
     assert "The record and Redis have not been compared yet." in text(restorer.get(url()))
+    answer = restorer.post(url("check"), follow=True)
+    assert said(answer) == ["The check is queued and waits for a worker: none is alive."]
+    Operation.objects.all().delete()
+    alive()
     answer = restorer.post(url("check"), follow=True)
     assert said(answer) == ["The check is queued: a worker compares the record with Redis."]
     assert "A check is queued and waits for a worker." in text(answer)

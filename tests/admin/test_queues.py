@@ -82,6 +82,12 @@ def test_a_pause_is_shown_with_all_that_is_known_of_it(viewer: Client) -> None:
     assert "active" not in line
 
 
+def test_a_resumed_queue_without_a_worker_is_not_promised_to_be_served(pauser: Client) -> None:
+    pausing.pause_queue("mail")
+    answer = pauser.post(url("resume"), {"reason": ""}, follow=True)
+    assert said(answer) == ["Queue mail is resumed, but no live worker serves it: its messages wait."]
+
+
 def test_a_queue_is_paused_and_resumed(pauser: Client) -> None:
     assert "For" in text(pauser.get(url("pause")))
     answer = pauser.post(url("pause"), {"duration": "30m", "reason": "why"}, follow=True)
@@ -91,6 +97,9 @@ def test_a_queue_is_paused_and_resumed(pauser: Client) -> None:
     assert (pause.paused_by, pause.reason) == ("user:paula", "why")
     assert pause.resumes_at is not None
 
+    now = timezone.now()
+    values = {"host": "h", "pid": 1, "threads": 1, "started_at": now, "seen_at": now}
+    Worker.objects.create(name="w", queues=["mail"], **values)
     answer = pauser.post(url("resume"), {"reason": "it is over"}, follow=True)
     assert said(answer) == ["Queue mail is resumed: workers start its messages within about a second."]
     assert pausing.paused(DB) == {}

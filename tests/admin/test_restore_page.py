@@ -90,7 +90,7 @@ def test_a_restore_is_done_by_a_worker(restorer: Client, redis_client: redis.Red
     redis_client.flushall()
     answer = restorer.post(reverse(URL), {**YES, "reason": "it was flushed"}, follow=True)
     operation = Operation.objects.get()
-    assert said(answer) == [f"Restore #{operation.pk} is queued: a worker begins within seconds."]
+    assert said(answer) == [f"Restore #{operation.pk} is queued and waits for a worker: none is alive."]
     assert answer.redirect_chain[-1][0] == reverse("admin:delayq_console_operation_change", args=[operation.pk])
     assert (operation.action, operation.described, operation.started_by) == ("restore", "all queues", "user:rosa")
     assert not held()

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
+from django.contrib import admin
 from django.db.models import Model
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...durations import brief
 from ...inspector.diagnostics import Limits
+from ...inspector.numbers import total
+from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, Worker
 from ..models import Health
 from .explanation import moment
+from .page import Links
 from .page_data import PageData
 
 # Share of its memory limit from which on Redis is reported as nearly full.
 MEMORY_SHARE = 0.9
+
+# Queues that one banner names.
+NAMES_SHOWN = 3
 
 _SEVERITY = ("error", "warning", "info")
 
@@ -36,9 +44,17 @@ class Banner:
 
 def banners(data: PageData) -> list[Banner]:
     """Return the problems that the data of the dashboard shows."""
-    checks: tuple[Callable[[PageData], Iterator[Banner]], ...] = (_migrations, _redis, _unserved, _overdue, _paused)
+    checks: tuple[Callable[[PageData], Iterator[Banner]], ...] = (
+        *(_migrations, _redis, _emptied, _unserved, _overdue, _paused),
+    )
     found = [banner for check in checks for banner in check(data)]
     return sorted(found, key=lambda banner: _SEVERITY.index(banner.level))
+
+
+def linked(model_admin: admin.ModelAdmin[Any], data: PageData) -> list[tuple[Banner, str]]:
+    """Return the problems with the addresses that their links lead to, "" for one that the site does not have."""
+    links = Links(model_admin)
+    return [(banner, links(banner.model, banner.query)) for banner in banners(data)]
 
 
 def _migrations(data: PageData) -> Iterator[Banner]:
@@ -58,6 +74,8 @@ def _redis(data: PageData) -> Iterator[Banner]:
         return
     if not redis.reachable:
         text = _("Redis does not answer: messages are delivered from the database, less precisely.")
+        if _has_no_worker(data):
+            text = _("Redis does not answer.")
         yield Banner("error", text, _("Health"), Health)
         return
     health = redis.health
@@ -72,19 +90,56 @@ def _redis(data: PageData) -> Iterator[Banner]:
         yield Banner("warning", text % {"share": share}, _("Health"), Health)
 
 
+def _emptied(data: PageData) -> Iterator[Banner]:
+    """Tell that Redis holds nothing of queues with scheduled messages: it was emptied, or never filled."""
+    names = data.unfilled.value
+    if not names:
+        return
+    values = {"queues": some(names)}
+    text = _(
+        "Redis holds none of the scheduled messages of %(queues)s: it was emptied, or a worker has not filled it yet."
+    )
+    if _has_no_worker(data):
+        text += " " + _("The record has them all. A worker fills Redis when it starts, and none is alive.")
+        yield Banner("error", text % values, _("Health"), Health)
+    else:
+        text += " " + _("The record has them all, and the live workers fill Redis again.")
+        yield Banner("warning", text % values, _("Health"), Health)
+
+
 def _unserved(data: PageData) -> Iterator[Banner]:
-    snapshot, workers, paused = data.snapshot.value, data.workers.value, data.paused.value
+    snapshot, workers, paused = data.snapshot.value, data.workers.value, data.paused.value or {}
     if snapshot is None or workers is None:
         return
-    for name, queue in snapshot.queues.items():
-        if queue.overdue.count and not workers.serving(name) and name not in (paused or {}):
-            text = _("No live worker serves queue %(queue)s, and %(count)s of its messages are overdue.")
-            yield Banner("error", text % {"queue": name, "count": queue.overdue}, _("Workers"), Worker)
+    queues = {name: queue for name, queue in snapshot.queues.items() if name not in paused}
+    scheduled, overdue = (
+        total(queue.scheduled for queue in queues.values()),
+        total(queue.overdue for queue in queues.values()),
+    )
+    if _has_no_worker(data):
+        if overdue.count:
+            text = _("No worker is alive, so no message is delivered: %(overdue)s are overdue, the oldest by %(age)s.")
+            oldest = min(queue.oldest_overdue for queue in queues.values() if queue.oldest_overdue)
+            values = {"overdue": overdue, "age": brief((snapshot.at - oldest).total_seconds())}
+            yield Banner("error", text % values, _("Workers"), Worker)
+        elif scheduled.count:
+            text = _("No worker is alive, so no message will be delivered: %(scheduled)s are scheduled.")
+            yield Banner("warning", text % {"scheduled": scheduled}, _("Workers"), Worker)
+        return
+    unserved = [name for name, queue in queues.items() if queue.overdue.count and not workers.serving(name)]
+    if unserved:
+        text = ngettext(
+            "No live worker serves queue %(queues)s, and %(count)s of its messages are overdue.",
+            "No live worker serves the queues %(queues)s, and %(count)s of their messages are overdue.",
+            len(unserved),
+        )
+        count = total(queues[name].overdue for name in unserved)
+        yield Banner("error", text % {"queues": some(unserved), "count": count}, _("Workers"), Worker)
 
 
 def _overdue(data: PageData) -> Iterator[Banner]:
     snapshot, paused = data.snapshot.value, data.paused.value
-    if snapshot is None:
+    if snapshot is None or _has_no_worker(data):
         return
     waiting = [
         q.oldest_overdue for name, q in snapshot.queues.items() if q.oldest_overdue and name not in (paused or {})
@@ -93,6 +148,24 @@ def _overdue(data: PageData) -> Iterator[Banner]:
         age = brief((snapshot.at - min(waiting)).total_seconds())
         text = _("The oldest overdue message has waited for %(age)s.") % {"age": age}
         yield Banner("warning", text, _("Overdue messages"), Message, "is:overdue")
+
+
+def _has_no_worker(data: PageData) -> bool:
+    """Tell whether it is known that no worker is alive."""
+    workers = data.workers.value
+    return workers is not None and not workers.of(WorkerState.ALIVE)
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    shown = ", ".join(names[:NAMES_SHOWN])
+    more = len(names) - NAMES_SHOWN
+    if more < 1:
+        return shown
+    return ngettext("%(names)s and %(count)d more", "%(names)s and %(count)d more", more) % {
+        "names": shown,
+        "count": more,
+    }
 
 
 def _paused(data: PageData) -> Iterator[Banner]:

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.db.models import Model
 from django.http import HttpRequest
 from django.utils import formats, timezone
 from django.utils.safestring import SafeString
@@ -27,7 +25,7 @@ from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
 from . import banners, charts, page_data
 from .charts import Column
-from .page import Page, admin_url_if_any
+from .page import Links, Page
 from .page_data import PageData
 from .panels import Panel
 
@@ -86,9 +84,9 @@ class DashboardAdmin(Page, _ModelAdmin):
         window, back = _window(request, "window"), _window(request, "past")
         data = page_data.gather()
         coming, past = page_data.coming(data, window), page_data.past(data, back)
-        links = _Links(self)
+        links = Links(self)
         return {
-            "banners": [(banner, links(banner.model, banner.query)) for banner in banners.banners(data)],
+            "banners": banners.linked(self, data),
             "tiles": _tiles(data, past, links),
             "snapshot": data.snapshot,
             "empty": page_data.is_empty(data),
@@ -114,17 +112,6 @@ class DashboardAdmin(Page, _ModelAdmin):
         }
 
 
-class _Links:
-    """The addresses of lists on the same site, "" for one that the site does not have."""
-
-    def __init__(self, model_admin: DashboardAdmin) -> None:
-        self._admin = model_admin
-
-    def __call__(self, model: type[Model], query: str = "") -> str:
-        url = admin_url_if_any(self._admin, model)
-        return f"{url}?{urlencode({'q': query})}" if url and query else url
-
-
 def _window(request: HttpRequest, name: str) -> str:
     given = request.GET.get(name, "")
     return given if given in COMING_WINDOWS else "hour"
@@ -139,7 +126,7 @@ def _choices(request: HttpRequest, name: str, chosen: str, labels: dict[str, Any
     return found
 
 
-def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: _Links) -> list[Tile]:
+def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[Tile]:
     tiles = []
     snapshot = data.snapshot.value
     if snapshot is not None:
@@ -181,7 +168,7 @@ def _ago(at: datetime, now: datetime, sign: int = 1) -> str:
 # --- upcoming messages ------------------------------------------------------------------------------------------------
 
 
-def _upcoming(coming: Upcoming, links: _Links) -> SafeString:
+def _upcoming(coming: Upcoming, links: Links) -> SafeString:
     topics = coming.topics(_TOPICS_SHOWN)
     shown = [coming.overdue, *coming.bars]
     others = any(set(bar.topics) - set(topics) for bar in shown)
@@ -191,7 +178,7 @@ def _upcoming(coming: Upcoming, links: _Links) -> SafeString:
     return charts.bars("dq-upcoming", _("Upcoming messages"), description, series, columns)
 
 
-def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: bool, links: _Links) -> Column:
+def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: bool, links: Links) -> Column:
     numbers = [bar.topics[topic] for topic in topics]
     rest = [max(0, bar.number.count - sum(numbers))] if others else []
     text = ngettext("%(number)s message", "%(number)s messages", bar.number.count) % {"number": bar.number}
@@ -308,7 +295,7 @@ def _lateness_now(hour: Throughput, data: PageData) -> str:
 # --- queues, workers, servers -----------------------------------------------------------------------------------------
 
 
-def _queues(data: PageData, past: Panel[dict[str, Throughput]], links: _Links) -> list[DashboardQueueRow]:
+def _queues(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[DashboardQueueRow]:
     snapshot = data.snapshot.value
     if snapshot is None:
         return []
@@ -341,7 +328,7 @@ def _workers(data: PageData) -> str:
     if there is None:
         return ""
     if not there.workers:
-        return _("No worker has sent a heartbeat in the last day. Start one: manage.py run_delayq")
+        return _("No worker is running. Start one: manage.py run_delayq")
     alive, late, lost = (len(there.of(state)) for state in WorkerState)
     parts = [ngettext("%(count)d alive", "%(count)d alive", alive) % {"count": alive}]
     parts += [_("%(count)d late") % {"count": late}] if late else []

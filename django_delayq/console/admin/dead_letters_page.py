@@ -102,7 +102,7 @@ def _chosen(request: HttpRequest) -> DeadFilter:
 
 
 def _queues(using: str, chosen: DeadFilter, found: list[str]) -> list[str]:
-    """Return the queues that can be chosen: those of the messages found, those with work to do, those of the settings."""
+    """Return the queues that can be chosen: those of the messages found, of scheduled ones, and of the settings."""
     settings = conf.get()
     names = {*found, *transitions.queues(using), *settings.QUEUES, settings.DEFAULT_QUEUE, chosen.queue}
     return sorted(names - {""})

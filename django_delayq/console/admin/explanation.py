@@ -78,12 +78,18 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None) -> li
     pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
     if pause is not None:
         sentences.append(_paused(pause))
-    if message.due_at <= now and not _is_served(message, now):
+    is_served = _is_served(message, now)
+    if message.due_at <= now and not is_served:
         sentences.append(_("Waiting: no live worker listens to the queue %(queue)s.") % values)
     if where is not None and where.mismatch == Mismatch.MISSING:
-        sentences.append(_("Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once."))
+        text = _("Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once.")
+        if not is_served:
+            text = _("Missing in Redis: a worker puts it back when one runs; “Put it back” does so at once.")
+        sentences.append(text)
     if where is not None and where.mismatch == Mismatch.DIFFERENT:
         text = _("Redis has another due time: a worker's next sweep corrects it; “Put it back” does so at once.")
+        if not is_served:
+            text = _("Redis has another due time: a worker corrects it when one runs; “Put it back” does so at once.")
         sentences.append(text)
     if not sentences and message.due_at <= now:
         sentences.append(_("Waiting for a free worker of the queue %(queue)s.") % values)

@@ -17,18 +17,19 @@ from ... import conf, publisher, restore
 from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import stats
+from ...inspector.worker_list import WorkerState
 from ...models import Message
 from ...sql import vendor_name
 from .. import operations
 from ..models import Health, Operation, OperationState
 from ..operations.consistency_check import QueueCheck, results_of
 from ..statements import console_statements
-from . import page_data, panels
+from . import banners, page_data, panels
 from .explanation import moment, span
 from .page import Page, acting_as_user, actor_of, admin_url, admin_url_if_any, may_view, url_name
 from .page_data import PageData
 from .panels import Panel
-from .restore_page import RestorePage
+from .restore_page import RestorePage, alive
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Health]
@@ -88,6 +89,8 @@ class HealthAdmin(RestorePage, Page, _ModelAdmin):
         may_restore = self.may_restore(request)
         restored = self.last_restore(request, using)
         return {
+            "banners": banners.linked(self, data),
+            "has_worker": bool(data.workers.value and data.workers.value.of(WorkerState.ALIVE)),
             "redis": _redis(data),
             "held": sorted((held.value or {}).items()),
             "database": _database(data, table),
@@ -121,8 +124,10 @@ class HealthAdmin(RestorePage, Page, _ModelAdmin):
                     operations.start(
                         using, "check", {}, {}, described=_("all queues"), reason="", started_by=started_by
                     )
-                text = _("The check is queued: a worker compares the record with Redis.")
-                self.message_user(request, text, messages.SUCCESS)
+                text, level = _("The check is queued: a worker compares the record with Redis."), messages.SUCCESS
+                if not alive(using):
+                    text, level = _("The check is queued and waits for a worker: none is alive."), messages.WARNING
+                self.message_user(request, text, level)
         return HttpResponseRedirect(admin_url(self, Health))
 
     def operation_url(self, request: HttpRequest, operation: Operation) -> str:
@@ -197,6 +202,7 @@ def _redis(data: PageData) -> list[Fact]:
         Fact(_("Role"), health.role or "?", "" if health.role in (None, "master") else "critical"),
         Fact(_("Uptime"), uptime),
         Fact(_("Memory"), _memory(health.memory, health.max_memory)),
+        _contents(data),
         _policy(health.policy),
         Fact(_("Evicted keys"), evicted, "warning" if health.evicted else ""),
         Fact(
@@ -208,6 +214,16 @@ def _redis(data: PageData) -> list[Fact]:
             else "",
         ),
     ]
+
+
+def _contents(data: PageData) -> Fact:
+    """Return whether Redis holds the messages that it should hold."""
+    names = data.unfilled.value
+    if names is None:
+        return Fact(_("Contents"), "?")
+    if names:
+        return Fact(_("Contents"), _("nothing of %(queues)s") % {"queues": banners.some(names)}, "critical")
+    return Fact(_("Contents"), _("filled from the record"), "ok")
 
 
 def _memory(used: int | None, most: int | None) -> str:

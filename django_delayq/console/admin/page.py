@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -98,6 +99,17 @@ def admin_url_if_any(
         return admin_url(model_admin, model, view, *args)
     except NoReverseMatch:
         return ""
+
+
+class Links:
+    """The addresses of lists on the same site, "" for one that the site does not have."""
+
+    def __init__(self, model_admin: admin.ModelAdmin[Any]) -> None:
+        self._admin = model_admin
+
+    def __call__(self, model: type[Model], query: str = "") -> str:
+        url = admin_url_if_any(self._admin, model)
+        return f"{url}?{urlencode({'q': query})}" if url and query else url
 
 
 def may_view(model_admin: admin.ModelAdmin[Any], model: type[Model], request: HttpRequest) -> bool:

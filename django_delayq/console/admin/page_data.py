@@ -9,6 +9,7 @@ from django.db import router
 from django.utils import timezone
 
 from ... import conf, models, pausing, publisher, restore
+from ...exceptions import BrokerUnavailable
 from ...inspector import snapshot, stats, worker_list
 from ...inspector.migrations import pending_migrations
 from ...inspector.snapshot import Snapshot
@@ -17,6 +18,7 @@ from ...inspector.worker_list import WorkerList
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import Throughput
 from ..statistics.upcoming import Upcoming
+from ..whereabouts import unfilled
 from . import panels
 from .panels import Panel
 
@@ -25,6 +27,8 @@ FRESH_SECONDS = 2.5
 # Longer for the rollups, to which workers add every ten seconds.
 ROLLUPS_FRESH_SECONDS = 5.0
 MIGRATIONS_FRESH_SECONDS = 30.0
+# Queues that are looked at in Redis, each with a round trip.
+QUEUES_LOOKED_AT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class PageData:
     workers: Panel[WorkerList]
     paused: Panel[dict[str, models.Queue]]
     redis: Panel[RedisStats]
+    # Queues with scheduled messages of which Redis holds nothing. Only the fullest queues are looked at.
+    unfilled: Panel[list[str]]
     pending: Panel[list[str]]
 
 
@@ -52,8 +58,19 @@ def gather() -> PageData:
         panels.load(("workers", using), FRESH_SECONDS, using, lambda: worker_list.list_workers(using, at)),
         panels.load(("paused", using), FRESH_SECONDS, using, lambda: pausing.paused(using)),
         panels.load(("redis", repr(conf.get().REDIS)), FRESH_SECONDS, using, redis),
+        panels.load(("unfilled", using), FRESH_SECONDS, using, lambda: _unfilled(using, seen.value)),
         panels.load(("pending", using), MIGRATIONS_FRESH_SECONDS, using, lambda: pending_migrations(using)),
     )
+
+
+def _unfilled(using: str, seen: Snapshot | None) -> list[str]:
+    queues = sorted(seen.queues.items(), key=lambda item: -item[1].scheduled.count) if seen else []
+    waiting = [name for name, queue in queues if queue.scheduled.count]
+    try:
+        return unfilled(using, waiting[:QUEUES_LOOKED_AT])
+    except BrokerUnavailable:
+        # The panel of Redis says so.
+        return []
 
 
 def redis() -> RedisStats:

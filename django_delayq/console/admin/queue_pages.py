@@ -18,15 +18,16 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ... import conf, pausing, publisher, validation
+from ... import conf, pausing, publisher, transitions, validation
 from ...broker.base import QueueSize
 from ...exceptions import InvalidMessage
+from ...inspector import worker_list
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue
 from ...sql.moves import writing
 from .. import audit
-from . import page, page_data, panels
+from . import banners, page, page_data, panels
 from .explanation import moment, span
 from .forms import DelayField, checked_due
 from .page import Page
@@ -144,6 +145,7 @@ class QueueAdmin(Page, _ModelAdmin):
             "queues": [self._row(name, data, paused.value, held.value, messages_url, may_pause) for name in names],
             "may_pause": may_pause,
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
+            "banners": banners.linked(self, data),
         }
 
     def _row(
@@ -207,6 +209,9 @@ class QueueAdmin(Page, _ModelAdmin):
                 audit.record(self._using, "resume", name, reason=form.cleaned_data["reason"], user=request.user)
         if not was_paused:
             text = _("Queue %(queue)s was not paused.") % {"queue": name}
+            return self._done(request, text, messages.WARNING)
+        if not worker_list.list_workers(self._using, transitions.now(self._using)).serving(name):
+            text = _("Queue %(queue)s is resumed, but no live worker serves it: its messages wait.") % {"queue": name}
             return self._done(request, text, messages.WARNING)
         text = _("Queue %(queue)s is resumed: workers start its messages within about a second.") % {"queue": name}
         return self._done(request, text, messages.SUCCESS)

@@ -143,9 +143,12 @@ class RestorePage(_Base):
     """A mixin for ``ModelAdmin``: the restore page, and the restores that run or ran."""
 
     def may_restore(self, request: HttpRequest) -> bool:
-        """Tell whether the user may compare the record with Redis and restore."""
+        """Tell whether the user may compare the record with Redis and restore, and there is a Redis."""
+        return self._is_allowed(request) and conf.get().REDIS is not None
+
+    def _is_allowed(self, request: HttpRequest) -> bool:
         allowed = request.user.has_perm("django_delayq.restore_message") and self.has_view_permission(request)
-        return allowed and not conf.get().ADMIN_READ_ONLY and conf.get().REDIS is not None
+        return allowed and not conf.get().ADMIN_READ_ONLY
 
     def running_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
         """Return the restore that is queued or running, and its address."""
@@ -165,8 +168,11 @@ class RestorePage(_Base):
 
     def restore_view(self, request: HttpRequest) -> HttpResponse:
         """Show the preview on GET, which writes nothing; start an operation on POST."""
-        if not self.may_restore(request):
+        if not self._is_allowed(request):
             raise PermissionDenied
+        if conf.get().REDIS is None:
+            unneeded = {**page.context(self, request, _("Restore Redis from the record")), "is_unneeded": True}
+            return TemplateResponse(request, "delayq_console/restore.html", unneeded)
         using = router.db_for_write(Message)
         is_post = request.method == "POST"
         given = request.POST if is_post else request.GET
@@ -190,7 +196,7 @@ class RestorePage(_Base):
             "hidden": form.hidden() if form.is_valid() else [],
             "overdue_text": "" if found is None or found.total is None else _overdue_text(form, found.total),
             "running": running,
-            "workers": _alive(using),
+            "workers": alive(using),
             "url": page.admin_url(self, Health, "restore"),
             "back": page.admin_url(self, Health),
         }
@@ -208,8 +214,10 @@ class RestorePage(_Base):
                 started_by=page.actor_of(request),
             )
             audit.record(using, "restore", operation.described, reason=reason, operation=operation, user=request.user)
-        text = _("Restore #%(number)d is queued: a worker begins within seconds.") % {"number": operation.pk}
-        self.message_user(request, text, messages.SUCCESS)
+        text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
+        if not alive(using):
+            text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING
+        self.message_user(request, text % {"number": operation.pk}, level)
         return HttpResponseRedirect(self.operation_url(request, operation) or page.admin_url(self, Health))
 
     if TYPE_CHECKING:
@@ -275,7 +283,8 @@ def _overdue_text(form: RestoreForm, total: RestoreRow) -> str:
     return texts[policy] % {"number": f"{number:,}", "spread": spread}
 
 
-def _alive(using: str) -> int | None:
+def alive(using: str) -> int | None:
+    """Count the live workers; None when the database does not answer."""
     try:
         return len(worker_list.list_workers(using, transitions.now(using)).of(worker_list.WorkerState.ALIVE))
     except (DatabaseError, InterfaceError):

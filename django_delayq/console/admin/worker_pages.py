@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from ...inspector import worker_list
 from ...inspector.worker_list import RunningMessage, WorkerList, WorkerState
 from ...models import Message, Worker
-from . import page_data, panels
+from . import banners, page_data, panels
 from .explanation import moment, span
 from .page import Page, admin_url, navigation
 
@@ -68,6 +68,7 @@ class WorkerAdmin(Page, _ModelAdmin):
         there = data.workers.value
         found, partial = running.value or ({}, False)
         return {
+            "banners": banners.linked(self, data),
             "workers": data.workers,
             "running": running,
             "rows": self._rows(there, found) if there else [],
