@@ -22,7 +22,7 @@ from django_delayq.states import State
 from django_delayq.verdicts import Verdict
 from django_delayq.worker.budget import Budget
 from django_delayq.worker.claim_ahead import ClaimAhead
-from django_delayq.worker.consumer import Consumer
+from django_delayq.worker.consumer import Consumer, due_in
 from django_delayq.worker.delivery import Delivery
 from django_delayq.worker.pool import Pool
 from tests.integration.conftest import Assemble
@@ -186,6 +186,42 @@ def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: 
     consumer.turn()
     assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
     assert place(consumer, message) == pytest.approx(to_tenths(later), abs=1)
+
+
+def test_a_handler_waits_for_the_record_when_redis_is_ahead_of_it(consumer: Consumer) -> None:
+    (message,) = due_in_an_hour(consumer)
+    set_clock_before(consumer, message, 8)
+    assert isinstance(consumer.brokers.redis, RedisBroker)
+    consumer.brokers.redis.now = to_tenths(message.due_at) + SECOND
+    consumer.turn()
+    (held,) = consumer.pool.held()
+    row = Transition.objects.get(message_id=message.pk, to_state=State.RUNNING)
+    left = (message.due_at - row.at).total_seconds()
+    assert held.claimed_mono + left <= held.due_mono <= time.monotonic() + left
+
+
+def test_no_message_is_claimed_ahead_of_the_record_by_more_than_a_tolerance(consumer: Consumer) -> None:
+    (message,) = due_in_an_hour(consumer)
+    set_clock_before(consumer, message, CLAIM_AHEAD + 60)
+    assert isinstance(consumer.brokers.redis, RedisBroker)
+    consumer.brokers.redis.now = to_tenths(message.due_at)
+    consumer.turn()
+    assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
+    assert place(consumer, message) == pytest.approx(to_tenths(message.due_at), abs=1)
+    # The next turn finds the clock of Redis corrected.
+    assert consumer.turn() > 0.4
+
+
+@pytest.mark.parametrize(
+    ("until", "left", "took", "believed"),
+    [(3.0, 2.9, 0.2, 3.0), (3.0, 3.1, 0.2, 3.3), (3.0, 2.0, 0.2, 2.2), (-5.0, 3.0, 0.5, 3.5), (5.0, -3.0, 0.5, -2.5)],
+)
+def test_redis_is_believed_within_the_bounds_of_the_records_clock(
+    until: float, left: float, took: float, believed: float
+) -> None:
+    row = claimed(due_in=0).claimed
+    row = row._replace(due_at=row.claimed_at + timedelta(seconds=left))
+    assert due_in(row, until, took) == pytest.approx(believed)
 
 
 def test_a_message_claimed_ahead_is_running_for_a_cancel_or_reschedule(consumer: Consumer) -> None:

@@ -169,6 +169,54 @@ MUTANTS = [
         (f"{WORKER}/executor.py", "if isinstance(returned, _UNRUN):", "if False:"),
     ),
     mutant("put before the commit", (PUBLISHER, "if not connection.in_atomic_block:", "if True:")),
+    mutant(
+        "take that keeps ready what is early",
+        (f"{LUA}/take.lua", "if since > now + within then", "if false then"),
+    ),
+    mutant(
+        "claim that believes the clock of Redis",
+        (
+            SQL,
+            "AND m.due_at <= least(to_timestamp(t.ready / {SECOND}.0), clock_timestamp() +",
+            "AND m.due_at <= greatest(to_timestamp(t.ready / {SECOND}.0), clock_timestamp() +",
+        ),
+    ),
+    mutant(
+        "handler that begins by the clock of Redis",
+        (f"{WORKER}/consumer.py", "return until if left <= until <= left + took else left + took", "return until"),
+    ),
+    mutant(
+        "skew that is measured and not used",
+        (
+            f"{LUA}/include/clock.lua",
+            'return tenths + (tonumber(redis.call("HGET", meta, "skew") or "") or 0), part',
+            "return tenths, part",
+        ),
+    ),
+    mutant(
+        "refused ids put back without a look at the clocks",
+        (f"{WORKER}/consumer.py", "if early and index is not None", "if False and index is not None"),
+    ),
+    mutant(
+        "clock that is set and followed in one queue only",
+        (f"{WORKER}/loader.py", "if any(lost) or clock_was_set:", "if any(lost):"),
+    ),
+    mutant(
+        "backlog in the order in which Redis learned of it",
+        (
+            f"{LUA}/put.lua",
+            'redis.call("ZADD", ready, ready_score(due, rank), id)\n      wanted',
+            'redis.call("ZADD", ready, ready_score(now, rank), id)\nwanted',
+        ),
+    ),
+    mutant(
+        "claimed rows in the order of their ids",
+        (TRANSITIONS, "claimed.sort(key=lambda row: places[row.id])", "claimed.sort(key=lambda row: row.id)"),
+    ),
+    mutant(
+        "times read in the zone of the session",
+        ("django_delayq/models/fields.py", "return [] if connection.timezone is UTC else [_in_utc]", "return []"),
+    ),
     mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
 ]
 

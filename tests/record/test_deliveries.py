@@ -81,6 +81,22 @@ def test_a_message_that_is_not_due_is_not_claimed_even_if_redis_said_so() -> Non
     assert moves(id_) == ["scheduled"]
 
 
+def test_a_ticket_is_believed_no_more_than_a_tolerance_ahead_of_the_records_clock() -> None:
+    row = later()
+    ticket = Ticket(row.pk, to_tenths(row.due_at))
+    for ahead in (0.0, 300.0):
+        assert transitions.claim("default", [ticket], LEASES, "w", ahead=ahead) == []
+    earlier = ticket._replace(ready_tenths=to_tenths(row.due_at) - 1)
+    assert transitions.claim("default", [earlier], LEASES, "w", ahead=900.0) == []
+    assert [claimed.id for claimed in transitions.claim("default", [ticket], LEASES, "w", ahead=900.0)] == [row.pk]
+
+
+def test_claimed_rows_come_in_the_order_of_their_tickets() -> None:
+    ids = [due().pk for _number in range(5)]
+    order = [ids[place] for place in (3, 0, 4, 1, 2)]
+    assert [row.id for row in claim(*order)] == order
+
+
 def test_a_message_moved_to_later_than_it_became_ready_is_not_claimed() -> None:
     id_ = due(due=ago(20)).pk
     ready_tenths = to_tenths(ago(10))
