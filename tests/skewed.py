@@ -55,12 +55,16 @@ class SkewedRedis(RedisServer):
             self._offset.write_text("+0\n")
         super().start()
 
-    def set_ahead(self, seconds: float) -> None:
-        """Set the clock so many seconds ahead (negative: behind)."""
+    def set_ahead_at_start(self, seconds: float) -> None:
+        """Set the clock so many seconds ahead (negative: behind), whether the server runs or not."""
         written = self.directory / "offset.new"
         written.write_text(f"{seconds:+f}\n")
         written.chmod(0o644)
         written.rename(self._offset)
+
+    def set_ahead(self, seconds: float) -> None:
+        """Set the clock of the running server so many seconds ahead (negative: behind)."""
+        self.set_ahead_at_start(seconds)
         with redis.Redis(port=self.port) as client:
             now, _micros = client.time()
         if abs(now - time.time() - seconds) > 10:
