@@ -140,15 +140,25 @@ SELECT EXISTS (SELECT FROM delayq_message WHERE state = 'running' AND leased_unt
 """
 
 # Priority counts among the thousand most overdue rows: sorting all due rows of a backlog could not use the index.
-DUE = f"""
-SELECT id FROM (
+MOST_OVERDUE = f"""
     SELECT id, priority, due_at FROM delayq_message
      WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= clock_timestamp() AND topic = ANY(%(topics)s::text[])
        AND (expires_at IS NULL OR expires_at > clock_timestamp())
        AND %(queue)s NOT IN ({PAUSED})
      ORDER BY due_at, id LIMIT 1000
-       FOR NO KEY UPDATE SKIP LOCKED
-) head
+"""  # noqa: S608
+
+# Only the rows that are returned are locked: another process would pass over the others, and take less urgent ones.
+DUE = f"""
+SELECT m.id FROM ({MOST_OVERDUE}) head JOIN delayq_message m ON m.id = head.id
+ WHERE {IS_SCHEDULED}
+ ORDER BY head.priority DESC, head.due_at, head.id LIMIT %(limit)s
+   FOR NO KEY UPDATE OF m SKIP LOCKED
+"""  # noqa: S608
+
+# For the case that others have locked the thousand most overdue rows: these are the first that are not locked.
+DUE_UNLOCKED = f"""
+SELECT id FROM ({MOST_OVERDUE} FOR NO KEY UPDATE SKIP LOCKED) head
  ORDER BY priority DESC, due_at, id LIMIT %(limit)s
 """  # noqa: S608
 
@@ -393,7 +403,8 @@ class PostgreSQL:
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
         """Return due messages, and lock them until the end of the transaction."""
-        rows = self._rows(DUE, {"queue": queue, "topics": _texts(topics), "limit": limit})
+        parameters = {"queue": queue, "topics": _texts(topics), "limit": limit}
+        rows = self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)
         return [Ticket(row[0]) for row in rows]
 
     def claims_under_way(self) -> set[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from django.db import connection, connections
 from pytest_django import DjangoAssertNumQueries
 
 from django_delayq.sql.rows import Ticket
 
-from .bench import QUEUE, database_broker
+from .bench import QUEUE, Bench, database_broker
 
 
 @pytest.mark.django_db
@@ -23,3 +27,41 @@ def test_methods_without_an_effect_cost_no_query(django_assert_num_queries: Djan
         broker.stop_listening()
         broker.reset_listener()
         broker.close()
+
+
+@pytest.fixture
+def bench(transactional_db: None) -> Bench:
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("needs row locks")
+    return Bench(database_broker())
+
+
+def in_another_session(call: Callable[[], list[int]]) -> list[int]:
+    def call_and_close() -> list[int]:
+        try:
+            return call()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call_and_close).result(timeout=30)
+
+
+def take(limit: int) -> list[int]:
+    broker = database_broker()
+    with broker.exclusively():
+        return [ticket.id for ticket in broker.take(QUEUE, limit).tickets]
+
+
+def test_a_process_locks_only_what_it_takes_so_that_others_find_the_next_most_overdue(bench: Bench) -> None:
+    ids = bench.schedule_many(20)
+    with bench.broker.exclusively():
+        assert bench.take(3) == ids[:3]
+        assert in_another_session(lambda: take(4)) == ids[3:7]
+
+
+def test_a_process_goes_on_behind_the_most_overdue_when_these_are_locked(bench: Bench) -> None:
+    ids = bench.schedule_many(1010)
+    with bench.broker.exclusively():
+        assert len(bench.take(1000)) == 1000
+        assert in_another_session(lambda: take(4)) == ids[1000:1004]

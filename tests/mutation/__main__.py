@@ -214,6 +214,14 @@ MUTANTS = [
         (TRANSITIONS, "claimed.sort(key=lambda row: places[row.id])", "claimed.sort(key=lambda row: row.id)"),
     ),
     mutant(
+        "query that locks more than it takes",
+        (
+            SQL,
+            "self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)",
+            "self._rows(DUE_UNLOCKED, parameters)",
+        ),
+    ),
+    mutant(
         "times read in the zone of the session",
         ("django_delayq/models/fields.py", "return [] if connection.timezone is UTC else [_in_utc]", "return []"),
     ),

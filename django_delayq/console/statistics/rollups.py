@@ -57,6 +57,8 @@ class UnwrittenCounts:
         # Several threads of the worker count.
         self._lock = threading.Lock()
         self._dropped = False
+        # By so many seconds the record's clock was ahead of this host's at the last claim.
+        self._ahead = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._rollups)
@@ -65,7 +67,7 @@ class UnwrittenCounts:
         """Count messages that ended with this outcome."""
         if not messages:
             return
-        at = _minute(time.time())
+        at = _minute(time.time() + self._ahead)
         with self._lock:
             for (queue, topic), number in Counter((m.queue, m.topic) for m in messages).items():
                 self._add(at, queue, topic, outcome, number)
@@ -80,7 +82,10 @@ class UnwrittenCounts:
 
     def claimed(self, claimed: Iterable[Claimed]) -> None:
         """Count the lateness of messages that were just claimed together; only first deliveries have one."""
-        first = [row for row in claimed if row.deliveries == 1]
+        rows = list(claimed)
+        if rows:
+            self._ahead = rows[-1].claimed_at.timestamp() - time.time()
+        first = [row for row in rows if row.deliveries == 1]
         if not first:
             return
         at = _minute(first[0].claimed_at.timestamp())
