@@ -148,12 +148,13 @@ MOST_OVERDUE = f"""
      ORDER BY due_at, id LIMIT 1000
 """  # noqa: S608
 
-# Only the rows that are returned are locked: another process would pass over the others, and take less urgent ones.
+# Only the rows that are returned are locked, one by one until there are enough: another process would pass over the
+# others, and take less urgent ones.
 DUE = f"""
-SELECT m.id FROM ({MOST_OVERDUE}) head JOIN delayq_message m ON m.id = head.id
- WHERE {IS_SCHEDULED}
- ORDER BY head.priority DESC, head.due_at, head.id LIMIT %(limit)s
-   FOR NO KEY UPDATE OF m SKIP LOCKED
+SELECT l.id FROM (SELECT * FROM ({MOST_OVERDUE}) x ORDER BY priority DESC, due_at, id OFFSET 0) head
+ CROSS JOIN LATERAL (
+    SELECT m.id FROM delayq_message m WHERE m.id = head.id AND {IS_SCHEDULED} FOR NO KEY UPDATE SKIP LOCKED
+ ) l LIMIT %(limit)s
 """  # noqa: S608
 
 # For the case that others have locked the thousand most overdue rows: these are the first that are not locked.
