@@ -47,7 +47,8 @@ class Settings:
     TIMEOUT: float | None = 600.0
     # The retry policy of messages that have none of their own and whose handler has none.
     RETRY: RetryPolicy = retry.DEFAULT
-    # A message with this many crashed deliveries is dead.
+    # A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
+    # process died of itself.
     MAX_CRASHES: int = 3
     # How long run_delayq waits for running handlers after the first SIGTERM.
     GRACEFUL_TIMEOUT: float = 30.0

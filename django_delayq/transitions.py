@@ -6,11 +6,11 @@ A move that changes no row is not an error: another move was first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any
 
 from django.db import IntegrityError, connections
 from django.db.models import Exists, OuterRef, Q
@@ -28,6 +28,18 @@ from .verdicts import DONE, Verdict
 
 # Rows that one transaction locks and moves at most.
 MOVES_PER_TRANSACTION = 1000
+# A message with this many crashes runs alone in its process, or after one less than MAX_CRASHES if that is fewer.
+SUSPECT_CRASHES = 2
+# When a whole worker dies, the messages that it held are not accused. But a message may be what kills it: each such end
+# counts whose number, among all deliveries of the message that did not report, can be divided by this.
+WORKERS_PER_CRASH = 5
+# A message that crashed alone is delivered again after the first time, which doubles with each further crash, up to the
+# second: other suspects go first, and who kills processes from outside kills another one meanwhile. Seconds.
+FIRST_RETREAT = 1.0
+LONGEST_RETREAT = 30.0
+# ``Message.worker`` ends with this while a delivery runs alone in its process.
+ALONE = "/alone"
+RAN_ALONE = "; it ran alone"
 # After a restart of PostgreSQL, holders of leases have this long to report before the reaper takes them for dead.
 # Seconds.
 GRACE_AFTER_RESTART = 5.0
@@ -234,22 +246,104 @@ def may_reap(using: str) -> bool:
     return statements(using).has_been_up_for(GRACE_AFTER_RESTART)
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The traces of a worker process that died: evidence for and against the messages that it held."""
+
+    # The messages whose handlers ran; None: not known, so that all messages count as running.
+    running: Collection[int] | None = None
+    # True when somebody else may have killed the process: the operating system does not say who sent a SIGKILL.
+    by_kill: bool = True
+    # True when all processes of the worker died together.
+    of_all: bool = False
+
+
+# A death of which nothing else is known.
+UNSEEN = Death()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The judgement on a message whose delivery crashed: whether that counts as a crash, and what follows."""
+
+    counts: bool
+    is_dead: bool = False
+    retreat: float = 0.0
+
+
+def suspect_crashes(max_crashes: int) -> int:
+    """Return after how many crashes a message runs alone in its process."""
+    return min(SUSPECT_CRASHES, max_crashes - 1)
+
+
+def judge(crashes: int, max_crashes: int, *, was_alone: bool, by_kill: bool) -> Judgement:
+    """Judge a message whose handler ran when its process died, for the ``crashes``-th time if this one counts.
+
+    Only a message that ran alone can become dead: after ``max_crashes`` crashes if its process died of itself, and if
+    the process was killed, which somebody else may have done, after as many more as make a suspect. A message that ran
+    beside others becomes a suspect at most: its further crashes do not count.
+    """
+    suspect = suspect_crashes(max_crashes)
+    if not was_alone:
+        return Judgement(counts=crashes <= suspect)
+    if crashes >= max_crashes + (suspect if by_kill else 0):
+        return Judgement(counts=True, is_dead=True)
+    retreat = min(LONGEST_RETREAT, FIRST_RETREAT * 2.0 ** (crashes - suspect)) if crashes >= suspect else 0.0
+    return Judgement(counts=True, retreat=retreat)
+
+
+def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
+    """Note in the row that a delivery runs alone in its process, for the case that nobody sees the process die."""
+    rows = Message.objects.using(using).filter(pk=message_id, state=State.RUNNING, deliveries=delivery)
+    rows.filter(worker=worker).update(worker=worker + ALONE)
+
+
 def reap(using: str, *, max_crashes: int, limit: int = MOVES_PER_TRANSACTION, actor: str) -> list[Moved]:
-    """End the deliveries whose lease ran out: the message is *scheduled* again, or *dead* after too many crashes."""
+    """End the deliveries whose lease ran out. The message is *scheduled* again.
+
+    A supervisor would have seen the death of a single process: the whole worker died, or stood still. That is no fault
+    of its messages, except for every fifth time (``WORKERS_PER_CRASH``).
+    """
+
+    def decide(message: Message, at: datetime) -> Decision:
+        return _of_a_worker(message, at, "lease ran out", max_crashes)
+
     where = Q(state=State.RUNNING, leased_until__lt=now(using))
-    return _end_unreported(using, where, max_crashes, limit, actor, "lease ran out")
+    return _end_unreported(using, where, decide, actor, limit)
 
 
-def release_worker(using: str, worker: str, *, max_crashes: int, actor: str, shutdown: bool) -> list[Moved]:
+def release_worker(
+    using: str, worker: str, *, max_crashes: int, actor: str, shutdown: bool, death: Death = UNSEEN
+) -> list[Moved]:
     """Release the messages of a worker process that is certainly dead. ``shutdown``: in order, so nothing crashed."""
     where = Q(state=State.RUNNING, worker__startswith=worker)
-    reason = "worker was shut down" if shutdown else "worker process died"
-    return _end_unreported(using, where, max_crashes, None, actor, reason, counted="excused" if shutdown else None)
+    held = set(Message.objects.using(using).filter(where).values_list("pk", flat=True))
+    running = held if death.running is None else held.intersection(death.running)
+
+    def decide(message: Message, at: datetime) -> Decision:
+        if shutdown:
+            return _ended(message, at, "worker was shut down", Judgement(counts=False))
+        if death.of_all:
+            return _of_a_worker(message, at, "all processes of the worker died", max_crashes)
+        if message.pk not in running:
+            return _ended(message, at, "worker process died; it was not running", Judgement(counts=False))
+        was_alone = len(running) == 1
+        judgement = judge(message.crashes + 1, max_crashes, was_alone=was_alone, by_kill=death.by_kill)
+        return _ended(message, at, "worker process died" + RAN_ALONE * was_alone, judgement)
+
+    return _end_unreported(using, where, decide, actor)
 
 
-def release_orphaned(
-    using: str, ids: Iterable[int], worker: str, *, since: datetime | None, max_crashes: int, actor: str
-) -> list[Moved]:
+def _of_a_worker(message: Message, at: datetime, reason: str, max_crashes: int) -> Decision:
+    """Decide on a message of a worker that died, or stood still, as a whole."""
+    was_alone = message.worker.endswith(ALONE)
+    judgement = Judgement(counts=False)
+    if (message.deliveries - message.reported) % WORKERS_PER_CRASH == 0:
+        judgement = judge(message.crashes + 1, max_crashes, was_alone=was_alone, by_kill=True)
+    return _ended(message, at, reason + RAN_ALONE * was_alone, judgement)
+
+
+def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: datetime | None, actor: str) -> list[Moved]:
     """Release those of ``ids`` that ``worker`` claimed after ``since`` (None: ever) without getting the answer.
 
     Nobody ran them, so the delivery counts as reported.
@@ -260,31 +354,32 @@ def release_orphaned(
     if since is not None:
         claims = claims.filter(at__gt=since)
     where = Q(Exists(claims), pk__in=list(ids), state=State.RUNNING, worker=worker)
-    reason = "the answer to its claim was lost"
-    return _end_unreported(using, where, max_crashes, None, actor, reason, counted="reported")
-
-
-def _end_unreported(
-    using: str,
-    where: Q,
-    max_crashes: int,
-    limit: int | None,
-    actor: str,
-    reason: str,
-    *,
-    counted: Literal["reported", "excused"] | None = None,
-) -> list[Moved]:
-    """End deliveries that did not report. ``counted`` is the counter to raise by one; None: they count as crashes."""
 
     def decide(message: Message, at: datetime) -> Decision:
-        crashes = message.deliveries - message.reported - message.excused - (counted is not None)
-        values: dict[str, int] = {} if counted is None else {counted: getattr(message, counted) + 1}
-        if crashes >= max_crashes:
-            return Decision(State.DEAD, values, f"{reason}; {crashes} deliveries crashed")
-        if message.cancel_requested:
-            return Decision(State.CANCELLED, values, f"cancel requested; {reason}")
-        return Decision(State.SCHEDULED, values, reason)
+        return _freed(message, "the answer to its claim was lost", {"reported": message.reported + 1})
 
+    return _end_unreported(using, where, decide, actor)
+
+
+def _ended(message: Message, at: datetime, reason: str, judgement: Judgement) -> Decision:
+    """Decide on a message whose delivery ended without reporting."""
+    if judgement.is_dead:
+        return Decision(State.DEAD, reason=f"{reason}; {message.crashes + 1} deliveries crashed")
+    values: dict[str, Any] = {} if judgement.counts else {"excused": message.excused + 1}
+    if judgement.retreat:
+        values["due_at"] = max(message.due_at, ceil_tenth(at + timedelta(seconds=judgement.retreat)))
+    return _freed(message, reason, values)
+
+
+def _freed(message: Message, reason: str, values: dict[str, Any]) -> Decision:
+    if message.cancel_requested:
+        values.pop("due_at", None)
+        return Decision(State.CANCELLED, values, f"cancel requested; {reason}")
+    return Decision(State.SCHEDULED, values, reason)
+
+
+def _end_unreported(using: str, where: Q, decide: Decide, actor: str, limit: int | None = None) -> list[Moved]:
+    """End deliveries that did not report. Rows that another transaction has locked wait for the next time."""
     rows = move(using, where, decide, actor=actor, limit=limit, wait=False)
     return [moved(message, decision.reason) for message, decision in rows]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from .. import transitions
 from ..models import Message, Worker
 from ..states import State
 
@@ -67,5 +68,5 @@ def running(using: str) -> tuple[dict[str, list[RunningMessage]], bool]:
     values = list(rows.values_list("worker", "id", "topic", "queue")[: MOST_RUNNING + 1])
     found: dict[str, list[RunningMessage]] = {}
     for worker, pk, topic, queue in values[:MOST_RUNNING]:
-        found.setdefault(worker, []).append(RunningMessage(pk, topic, queue))
+        found.setdefault(worker.removesuffix(transitions.ALONE), []).append(RunningMessage(pk, topic, queue))
     return found, len(values) > MOST_RUNNING

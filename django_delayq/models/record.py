@@ -52,7 +52,8 @@ class Message(models.Model):
     deliveries = models.IntegerField(_("deliveries"), default=0)
     # Deliveries that reported an outcome. deliveries - reported = the crashed ones, plus the one that is running now.
     reported = models.IntegerField(_("reported deliveries"), default=0)
-    # Crashed deliveries that a requeue or an ordered shutdown excused: they do not count towards MAX_CRASHES.
+    # Crashed deliveries that do not count towards MAX_CRASHES: a requeue or an ordered shutdown excused them, or too
+    # little spoke against the message (transitions.judge).
     excused = models.IntegerField(_("excused deliveries"), default=0)
     # The number of moves, and of the last row in the log.
     moves = models.IntegerField(_("moves"), default=1)
@@ -153,7 +154,7 @@ class Message(models.Model):
 
     @property
     def crashes(self) -> int:
-        """The deliveries that crashed and are not excused: the worker was killed, or the lease ran out."""
+        """The deliveries that crashed and are not excused."""
         return self.deliveries - self.reported - self.excused - (self.state == _State.RUNNING)
 
 

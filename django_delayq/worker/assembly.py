@@ -12,6 +12,7 @@ from .broker_switch import BrokerSwitch
 from .budget import Budget
 from .consumer import Consumer
 from .options import Options, worker_name
+from .page import Page
 from .pool import Pool
 from .processlock import ProcessLock
 from .queue_finder import QueueFinder
@@ -42,16 +43,17 @@ def assemble(
     budget: Budget | None = None,
     redis: bool = True,
     quarantine_lock: ProcessLock | None = None,
+    page: Page | None = None,
     stopping: threading.Event | None = None,
     on_recorded: Callable[[int], None] = lambda count: None,
     claim_ahead: float | None = None,
 ) -> Parts:
     """Wire the parts of a worker process.
 
-    ``name`` is the name of the worker (None: a new one). The processes of a worker share ``budget``. With
-    ``redis=False`` the worker delivers by query only. ``stopping`` ends the turns of the consumer when it is set.
-    ``on_recorded`` is called with the number of deliveries that the recorder has written. ``claim_ahead`` (seconds)
-    replaces the setting.
+    ``name`` is the name of the worker (None: a new one). The processes of a worker share ``budget``, and each shares
+    its ``page`` with their supervisor. With ``redis=False`` the worker delivers by query only. ``stopping`` ends the
+    turns of the consumer when it is set. ``on_recorded`` is called with the number of deliveries that the recorder has
+    written. ``claim_ahead`` (seconds) replaces the setting.
     """
     using = options.using
     name = worker_name(options) if name is None else name
@@ -69,6 +71,7 @@ def assemble(
         on_freed=lambda: consumer.on_freed(),  # noqa: PLW0108
         on_released=budget.refund,
         claim_ahead=settings.CLAIM_AHEAD if claim_ahead is None else claim_ahead,
+        page=Page(options.threads) if page is None else page,
     )
     consumer = Consumer(
         using,

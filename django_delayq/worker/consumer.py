@@ -340,7 +340,7 @@ class Consumer(threading.Thread):
     @property
     def _room(self) -> int:
         """The number of messages that may be claimed now."""
-        if self.quarantine.is_waiting or self.pool.recorder.behind > LONGEST_BEHIND:
+        if self.quarantine.is_waiting or self.pool.recorder.behind > LONGEST_BEHIND or self.pool.page.replaced:
             return 0
         return min(1, self.pool.room) if self._takes_one else self.pool.room
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from .. import conf, transitions
+from .. import transitions
 from ..sql.rows import Claimed, Moved
 
 
@@ -46,7 +46,6 @@ class OrphanedClaims:
             self._ids,
             self.worker,
             since=self._newest,
-            max_crashes=conf.get().MAX_CRASHES,
             actor=f"worker:{self.worker}",
         )
         self._ids.clear()

@@ -19,6 +19,7 @@ from .claim_ahead import ClaimAhead
 from .delivery import Delivery
 from .executor import execute
 from .held import HeldDeliveries
+from .page import Page
 from .recorder import Recorder
 from .reporting import log_event
 
@@ -70,6 +71,7 @@ class Pool:
         on_freed: Callable[[], None],
         on_released: Callable[[], None],
         claim_ahead: float,
+        page: Page,
     ) -> None:
         """``on_freed`` is called when a thread has ended a delivery, ``on_released`` for each one released unstarted.
 
@@ -79,6 +81,7 @@ class Pool:
         self.threads = threads
         self.recorder = recorder
         self.worker = worker
+        self.page = page
         self._on_freed = on_freed
         self._on_released = on_released
         self._queue: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
@@ -185,7 +188,7 @@ class Pool:
         with actors.acting_as(actor):
             while (delivery := self._queue.get()) is not None:
                 try:
-                    self._run(delivery, actor)
+                    self._run(delivery, actor, number)
                 except BaseException as error:
                     # This is not an error of the handler, which would be an outcome. A receiver of a signal may raise
                     # anything.
@@ -199,11 +202,13 @@ class Pool:
                 self._on_freed()
         connections.close_all()
 
-    def _run(self, delivery: Delivery, actor: str) -> None:
+    def _run(self, delivery: Delivery, actor: str, number: int) -> None:
         if self._is_releasing or delivery.lost:
             self.recorder.submit(delivery, Release("shutdown" if self._is_releasing else "lease lost"), actor)
             self._on_released()
             return
+        # Whatever follows may kill the process.
+        self.page.note_begun(number, delivery.id)
         connections.before_task()
         if logger.isEnabledFor(logging.DEBUG):
             log_event(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)

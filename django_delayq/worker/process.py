@@ -22,6 +22,7 @@ from .lease_renewer import LeaseRenewer
 from .loader import Loader
 from .mover import Mover
 from .options import Options, all_roles
+from .page import Page
 from .processlock import ProcessLock
 from .service import in_threads
 from .sweeper import Sweeper
@@ -49,6 +50,7 @@ class WorkerProcess:
         options: Options,
         budget: Budget,
         quarantine_lock: ProcessLock | None = None,
+        page: Page | None = None,
         *,
         stuck_after: float = STUCK_AFTER,
     ) -> None:
@@ -62,7 +64,7 @@ class WorkerProcess:
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
-        self.parts = parts = assemble(options, budget=budget, quarantine_lock=quarantine_lock)
+        self.parts = parts = assemble(options, budget=budget, quarantine_lock=quarantine_lock, page=page)
         self.name = parts.name
         self.pool = parts.pool
         self.recorder = parts.recorder
@@ -120,7 +122,9 @@ class WorkerProcess:
         return self.code
 
     def _is_over(self) -> bool:
-        """Return whether ``--max-messages`` or ``--max-runtime`` is reached."""
+        """Return whether ``--max-messages`` or ``--max-runtime`` is reached, or this process was replaced."""
+        if self.pool.page.replaced and not self.pool.held():
+            return True
         # Claimed messages are counted, and are still delivered. The budget is read twice: a held one may just be
         # released.
         if self.parts.budget.empty and not self.pool.held() and self.parts.budget.empty:

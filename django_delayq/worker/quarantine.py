@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from .. import conf
+from .. import conf, transitions
 from ..outcomes import Release
 from .budget import Budget
 from .delivery import Delivery
@@ -17,11 +17,9 @@ from .processlock import ProcessLock
 
 logger = logging.getLogger("django_delayq")
 
-# A message runs alone after this many crashed deliveries, or after one less than MAX_CRASHES if that is fewer.
-SUSPECT_CRASHES = 2
-# A process takes nothing while a message waits in it to run alone. A message that has waited for the first time is
-# postponed by the second. It may wait twice as long the next time, up to some minutes: longer than most handlers run.
-# Seconds.
+# A process takes nothing while a message waits in it to run alone; the supervisor soon starts another in its place. A
+# message that has waited for the first time is postponed by the second. It may wait twice as long the next time, up to
+# some minutes: longer than most handlers run. Seconds.
 FIRST_WAIT = 5.0
 POSTPONED = 30.0
 # While another process of this worker runs a message alone, a further one is put off for a random part of this time,
@@ -40,9 +38,10 @@ class Quarantine:
     def __init__(self, pool: Pool, worker: str, budget: Budget, lock: ProcessLock | None) -> None:
         self.pool = pool
         self.budget = budget
+        self._worker = worker
         self._actor = f"worker:{worker}"
         self._lock = lock
-        self._suspect_crashes = max(1, min(SUSPECT_CRASHES, conf.get().MAX_CRASHES - 1))
+        self._suspect_crashes = transitions.suspect_crashes(conf.get().MAX_CRASHES)
         # The moment until which the message may wait (monotonic).
         self._wait_ends = 0.0
 
@@ -68,6 +67,7 @@ class Quarantine:
         admitted = bool(suspects) and (self._lock is None or self._lock.acquire(wait=False))
         if admitted:
             self.pool.quarantined = suspects[0]
+            self.pool.page.suspect_since = time.monotonic()
             self._wait_ends = time.monotonic() + FIRST_WAIT * 2.0 ** _times_put_off(suspects[0])
         for delivery in suspects[admitted:]:
             self.pool.recorder.submit(delivery, Release(REASON, None if admitted else _detour(delivery)), self._actor)
@@ -85,6 +85,7 @@ class Quarantine:
             if not self.seconds_left:
                 self.release(Release(REASON, timedelta(seconds=POSTPONED)))
             return
+        transitions.mark_alone(delivery.using, delivery.id, delivery.deliveries, self._worker)
         begin()
         logger.warning(
             "%r runs alone in its process, because %d deliveries before it crashed", delivery, delivery.crashes
@@ -92,6 +93,8 @@ class Quarantine:
         self.pool.submit([delivery])
         self.pool.quarantined = None
         self.pool.wait_idle(float("inf"), give_up)
+        # An outcome that is not recorded yet would be evidence against the next message.
+        self.pool.recorder.flush(1.0)
         self._return_right()
 
     def release(self, outcome: Release) -> None:
@@ -104,6 +107,7 @@ class Quarantine:
             self._return_right()
 
     def _return_right(self) -> None:
+        self.pool.page.suspect_since = 0.0
         if self._lock is not None:
             self._lock.release()
 

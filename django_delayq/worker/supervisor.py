@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import select
 import signal
@@ -12,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from django.db import Error as DatabaseError
@@ -24,6 +23,7 @@ from ..models import Worker
 from . import connections
 from .budget import Budget
 from .options import Options
+from .page import Page
 from .process import BROKEN, STUCK, WorkerProcess
 from .processlock import ProcessLock
 from .reporting import report_moves
@@ -39,38 +39,13 @@ STALE_AFTER = 30.0
 # code that never releases the interpreter's lock stops its timeouts too, and another worker has its messages by then.
 # Seconds.
 HUNG = 30.0
+# A child in which a message is to run alone takes nothing meanwhile. After this time another one takes its place.
+# Seconds.
+REPLACED_AFTER = 2.0
+# Children that are killed within this time died together. Seconds.
+TOGETHER = 0.25
 # The time between two checks of the children. Seconds.
 CHILD_CHECK_INTERVAL = 1.0
-
-
-class _Beat:
-    """The signs of life of a child, in memory that it shares with its parent: the child writes, the parent reads."""
-
-    def __init__(self) -> None:
-        self._memory = memoryview(mmap.mmap(-1, 24)).cast("d")
-
-    def set(self, value: float) -> None:
-        """Give a sign of life; ``value`` is when the consumer last began a turn (monotonic)."""
-        self._memory[0] = value
-        self._memory[2] += 1
-
-    def get(self) -> float:
-        """Return when the consumer last began a turn."""
-        return self._memory[0]
-
-    @property
-    def signs(self) -> float:
-        """The number of signs of life."""
-        return self._memory[2]
-
-    def end(self) -> None:
-        """Mark the exit code that follows as the worker's own: a handler may call ``os._exit`` with any code."""
-        self._memory[1] = 1.0
-
-    @property
-    def ended(self) -> bool:
-        """True when the exit code is the worker's own."""
-        return self._memory[1] == 1.0
 
 
 @dataclass(slots=True)
@@ -80,10 +55,12 @@ class Child:
     pid: int
     name: str
     started: float
-    beat: _Beat
+    page: Page
     # Its place among the processes of this worker, from 0.
     place: int
     killed: bool = False
+    # True when it showed no life and was killed for that.
+    hung: bool = False
     # The signs of life at the last check, and for how many seconds there was none.
     signs: float = 0.0
     silent: float = 0.0
@@ -94,12 +71,24 @@ class Child:
             os.kill(self.pid, number)
 
 
+@dataclass(slots=True)
+class DeadChild:
+    """A worker process that died and whose claims are to be released."""
+
+    name: str
+    # True when it ended in order, or on command: none of its messages crashed.
+    shutdown: bool
+    death: transitions.Death = transitions.UNSEEN
+    # When it was found dead (monotonic).
+    at: float = 0.0
+
+
 class Supervisor:
     """The parent process of ``run_delayq``. Signal handlers only count signals and pass them on."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.budget = Budget(options.max_messages, options.processes)
+        self.budget = Budget(options.max_messages, options.processes + 1)
         # The process that holds this lock may run a message alone.
         self.quarantine_lock = ProcessLock()
         self.children: dict[int, Child] = {}
@@ -108,7 +97,7 @@ class Supervisor:
         self._stopping = False
         self._quick_deaths = 0
         self._start_after = 0.0
-        self._to_release: list[tuple[str, bool]] = []
+        self._to_release: list[DeadChild] = []
         self._began = time.monotonic()
         self._wake_read, self._wake_write = os.pipe()
         # A pipe that children see closed when the parent is gone.
@@ -144,16 +133,30 @@ class Supervisor:
                 now = time.monotonic()
                 self._kill_hung(now - checked)
                 checked = now
+                self._replace_quarantined()
                 self._start_missing()
                 self._touch_heartbeat()
             self._sleep(CHILD_CHECK_INTERVAL)
 
     # --- children -----------------------------------------------------------------------------------------------------
 
+    def _replace_quarantined(self) -> None:
+        """Mark the child in which a message is to run alone, which may take long: another one gets its place."""
+        for child in self.children.values():
+            since, is_free = child.page.suspect_since, len(self.children) <= self.options.processes
+            if since and time.monotonic() - since > REPLACED_AFTER and is_free and not child.page.replaced:
+                child.page.replace()
+                logger.info("Worker process %s runs a message alone; another one takes its place", child.name)
+
     def _start_missing(self) -> None:
-        """Start processes until there are as many as were asked for."""
-        while len(self.children) < self.options.processes and time.monotonic() >= self._start_after:
-            place = min(set(range(self.options.processes)) - {child.place for child in self.children.values()})
+        """Start processes until there are as many as were asked for, without those that were replaced."""
+        while time.monotonic() >= self._start_after:
+            # One more than were asked for: one process of a worker at a time runs a message alone.
+            places = set(range(self.options.processes + 1)) - {child.place for child in self.children.values()}
+            working = sum(not child.page.replaced for child in self.children.values())
+            if working >= self.options.processes or not places:
+                return
+            place = min(places)
             # The reservations of the dead process in this place are returned before another process takes the place.
             if not self.budget.release_reservations_of(place) or self.budget.empty:
                 return
@@ -167,21 +170,21 @@ class Supervisor:
         publisher.get.cache_clear()
         sys.stdout.flush()
         sys.stderr.flush()
-        beat = _Beat()
-        beat.set(time.monotonic())
+        page = Page(self.options.threads)
+        page.set(time.monotonic())
         name_read, name_write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(name_read)
             self.budget.place = place
-            os._exit(self._be_child(beat, name_write))
+            os._exit(self._be_child(page, name_write))
         os.close(name_write)
         with os.fdopen(name_read) as pipe:
             name = pipe.read()
-        self.children[pid] = Child(pid, name, time.monotonic(), beat, place)
+        self.children[pid] = Child(pid, name, time.monotonic(), page, place)
         logger.debug("Started worker process %s", name)
 
-    def _be_child(self, beat: _Beat, name_write: int) -> int:
+    def _be_child(self, page: Page, name_write: int) -> int:
         """Run a worker process, in the child. Return its exit code."""
         code = 1
         try:
@@ -190,20 +193,20 @@ class Supervisor:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._alive_write)
-            process = WorkerProcess(self.options, self.budget, self.quarantine_lock)
+            process = WorkerProcess(self.options, self.budget, self.quarantine_lock, page)
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
             os.write(name_write, process.name.encode())
             os.close(name_write)
 
             def watch() -> bool:
-                beat.set(process.beat)
+                page.set(process.beat)
                 orphaned = bool(select.select([self._alive_read], [], [], 0)[0])
                 if orphaned:
                     logger.error("The supervisor is gone; this process ends too")
                 return orphaned
 
             code = process.run(watch)
-            beat.end()
+            page.end()
         except BaseException:  # noqa: BLE001
             with contextlib.suppress(Exception):
                 traceback.print_exc()
@@ -229,14 +232,17 @@ class Supervisor:
 
     def _handle_death(self, child: Child, code: int) -> None:
         """Have the claims of a dead child released, and decide when its successor starts."""
-        ended = child.beat.ended
+        ended = child.page.ended
         if (not ended or code == BROKEN) and not child.killed:
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             logger.error("Worker process %s died (%s)", child.name, how)
         if (code != 0 or not ended) and child.name:
             # The child is certainly dead: its claims need not wait for their leases.
-            self._to_release.append((child.name, ended or child.killed))
-        if self._stopping:
+            by_kill = code == -signal.SIGKILL and not child.hung
+            death = transitions.Death(child.page.begun, by_kill)
+            self._to_release.append(DeadChild(child.name, ended or child.killed, death, time.monotonic()))
+            self._excuse_all()
+        if self._stopping or (ended and child.page.replaced):
             return
         if ended and code == 0 and self.options.max_runtime is not None:
             # It ended by itself. If no limit is reached, somebody sent a signal to this child alone, and it is
@@ -248,18 +254,33 @@ class Supervisor:
         pause = backoff(self._quick_deaths - 1, 1.0) if self._quick_deaths > 1 else 0.0
         self._start_after = time.monotonic() + pause
 
+    def _excuse_all(self) -> None:
+        """Accuse no message when all children were killed together: somebody else did that, and no single message."""
+        killed = [dead for dead in self._to_release if dead.death.by_kill and time.monotonic() - dead.at < TOGETHER]
+        if len(killed) > 1 and all(child.started > killed[0].at for child in self.children.values()):
+            for dead in killed:
+                dead.death = replace(dead.death, of_all=True)
+
+    def _may_have_company(self, dead: DeadChild) -> bool:
+        """Return whether other children may turn out to have been killed together with this one."""
+        return self.options.processes > 1 and dead.death.by_kill and time.monotonic() - dead.at < TOGETHER
+
     def _release_claims(self, *, final: bool = False) -> None:
         """Release the claims of dead children. Without a database, try again later; with ``final``, for 5 s."""
         deadline = time.monotonic() + (5.0 if final else 0.0)
         while self._to_release:
-            name, ordered = self._to_release[0]
+            dead = self._to_release[0]
+            name = dead.name
+            if not final and not dead.shutdown and self._may_have_company(dead):
+                return
             try:
                 moved = transitions.release_worker(
                     self.options.using,
                     name,
                     max_crashes=conf.get().MAX_CRASHES,
                     actor=f"supervisor:{actors.host()}/{os.getpid()}",
-                    shutdown=ordered,
+                    shutdown=dead.shutdown,
+                    death=dead.death,
                 )
                 report_moves(self.options.using, moved)
                 Worker.objects.using(self.options.using).filter(name=name).delete()
@@ -281,13 +302,13 @@ class Supervisor:
         longest = max((handler.lease for handler in registry.handlers().values()), default=0.0)
         limit = HUNG + 2 * (longest + self.options.graceful_timeout)
         for child in self.children.values():
-            signs = child.beat.signs
+            signs = child.page.signs
             # While this process was frozen, its children may have been frozen too.
             child.silent = child.silent + min(elapsed, 2 * CHILD_CHECK_INTERVAL) if signs == child.signs else 0.0
             child.signs = signs
             if child.silent > limit:
                 logger.critical("Worker process %s has shown no life for %d s; it is killed", child.name, child.silent)
-                child.silent = 0.0
+                child.silent, child.hung = 0.0, True
                 child.send(signal.SIGKILL)
 
     def _stop_children(self) -> None:
@@ -340,6 +361,8 @@ class Supervisor:
         """Sleep until a signal comes or a child is to be started."""
         if not self._stopping and self._start_after > time.monotonic():
             seconds = min(seconds, self._start_after - time.monotonic() + 0.001)
+        if self._to_release and self._may_have_company(self._to_release[0]):
+            seconds = min(seconds, TOGETHER)
         select.select([self._wake_read], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 4096):
@@ -350,5 +373,5 @@ class Supervisor:
         if self.options.heartbeat_file is None:
             return
         now = time.monotonic()
-        if self.children and all(now - child.beat.get() < STALE_AFTER for child in self.children.values()):
+        if self.children and all(now - child.page.get() < STALE_AFTER for child in self.children.values()):
             Path(self.options.heartbeat_file).touch()

@@ -19,7 +19,7 @@ from django_delayq.worker.loader import _ObservedLoad
 from django_delayq.worker.once import drain
 from django_delayq.worker.options import Options
 from django_delayq.worker.service import Runner
-from django_delayq.worker.supervisor import Supervisor
+from django_delayq.worker.supervisor import DeadChild, Supervisor
 from tests.integration.claims import DB, claimed
 from tests.integration.conftest import Assemble
 from tests.workers import eventually
@@ -188,7 +188,7 @@ def test_a_claim_is_reported_after_its_commit(
 def test_a_dead_process_has_its_claims_released_and_reported(recording: list[Recording]) -> None:
     [delivery] = claimed("t.ok", worker="host/1/abc")
     supervisor = Supervisor(Options(DB))
-    supervisor._to_release.append(("host/1/abc", False))
+    supervisor._to_release.append(DeadChild("host/1/abc", shutdown=False))
     supervisor._release_claims()
     assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED
     assert [(made.worker, made.calls) for made in recording] == [
@@ -203,7 +203,7 @@ def test_a_supervisor_outlives_an_extension_that_cannot_be_made(added: Callable[
     [delivery] = claimed("t.ok", worker="host/1/abc")
     added(make)
     supervisor = Supervisor(Options(DB))
-    supervisor._to_release.append(("host/1/abc", False))
+    supervisor._to_release.append(DeadChild("host/1/abc", shutdown=False))
     supervisor._release_claims()
     assert supervisor._to_release == []
     assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED

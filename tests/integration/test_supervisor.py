@@ -13,7 +13,8 @@ import pytest
 
 from django_delayq import registry
 from django_delayq.worker.options import Options
-from django_delayq.worker.supervisor import HUNG, Child, Supervisor, _Beat
+from django_delayq.worker.page import Page
+from django_delayq.worker.supervisor import HUNG, Child, Supervisor
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
 GRACEFUL = 10.0
@@ -28,14 +29,14 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def beat() -> _Beat:
-    return _Beat()
+def page() -> Page:
+    return Page(1)
 
 
 @pytest.fixture
-def supervisor(process: subprocess.Popen[bytes], beat: _Beat) -> Supervisor:
+def supervisor(process: subprocess.Popen[bytes], page: Page) -> Supervisor:
     made = Supervisor(Options("default", graceful_timeout=GRACEFUL))
-    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), beat, 0)
+    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), page, 0)
     return made
 
 
@@ -49,20 +50,20 @@ def test_a_child_that_shows_no_life_is_killed(supervisor: Supervisor, process: s
 
 
 def test_a_child_that_shows_life_is_not_killed(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], beat: _Beat
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: Page
 ) -> None:
     for second in range(5 * LIMIT):
         if second % (LIMIT - 1) == 0:
-            beat.set(0.0)
+            page.set(0.0)
         supervisor._kill_hung(1.0)
     assert process.poll() is None
 
 
 def test_a_child_is_not_killed_for_time_that_its_supervisor_slept_through(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], beat: _Beat
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: Page
 ) -> None:
     for _day in range(10):
-        beat.set(0.0)
+        page.set(0.0)
         supervisor._kill_hung(1.0)
         supervisor._kill_hung(86_400.0)
     assert process.poll() is None

@@ -102,7 +102,28 @@ MUTANTS = [
             "if message.state in LIVE:",
         ),
     ),
-    mutant("crashes without a limit", (TRANSITIONS, "if crashes >= max_crashes:", "if crashes < 0:")),
+    mutant(
+        "crashes without a limit",
+        (TRANSITIONS, "if crashes >= max_crashes + (suspect if by_kill else 0):", "if crashes < 0:"),
+    ),
+    mutant("crashes beside others that convict", (TRANSITIONS, "if not was_alone:", "if False:")),
+    mutant("crashes of handlers that had not begun", (TRANSITIONS, "if message.pk not in running:", "if False:")),
+    mutant(
+        "dead hosts that accuse their messages",
+        (TRANSITIONS, "if (message.deliveries - message.reported) % WORKERS_PER_CRASH == 0:", "if True:"),
+    ),
+    mutant(
+        "kill from outside taken for a crash of its own",
+        (TRANSITIONS, "(suspect if by_kill else 0)", "0"),
+    ),
+    mutant(
+        "suspects that run beside others",
+        (f"{WORKER}/quarantine.py", "return delivery.crashes >= self._suspect_crashes", "return False"),
+    ),
+    mutant(
+        "two suspects at a time",
+        (f"{WORKER}/quarantine.py", "(self._lock is None or self._lock.acquire(wait=False))", "True"),
+    ),
     mutant(
         "sweeper that starts at a cursor",
         (f"{WORKER}/sweeper.py", "state.low = None", "state.low = overdue_since"),

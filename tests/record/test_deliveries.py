@@ -369,19 +369,23 @@ def test_a_lease_that_has_not_run_out_is_not_reaped() -> None:
     assert state(row.id) == State.RUNNING
 
 
-def test_a_lease_that_ran_out_counts_a_crash_and_the_message_can_be_claimed_again() -> None:
+def test_a_lease_that_ran_out_accuses_nobody_and_the_message_can_be_claimed_again() -> None:
     row = claimed()
     lose(row.id)
     now = message(row.id)
-    assert (now.state, now.attempts, now.reported, now.crashes) == (State.SCHEDULED, 0, 0, 1)
+    assert (now.state, now.attempts, now.reported, now.excused, now.crashes) == (State.SCHEDULED, 0, 0, 1, 0)
     assert now.due_at == row.due_at
     assert claim(row.id, worker="b")[0].deliveries == 2
 
 
 def crash(id_: int, max_crashes: int) -> State:
-    assert claim(id_)
-    Message.objects.filter(pk=id_).update(leased_until=ago(5))
-    (moved,) = transitions.reap("default", max_crashes=max_crashes, actor="reaper")
+    """Have a message run alone in a process that dies of itself."""
+    Message.objects.filter(pk=id_).update(due_at=ago())
+    assert claim(id_, worker="w")
+    death = transitions.Death(by_kill=False)
+    (moved,) = transitions.release_worker(
+        "default", "w", max_crashes=max_crashes, actor="s", shutdown=False, death=death
+    )
     return moved.after
 
 

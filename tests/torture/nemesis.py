@@ -35,6 +35,7 @@ class Nemesis:
         self.faults: dict[str, Callable[[], None]] = {
             "kill-child": self.kill_child,
             "kill-worker": self.kill_worker,
+            "kill-all": self.kill_all,
             "kill-supervisor": self.kill_supervisor,
             "kill-producer": self.kill_producer,
             "freeze-child": self.freeze_child,
@@ -123,6 +124,16 @@ class Nemesis:
             more["pids"] = worker.pids
             worker.kill()
             self.arena.replace(worker)
+
+    def kill_all(self) -> None:
+        """Kill every worker at once, with all that they run, as a power cut of the whole site does."""
+        workers = list(self.arena.workers)
+        with self.fault("kill-all", pids=[pid for worker in workers for pid in worker.pids]) as more:
+            more["pids"] = [pid for worker in workers for pid in worker.pids]
+            for worker in workers:
+                worker.kill()
+            for worker in workers:
+                self.arena.replace(worker)
 
     def kill_supervisor(self) -> None:
         """Kill a supervisor; its children notice, and end in order."""

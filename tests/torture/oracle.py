@@ -72,7 +72,7 @@ REDIS_FAULTS = frozenset(
 )
 FREEZES = frozenset({"freeze-child", "freeze-worker"})
 # After these faults consumers had to start or to find their server again: lateness counts from then.
-STANDSTILLS = frozenset({"kill-worker", "kill-supervisor", "roll"})
+STANDSTILLS = frozenset({"kill-all", "kill-worker", "kill-supervisor", "roll"})
 DATABASE_FAULTS = frozenset(
     {
         "database-blackhole",
@@ -107,7 +107,9 @@ class Row(NamedTuple):
     def is_death(self) -> bool:
         """True when a delivery crashed: it ended without reporting. One that is released unfinished has reported."""
         parts = {part.strip() for part in self.reason.split(";")}
-        return self.before == "running" and bool(parts & {"lease ran out", "worker process died"})
+        return self.before == "running" and bool(
+            parts & {"lease ran out", "worker process died", "all processes of the worker died"}
+        )
 
     @property
     def pid(self) -> int | None:
@@ -336,15 +338,12 @@ class Oracle:
                 self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}; strange: {deaths}")
 
     def _may_be_dead(self, pk: int) -> bool:
-        """Tell whether a message may be dead: it crashed too often, as poison or each time by the nemesis's doing."""
+        """Tell whether a message may be dead: it is poison, and died alone. No other may be."""
         log = self.evidence.log[pk]
-        unreported = [row for row in log if row.is_death]
-        if "deliveries crashed" not in log[-1].reason or len(unreported) != self.evidence.run["max_crashes"]:
+        deaths = [row for row in log if row.is_death]
+        if self._kind(pk) != "poison":
             return False
-        if self._kind(pk) == "poison":
-            return True
-        self.report.counts["innocent, but killed too often"] += 1
-        return not any(self._strange_deaths(pk))
+        return "it ran alone" in log[-1].reason and len(deaths) >= self.evidence.run["max_crashes"]
 
     def _strange_deaths(self, pk: int) -> Iterator[str]:
         """Return the deliveries that crashed although nothing was done to their process."""
@@ -510,7 +509,7 @@ class Oracle:
         """The times between which each process was killed, in order."""
         deaths: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for fault in [*self.faults, *self.poisonings]:
-            if fault.kind in ("kill-child", "kill-worker", POISON):
+            if fault.kind in ("kill-all", "kill-child", "kill-worker", POISON):
                 for pid in fault.pids:
                     deaths[pid].append((fault.begin, fault.end))
         for times in deaths.values():

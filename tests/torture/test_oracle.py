@@ -158,7 +158,7 @@ UNANNOUNCED = 13
 CANCELLED_AFTER_CRASH = 14
 
 DIED = "worker process died"
-GIVEN_UP = f"{DIED}; 3 deliveries crashed"
+GIVEN_UP = f"{DIED}; it ran alone; 3 deliveries crashed"
 RAN_OUT = "lease ran out"
 
 
@@ -266,7 +266,7 @@ def a_process_is_frozen_between_the_claim_and_the_handler(scene: Scene) -> None:
     scene.ran(FROZEN_BEFORE_START, 1, 17, at + 8.01, "end")
 
 
-def an_innocent_message_is_killed_too_often(scene: Scene) -> None:
+def an_innocent_message_is_killed_often(scene: Scene) -> None:
     """Its first claim is an orphaned one, and its third is released so that the message runs alone."""
     scene.message(UNLUCKY, "torture.line", NOON + 110)
 
@@ -287,7 +287,11 @@ def an_innocent_message_is_killed_too_often(scene: Scene) -> None:
     killed(2, 32, "scheduled", DIED)
     at = claimed(3, 33)
     scene.end(UNLUCKY, "scheduled", at + 0.1, reason="is to run alone")
-    killed(4, 34, "dead", GIVEN_UP)
+    for delivery, pid in ((4, 34), (5, 35), (6, 36)):
+        killed(delivery, pid, "scheduled", f"{DIED}; it ran alone")
+    at = claimed(7, 11)
+    scene.ran(UNLUCKY, 7, 11, at + 0.01, "end")
+    scene.end(UNLUCKY, "consumed", at + 0.1)
 
 
 def the_database_is_away_for_longer_than_a_lease(scene: Scene) -> None:
@@ -334,7 +338,7 @@ FATES: list[Callable[[Scene], None]] = [
     poison_crashes_three_processes,
     a_message_falls_due_while_redis_is_empty,
     a_process_is_frozen_between_the_claim_and_the_handler,
-    an_innocent_message_is_killed_too_often,
+    an_innocent_message_is_killed_often,
     the_database_is_away_for_longer_than_a_lease,
     a_producer_is_killed_before_it_tells_redis,
     a_message_is_cancelled_after_a_crash,
@@ -378,15 +382,17 @@ def _(scene: Scene) -> None:
     scene.lines = [line for line in scene.lines if line[0] != "die"]
 
 
-@spoil("lost", "a message was given up for a claim whose handler began, with nothing in its way")
+@spoil("lost", "a harmless message was given up because its processes were killed")
 def _(scene: Scene) -> None:
-    scene.ran(UNLUCKY, 1, 31, NOON + 110.52)
+    del scene.log[UNLUCKY][-2:]
+    scene.log[UNLUCKY][-1] |= {"after": "dead", "reason": GIVEN_UP}
+    scene.lines = [line for line in scene.lines if line[1:3] != (UNLUCKY, 7)]
+    scene.states[UNLUCKY] = "dead"
 
 
-@spoil("lost", "a message was given up for a claim that was lost, and nothing loses one")
+@spoil("lost", "poison was given up although it ran beside others")
 def _(scene: Scene) -> None:
-    cut = next(entry["fault"] for entry in scene.nemesis if entry.get("kind") == "database-cut")
-    scene.nemesis = [entry for entry in scene.nemesis if entry["fault"] != cut]
+    scene.log[POISON][-1]["reason"] = f"{DIED}; 3 deliveries crashed"
 
 
 @spoil("lost", "a commit that was acknowledged is gone")

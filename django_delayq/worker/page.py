@@ -1,0 +1,83 @@
+"""The page: memory that a worker process shares with its supervisor, and that outlives the process."""
+
+from __future__ import annotations
+
+import mmap
+
+# The last deliveries of each handler thread that the page names: the one that runs, and before it those that have ended
+# and whose outcomes may not be recorded yet.
+NAMED = 32
+
+
+class Page:
+    """The signs of life of a process, the deliveries that it began last, and since when a message is to run alone.
+
+    The process writes and the supervisor reads, except for ``replaced``, which the supervisor writes. Each number has
+    one writer among the threads of the process: the main thread gives signs of life and ends, the thread that makes the
+    consumer's turns writes ``suspect_since``, and each handler thread notes its own deliveries. A number is written at
+    once, so no lock is needed, which a killed process would hold for ever.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._memory = memoryview(mmap.mmap(-1, 5 * 8)).cast("d")
+        self._begun = memoryview(mmap.mmap(-1, threads * NAMED * 8)).cast("q")
+        # For each handler thread, where its last delivery is named.
+        self._places = [number * NAMED for number in range(threads)]
+
+    # --- signs of life ------------------------------------------------------------------------------------------------
+
+    def set(self, value: float) -> None:
+        """Give a sign of life; ``value`` is when the consumer last began a turn (monotonic)."""
+        self._memory[0] = value
+        self._memory[2] += 1
+
+    def get(self) -> float:
+        """Return when the consumer last began a turn."""
+        return self._memory[0]
+
+    @property
+    def signs(self) -> float:
+        """The number of signs of life."""
+        return self._memory[2]
+
+    def end(self) -> None:
+        """Mark the exit code that follows as the worker's own: a handler may call ``os._exit`` with any code."""
+        self._memory[1] = 1.0
+
+    @property
+    def ended(self) -> bool:
+        """True when the exit code is the worker's own."""
+        return self._memory[1] == 1.0
+
+    # --- deliveries ---------------------------------------------------------------------------------------------------
+
+    def note_begun(self, thread: int, pk: int) -> None:
+        """Take note, before a handler begins, of its thread (from 0) and its message."""
+        first = thread * NAMED
+        place = self._places[thread] = first + (self._places[thread] + 1 - first) % NAMED
+        self._begun[place] = pk
+
+    @property
+    def begun(self) -> frozenset[int]:
+        """The messages whose handlers ran last: all that run now are among them."""
+        return frozenset(self._begun) - {0}
+
+    # --- running alone ------------------------------------------------------------------------------------------------
+
+    @property
+    def suspect_since(self) -> float:
+        """Since when the process takes nothing because a message is to run alone in it (monotonic); 0: it takes."""
+        return self._memory[3]
+
+    @suspect_since.setter
+    def suspect_since(self, moment: float) -> None:
+        self._memory[3] = moment
+
+    @property
+    def replaced(self) -> bool:
+        """True when another process has taken the place of this one, which ends as soon as it holds nothing."""
+        return self._memory[4] == 1.0
+
+    def replace(self) -> None:
+        """Have the process take nothing any more, and end when it holds nothing."""
+        self._memory[4] = 1.0

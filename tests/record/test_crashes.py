@@ -1,0 +1,197 @@
+"""The judgement on messages whose worker process died: which are accused, which run alone, which become dead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_delayq import cancel_message, transitions
+from django_delayq.models import Message
+from django_delayq.states import State
+from django_delayq.transitions import (
+    LONGEST_RETREAT,
+    WORKERS_PER_CRASH,
+    Death,
+    Judgement,
+    judge,
+    mark_alone,
+    suspect_crashes,
+)
+from tests.record.steps import ago, claim, due, message
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BY_ITSELF = Death(by_kill=False)
+
+
+def die(worker: str = "w", death: Death = BY_ITSELF, max_crashes: int = 3) -> dict[int, State]:
+    """Release the messages of a worker process that died; return where they went."""
+    moved = transitions.release_worker(
+        "default", worker, max_crashes=max_crashes, actor="s", shutdown=False, death=death
+    )
+    return {row.id: row.after for row in moved}
+
+
+def run(ids: Collection[int], worker: str = "w") -> None:
+    Message.objects.filter(pk__in=ids).update(due_at=ago())
+    for pk in ids:
+        assert claim(pk, worker=worker)
+
+
+def vanish(pk: int, *, alone: bool = False, max_crashes: int = 3) -> State:
+    """Have a message run in a worker of which nothing is left."""
+    run([pk])
+    if alone:
+        mark_alone("default", pk, message(pk).deliveries, "w")
+    Message.objects.filter(pk=pk).update(leased_until=ago())
+    (moved,) = transitions.reap("default", max_crashes=max_crashes, actor="reaper")
+    return moved.after
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("crashes", "was_alone", "by_kill", "expected"),
+    [
+        (1, False, True, Judgement(counts=True)),
+        (2, False, False, Judgement(counts=True)),
+        (3, False, False, Judgement(counts=False)),
+        (1, True, False, Judgement(counts=True)),
+        (2, True, False, Judgement(counts=True, retreat=1.0)),
+        (3, True, False, Judgement(counts=True, is_dead=True)),
+        (3, True, True, Judgement(counts=True, retreat=2.0)),
+        (4, True, True, Judgement(counts=True, retreat=4.0)),
+        (5, True, True, Judgement(counts=True, is_dead=True)),
+    ],
+)
+def test_a_crash_is_judged_by_its_evidence(crashes: int, was_alone: bool, by_kill: bool, expected: Judgement) -> None:
+    assert judge(crashes, 3, was_alone=was_alone, by_kill=by_kill) == expected
+
+
+def test_a_message_that_crashed_often_alone_stays_away_for_a_bounded_time() -> None:
+    assert judge(900, 1000, was_alone=True, by_kill=True).retreat == LONGEST_RETREAT
+
+
+@given(
+    max_crashes=st.integers(2, 6),
+    threads=st.integers(1, 8),
+    by_kill=st.booleans(),
+    poisonous=st.lists(st.booleans(), min_size=1, max_size=20),
+    data=st.data(),
+)
+def test_poison_is_dead_after_a_bounded_number_of_deaths_and_nothing_else_is(
+    max_crashes: int, threads: int, by_kill: bool, poisonous: list[bool], data: st.DataObject
+) -> None:
+    """Processes die with each poison that they run. Suspects run alone, and innocents among others take for ever."""
+    crashes = dict.fromkeys(range(len(poisonous)), 0)
+    suspect, deaths = suspect_crashes(max_crashes), 0
+    while poison := [pk for pk in crashes if poisonous[pk]]:
+        suspects = [pk for pk, count in crashes.items() if count >= suspect]
+        if suspects and (set(poison) <= set(suspects) or data.draw(st.booleans())):
+            running = {data.draw(st.sampled_from(suspects))}
+        else:
+            others = data.draw(st.lists(st.sampled_from(sorted(crashes.keys() - suspects)), max_size=threads - 1))
+            running = {next(pk for pk in poison if pk not in suspects), *others}
+        if not running & set(poison):
+            # An innocent that ran alone is consumed.
+            crashes = {pk: count for pk, count in crashes.items() if pk not in running}
+            continue
+        deaths += 1
+        for pk in running:
+            judgement = judge(crashes[pk] + 1, max_crashes, was_alone=len(running) == 1, by_kill=by_kill)
+            crashes[pk] += judgement.counts
+            if judgement.is_dead:
+                assert poisonous[pk]
+                del crashes[pk]
+    assert deaths <= sum(poisonous) * (max_crashes + suspect)
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_had_not_begun_is_not_accused() -> None:
+    begun, waiting = due().pk, due().pk
+    run([begun, waiting])
+    assert die(death=Death([begun])) == {begun: State.SCHEDULED, waiting: State.SCHEDULED}
+    assert (message(begun).crashes, message(waiting).crashes) == (1, 0)
+    last = message(waiting).transitions.last()
+    assert last is not None
+    assert last.reason == "worker process died; it was not running"
+
+
+def test_messages_that_always_ran_beside_others_never_become_dead() -> None:
+    ids = [due().pk for _ in range(3)]
+    for _death in range(8):
+        run(ids)
+        assert set(die().values()) == {State.SCHEDULED}
+    assert {message(pk).crashes for pk in ids} == {suspect_crashes(3)}
+
+
+def test_a_message_that_crashed_its_process_alone_is_dead_with_a_reason() -> None:
+    pk, other = due().pk, due().pk
+    for _death in range(2):
+        run([pk, other])
+        die()
+    run([pk])
+    assert die() == {pk: State.DEAD}
+    last = message(pk).transitions.last()
+    assert last is not None
+    assert last.reason == "worker process died; it ran alone; 3 deliveries crashed"
+    run([other])
+    assert die(death=Death(by_kill=True)) == {other: State.SCHEDULED}
+
+
+def test_a_message_that_crashed_alone_lets_others_go_first() -> None:
+    pk = due().pk
+    for crash in range(1, 5):
+        run([pk])
+        before = transitions.now("default")
+        die(death=Death(by_kill=True))
+        assert message(pk).crashes == crash
+        assert (message(pk).due_at > before) == (crash >= suspect_crashes(3))
+    run([pk])
+    assert die(death=Death(by_kill=True)) == {pk: State.DEAD}
+
+
+def test_a_requested_cancel_ends_a_message_whose_process_died() -> None:
+    pk = due().pk
+    Message.objects.filter(pk=pk).update(deliveries=2)
+    run([pk])
+    cancel_message(pk)
+    assert die(death=Death(by_kill=True)) == {pk: State.CANCELLED}
+
+
+def test_the_death_of_all_processes_accuses_nobody() -> None:
+    ids = [due().pk for _ in range(3)]
+    run(ids)
+    die(death=Death(of_all=True))
+    assert [(message(pk).excused, message(pk).crashes) for pk in ids] == [(1, 0)] * 3
+
+
+def test_the_deaths_of_whole_workers_make_a_suspect_late_and_never_kill_a_message_that_ran_beside_others() -> None:
+    pk = due().pk
+    for number in range(1, 5 * WORKERS_PER_CRASH):
+        assert vanish(pk) == State.SCHEDULED
+        assert message(pk).crashes == min(number // WORKERS_PER_CRASH, suspect_crashes(3))
+
+
+def test_a_message_that_kills_its_whole_worker_again_and_again_is_dead_in_the_end() -> None:
+    pk = due().pk
+    ends = [vanish(pk, alone=message(pk).crashes >= suspect_crashes(3)) for _ in range(5 * WORKERS_PER_CRASH)]
+    assert [number for number, end in enumerate(ends, 1) if end == State.DEAD] == [5 * WORKERS_PER_CRASH]
+
+
+def test_a_message_is_marked_as_alone_only_by_its_present_delivery() -> None:
+    pk = due().pk
+    run([pk])
+    for delivery, worker in ((2, "w"), (1, "another")):
+        mark_alone("default", pk, delivery, worker)
+        assert message(pk).worker == "w"
+    mark_alone("default", pk, 1, "w")
+    assert message(pk).worker == "w" + transitions.ALONE
+    assert die() == {pk: State.SCHEDULED}
+    assert message(pk).worker == ""
