@@ -294,7 +294,7 @@ def judge(crashes: int, max_crashes: int, *, was_alone: bool, by_kill: bool) -> 
 
 def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
     """Note in the row that a delivery runs alone in its process, for the case that nobody sees the process die."""
-    rows = Message.objects.using(using).filter(pk=message_id, state=State.RUNNING, deliveries=delivery)
+    rows = Message._base_manager.using(using).filter(pk=message_id, state=State.RUNNING, deliveries=delivery)
     rows.filter(worker=worker).update(worker=worker + ALONE)
 
 

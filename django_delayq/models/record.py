@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from django.db import models
 from django.db.models import Case, ExpressionWrapper, F, Q, When
@@ -19,11 +19,64 @@ def _holds(**lookups: bool) -> ExpressionWrapper[Any]:
     return ExpressionWrapper(Q(**lookups), output_field=models.BooleanField())
 
 
-class Message(models.Model):
+AModel = TypeVar("AModel", bound=models.Model)
+
+
+def _refuse_write(model: type[models.Model]) -> NoReturn:
+    raise TypeError(
+        f"rows of {model._meta.concrete_model.__name__} are not written directly, for that would bypass the log and "
+        "Redis: schedule_message() makes a message; reschedule_message(), run_message_now(), cancel_message() and "
+        "requeue_message() change one"
+    )
+
+
+def _refuse_delete(model: type[models.Model]) -> NoReturn:
+    raise TypeError(
+        f"rows of {model._meta.concrete_model.__name__} are not deleted directly, for a worker may be running the "
+        "message: cancel_message() keeps it from running; delayq_purge deletes finished messages with their log"
+    )
+
+
+class RecordQuerySet(models.QuerySet[AModel]):
+    """Reads rows of the record, and refuses to write them.
+
+    ``create()`` and its kind end in ``save()``. The statements of this package go by ``_base_manager``, fixtures by
+    ``save_base()``, and cascades by neither.
+    """
+
+    def bulk_create(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse_write(self.model)
+
+    def bulk_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse_write(self.model)
+
+    def update(self, **kwargs: Any) -> NoReturn:
+        _refuse_write(self.model)
+
+    def delete(self) -> NoReturn:
+        _refuse_delete(self.model)
+
+
+class _Record(models.Model):
+    """A row of the record, which only ``django_delayq.transitions`` and the purge write."""
+
+    objects = RecordQuerySet.as_manager()
+
+    class Meta:
+        abstract = True
+
+    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse_write(type(self))
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse_delete(type(self))
+
+
+class Message(_Record):
     """A message to deliver at its due time.
 
-    Only ``django_delayq.transitions`` writes rows: use ``schedule_message()``, ``cancel_message()`` and the like.
-    ``save()`` and ``QuerySet.update()`` would bypass the log and Redis.
+    Rows are only read here. ``schedule_message()``, ``cancel_message()`` and the like write them, with the log and
+    Redis: ``save()``, ``delete()`` and ``QuerySet.update()`` say so.
     """
 
     State = _State
@@ -158,7 +211,7 @@ class Message(models.Model):
         return self.deliveries - self.reported - self.excused - (self.state == _State.RUNNING)
 
 
-class Transition(models.Model):
+class Transition(_Record):
     """A logged move of the state machine."""
 
     pk = models.CompositePrimaryKey("message_id", "number")

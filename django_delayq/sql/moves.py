@@ -125,7 +125,7 @@ def move(
         decided = [(message, decide(message, now)) for message in rows]
         plans = [_plan(message, made, made.to, now) for message, made in decided if made.to is not None]
         written = {plan.message.pk for plan in _write(using, plans)}
-        Transition.objects.using(using).bulk_create(
+        Transition._base_manager.using(using).bulk_create(
             _logged(plan, actor, now) for plan in plans if plan.message.pk in written
         )
     return [(message, made) for message, made in decided if made.to is None or message.pk in written]
@@ -155,7 +155,7 @@ def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
         written = plans
     else:
         # The condition on `moves` replaces the row lock.
-        rows = Message.objects.using(using)
+        rows = Message._base_manager.using(using)
         written = [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves).update(**p.values)]
     for plan in written:
         for name, value in plan.values.items():
@@ -169,7 +169,7 @@ def _write_locked(using: str, plans: list[_Plan]) -> None:
     for plan in plans:
         alike = {name: value for name, value in plan.values.items() if name != "moves"}
         groups.setdefault(repr(sorted(alike.items())), []).append(plan)
-    rows = Message.objects.using(using)
+    rows = Message._base_manager.using(using)
     if len(groups) > MOST_GROUPS:
         # A column that a plan does not name keeps its value, which is written again: the rows are locked.
         copies = [_copy(plan) for plan in plans]

@@ -52,12 +52,12 @@ class Portable:
                 retry=None if one.retry is None else json.loads(one.retry),
                 max_attempts=one.max_attempts,
             )
-            message.save(using=self.using, force_insert=True)
+            message.save_base(using=self.using, force_insert=True)
             log.append(
                 Transition(message_id=message.pk, number=1, at=now, to_state=State.SCHEDULED, due_at=due, actor=actor)
             )
             yield one, Inserted(message.pk, due, now)
-        Transition.objects.using(self.using).bulk_create(log)
+        Transition._base_manager.using(self.using).bulk_create(log)
 
     def queues(self) -> list[str]:
         scheduled = Message.objects.using(self.using).filter(state=State.SCHEDULED)
@@ -206,7 +206,7 @@ class Portable:
         with writing(self.using):
             now = self.now()
             for renewal in renewals:
-                rows = Message.objects.using(self.using).filter(
+                rows = Message._base_manager.using(self.using).filter(
                     pk=renewal.id, deliveries=renewal.delivery, state=State.RUNNING
                 )
                 for requested, until in rows.values_list("cancel_requested", "leased_until"):

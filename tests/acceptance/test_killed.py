@@ -123,7 +123,7 @@ def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) ->
 def test_a_message_runs_alone_in_one_process_at_a_time_while_the_others_deliver(start: Start, gate: Gate) -> None:
     suspects = [schedule_message("t.gate", gate.payload) for _ in range(2)]
     # As if two deliveries of each had crashed.
-    Message.objects.update(deliveries=2)
+    Message._base_manager.update(deliveries=2)
     worker = start("--processes", "2", "--threads", "2")
     put_off = Transition.objects.filter(reason="is to run alone", due_at__gt=F("at"))
     eventually(put_off.exists, "one makes way for the other")
@@ -207,7 +207,7 @@ def test_the_death_of_all_processes_at_once_accuses_nobody(start: Start, gate: G
 def test_a_message_that_runs_alone_for_long_keeps_no_other_waiting(start: Start, gate: Gate) -> None:
     """Another process takes the place of the one in which it runs, and that one ends with it."""
     suspect = schedule_message("t.gate", gate.payload)
-    Message.objects.update(deliveries=2)
+    Message._base_manager.update(deliveries=2)
     worker = start("--threads", "2")
     [first] = worker.wait_for_children(1)
     eventually(lambda: gate.how_many_began() == 1, "it runs alone")

@@ -116,7 +116,7 @@ def test_commands_write_audit_events() -> None:
     values = (written.action, written.target, written.reason, written.outcomes, written.message_id)
     assert values == ("cancel", f"message #{message.pk}", "by hand", {"cancelled": 1}, message.pk)
     assert written.actor.startswith("command:delayq_cancel")
-    Message.objects.update(finished_at=timezone.now() - timedelta(days=2))
+    Message._base_manager.update(finished_at=timezone.now() - timedelta(days=2))
     call_command("delayq_purge", "--older-than", "1d", "--yes", stdout=StringIO(), stderr=StringIO())
     written = AuditEvent.objects.latest("pk")
     assert (written.action, written.outcomes) == ("purge", {"purged": 1})

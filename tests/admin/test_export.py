@@ -16,6 +16,7 @@ from django_delayq.console.admin import export
 from django_delayq.console.models import AuditEvent
 from django_delayq.console.search import listing
 from django_delayq.console.statements import TooSlow
+from django_delayq.models import Message
 
 from . import samples
 from .conftest import logged_in, person
@@ -130,7 +131,7 @@ def test_the_last_line_of_a_capped_export_says_that_there_are_more(
 def test_a_message_that_is_purged_meanwhile_is_left_out(exporter: Client) -> None:
     first, second = samples.cancelled(), samples.cancelled()
     response = post(exporter, state="cancelled")
-    first.delete()
+    Message._base_manager.filter(pk=first.pk).delete()
     assert [row["id"] for row in lines(response)] == [second.pk]
 
 

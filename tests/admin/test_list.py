@@ -106,7 +106,7 @@ def test_the_queues_are_merged_in_the_order_of_their_due_times(viewer: Client) -
 def test_finished_messages_that_ended_at_one_moment_are_not_lost_between_pages(viewer: Client) -> None:
     made = [samples.cancelled().pk for _number in range(8)]
     at = now(samples.DB)
-    Message.objects.update(finished_at=at)
+    Message._base_manager.update(finished_at=at)
     assert listed(viewer, state="cancelled") + listed(viewer, state="cancelled", p=2) == made[::-1]
     assert listed(viewer, q="is:finished") + listed(viewer, q="is:finished", p=2) == made[::-1]
 
@@ -423,7 +423,7 @@ def test_the_list_counts_up_to_a_cap(viewer: Client, monkeypatch: pytest.MonkeyP
     page = samples.text(viewer.get(reverse(samples.LIST)))
     assert "7+ messages" in page
     assert tabs(viewer)["All"] == "7+"
-    Message.objects.earliest("pk").delete()
+    Message._base_manager.filter(pk=Message.objects.earliest("pk").pk).delete()
     page = samples.text(viewer.get(reverse(samples.LIST)))
     assert "7 messages" in page
     assert tabs(viewer)["All"] == "7"

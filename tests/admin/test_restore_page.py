@@ -55,7 +55,7 @@ def late(number: int = 1, **options: Any) -> list[Message]:
     """Create messages that are overdue for an hour."""
     messages = [scheduled(delay=0, **options) for _ in range(number)]
     hour_ago = timezone.now() - timedelta(hours=1)
-    Message.objects.filter(pk__in=[message.pk for message in messages]).update(due_at=hour_ago)
+    Message._base_manager.filter(pk__in=[message.pk for message in messages]).update(due_at=hour_ago)
     return messages
 
 

@@ -389,7 +389,7 @@ def test_errors_are_found_by_a_part_of_their_kind_in_any_case() -> None:
 def test_overdue_retrying_running_and_finished_messages_are_found(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60.0}
     overdue = samples.scheduled(delay=0)
-    Message.objects.filter(pk=overdue.pk).update(due_at=timezone.now() - timedelta(seconds=61))
+    Message._base_manager.filter(pk=overdue.pk).update(due_at=timezone.now() - timedelta(seconds=61))
     waiting = samples.scheduled(delay=0)
     later = samples.scheduled(delay="3h")
     retrying = samples.failed(samples.running(), reason="retry", delay=timedelta(hours=1))

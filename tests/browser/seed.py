@@ -60,7 +60,7 @@ def _scheduled() -> Message:
         for number in range(1, 31)
     )
     late = schedule_messages([{"topic": "orders.remind", "delay": "1h"}] * 4)
-    Message.objects.filter(pk__in=[message.pk for message in late]).update(due_at=_ago(minutes=3))
+    Message._base_manager.filter(pk__in=[message.pk for message in late]).update(due_at=_ago(minutes=3))
     payload = {
         "customer": {"name": "Ägidius Ωmega", "password": "geheim", "address": ["Straße 1", "12345 Überall"]},
         "amount": 2**62,

@@ -201,7 +201,7 @@ def heights(page: Any, rows: str) -> list[float]:
 def test_lists_have_one_line_a_row_on_a_laptop_and_on_a_phone(open_page: Open, seeded: dict[State, Message]) -> None:
     message = seeded[State.DEAD]
     long = "ValueError: " + "x" * 150
-    Message.objects.filter(pk=message.pk).update(error=long, payload={"note": "wait " * 60})
+    Message._base_manager.filter(pk=message.pk).update(error=long, payload={"note": "wait " * 60})
     page = open_page()
     for size in ("laptop", "phone"):
         page.set_viewport_size(SIZES[size])

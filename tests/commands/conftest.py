@@ -59,7 +59,7 @@ def schedule(number: int = 1, *, due: float = 60.0, **more: Any) -> list[int]:
     if due < -50:
         for message in Message.objects.filter(pk__in=ids):
             late = message.due_at + timedelta(seconds=due + 50)
-            Message.objects.filter(pk=message.pk).update(due_at=late)
+            Message._base_manager.filter(pk=message.pk).update(due_at=late)
     return ids
 
 

@@ -50,8 +50,8 @@ def test_mixed_verdicts_are_counted_and_end_with_exit_code_4() -> None:
     claim(running)
     claim(unknown, again)
     # The delivery of one crashed, that of the other was reported.
-    Message.objects.filter(pk__in=[unknown, again]).update(state=State.SCHEDULED, leased_until=None, worker="")
-    Message.objects.filter(pk=again).update(reported=F("deliveries"))
+    Message._base_manager.filter(pk__in=[unknown, again]).update(state=State.SCHEDULED, leased_until=None, worker="")
+    Message._base_manager.filter(pk=again).update(reported=F("deliveries"))
     run("delayq_cancel", str(done))
     words = [str(pk) for pk in (waiting, again, unknown, running, done, 10**12)]
     expected = {"cancelled": 2, "outcome unknown": 1, "requested": 1, "too late": 1, "not found": 1}

@@ -103,7 +103,7 @@ def test_sentinels_that_say_nothing_do_not_delay_a_call(settings: Any, caplog: p
 def test_a_message_that_may_still_succeed_can_be_neither_replaced_nor_debounced() -> None:
     message = schedule_message("t.ok", {"v": 1}, key="k")
     (row,) = transitions.claim(DB, [Ticket(message.pk)], {"t.ok": 60.0}, "frozen")
-    Message.objects.filter(pk=message.pk).update(leased_until=message.created_at - timedelta(seconds=1))
+    Message._base_manager.filter(pk=message.pk).update(leased_until=message.created_at - timedelta(seconds=1))
     assert transitions.reap(DB, max_crashes=3, actor="test")
     for policy in ("replace", "debounce"):
         with pytest.raises(KeyConflict):

@@ -124,7 +124,7 @@ def test_a_consumer_that_has_claimed_nothing_yet_claims_nothing_ahead(consumer: 
 
 def test_a_consumer_that_lacks_a_handler_claims_nothing_ahead_once_it_knows(consumer: Consumer) -> None:
     messages = due_in_an_hour(consumer)
-    Message.objects.filter(pk=messages[0].pk).update(topic="t.of_another")
+    Message._base_manager.filter(pk=messages[0].pk).update(topic="t.of_another")
     set_clock_before(consumer, messages[0], 4)
     consumer.turn()
     later = due_in_an_hour(consumer)
@@ -182,7 +182,7 @@ def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: 
     (message,) = due_in_an_hour(consumer)
     set_clock_before(consumer, message, 4)
     later = message.due_at + timedelta(seconds=1)
-    Message.objects.filter(pk=message.pk).update(due_at=later)
+    Message._base_manager.filter(pk=message.pk).update(due_at=later)
     consumer.turn()
     assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
     assert place(consumer, message) == pytest.approx(to_tenths(later), abs=1)

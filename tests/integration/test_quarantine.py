@@ -24,7 +24,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     (busy,) = claimed("t.ok")
     consumer.pool._held.add([busy])
     message = schedule_message("t.ok")
-    Message.objects.filter(pk=message.pk).update(deliveries=2)
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
     waits = []
     for _time in range(3):
         consumer.turn()
@@ -35,7 +35,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         consumer.turn()
         assert recorder.flush(5)
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
-        Message.objects.filter(pk=message.pk).update(due_at=message.due_at)
+        Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
     assert [round(seconds / FIRST_WAIT) for seconds in waits] == [1, 2, 4]
     consumer.pool._held.remove(busy)
     consumer.pool.start()
@@ -47,6 +47,6 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
 
 def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_delivered() -> None:
     message = schedule_message("t.ok")
-    Message.objects.filter(pk=message.pk).update(deliveries=2)
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
     assert drain(Options(DB, threads=2, max_messages=1)) == 1
     assert Message.objects.get(pk=message.pk).state == State.CONSUMED

@@ -19,7 +19,7 @@ def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (one,) = claimed("t.ok")
-    Message.objects.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+    Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
     monkeypatch.setattr(transitions, "may_reap", lambda using: False)
     parts.reaper.tick()
     assert state(one) == State.RUNNING

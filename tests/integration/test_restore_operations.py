@@ -117,7 +117,7 @@ def test_a_restore_goes_on_from_its_position_under_another_worker(
 def test_expired_messages_are_handled_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
     schedule(5)
-    Message.objects.update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
+    Message._base_manager.update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
     operation = begin(no_expired=True)
     operations.run_step(DB, operation, OPERATOR)
     assert states() == {State.SCHEDULED: 3, State.EXPIRED: 2}
@@ -480,7 +480,7 @@ def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, 
     redis_client.zadd(there.keys("default").ready, {str(extra): 1.0})
     stuck = schedule(1, due=-1, queue="other")
     assert transitions.claim(DB, [Ticket(stuck[0])], {"t.ok": 1.0}, "w")
-    Message.objects.filter(pk=stuck[0]).update(leased_until=timezone.now() - timedelta(hours=1))
+    Message._base_manager.filter(pk=stuck[0]).update(leased_until=timezone.now() - timedelta(hours=1))
 
     done = work_off(check())
 

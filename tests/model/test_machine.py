@@ -353,7 +353,7 @@ class Machine(RuleBasedStateMachine):
         """End the leases of these. A holder that is alive does not know."""
         for held in self.held:
             held.expired = held.expired or held.row.id in running
-        Message.objects.filter(pk__in=running).update(leased_until=timezone.now() - timedelta(seconds=1))
+        Message._base_manager.filter(pk__in=running).update(leased_until=timezone.now() - timedelta(seconds=1))
 
     @rule()
     def reap(self) -> None:

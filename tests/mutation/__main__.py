@@ -189,6 +189,14 @@ MUTANTS = [
         "returned generator taken for a success",
         (f"{WORKER}/executor.py", "if isinstance(returned, _UNRUN):", "if False:"),
     ),
+    mutant(
+        "messages updated directly",
+        (
+            "django_delayq/models/record.py",
+            "def update(self, **kwargs: Any) -> NoReturn:",
+            "def _update_(self) -> NoReturn:",
+        ),
+    ),
     mutant("put before the commit", (PUBLISHER, "if not connection.in_atomic_block:", "if True:")),
     mutant(
         "take that keeps ready what is early",

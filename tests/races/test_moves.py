@@ -131,7 +131,7 @@ def test_two_consumers_that_claim_the_same_ids_share_them(together: Together) ->
             assert {m.worker for m in rows} <= {f"w{worker}"}
         for message in messages:
             assert_the_log_tells_the_whole_story(message)
-        Message.objects.all().delete()
+        Message._base_manager.all().delete()
 
 
 def test_consumers_that_find_messages_by_query_share_them(together: Together) -> None:
@@ -217,7 +217,7 @@ def test_a_reaper_against_a_late_success_never_undoes_it(together: Together) -> 
     for _ in rounds():
         message = due_message()
         [claimed] = claim(message)
-        Message.objects.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
+        Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
         reaped, consumed = together(
             lambda: transitions.reap(DB, max_crashes=3, actor="reaper"),
             lambda c=claimed: transitions.succeed(DB, [Success(c.id, c.deliveries, "late")]),
@@ -232,7 +232,7 @@ def test_a_reaper_against_a_late_failure_ends_the_delivery_once(together: Togeth
     for _ in rounds():
         message = due_message()
         [claimed] = claim(message)
-        Message.objects.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
+        Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
         failure = Failure(claimed.id, claimed.deliveries, "late", delay=timedelta(seconds=60), error="it failed")
         reaped, failed = together(
             lambda: transitions.reap(DB, max_crashes=3, actor="reaper"), lambda f=failure: transitions.fail(DB, [f])
@@ -246,7 +246,7 @@ def test_a_reaper_against_an_extension_takes_no_lease_that_was_just_extended(tog
     for _ in rounds():
         message = due_message()
         [claimed] = claim(message)
-        Message.objects.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
+        Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
         reaped, extended = together(
             lambda: transitions.reap(DB, max_crashes=3, actor="reaper"),
             lambda c=claimed: transitions.extend(DB, [LeaseRenewal(c.id, c.deliveries, 60.0)]),

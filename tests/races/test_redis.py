@@ -82,7 +82,7 @@ def test_two_fills_against_two_consumers_start_each_message_once(
         )
         assert answers == [None] * 4
         assert delivering.claimed == Counter({message.pk: 1 for message in messages})
-        Message.objects.all().delete()
+        Message._base_manager.all().delete()
 
 
 def test_fills_against_cancels_and_reschedules_start_no_wrong_message(
@@ -113,7 +113,7 @@ def test_fills_against_cancels_and_reschedules_start_no_wrong_message(
         assert {message.pk for message in left} <= set(delivering.claimed)
         for message in Message.objects.filter(state=State.CANCELLED):
             assert message.deliveries == 0
-        Message.objects.all().delete()
+        Message._base_manager.all().delete()
 
 
 def test_a_redis_flushed_during_a_fill_can_be_filled_again(together: Together, brokers: list[RedisBroker]) -> None:

@@ -36,7 +36,7 @@ def die(worker: str = "w", death: Death = BY_ITSELF, max_crashes: int = 3) -> di
 
 
 def run(ids: Collection[int], worker: str = "w") -> None:
-    Message.objects.filter(pk__in=ids).update(due_at=ago())
+    Message._base_manager.filter(pk__in=ids).update(due_at=ago())
     for pk in ids:
         assert claim(pk, worker=worker)
 
@@ -46,7 +46,7 @@ def vanish(pk: int, *, alone: bool = False, max_crashes: int = 3) -> State:
     run([pk])
     if alone:
         mark_alone("default", pk, message(pk).deliveries, "w")
-    Message.objects.filter(pk=pk).update(leased_until=ago())
+    Message._base_manager.filter(pk=pk).update(leased_until=ago())
     (moved,) = transitions.reap("default", max_crashes=max_crashes, actor="reaper")
     return moved.after
 
@@ -159,7 +159,7 @@ def test_a_message_that_crashed_alone_lets_others_go_first() -> None:
 
 def test_a_requested_cancel_ends_a_message_whose_process_died() -> None:
     pk = due().pk
-    Message.objects.filter(pk=pk).update(deliveries=2)
+    Message._base_manager.filter(pk=pk).update(deliveries=2)
     run([pk])
     cancel_message(pk)
     assert die(death=Death(by_kill=True)) == {pk: State.CANCELLED}

@@ -45,7 +45,7 @@ committed = pytest.mark.django_db(transaction=True)
 
 def test_a_message_that_was_moved_to_another_queue_is_not_claimed_from_the_old_one() -> None:
     message = due()
-    Message.objects.filter(pk=message.pk).update(queue="other")
+    Message._base_manager.filter(pk=message.pk).update(queue="other")
     tickets = [Ticket(message.pk)]
     assert transitions.claim("default", tickets, LEASES, "a", queue=message.queue) == []
     assert [row.id for row in transitions.claim("default", tickets, LEASES, "a", queue="other")] == [message.pk]
@@ -380,7 +380,7 @@ def test_a_lease_that_ran_out_accuses_nobody_and_the_message_can_be_claimed_agai
 
 def crash(id_: int, max_crashes: int) -> State:
     """Have a message run alone in a process that dies of itself."""
-    Message.objects.filter(pk=id_).update(due_at=ago())
+    Message._base_manager.filter(pk=id_).update(due_at=ago())
     assert claim(id_, worker="w")
     death = transitions.Death(by_kill=False)
     (moved,) = transitions.release_worker(
@@ -418,14 +418,14 @@ def test_a_requeue_excuses_the_crashes_and_counts_the_attempts_anew() -> None:
 def test_a_crashed_delivery_with_a_requested_cancel_is_cancelled() -> None:
     row = claimed()
     cancel_message(row.id)
-    Message.objects.filter(pk=row.id).update(leased_until=ago())
+    Message._base_manager.filter(pk=row.id).update(leased_until=ago())
     (moved,) = transitions.reap("default", max_crashes=3, actor="reaper")
     assert moved.after == State.CANCELLED
 
 
 def test_a_reap_with_a_limit_leaves_the_rest_to_the_next() -> None:
     ids = [claimed().id for _ in range(5)]
-    Message.objects.update(leased_until=ago())
+    Message._base_manager.update(leased_until=ago())
     sizes = [len(transitions.reap("default", max_crashes=3, limit=2, actor="r")) for _ in range(4)]
     assert sizes == [2, 2, 1, 0]
     assert {state(id_) for id_ in ids} == {State.SCHEDULED}
@@ -456,7 +456,7 @@ def test_a_message_past_its_expiry_expires_and_no_other() -> None:
     still, forever = due(due=ago(30), expires=60).pk, due(due=ago(30)).pk
     running = due(due=ago(30), expires=31).pk
     claim(running)
-    Message.objects.filter(pk=running).update(expires_at=ago())
+    Message._base_manager.filter(pk=running).update(expires_at=ago())
     assert [moved.id for moved in transitions.expire("default", actor="janitor")] == [gone]
     assert [state(id_) for id_ in (still, forever, running)] == ["scheduled", "scheduled", "running"]
 

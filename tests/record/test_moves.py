@@ -183,7 +183,7 @@ def test_a_move_of_another_process_in_between_is_not_overwritten() -> None:
 
     def decide(row: Message, now: Any) -> Decision:
         # Another process could have written this in between.
-        Message.objects.filter(pk=id_).update(moves=99)
+        Message._base_manager.filter(pk=id_).update(moves=99)
         return Decision(CAN)
 
     assert move("default", Q(pk=id_), decide, actor="test") == []
@@ -200,7 +200,7 @@ def test_the_log_of_a_long_life_shows_every_move_in_order() -> None:
     fail(id_, 2, dead=True, error="second")
     requeue_message(id_, reason="fixed")
     run_message_now(id_)
-    Message.objects.filter(pk=id_).update(due_at=ago())
+    Message._base_manager.filter(pk=id_).update(due_at=ago())
     claim(id_, worker="c")
     succeed(id_, 3)
     assert moves(id_) == [
