@@ -353,7 +353,7 @@ def _id(target: Any) -> int:
 
 
 def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | None:
-    if key is None:
+    if key is None or not topic:
         raise InvalidMessage("name the message by its id, or by topic and key")
     topic, checked = validation.topic(topic), validation.key(key)
     assert checked is not None

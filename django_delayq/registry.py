@@ -120,8 +120,8 @@ def handler(
         raise InvalidMessage('@handler needs the topic of its messages: write @handler("orders.close")')
     topic = validation.topic(topic)
     policy = None if retry is _DEFAULT else _policy(retry)
-    own_lease = None if lease is None else seconds(lease)
-    own_timeout = None if timeout is _DEFAULT or timeout is None else seconds(timeout)
+    own_lease = None if lease is None else _seconds("lease", lease)
+    own_timeout = None if timeout is _DEFAULT or timeout is None else _seconds("timeout", timeout)
     if own_lease is not None and not 1 <= own_lease <= 86_400:
         raise ValueError("lease must be between 1 second and 1 day")
     if own_timeout is not None and not 0.01 <= own_timeout <= 30 * 86_400:
@@ -200,6 +200,13 @@ def _described(function: Any) -> str:
 
 def _name(function: Any) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def _seconds(option: str, value: Any) -> float:
+    try:
+        return seconds(value)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
 
 
 def _policy(value: Any) -> retry.RetryPolicy:

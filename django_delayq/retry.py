@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -43,8 +43,9 @@ class RetryPolicy:
 
         A usual schedule for payment callbacks is ``["4m", "10m", "10m", "1h", "2h", "6h", "15h"]``.
         """
-        if isinstance(delays, str):
-            raise ValueError("RetryPolicy.fixed takes a list of delays")
+        # The order of a set is no order of delays, and a mapping or a text would be read piece by piece.
+        if not isinstance(delays, Iterable) or isinstance(delays, str | bytes | Mapping | Set):
+            raise ValueError(f"a list of delays is wanted, such as ['10s', '1m'], not {type(delays).__name__}")
         return cls("fixed", delays=tuple(_sane(delay) for delay in delays))
 
     @classmethod
@@ -63,12 +64,12 @@ class RetryPolicy:
         not come back together. It never shortens a delay. ``max_attempts`` counts the first delivery; None sets no
         limit.
         """
-        if not (math.isfinite(factor) and factor >= 1):
-            raise ValueError("factor must be 1 or more")
-        if not 0 <= jitter <= 1:
-            raise ValueError("jitter must be between 0 and 1")
-        if max_attempts is not None and max_attempts < 1:
-            raise ValueError("max_attempts must be 1 or more, or None")
+        if not (_is_number(factor) and math.isfinite(factor) and factor >= 1):
+            raise ValueError(f"factor must be a number, 1 or more, not {factor!r:.40}")
+        if not (_is_number(jitter) and 0 <= jitter <= 1):
+            raise ValueError(f"jitter must be a number between 0 and 1, not {jitter!r:.40}")
+        if max_attempts is not None and not (type(max_attempts) is int and max_attempts >= 1):
+            raise ValueError(f"max_attempts must be a whole number, 1 or more, or None, not {max_attempts!r:.40}")
         return cls(
             "exponential",
             base=_sane(base),
@@ -81,6 +82,8 @@ class RetryPolicy:
     @classmethod
     def custom(cls, chooser: Chooser) -> RetryPolicy:
         """Ask ``chooser(attempt, error)`` for the delay (as in ``fixed``); it returns None to give up."""
+        if not callable(chooser):
+            raise ValueError(f"a function of (attempt, error) is wanted, not {type(chooser).__name__}")
         return cls("custom", chooser=chooser)
 
     @classmethod
@@ -163,7 +166,14 @@ def as_policy(value: RetryLike) -> RetryPolicy:
         return RetryPolicy.never()
     if callable(value):
         return RetryPolicy.custom(value)
-    return RetryPolicy.fixed(value)
+    try:
+        return RetryPolicy.fixed(value)
+    except ValueError as error:
+        raise ValueError(f"retry is a RetryPolicy, a list of delays, a function or None: {error}") from None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _sane(delay: Duration) -> float:

@@ -190,8 +190,8 @@ _OPTIONS = frozenset(inspect.signature(_checked).parameters)
 def _stored_policy(value: RetryLike) -> str:
     try:
         return json.dumps(retry.as_policy(value).to_json())
-    except (ValueError, TypeError) as error:
-        raise InvalidMessage(f"retry: {error}") from error
+    except ValueError as error:
+        raise InvalidMessage(str(error)) from error
 
 
 def _on_conflict(value: Any) -> OnConflict:

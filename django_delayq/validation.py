@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -148,44 +148,98 @@ _ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",
 
 def _encode(what: str, value: Any, depth: int) -> tuple[str, int]:
     """Return the value as JSON text, and the size of the text in bytes."""
-    _walk(what, value, depth)
+    try:
+        _walk(value, depth)
+    except _Unfit as unfit:
+        raise InvalidMessage(f"{_place(what, unfit.path)} {unfit}") from None
     try:
         text = _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidMessage(f"the {what} is not JSON: {error}") from error
+        raise InvalidMessage(_not_json(what, value) or f"the {what} is not JSON: {error}") from error
     try:
         return text, len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidMessage(f"the {what} holds a lone surrogate, which no UTF-8 text can") from None
+        raise InvalidMessage(_not_json(what, value) or f"the {what} {_SURROGATE}") from None
+
+
+_SURROGATE = "holds a lone surrogate, which no UTF-8 text can"
+
+
+class _Unfit(Exception):
+    """A value is unfit for a payload. The path leads to it, from the innermost step to the outermost."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.path: list[Any] = []
 
 
 _HARMLESS = frozenset({bool, float, type(None)})
 
 
-def _walk(what: str, value: Any, depth: int) -> None:
+def _walk(value: Any, depth: int) -> None:
     """Refuse values that json.dumps would take and a database would refuse or change silently."""
     if type(value) in _HARMLESS:
         return
     if isinstance(value, str):
         if "\x00" in value:
-            raise InvalidMessage(f"the {what} holds a NUL character, which PostgreSQL cannot store")
+            raise _Unfit("holds a NUL character, which PostgreSQL cannot store")
     elif isinstance(value, int):
         if not -(2**63) <= value < 2**63:
-            raise InvalidMessage(f"the {what} holds an integer of more than 64 bits; send it as a string")
+            raise _Unfit("holds an integer of more than 64 bits; send it as a string")
     elif isinstance(value, (dict, Mapping)):
         if depth < 1:
-            raise InvalidMessage(f"the {what} is nested too deep")
+            raise _Unfit("is nested too deep")
         for name, item in value.items():
             if not isinstance(name, str):
-                raise InvalidMessage(f"the {what} has a key that is not a string: {_shown(name)}")
+                raise _Unfit(f"has a key that is not a string: {_shown(name)}")
             if "\x00" in name:
-                raise InvalidMessage(f"the {what} holds a NUL character, which PostgreSQL cannot store")
-            _walk(what, item, depth - 1)
+                raise _Unfit("has a key with a NUL character, which PostgreSQL cannot store")
+            try:
+                _walk(item, depth - 1)
+            except _Unfit as unfit:
+                unfit.path.append(name)
+                raise
     elif isinstance(value, list | tuple):
         if depth < 1:
-            raise InvalidMessage(f"the {what} is nested too deep")
+            raise _Unfit("is nested too deep")
         for item in value:
-            _walk(what, item, depth - 1)
+            try:
+                _walk(item, depth - 1)
+            except _Unfit as unfit:
+                unfit.path.append(next(number for number, one in enumerate(value) if one is item))
+                raise
+
+
+def _not_json(what: str, value: Any, path: tuple[Any, ...] = ()) -> str | None:
+    """Say which part of a value the encoder refuses, and what to pass instead; return None when it refuses none."""
+    if isinstance(value, dict | list | tuple):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        return next(filter(None, (_not_json(what, part, (step, *path)) for step, part in parts)), None)
+    try:
+        _ENCODER.encode(value).encode()
+    except UnicodeEncodeError:
+        return f"{_place(what, path)} {_SURROGATE}"
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, ValueError):
+            return f"{_place(what, path)} is not JSON: {error}"
+        instead = "its pk" if hasattr(value, "pk") else "text" if isinstance(value, bytes) else ""
+        if isinstance(value, Iterable) and not instead:
+            instead = "a dict" if isinstance(value, Mapping) else "a list"
+        hint = f"; pass {instead}" if instead else ""
+        return f"{_place(what, path)} is of type {type(value).__name__}, which is not JSON{hint}"
+    return None
+
+
+def _place(what: str, path: Sequence[Any]) -> str:
+    """Return the place of a value as Python writes it: ``payload['orders'][0]``."""
+    steps = [f"[{_shown(step)}]" for step in reversed(path)]
+    if len(steps) > _STEPS_SHOWN:
+        steps[_STEPS_SHOWN:] = ["[…]"]
+    return what + "".join(steps) if steps else f"the {what}"
+
+
+# Steps to a value inside of a payload that an error shows at most.
+_STEPS_SHOWN = 8
 
 
 def _plain(value: str) -> str:

@@ -248,7 +248,7 @@ def test_an_impossible_id_is_refused(verb: str, target: Any) -> None:
 def test_an_action_without_a_target_is_refused(verb: str) -> None:
     act: Any = VERBS[verb]
     for name in ({}, {"topic": TOPIC}, {"key": "k"}):
-        with pytest.raises(InvalidMessage):
+        with pytest.raises(InvalidMessage, match="name the message by its id, or by topic and key"):
             act(**name)
 
 

@@ -126,6 +126,21 @@ def test_impossible_options_are_refused_at_the_decorator(terms: dict[str, Any]) 
     assert registry.find(TOPIC) is None
 
 
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"lease": "soon"}, "lease: not a duration: 'soon'"),
+        ({"timeout": "soon"}, "timeout: not a duration: 'soon'"),
+        ({"retry": 5}, "retry is a RetryPolicy, a list of delays, a function or None: a list of delays is wanted"),
+    ],
+    ids=repr,
+)
+def test_a_refused_option_is_named(terms: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        handler(TOPIC, **terms)
+    assert str(caught.value).startswith(message)
+
+
 def test_a_topic_that_could_not_be_scheduled_is_refused() -> None:
     with pytest.raises(InvalidMessage):
         handler("two words")

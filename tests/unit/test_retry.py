@@ -158,3 +158,42 @@ def test_everything_that_retry_accepts_becomes_a_policy() -> None:
     assert as_policy(None).delay(1) is None
     assert as_policy(["4m"]).delay(1) == timedelta(minutes=4)
     assert as_policy(lambda attempt, error: 7).delay(1) == timedelta(seconds=7)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (5, "a list of delays is wanted, such as ['10s', '1m'], not int"),
+        ("5m", "a list of delays is wanted, such as ['10s', '1m'], not str"),
+        ({"10s": 1}, "a list of delays is wanted, such as ['10s', '1m'], not dict"),
+        ({"10s", "20s"}, "a list of delays is wanted, such as ['10s', '1m'], not set"),
+        (["soon"], "not a duration: 'soon'; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'"),
+    ],
+    ids=repr,
+)
+def test_a_value_that_is_no_policy_is_refused_in_a_sentence(value: Any, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        as_policy(value)
+    assert str(caught.value) == f"retry is a RetryPolicy, a list of delays, a function or None: {message}"
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"factor": "2"}, "factor must be a number, 1 or more, not '2'"),
+        ({"jitter": None}, "jitter must be a number between 0 and 1, not None"),
+        ({"max_attempts": "3"}, "max_attempts must be a whole number, 1 or more, or None, not '3'"),
+        ({"max_attempts": 1.5}, "max_attempts must be a whole number, 1 or more, or None, not 1.5"),
+    ],
+    ids=repr,
+)
+def test_an_exponential_policy_names_the_term_that_it_refuses(terms: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        RetryPolicy.exponential(**terms)
+    assert str(caught.value) == message
+
+
+def test_a_custom_policy_is_a_function() -> None:
+    chooser: Any = "10s"
+    with pytest.raises(ValueError, match=r"a function of \(attempt, error\) is wanted, not str"):
+        RetryPolicy.custom(chooser)

@@ -8,6 +8,7 @@ import re
 import uuid
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -121,6 +122,42 @@ def test_a_payload_that_is_not_json_or_cannot_be_stored_is_refused(value: Any, w
         validation.payload(value)
 
 
+class Order:
+    pk = 7
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Order(), "the payload is of type Order, which is not JSON; pass its pk"),
+        ({"order": Order()}, "payload['order'] is of type Order, which is not JSON; pass its pk"),
+        ({"orders": [1, {"a": Order()}]}, "payload['orders'][1]['a'] is of type Order, which is not JSON; pass its pk"),
+        ({"a": ({1},)}, "payload['a'][0] is of type set, which is not JSON; pass a list"),
+        ([MappingProxyType({})], "payload[0] is of type mappingproxy, which is not JSON; pass a dict"),
+        ({"a": b"x"}, "payload['a'] is of type bytes, which is not JSON; pass text"),
+        ({"a": object()}, "payload['a'] is of type object, which is not JSON"),
+        ({"a": [0.5, math.inf]}, "payload['a'][1] is not JSON: Out of range float values are not JSON compliant"),
+        ({"a": ["b", "\x00"]}, "payload['a'][1] holds a NUL character, which PostgreSQL cannot store"),
+        ({"a": {"\x00": 1}}, "payload['a'] has a key with a NUL character, which PostgreSQL cannot store"),
+        ({"a": ["\ud800"]}, "payload['a'][0] holds a lone surrogate, which no UTF-8 text can"),
+        ([[1, 1, 2**63]], "payload[0][2] holds an integer of more than 64 bits; send it as a string"),
+        ({"a": {1: 2}}, "payload['a'] has a key that is not a string: 1"),
+        (nested(65), "payload[0][0][0][0][0][0][0][0][…] is nested too deep"),
+        ({"k" * 100: object()}, f"payload['{'k' * 40}'…] is of type object, which is not JSON"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isprintable() else type(value).__name__,
+)
+def test_an_error_names_the_place_in_the_payload(value: Any, message: str) -> None:
+    with pytest.raises(InvalidMessage) as caught:
+        validation.payload(value)
+    assert str(caught.value).startswith(message)
+
+
+def test_an_error_names_the_place_in_the_headers() -> None:
+    with pytest.raises(InvalidMessage, match=r"^headers\['trace'\]\[0\] is of type object, which is not JSON$"):
+        validation.headers({"trace": [object()]})
+
+
 def test_the_limits_themselves_are_accepted() -> None:
     for value in (2**63 - 1, -(2**63), nested(64)):
         assert json.loads(validation.payload(value)) == value
@@ -155,8 +192,8 @@ def test_a_payload_over_the_limit_is_refused_with_its_size(settings: Settings) -
         validation.payload("ä" * 5)
 
 
-def test_no_error_shows_the_payload() -> None:
-    for secret in ("s3cret\x00", ["s3cret", math.nan], {"s3cret": {1, 2}}, "s3cret\ud800", "s3cret" * 100_000):
+def test_no_error_shows_the_values_of_the_payload() -> None:
+    for secret in ("s3cret\x00", ["s3cret", math.nan], {"name": {"s3cret"}}, "s3cret\ud800", "s3cret" * 100_000):
         with pytest.raises(InvalidMessage) as caught:
             validation.payload(secret)
         assert "s3cret" not in str(caught.value)
