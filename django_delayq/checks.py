@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
 from django.core import checks
+from django.db import router
 
 from . import conf
+from .sql import keeps_ambiguous_times, vendor_name
 
 TAG = "delayq"
 
@@ -27,11 +29,23 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[che
 
 
 def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the rest of the project's settings: ``delayq.E005`` to ``E007``."""
+    """Check the rest of the project's settings: ``delayq.E005`` to ``E007``, and ``E010``."""
     found: list[checks.CheckMessage] = []
     if not django_settings.USE_TZ:
         found.append(
             checks.Error("USE_TZ is off.", hint="Due times need time zones: set USE_TZ = True.", id="delayq.E005")
+        )
+    # Imported here: the models are not ready when the app registers its checks.
+    from .models import Message
+
+    using = router.db_for_write(Message)
+    if keeps_ambiguous_times(using):
+        found.append(
+            checks.Error(
+                f"DATABASES[{using!r}]['TIME_ZONE'] makes {vendor_name(using)} keep times without their offset from UTC.",
+                hint="Remove TIME_ZONE before the first message is scheduled: then all times are kept in UTC.",
+                id="delayq.E010",
+            )
         )
     settings, _problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
     if settings.REDIS is None:

@@ -395,7 +395,7 @@ def _tenths(seconds: Any, micros: Any) -> int:
     return int(seconds) * SECOND + int(micros) // 100
 
 
-def _bounds(skew: Skew | None) -> dict[str, int | str]:
+def _bounds(skew: Skew | None) -> dict[str, Any]:
     """Return a measured skew as scripts read it."""
     return {"least_skew": "", "most_skew": ""} if skew is None else {"least_skew": skew.least, "most_skew": skew.most}
 

@@ -88,6 +88,14 @@ def vendor_name(using: str) -> str:
     return connections[using].vendor
 
 
+def keeps_ambiguous_times(using: str) -> bool:
+    """Tell whether a database keeps local times without their offset from UTC, in a zone whose clocks are changed."""
+    connection = connections[using]
+    if connection.features.supports_timezones or connection.timezone is None:
+        return False
+    return any(datetime(2026, month, 1, tzinfo=connection.timezone).utcoffset() for month in (1, 7))
+
+
 def has_one_writer(using: str) -> bool:
     """Tell whether only one transaction can write at a time, so that more worker processes gain nothing."""
     return connections[using].vendor == "sqlite"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import ERROR, run_checks
+from django.db import connections
 from django.test import override_settings
 
 LOCMEM = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
@@ -56,6 +57,28 @@ def test_a_project_without_time_zones_is_e005() -> None:
 )
 def test_a_redis_that_does_not_answer_passes_the_checks(redis: str) -> None:
     assert found(DELAYQ={"REDIS": redis}, CACHES={**LOCMEM, "fast": DJANGO_REDIS}) == []
+
+
+@pytest.mark.parametrize(
+    ("keeps_moments", "zone", "ids"),
+    [
+        (False, "Europe/Berlin", ["delayq.E010"]),
+        (False, "Etc/UTC", []),
+        (False, None, []),
+        (True, "Europe/Berlin", []),
+    ],
+)
+def test_a_database_that_keeps_local_times_needs_utc(
+    monkeypatch: pytest.MonkeyPatch, keeps_moments: bool, zone: str | None, ids: list[str]
+) -> None:
+    connection = connections["default"]
+    monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", zone)
+    monkeypatch.setattr(connection.features, "supports_timezones", keeps_moments)
+    vars(connection).pop("timezone", None)
+    try:
+        assert found() == ids
+    finally:
+        vars(connection).pop("timezone", None)
 
 
 def test_a_password_in_a_wrong_url_is_not_shown() -> None:
