@@ -42,7 +42,7 @@ def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[chec
     if keeps_ambiguous_times(using):
         found.append(
             checks.Error(
-                f"DATABASES[{using!r}]['TIME_ZONE'] makes {vendor_name(using)} keep times without their offset from UTC.",
+                f"DATABASES[{using!r}]['TIME_ZONE'] makes {vendor_name(using)} keep times without an offset from UTC.",
                 hint="Remove TIME_ZONE before the first message is scheduled: then all times are kept in UTC.",
                 id="delayq.E010",
             )
