@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -76,6 +77,34 @@ async def aresume_queue(name: str, *, using: str | None = None) -> bool:
 def paused(using: str) -> dict[str, Queue]:
     """Return the queues that are paused now, by name."""
     return {queue.name: queue for queue in Queue.objects.using(using).filter(Queue.PAUSED).order_by("name")}
+
+
+def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None, reason: str) -> None:
+    """Pause those of the queues that are not paused, for ``seconds`` (None: until ``release``).
+
+    Once this has returned, or the caller's transaction was committed, no worker claims a message of them any more.
+    """
+    rows = Queue.objects.using(using).filter(name__in=names)
+    with writing(using):
+        now = transitions.now(using)
+        until = None if seconds is None else now + timedelta(seconds=seconds)
+        rows.filter(paused_by=holder, resumes_at__isnull=False).update(resumes_at=until)
+        rows.exclude(Queue.PAUSED).delete()
+        held = set(rows.values_list("name", flat=True))
+        fresh = [
+            Queue(name=name, paused_at=now, resumes_at=until, paused_by=holder, reason=storable(reason))
+            for name in names
+            if name not in held
+        ]
+        # Somebody may pause one of them at this moment.
+        Queue.objects.using(using).bulk_create(fresh, ignore_conflicts=True)
+    if fresh:
+        transaction.on_commit(lambda: _await_claims(using), using=using)
+
+
+def release(using: str, holder: str) -> None:
+    """End the pauses that ``hold`` began for this holder; pauses that somebody else made or changed go on."""
+    Queue.objects.using(using).filter(paused_by=holder).delete()
 
 
 def _pause(using: str, name: str, until: datetime | None, lasting: timedelta | None, reason: str) -> Queue:

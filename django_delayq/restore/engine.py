@@ -14,7 +14,7 @@ from itertools import starmap
 
 from django.db.models import Count, Min, Q, QuerySet
 
-from .. import actors, conf, signals, transitions
+from .. import actors, conf, pausing, signals, transitions
 from ..broker.base import IDS_PER_CALL, Entry, Index, Put, ServerRun
 from ..clock import SECOND, from_tenths, from_us, to_us
 from ..exceptions import BrokerUnavailable
@@ -33,6 +33,8 @@ MARK_INTERVAL = 0.5
 BATCHES_AHEAD = 4
 # Messages that one transaction gives up or spreads.
 ROWS_PER_CHANGE = 500
+# The time that a hold lasts unless it is renewed, so that a killed restore leaves no queue paused. Seconds.
+HOLD_SECONDS = 30.0
 _MICROSECOND = timedelta(microseconds=1)
 
 Progress = Callable[[int], None]
@@ -45,7 +47,9 @@ class Restore:
     messages to their workers, and messages due beyond the horizon to the loader of a worker.
 
     ``overdue`` says what happens to messages that should have started more than OVERDUE_AFTER ago; *dead* and *spread*
-    change the record first. A restore reads batches along the index, in constant memory.
+    change the record first. Until they have, the queues with such messages are paused, in the name of ``holder``:
+    otherwise a worker that starts meanwhile, or a loader beside the restore, would have the messages run at once. A
+    restore reads batches along the index, in constant memory.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Restore:
         dry_run: bool = False,
         batch_size: int = IDS_PER_CALL,
         resume: str | None = None,
+        holder: str = "",
     ) -> None:
         self.using = using
         self.broker = broker
@@ -69,6 +74,7 @@ class Restore:
         self.no_expired = no_expired
         self.dry_run = dry_run
         self.batch_size = batch_size
+        self.holder = holder or f"restore by {actors.current()}"[: actors.LENGTH]
         self.report = Report()
         self._ids = sorted(set(self.selection.ids))
         self._stages = [Stage.PUT] if overdue in (Overdue.RUN, Overdue.SKIP) else list(Stage)
@@ -79,6 +85,8 @@ class Restore:
         # True: a queue that was restored from its beginning to its end counts as loaded.
         self._counts_as_load = self.selection.whole_queues and overdue != Overdue.SKIP
         self._horizons: dict[str, int] = {}
+        # When the hold was renewed; None: nothing is held.
+        self._held_at: float | None = None
 
     # --- count ----------------------------------------------------------------------------------------------------
 
@@ -142,6 +150,38 @@ class Restore:
         for start in range(0, len(self._ids), IDS_PER_CALL):
             yield rows.filter(pk__in=self._ids[start : start + IDS_PER_CALL])
 
+    # --- the hold -------------------------------------------------------------------------------------------------
+
+    def hold(self, seconds: float | None = HOLD_SECONDS) -> None:
+        """Pause the queues with overdue messages that are to be changed first, for ``seconds``.
+
+        None: the run begins later. Pause until ``release``, and all selected queues with scheduled messages, which may
+        be overdue by then.
+        """
+        is_past = self._from is not None and self._from.stage != Stage.OVERDUE
+        if self.dry_run or is_past or Stage.OVERDUE not in self._stages:
+            return
+        overdue = Q() if seconds is None else Q(due_at__lte=self._cutoff)
+        names = [
+            queue
+            for queue in self.selection.queues or queues(self.using)
+            if any(rows.filter(overdue).exists() for rows in self._chunks(queue))
+        ]
+        reason = "a restore gives the overdue messages new due times, or makes them dead"
+        pausing.hold(self.using, names, holder=self.holder, seconds=seconds, reason=reason)
+        self._held_at = time.monotonic()
+
+    def release(self) -> None:
+        """End the pauses that this restore made."""
+        if self.dry_run:
+            return
+        pausing.release(self.using, self.holder)
+        self._held_at = None
+
+    def _renew_hold(self) -> None:
+        if self._held_at is not None and time.monotonic() - self._held_at > HOLD_SECONDS / 4:
+            self.hold()
+
     # --- the run --------------------------------------------------------------------------------------------------
 
     def run(self, *, should_stop: Callable[[], bool] = lambda: False, progress: Progress = lambda done: None) -> Report:
@@ -160,6 +200,7 @@ class Restore:
         return self.report
 
     def _run(self, should_stop: Callable[[], bool], progress: Progress) -> None:
+        self.hold()
         first = next(self._remaining(), None)
         if first is not None:
             self._note_position(*first)
@@ -168,8 +209,12 @@ class Restore:
                 progress(0)
                 if should_stop():
                     return
+        is_held = Stage.OVERDUE in self._stages
         for stage, queue, after in self._remaining():
             self._note_position(stage, queue, after)
+            if is_held and stage != Stage.OVERDUE:
+                is_held = False
+                self.release()
             if should_stop():
                 return
             with closing(self._step(stage, queue, self.report.queues[queue], after)) as steps:
@@ -301,22 +346,25 @@ class Restore:
     # --- overdue messages -----------------------------------------------------------------------------------------
 
     def _change_overdue(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
-        """Give up or spread the overdue messages in the record."""
+        """Give up or spread the overdue messages in the record. Yield how many of a batch need not be put any more."""
         if self.dry_run:
             if self.overdue == Overdue.DEAD:
                 tally.dead = tally.overdue
             else:
                 tally.spread = tally.overdue
             return
-        change = self._give_up if self.overdue == Overdue.DEAD else self._spread
+        horizon = from_tenths(self._horizons[queue])
+        change = self._give_up if self.overdue == Overdue.DEAD else partial(self._spread, horizon)
         for batch in self._read(queue, after, end=self._cutoff, limit=min(self.batch_size, ROWS_PER_CHANGE)):
             ids = [entry.id for entry in batch.entries]
+            before = tally.dead + tally.later
             if ids:
                 answers = change(tally, ids)
                 # Redis has them at their old due times, if at all. The next stage puts those that were spread.
                 self.broker.remove(queue, [answer.id for answer in answers if answer and answer.id is not None])
             self._done += len(ids)
-            yield len(ids), batch.end
+            self._renew_hold()
+            yield tally.dead + tally.later - before, batch.end
 
     def _give_up(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
         reason = "given up by a restore: overdue"
@@ -328,7 +376,7 @@ class Restore:
             signals.emit_end(Message, moved, self.using)
         return answers
 
-    def _spread(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
+    def _spread(self, horizon: datetime, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
         total = max(1, self._total)
         answers = transitions.reschedule(
             self.using,
@@ -339,6 +387,7 @@ class Restore:
             reason="spread by a restore: overdue",
         )
         tally.spread += sum(map(bool, answers))
+        tally.later += sum(answer.moved is not None and answer.moved.due_at > horizon for answer in answers)
         return answers
 
     def _expire(self) -> Iterator[None]:

@@ -134,9 +134,11 @@ class Tally:
     # Messages that were put into Redis, and messages that Redis had already.
     put: int = 0
     present: int = 0
-    # Overdue messages that were given up, spread, or left as they are; messages that expired.
+    # Overdue messages that were given up, spread, spread to a time beyond the horizon (a worker puts them in time), or
+    # left as they are; messages that expired.
     dead: int = 0
     spread: int = 0
+    later: int = 0
     skipped: int = 0
     expired: int = 0
 
@@ -164,7 +166,6 @@ class Report:
         return total
 
     def expected(self, overdue: Overdue) -> int:
-        """Return how many messages a restore handles, as its preview found them: it handles some of them twice."""
+        """Return how many messages a restore handles, as its preview found them."""
         total = self.total()
-        twice = total.overdue if overdue in (Overdue.DEAD, Overdue.SPREAD) else 0
-        return total.found - total.beyond + twice
+        return total.found - total.beyond - (total.overdue if overdue == Overdue.SKIP else 0)

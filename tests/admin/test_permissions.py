@@ -12,6 +12,7 @@ from django.urls import reverse
 
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.operations import Scope
 from django_delayq.models import Message, Queue
 from django_delayq.states import State
 
@@ -38,7 +39,7 @@ def queued() -> Operation:
     return operations.start(
         samples.DB,
         "cancel",
-        {"ids": [1]},
+        Scope(ids=(1,)).to_json(),
         {},
         described="one",
         reason="",

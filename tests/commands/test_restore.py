@@ -336,6 +336,23 @@ def test_a_resumed_restore_ends_like_an_uninterrupted_one(policy: str, batches: 
         assert gaps == pytest.approx([1000 / 16] * 15, abs=0.01)
 
 
+def test_a_resumed_restore_never_says_that_the_whole_queue_is_loaded(redis_client: redis.Redis) -> None:
+    ids = schedule(9)
+    job = Restore("default", broker(), batch_size=3)
+    job.preview()
+    seen: list[int] = []
+    job.run(should_stop=lambda: bool(seen), progress=seen.append)
+    # What was put before the stop is lost before the restore goes on: only a loader puts it again.
+    redis_client.flushall()
+    second = Restore("default", broker(), batch_size=3, resume=job.report.position)
+    second.preview()
+    second.run()
+    assert held() == due_tenths(*ids[3:])
+    meta = broker().read_meta("default")
+    assert meta.horizon_tenths is not None
+    assert meta.loaded_tenths is None
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_a_restore_after_the_batch_with_its_position(
     number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch

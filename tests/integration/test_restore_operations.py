@@ -12,7 +12,7 @@ import redis
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from django_delayq import conf, restore, transitions
+from django_delayq import cancel_message, conf, pause_queue, restore, transitions
 from django_delayq.broker.base import Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
@@ -22,7 +22,7 @@ from django_delayq.console.operations import restore_work as restoring
 from django_delayq.console.operations.restore_work import RestoreOperation
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.management import _common as common
-from django_delayq.models import Message
+from django_delayq.models import Message, Queue, Transition
 from django_delayq.restore import Overdue, Restore, Selection
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
@@ -74,6 +74,11 @@ def work_off(operation: Operation, *, steps: int = 50) -> Operation:
             break
     operation.refresh_from_db()
     return operation
+
+
+def claims(*ids: int) -> set[int]:
+    """Try to claim messages, as any worker may at any moment."""
+    return {claimed.id for claimed in transitions.claim(DB, [Ticket(pk) for pk in ids], {"t.ok": 60.0}, "any")}
 
 
 def only() -> Operation:
@@ -174,6 +179,154 @@ def test_overdue_messages_are_given_up_or_spread_over_a_time(redis_client: redis
     waits = [(m.due_at - before).total_seconds() for m in Message.objects.filter(pk__in=spread).order_by("due_at")]
     assert 80 < waits[-1] - waits[0] < 100
     assert held("spread").keys() == set(spread)
+
+
+def overdue(number: int, **more: Any) -> list[int]:
+    """Schedule messages that are overdue by 100 s."""
+    ids = schedule(number, **more)
+    Message.objects.filter(pk__in=ids).update(due_at=timezone.now() - timedelta(seconds=100))
+    return ids
+
+
+def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Start, redis_client: redis.Redis) -> None:
+    """Redis was lost while no worker was there. The worker that comes up loads the queue beside the restore."""
+    overdue(1500)
+    redis_client.flushall()
+    before = transitions.now(DB)
+    operation = begin(Selection(), Overdue.SPREAD, 5400.0)
+    worker = start()
+    eventually(lambda: Operation.objects.get(pk=operation.pk).state == OperationState.DONE, "the restore is done")
+    done = Operation.objects.get(pk=operation.pk)
+    eventually(lambda: states()[State.CONSUMED] >= 1, "the first of them runs")
+    worker.stop()
+    claims = Transition.objects.filter(to_state=State.RUNNING)
+    assert not claims.filter(due_at__lt=before).exists()
+    assert claims.count() < 100
+    assert (done.outcomes["spread"], done.done) == (1500, done.total)
+    assert sum(number for outcome, number in done.outcomes.items() if outcome != "spread") == 1500
+    assert not Queue.objects.exists()
+
+
+def test_queues_are_held_from_the_question_to_the_end_of_the_spread(redis_client: redis.Redis) -> None:
+    ids = overdue(6)
+    soon = schedule(2, due=-1)
+    pause_queue("busy", reason="by hand")
+    schedule(1, queue="busy", due=-1)
+    operation = begin(Selection(), Overdue.SPREAD, 600.0)
+    assert claims(*ids, *soon) == set()
+    held_by = {queue.name: (queue.paused_by, queue.resumes_at) for queue in Queue.objects.all()}
+    assert held_by["default"] == (f"restore #{operation.pk}", None)
+    assert held_by["busy"][0] != held_by["default"][0]
+    while Queue.objects.filter(name="default").exists():
+        assert claims(*ids, *soon) == set()
+        assert operations.run_step(DB, operation, OPERATOR)
+    assert claims(*ids[1:]) == set()
+    assert claims(*soon) == set(soon)
+    assert work_off(operation).state == OperationState.DONE
+    assert Queue.objects.get().name == "busy"
+
+
+@pytest.mark.parametrize("end", ["stop", "stop while a worker has it", "failure"])
+def test_a_restore_that_ends_early_holds_no_queue(redis_client: redis.Redis, end: str) -> None:
+    ids = overdue(6)
+    operation = begin(Selection(), Overdue.SPREAD, 600.0)
+    if end == "stop":
+        assert operations.stop(operation)
+    elif end == "failure":
+        assert operations.lease_next(DB, OPERATOR) == operation
+        assert operations.fail(DB, operation, OPERATOR, "no")
+    else:
+        assert operations.lease_next(DB, OPERATOR) == operation
+        assert operations.stop(operation)
+        assert Queue.objects.exists()
+        operations.release(DB, OPERATOR)
+    assert not Queue.objects.exists()
+    operation.refresh_from_db()
+    assert operations.resume(operation)
+    assert Queue.objects.exists()
+    assert work_off(operation).outcomes["spread"] == 6
+    assert not Queue.objects.exists()
+    assert len(claims(*ids)) <= 1
+
+
+@pytest.mark.parametrize("policy", [Overdue.SPREAD, Overdue.DEAD])
+def test_no_overdue_message_is_claimed_while_a_command_restores(redis_client: redis.Redis, policy: Overdue) -> None:
+    ids, other = overdue(9), overdue(9, queue="other")
+    there = broker()
+    job = Restore(DB, there, overdue=policy, spread=3600.0, batch_size=3)
+    job.preview()
+    caught: set[int] = set()
+    seen: list[int] = []
+
+    def look(done: int) -> None:
+        seen.append(done)
+        caught.update(claims(*ids, *other) if len(seen) < 6 else ())
+        assert all(queue.resumes_at is not None for queue in Queue.objects.all())
+
+    job.run(progress=look)
+    there.close()
+    # The first of those that were spread is due at once.
+    assert caught <= {ids[0]}
+    assert len(seen) >= 6
+    assert not Queue.objects.exists()
+
+
+def test_a_loader_beside_a_restore_undoes_no_spread(redis_client: redis.Redis, loader: Loader) -> None:
+    ids = overdue(30)
+    operation = begin(Selection(), Overdue.SPREAD, 300.0)
+    loader.tick()
+    assert held() == dict.fromkeys(ids, 0)
+    while operations.run_step(DB, operation, OPERATOR):
+        loader.tick()
+    operation.refresh_from_db()
+    assert (operation.state, operation.done) == (OperationState.DONE, operation.total)
+    later = ids[1:]
+    assert {pk: place for pk, place in held().items() if pk in later} == due_tenths(*later)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Overdue.RUN, {"put": 10, "no longer scheduled": 2}),
+        (Overdue.SKIP, {"put": 6}),
+        (Overdue.DEAD, {"given up": 4, "put": 6, "no longer scheduled": 2}),
+        (Overdue.SPREAD, {"spread": 4, "put": 7, "beyond": 3, "no longer scheduled": 2}),
+    ],
+)
+def test_a_restore_ends_with_all_done_and_tells_what_was_left(
+    redis_client: redis.Redis, policy: Overdue, expected: dict[str, int]
+) -> None:
+    ids = overdue(6)
+    schedule(6)
+    redis_client.flushall()
+    operation = begin(Selection(), policy, 4 * 700.0 if policy == Overdue.SPREAD else 0.0)
+    restore_count = restoring.RestoreWork.count
+
+    def count_and_cancel(work: restoring.RestoreWork, using: str) -> int | None:
+        number = restore_count(work, using)
+        # Two of the overdue ones are cancelled after the messages were counted.
+        cancel_message(Message.objects.filter(pk__in=ids[:2]))
+        return number
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restoring.RestoreWork, "count", count_and_cancel)
+        done = work_off(operation)
+    assert (done.state, done.outcomes) == (OperationState.DONE, expected)
+    assert done.done == done.total
+
+
+def test_a_restore_in_steps_never_says_that_the_whole_queue_is_loaded(
+    redis_client: redis.Redis, loader: Loader
+) -> None:
+    """Redis may be lost between two steps, and then only a loader puts what an earlier step had put."""
+    ids = [*schedule(3), *schedule(3, queue="other")]
+    redis_client.flushall()
+    operation = begin()
+    while operations.run_step(DB, operation, OPERATOR):
+        redis_client.flushall()
+    for _ in range(4):
+        loader.tick()
+    assert held() | held("other") == due_tenths(*ids)
 
 
 def test_a_restore_puts_selected_messages_and_no_others(redis_client: redis.Redis) -> None:
@@ -287,10 +440,10 @@ def test_a_command_stops_when_the_admin_asks(
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--due-after", "2020-01-01T00:00:00+02:00", "--overdue", "spread=10m", "--yes")]
+    ("words", "put"), [((), 3), (("--due-after", "2020-01-01T00:00:00+02:00", "--overdue", "spread=5m", "--yes"), 0)]
 )
 def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
-    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None], words: tuple[str, ...]
+    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None], words: tuple[str, ...], put: int
 ) -> None:
     class Killed(BaseException):
         """Nothing is written any more."""
@@ -305,7 +458,8 @@ def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
     with pytest.raises(Killed):
         run("delayq_restore", "--batch-size", "3", *words)
     left = only()
-    assert (left.state, left.done) == (OperationState.RUNNING, 3)
+    # The first batch of a spread gets new due times, and is put later.
+    assert (left.state, left.done, left.outcomes) == (OperationState.RUNNING, put, {"put": 3} if put else {"spread": 3})
     assert work_off(left).state == OperationState.DONE
     assert held().keys() == set(ids)
 

@@ -65,6 +65,8 @@ def mutant(name: str, *edits: tuple[str, str, str]) -> Mutant:
     return Mutant(name, tuple(Edit(*edit) for edit in edits))
 
 
+ACTIONS = "django_delayq/actions.py"
+ENGINE = "django_delayq/restore/engine.py"
 PUBLISHER = "django_delayq/publisher.py"
 SQL = "django_delayq/sql/postgresql.py"
 TRANSITIONS = "django_delayq/transitions.py"
@@ -136,12 +138,40 @@ MUTANTS = [
     mutant(
         "restore that clears first",
         (
-            "django_delayq/restore/engine.py",
+            ENGINE,
             "horizon, loading = self._horizons[queue], False",
             (
                 "horizon, loading = self._horizons[queue], False\n"
                 "self.broker.client.delete(self.broker.keys(queue).delayed, self.broker.keys(queue).ready)"
             ),
+        ),
+    ),
+    mutant(
+        "resumed restore that says the whole queue is loaded",
+        (ENGINE, "whole = self._counts_as_load and after is None", "whole = self._counts_as_load"),
+    ),
+    mutant(
+        "spread that holds no queue",
+        (ENGINE, "if self.dry_run or is_past or Stage.OVERDUE not in self._stages:", "if True:"),
+    ),
+    mutant(
+        "restore that ends the pause of somebody else",
+        ("django_delayq/pausing.py", "filter(paused_by=holder).delete()", "all().delete()"),
+    ),
+    mutant(
+        "requeue that gives up a due time to come",
+        (TRANSITIONS, "if delay is not None or due <= at:", "if True:"),
+    ),
+    mutant(
+        "spread that begins anew with each batch",
+        (ACTIONS, "begin=self.begin + self.spread * (done / whole),", "begin=self.begin,"),
+    ),
+    mutant(
+        "selection with a message for each of its rows",
+        (
+            ACTIONS,
+            'sorted(set(queryset.values_list("pk", flat=True)))',
+            'sorted(queryset.values_list("pk", flat=True))',
         ),
     ),
     mutant(

@@ -150,6 +150,11 @@ _OUTCOMES: dict[str, Any] = {
     "missing": ngettext_lazy("%(shown)s missing in Redis", "%(shown)s missing in Redis", "count"),
     "extra": ngettext_lazy("%(shown)s only in Redis", "%(shown)s only in Redis", "count"),
     "different": ngettext_lazy("%(shown)s different in Redis", "%(shown)s different in Redis", "count"),
+    "no longer scheduled": ngettext_lazy(
+        "%(shown)s no longer scheduled when its turn came",
+        "%(shown)s no longer scheduled when their turn came",
+        "count",
+    ),
     "exported": ngettext_lazy("%(shown)s exported", "%(shown)s exported", "count"),
     "revealed": ngettext_lazy("%(shown)s revealed", "%(shown)s revealed", "count"),
 }

@@ -274,8 +274,9 @@ def _overdue_text(form: RestoreForm, total: RestoreRow) -> str:
             number,
         ),
         Overdue.SPREAD: ngettext(
-            "%(number)s overdue message gets a new due time within %(spread)s.",
-            "%(number)s overdue messages get new due times, evenly over %(spread)s.",
+            "%(number)s overdue message gets a new due time within %(spread)s. Its queue is paused until it has it.",
+            "%(number)s overdue messages get new due times, evenly over %(spread)s. Their queues are paused until they "
+            "have them.",
             number,
         ),
     }

@@ -44,17 +44,20 @@ def start(
     before it begins.
     """
     # An unknown action, or a scope that its work cannot read, is refused here and not in the worker.
-    WORKS[action](scope, arguments)
-    return Operation.objects.using(using).create(
-        action=action,
-        scope=dict(scope),
-        arguments=dict(arguments),
-        described=storable(described),
-        reason=storable(reason),
-        started_by=started_by[: actors.LENGTH],
-        created_at=transitions.now(using),
-        outcomes=dict(outcomes or {}),
-    )
+    work = WORKS[action](scope, arguments)
+    with writing(using):
+        operation = Operation.objects.using(using).create(
+            action=action,
+            scope=dict(scope),
+            arguments=dict(arguments),
+            described=storable(described),
+            reason=storable(reason),
+            started_by=started_by[: actors.LENGTH],
+            created_at=transitions.now(using),
+            outcomes=dict(outcomes or {}),
+        )
+        work.queued(using, operation)
+    return operation
 
 
 def stop(operation: Operation) -> bool:
@@ -65,7 +68,8 @@ def stop(operation: Operation) -> bool:
     if not rows.update(stop_requested=True):
         return False
     idle = rows.filter(_free(now))
-    idle.update(state=OperationState.STOPPED, finished_at=now, worker="", leased_until=None)
+    if idle.update(state=OperationState.STOPPED, finished_at=now, worker="", leased_until=None):
+        _ended(using, operation)
     return True
 
 
@@ -78,8 +82,8 @@ def resume(operation: Operation) -> bool:
     """Queue an operation again, from where it ended. Return False when it is done, or open already."""
     using = _db(operation)
     rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=ENDED_EARLY)
-    return bool(
-        rows.update(
+    with writing(using):
+        is_queued = rows.update(
             state=OperationState.QUEUED,
             stop_requested=False,
             finished_at=None,
@@ -87,7 +91,9 @@ def resume(operation: Operation) -> bool:
             worker="",
             leased_until=None,
         )
-    )
+        if is_queued:
+            _work(operation).queued(using, operation)
+    return bool(is_queued)
 
 
 def has_open(using: str) -> bool:
@@ -108,18 +114,14 @@ def release(using: str, worker: str) -> None:
     """Give up the lease of a worker that stops in order, so that another worker can go on at once."""
     rows = Operation.objects.using(using).filter(state=OperationState.RUNNING, worker=worker)
     free: dict[str, Any] = {"worker": "", "leased_until": None}
-    stopped = rows.filter(stop_requested=True)
-    stopped.update(state=OperationState.STOPPED, finished_at=transitions.now(using), **free)
+    for operation in rows.filter(stop_requested=True):
+        _finish(using, operation, worker, OperationState.STOPPED)
     rows.update(state=OperationState.QUEUED, **free)
 
 
 def fail(using: str, operation: Operation, worker: str, error: str) -> bool:
     """End an operation with an error. Return False when the lease was lost."""
-    rows = _held(using, operation, worker)
-    now = transitions.now(using)
-    return bool(
-        rows.update(state=OperationState.FAILED, error=storable(error), finished_at=now, worker="", leased_until=None)
-    )
+    return _finish(using, operation, worker, OperationState.FAILED, error=storable(error))
 
 
 def run_step(using: str, operation: Operation, worker: str) -> bool:
@@ -133,7 +135,7 @@ def run_step(using: str, operation: Operation, worker: str) -> bool:
     if operation.stop_requested:
         _finish(using, operation, worker, OperationState.STOPPED)
         return False
-    work = WORKS[operation.action](operation.scope, operation.arguments)
+    work = _work(operation)
     if operation.started_at is None:
         _begin(using, operation, worker, work)
     try:
@@ -199,8 +201,24 @@ def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
         values |= {"state": OperationState.DONE, "finished_at": now, "worker": "", "leased_until": None}
     if not _held(using, operation, worker).update(**values):
         raise LostLease
+    if step.finished:
+        _ended(using, operation)
 
 
-def _finish(using: str, operation: Operation, worker: str, state: OperationState) -> None:
+def _finish(using: str, operation: Operation, worker: str, state: OperationState, error: str = "") -> bool:
     now = transitions.now(using)
-    _held(using, operation, worker).update(state=state, finished_at=now, worker="", leased_until=None)
+    values = {"state": state, "error": error, "finished_at": now, "worker": "", "leased_until": None}
+    is_ended = bool(_held(using, operation, worker).update(**values))
+    if is_ended:
+        _ended(using, operation)
+    return is_ended
+
+
+def _ended(using: str, operation: Operation) -> None:
+    # The work of an operation may be gone with the app that registered it.
+    if operation.action in WORKS:
+        WORKS[operation.action].ended(using, operation)
+
+
+def _work(operation: Operation) -> OperationWork:
+    return WORKS[operation.action](operation.scope, operation.arguments)

@@ -6,13 +6,14 @@ import logging
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from ... import actors, conf, transitions
+from ... import actors, conf, pausing, transitions
 from ...broker import index
 from ...broker.base import Index
 from ...extensions import RestoreObserver, RestoreStart
@@ -53,6 +54,7 @@ def outcomes_of(tally: Tally) -> dict[str, int]:
         "there already": tally.present,
         "given up": tally.dead,
         "spread": tally.spread,
+        "beyond": tally.later,
         "expired": tally.expired,
     }
     return {word: number for word, number in words.items() if number}
@@ -81,7 +83,7 @@ class RestoreWork(OperationWork):
         if conf.get().REDIS is None:
             raise ValueError("DELAYQ['REDIS'] is None: there is nothing to restore")
 
-    def restore(self, using: str, broker: Index, position: str = "") -> Restore:
+    def restore(self, using: str, broker: Index, position: str = "", holder: str = "") -> Restore:
         """Return the restore itself, from a position on."""
         return Restore(
             using,
@@ -91,7 +93,21 @@ class RestoreWork(OperationWork):
             spread=self.spread,
             no_expired=self.no_expired,
             resume=position or None,
+            holder=holder,
         )
+
+    def queued(self, using: str, operation: Operation) -> None:
+        """Hold the queues until a worker has changed their overdue messages: it could claim some before that."""
+        broker = index(using)
+        assert broker is not None
+        try:
+            self.restore(using, broker, operation.position, _holder(operation)).hold(None)
+        finally:
+            broker.close()
+
+    @classmethod
+    def ended(cls, using: str, operation: Operation) -> None:
+        pausing.release(using, _holder(operation))
 
     def count(self, using: str) -> int | None:
         broker = index(using)
@@ -109,14 +125,33 @@ class RestoreWork(OperationWork):
         assert broker is not None
         batches: list[int] = []
         try:
-            restore = self.restore(using, broker, operation.position)
+            restore = self.restore(using, broker, operation.position, _holder(operation))
             restore.prepare()
             end = time.monotonic() + STEP_SECONDS
             # At least one batch is done, or a restore with slow batches would never end.
             report = restore.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
         finally:
             broker.close()
-        return Step(sum(batches), outcomes_of(report.total()), report.position or "", report.position is None)
+        done, outcomes = sum(batches), outcomes_of(report.total())
+        if report.position is None and operation.total is not None:
+            counts = Counter(outcomes) + Counter(operation.outcomes)
+            gone = _gone(counts, operation.done + done, operation.total)
+            outcomes, done = outcomes | gone, max(done, operation.total - operation.done)
+        return Step(done, outcomes, report.position or "", report.position is None)
+
+
+def _holder(operation: Operation) -> str:
+    """Return the name in which a restore pauses queues."""
+    return f"restore #{operation.pk}"
+
+
+def _gone(outcomes: Mapping[str, int], done: int, total: int) -> dict[str, int]:
+    """Return the outcome of the messages that a complete restore had counted, and that it found no more.
+
+    They ran, or were cancelled or rescheduled, before their turn came. Those that expired have an outcome of their own.
+    """
+    number = total - done - outcomes.get("expired", 0)
+    return {"no longer scheduled": number} if number > 0 else {}
 
 
 class RestoreOperation(RestoreObserver):
@@ -131,6 +166,7 @@ class RestoreOperation(RestoreObserver):
         self.worker = f"{start.who}/{os.getpid()}/{secrets.token_hex(3)}"[: actors.LENGTH]
         self._stop_requested = False
         self._done = 0
+        self._total = start.total
         self._written = time.monotonic()
         self._operation: Operation | None = None
         values = {
@@ -155,7 +191,11 @@ class RestoreOperation(RestoreObserver):
         state = OperationState.DONE if position is None else OperationState.STOPPED
         if error:
             state = OperationState.FAILED
-        values = {"state": state, "error": storable(error), "worker": "", "leased_until": None}
+        values: dict[str, Any] = {"state": state, "error": storable(error), "worker": "", "leased_until": None}
+        if state == OperationState.DONE and self._total is not None:
+            outcomes = outcomes_of(tally)
+            values["outcomes"] = outcomes | _gone(outcomes, self._done, self._total)
+            self._done = max(self._done, self._total)
         self._write(tally, position, values, ended=True)
         self._operation = None
 
@@ -172,7 +212,8 @@ class RestoreOperation(RestoreObserver):
 
         def write(now: datetime) -> None:
             times = {"finished_at": now} if ended else {"leased_until": _leased(now)}
-            rows.update(done=self._done, outcomes=outcomes_of(tally), position=position or "", **values, **times)
+            counted = {"done": self._done, "outcomes": outcomes_of(tally), "position": position or ""}
+            rows.update(**{**counted, **values, **times})
             if not ended:
                 self._stop_requested = rows.filter(stop_requested=True).exists()
 

@@ -47,6 +47,13 @@ class OperationWork(ABC):
     def count(self, using: str) -> int | None:
         """Return how many messages there are to do now; None when they are too many to count."""
 
+    def queued(self, using: str, operation: Operation) -> None:  # noqa: B027
+        """Prepare the operation, in the transaction that has just queued it, for the first time or again."""
+
+    @classmethod  # noqa: B027
+    def ended(cls, using: str, operation: Operation) -> None:
+        """Clean up: the operation is done, stopped or failed. It may be called more than once."""
+
     @abstractmethod
     def step(self, using: str, operation: Operation) -> Step:
         """Do one batch."""

@@ -112,6 +112,7 @@ class Command(common.DelayqCommand):
                 self._say_summary(using, job, options)
                 raise
             finally:
+                job.release()
                 if observers is not None:
                     observers.ended(job.report.total(), job.report.position, error_text)
         bar.close()
