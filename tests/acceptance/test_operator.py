@@ -31,11 +31,11 @@ def scheduled() -> list[int]:
 
 
 def started() -> Operation:
-    upto = Message.objects.latest("pk").pk
+    ids = tuple(Message.objects.filter(state=State.SCHEDULED).order_by("pk").values_list("pk", flat=True))
     return operations.start(
         DB,
         "cancel",
-        {"search": "state:scheduled", "upto": upto},
+        operations.Scope(ids=ids).to_json(),
         {},
         described="all",
         reason="so",

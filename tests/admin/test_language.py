@@ -263,7 +263,7 @@ def test_every_page_speaks_chinese(boss: Client) -> None:
     now = timezone.now()
     Worker.objects.create(name="w1", host="h", pid=1, queues=["default"], threads=8, started_at=now, seen_at=now)
     pause_queue("mails", reason="provider is down", duration="1h")
-    scope = {"search": "state:scheduled", "upto": 10**9}
+    scope = operations.Scope(ids=(1,)).to_json()
     operation = operations.start(samples.DB, "cancel", scope, {}, described="x", reason="y", started_by="user:boss")
     words = {
         "dashboard": ("仪表盘", "已调度", "即将到期", "吞吐量", "延误"),

@@ -147,7 +147,7 @@ def test_all_that_changes_on_a_page_is_in_a_region_that_is_refreshed(boss: Clien
     """Each page is read before and after everything that it shows has changed."""
     message = samples.scheduled({"a": 1}, delay=0, key="one")
     operation = operations.start(
-        samples.DB, "cancel", {"search": "key:x", "upto": 1}, {}, described="x", reason="", started_by="user:boss"
+        samples.DB, "cancel", operations.Scope(ids=(1,)).to_json(), {}, described="x", reason="", started_by="user:boss"
     )
     values = {"host": "web", "pid": 1, "threads": 2, "queues": ["default"]}
     now = timezone.now()

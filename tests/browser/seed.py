@@ -135,7 +135,7 @@ def _operations() -> None:
 def _operation(action: str, state: str, **values: Any) -> Operation:
     described = values.pop("described", "topic mail.send, state scheduled, due before 2026-01-02 12:00")
     arguments = values.pop("arguments", {})
-    scope = {} if action == "check" else {"search": "topic:mail.send", "upto": 10**9}
+    scope = {} if action == "check" else operations.Scope(ids=(1,)).to_json()
     operation = operations.start(
         DB, action, scope, arguments, described=described, reason="the relay was moved", started_by=ACTOR
     )

@@ -208,7 +208,7 @@ def test_a_message_that_was_consumed_is_no_longer_offered_to_be_cancelled(open_p
 
 def test_an_operation_that_is_done_is_no_longer_offered_to_be_stopped(open_page: Open) -> None:
     operation = operations.start(
-        samples.DB, "cancel", {"search": "key:x", "upto": 1}, {}, described="x", reason="", started_by="user:anna"
+        samples.DB, "cancel", operations.Scope(ids=(1,)).to_json(), {}, described="x", reason="", started_by="user:anna"
     )
     watched = Watched(open_page(), admin_url("operation_change", operation.pk))
     expect(watched.page.get_by_role("button", name="Stop")).to_be_visible()
