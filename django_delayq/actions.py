@@ -68,6 +68,8 @@ class Action:
 
         Each batch is a transaction. Redis and the receivers of signals are told on commit.
         """
+        # An impossible DELAYQ["REDIS"] raises before anything moves.
+        publisher.get(using)
         answers = self.move(using, ids, times, reason)
         publish_moves(using, answers)
         return answers

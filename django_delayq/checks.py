@@ -10,7 +10,7 @@ from django.conf import settings as django_settings
 from django.core import checks
 from django.db import router
 
-from . import conf
+from . import broker, conf
 from .sql import keeps_ambiguous_times, vendor_name
 
 TAG = "delayq"
@@ -29,7 +29,7 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[che
 
 
 def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the rest of the project's settings: ``delayq.E005`` to ``E007``, and ``E010``."""
+    """Check the rest of the project's settings: ``delayq.E005`` to ``E008``, and ``E010``."""
     found: list[checks.CheckMessage] = []
     if not django_settings.USE_TZ:
         found.append(
@@ -59,6 +59,7 @@ def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[chec
                     id="delayq.E006",
                 )
             )
+            return found
     elif not _is_django_redis(settings.REDIS):
         found.append(
             checks.Error(
@@ -67,6 +68,9 @@ def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[chec
                 id="delayq.E007",
             )
         )
+        return found
+    if why := broker.problem(settings):
+        found.append(checks.Error("DELAYQ['REDIS'] is impossible.", hint=why, id="delayq.E008"))
     return found
 
 

@@ -40,7 +40,15 @@ class BrokerFull(BrokerUnavailable):
     """Redis has no memory left for the ids of messages."""
 
 
-class ForeignBroker(BrokerUnavailable):
+class UnusableBroker(BrokerUnavailable):
+    """Redis answers, but must not be used."""
+
+
+class ClusterBroker(UnusableBroker):
+    """Redis Cluster is not supported; name a Redis that is not in cluster mode in DELAYQ["REDIS"]."""
+
+
+class ForeignBroker(UnusableBroker):
     """This Redis prefix belongs to another database; choose another DELAYQ["PREFIX"]."""
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
-from django.db import router, transaction
+from django.db import router
 
 from . import actors, transitions, validation
+from .commits import on_commit
 from .durations import Duration
 from .exceptions import InvalidMessage
 from .models import Message, Queue
@@ -51,7 +52,7 @@ def pause_queue(
     lasting = None if duration is None else validation.delay(duration)
     using = using or router.db_for_write(Message)
     queue = _pause(using, name, until, lasting, storable(reason))
-    transaction.on_commit(lambda: _await_claims(using), using=using)
+    on_commit(using, lambda: _await_claims(using))
     return queue
 
 

@@ -10,27 +10,38 @@ from functools import lru_cache
 from typing import Any
 
 from django.core.signals import setting_changed
-from django.db import connections, transaction
+from django.db import connections
 
 from . import conf, failpoints
 from .broker import index
 from .broker.base import Entry, Index
-from .exceptions import BrokerUnavailable
+from .commits import on_commit
+from .exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
+from .models import forget_identity, known_identity
 
 logger = logging.getLogger("django_delayq")
 
 # After Redis failed to answer, no caller tries it again for this long. Seconds.
 RETRY_AFTER = 1.0
+# The clocks of hosts, of the database and of Redis may differ by nearly this much: a new message is put if it is due
+# within HORIZON and this from now. Seconds.
+CLOCK_MARGIN = 60.0
+# The identity of a database that has none.
+NOBODY = "nobody"
+SAFE = "Messages are safe in the record: workers deliver them by query, or put them later."
 
 
 class Publisher:
     """Puts and removes messages of one database alias, with short timeouts, no retries, and a pause after a failure."""
 
-    def __init__(self, broker: Index) -> None:
+    def __init__(self, using: str, broker: Index) -> None:
+        self.using = using
         self.broker = broker
         # No call before this time (monotonic, seconds).
         self._retry_at = 0.0
         self._is_failing = False
+        # The identity with which Redis refused a call the last time.
+        self._refused = ""
         self._lock = threading.Lock()
 
     def put(self, queue: str, entries: list[Entry]) -> None:
@@ -43,6 +54,15 @@ class Publisher:
             return answers > 0
 
         self._try(put)
+
+    def put_new(self, queue: str, entries: list[Entry]) -> None:
+        """Put messages that were just committed for the first time. Those that a loader brings in time are left out."""
+        # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that does
+        # so reads the record afterwards, and finds the message.
+        farthest_us = (time.time() + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
+        near = [entry for entry in entries if entry.due_us <= farthest_us]
+        if near:
+            self.put(queue, near)
 
     def remove(self, queue: str, ids: list[int]) -> None:
         """Remove messages whose end was committed."""
@@ -59,27 +79,45 @@ class Publisher:
             return
         try:
             answered = call()
+        except ForeignBroker as error:
+            mine = known_identity(self.using)
+            if mine and mine != self._refused:
+                # Somebody may have emptied the tables, as tests do. The next message that is written reads it again.
+                self._refused = mine
+                forget_identity(self.using)
+            else:
+                self._fail(logging.CRITICAL, "%s %s", error, SAFE)
+        except UnusableBroker as error:
+            self._fail(logging.CRITICAL, "%s %s", error, SAFE)
         except BrokerUnavailable as error:
-            self._retry_at = time.monotonic() + RETRY_AFTER
-            with self._lock:
-                first, self._is_failing = not self._is_failing, True
-            if first:
-                logger.warning(
-                    "Redis does not answer; messages are safe in the record, and a worker puts them later: %s", error
-                )
-        except Exception:
-            self._retry_at = time.monotonic() + RETRY_AFTER
-            logger.exception("Redis could not be told about committed messages; the sweep of a worker puts them later")
+            self._fail(logging.WARNING, "Redis does not answer. %s %s", SAFE, error)
+        except Exception as error:  # noqa: BLE001
+            self._fail(logging.ERROR, "Redis could not be told about messages. %s %s", SAFE, error, exc_info=error)
         else:
             if answered:
                 self._is_failing = False
+
+    def _fail(self, level: int, text: str, *values: object, exc_info: Exception | None = None) -> None:
+        self._retry_at = time.monotonic() + RETRY_AFTER
+        with self._lock:
+            first, self._is_failing = not self._is_failing, True
+        if first:
+            logger.log(level, text, *values, exc_info=exc_info)
 
 
 @lru_cache(maxsize=16)
 def get(using: str) -> Publisher | None:
     """Return the publisher of a database alias; None when no Redis is configured."""
-    broker = index(using, timeout=conf.get().REDIS_TIMEOUT)
-    return None if broker is None else Publisher(broker)
+    broker = index(using, timeout=conf.get().REDIS_TIMEOUT, identity_of=_identity)
+    return None if broker is None else Publisher(using, broker)
+
+
+def _identity(using: str) -> str:
+    """Return the identity of the database without a query, since this may be the caller's transaction.
+
+    Every statement that writes messages brings it along. A database that has none yet owns no queue in Redis.
+    """
+    return known_identity(using) or NOBODY
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
@@ -98,31 +136,35 @@ def put(using: str, entries: Iterable[tuple[str, Entry]]) -> None:
             publisher.put(queue, group)
 
 
-def put_on_commit(using: str, queue: str, entries: list[Entry]) -> None:
-    """Put messages when the transaction that wrote them commits; outside of a transaction at once."""
+def put_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = False) -> None:
+    """Put messages when the transaction that wrote them commits; outside of a transaction at once.
+
+    ``new``: the messages did not exist before, so Redis holds no former due time of theirs.
+    """
     publisher = get(using)
     if publisher is None:
         return
     connection = connections[using]
-    if not connection.in_atomic_block:
-        publisher.put(queue, entries)
+    put = publisher.put_new if new else publisher.put
+    if not connection.in_atomic_block and connection.get_autocommit():
+        put(queue, entries)
         return
     # Many messages in one transaction become one call. A batch grows while it is the last callback registered, with the
     # same savepoints, so that a rollback drops the batch exactly when it drops each of the rows.
     if connection.run_on_commit:
         savepoints, last = connection.run_on_commit[-1][:2]
         batch = getattr(last, "delayq_batch", None)
-        if batch is not None and batch[0] == queue and savepoints == set(connection.savepoint_ids):
-            batch[1].extend(entries)
+        if batch is not None and batch[:2] == (queue, new) and savepoints == set(connection.savepoint_ids):
+            batch[2].extend(entries)
             return
     entries = [*entries]
 
     # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
     def put_batch() -> None:
-        publisher.put(queue, entries)
+        put(queue, entries)
 
-    put_batch.delayq_batch = (queue, entries)  # type: ignore[attr-defined]
-    transaction.on_commit(put_batch, using=using, robust=True)
+    put_batch.delayq_batch = (queue, new, entries)  # type: ignore[attr-defined]
+    on_commit(using, put_batch)
 
 
 def remove_on_commit(using: str, queue: str, ids: list[int]) -> None:
@@ -134,7 +176,7 @@ def remove_on_commit(using: str, queue: str, ids: list[int]) -> None:
     def remove() -> None:
         publisher.remove(queue, ids)
 
-    transaction.on_commit(remove, using=using, robust=True)
+    on_commit(using, remove)
 
 
 def by_queue(entries: Iterable[tuple[str, Entry]]) -> dict[str, list[Entry]]:

@@ -85,6 +85,8 @@ def schedule_message(
     """
     new = _checked(topic, payload, delay, due, queue, priority, key, expires, max_attempts, retry, headers, on_conflict)
     using = using or router.db_for_write(Message)
+    # An impossible DELAYQ["REDIS"] raises before anything is written.
+    publisher.get(using)
     if new.key is None:
         inserted = transitions.insert(using, new, actors.current())
         assert inserted is not None
@@ -106,6 +108,7 @@ def schedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | Non
         with _without_garbage_collection():
             checked += [_from_mapping(number, message) for number, message in unchecked]
     using = using or router.db_for_write(Message)
+    publisher.get(using)
     actor = actors.current()
     plain: list[Message] = []
     keyed: dict[int, Message] = {}
@@ -241,7 +244,7 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
         messages.append(_message(using, new, inserted))
         entries.setdefault(new.queue, []).append(Entry.at(inserted.id, inserted.due_at, new.priority))
     for queue, group in entries.items():
-        publisher.put_on_commit(using, queue, group)
+        publisher.put_on_commit(using, queue, group, new=True)
     if signals.message_scheduled.receivers:
         for message in messages:
             arguments = signals.message_arguments(message, using)

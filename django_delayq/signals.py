@@ -25,9 +25,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django.db import transaction
 from django.dispatch import Signal
 
+from .commits import on_commit
 from .states import State
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def emit_on_commit(signal: Signal, sender: Any, using: str, **arguments: Any) ->
     def emit_now() -> None:
         emit(signal, sender, using=using, **arguments)
 
-    transaction.on_commit(emit_now, using=using, robust=True)
+    on_commit(using, emit_now)
 
 
 class MessageFacts(Protocol):

@@ -16,6 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from django_delayq import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.models import forget_identity
 from testproject.servers import PostgresServer, RedisServer, Server
 from tests import settings
 
@@ -86,10 +87,12 @@ def redis_client() -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def _redis_is_empty(request: pytest.FixtureRequest) -> None:
-    """Empty Redis for each test that starts with empty tables."""
+    """Empty Redis for each test that starts with empty tables, among them that of the database's identity."""
     uses_database = {"db", "transactional_db"}.intersection(request.fixturenames)
     if uses_database or request.node.get_closest_marker("django_db"):
         _close_publishers()
+        for using in connections:
+            forget_identity(using)
         with _connect() as client:
             client.flushall()
 

@@ -5,21 +5,50 @@ Other packages import only this module, ``base`` and ``database``: the modules t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from django.core.exceptions import ImproperlyConfigured
+
 from .. import conf
 from .base import Index
-from .connection import describe
+from .connection import describe, problem
 from .redis import RedisBroker
 
-__all__ = ["WORKER_TIMEOUT", "describe", "index"]
+__all__ = ["WORKER_TIMEOUT", "check_settings", "describe", "index", "problem"]
 
 # A worker waits this long for an answer before it considers Redis unavailable. Seconds.
 WORKER_TIMEOUT = 2.0
 
 
-def index(using: str, *, timeout: float = WORKER_TIMEOUT) -> Index | None:
+def index(
+    using: str, *, timeout: float = WORKER_TIMEOUT, identity_of: Callable[[str], str] | None = None
+) -> Index | None:
     """Make a broker on the project's Redis for a database alias; None when the settings name no Redis.
 
-    ``timeout`` is in seconds, for connecting and for each answer. The caller closes the broker.
+    ``timeout`` is in seconds, for connecting and for each answer. ``identity_of`` returns the identity of the database
+    behind an alias; by default it is read from the record once. The caller closes the broker. Raises
+    ``ImproperlyConfigured`` when the settings name no possible Redis.
+    """
+    settings = check_settings()
+    if settings.REDIS is None:
+        return None
+    find = identity_of or _identity
+    return RedisBroker(settings, using, timeout=timeout, identity=lambda: find(using))
+
+
+def check_settings() -> conf.Settings:
+    """Return the settings.
+
+    Raises ``ImproperlyConfigured`` for impossible ones, among them a REDIS to which nothing connects.
     """
     settings = conf.get()
-    return None if settings.REDIS is None else RedisBroker(settings, using, timeout=timeout)
+    if settings.REDIS is not None and (found := problem(settings)):
+        raise ImproperlyConfigured(f"DELAYQ['REDIS'] is impossible. {found}")
+    return settings
+
+
+def _identity(using: str) -> str:
+    # Imported here: the scripts and the keys need no models.
+    from ..models import identity, known_identity
+
+    return known_identity(using) or identity(using)

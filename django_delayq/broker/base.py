@@ -111,6 +111,7 @@ class ServerRun:
     run_id: str
     replid: str
     role: str
+    is_cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,8 @@ class ServerInfo:
     evicted: int | None
     # The way in which the server writes to disk: "aof", "rdb" or "none".
     persistence: str | None
+    # True when the server is in cluster mode.
+    cluster: bool | None = None
 
 
 class Place(NamedTuple):
@@ -155,7 +158,8 @@ class Broker(Protocol):
     """The methods that delivery needs. Redis implements them, and so does the database.
 
     Each method may be called again when its answer was lost, and by any number of processes at once. Each raises
-    ``BrokerUnavailable`` when the broker does not answer.
+    ``BrokerUnavailable`` when the broker does not answer or answers nonsense, and its subclass ``UnusableBroker`` when
+    the broker must not be used.
     """
 
     # True when ``take`` can return ids shortly before they fall due.
@@ -230,7 +234,10 @@ class Index(Broker, Protocol):
         """Read the meta of a queue. Writes nothing."""
 
     def tick(self, queue: str, skew: Skew | None = None) -> QueueMeta:
-        """Correct the broker's clock for a queue by a measured skew; count one more tick, and return its meta."""
+        """Correct the broker's clock for a queue by a measured skew; count one more tick, and return its meta.
+
+        Keys of the queue that are of another type are deleted.
+        """
 
     def load(
         self,

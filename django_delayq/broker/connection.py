@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections import deque
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -33,11 +35,61 @@ def connect(settings: Settings, *, timeout: float) -> redis.Redis:
         "retry_on_error": [],
         "health_check_interval": 0,
         "decode_responses": False,
+        "encoding": "utf-8",
+        "encoding_errors": "strict",
         "protocol": 2,
     }
     if "://" in settings.REDIS:
-        return redis.Redis(connection_pool=redis.ConnectionPool.from_url(settings.REDIS, **options))
+        # Not from_url(): there the options of the URL win.
+        given = {**redis.connection.parse_url(settings.REDIS), **options}
+        return redis.Redis(connection_pool=redis.ConnectionPool(**given))
     return redis.Redis(connection_pool=_like(_alias_pool(settings.REDIS), options))
+
+
+def problem(settings: Settings) -> str:
+    """Return in one sentence why no connection to the Redis of the settings is possible; "" if one is.
+
+    redis-py reads the URL or the alias and makes a connection, which does not connect. The sentence shows no password.
+    """
+    assert settings.REDIS is not None
+    try:
+        if "://" in settings.REDIS and (found := _problem_of_url(settings.REDIS)):
+            return found
+        pool = connect(settings, timeout=1.0).connection_pool
+        connection: Any = pool.make_connection()
+        if isinstance(pool, SentinelConnectionPool) or not hasattr(connection, "host"):
+            return ""
+        # As socket.getaddrinfo() does it.
+        str(connection.host).encode("idna")
+    except UnicodeError:
+        return "The name of the host is impossible: each of its parts has 1 to 63 characters."
+    except Exception as error:  # noqa: BLE001
+        unknown = re.search(r"unexpected keyword argument ('\w+')", str(error))
+        if unknown:
+            return f"redis-py has no option {unknown[1]} for a connection."
+        text = (str(error).strip().splitlines() or [""])[0][:200]
+        return f"redis-py refuses it: {type(error).__name__}: {text}."
+    return ""
+
+
+def _problem_of_url(url: str) -> str:
+    try:
+        given = redis.connection.parse_url(url)
+        port = urlsplit(url).port
+    except ValueError as error:
+        if str(error).startswith("Invalid value for '"):
+            return f"redis-py refuses it: {error}"
+        # The text of the error may hold a part of a password.
+        return (
+            "The URL cannot be read: the port is a number from 1 to 65535, and in a user name or password characters "
+            "such as / : @ # ? are percent-encoded."
+        )
+    if port == 0:
+        return "The port is a number from 1 to 65535."
+    path = urlsplit(url).path.strip("/")
+    if "path" not in given and path and not path.isdigit():
+        return "The path of the URL is the number of a database, as in redis://localhost:6379/0."
+    return "The number of the database is 0 or more." if given.get("db", 0) < 0 else ""
 
 
 def _alias_pool(alias: str) -> Any:
@@ -96,7 +148,7 @@ class PinnedConnection:
 
     def close(self) -> None:
         """Disconnect, and return the connection to its pool."""
-        with contextlib.suppress(redis.RedisError, OSError):
+        with contextlib.suppress(Exception):
             self.raw.disconnect()
             if self.is_ours:
                 self.pool.release(self.raw)
@@ -126,7 +178,7 @@ def is_closed(raw: Any) -> bool:
     """
     try:
         return bool(raw.can_read(0))
-    except (redis.RedisError, OSError):
+    except Exception:  # noqa: BLE001
         return True
 
 

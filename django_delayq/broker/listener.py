@@ -43,7 +43,7 @@ class Listener:
         """Sleep for up to ``timeout`` seconds; return whether a token came."""
         try:
             return self._listen(tuple(lists), timeout)
-        except (redis.RedisError, OSError):
+        except Exception:
             self._disconnect()
             raise
 

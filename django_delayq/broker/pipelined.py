@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import redis
 
+from ..exceptions import ForeignBroker
 from . import scripts
 from .connection import PinnedConnection, pop_idle
 from .keys import Keys
@@ -33,6 +34,7 @@ class UnreadPut(NamedTuple):
     """A put whose answer was not read, and when it was sent (monotonic, seconds)."""
 
     keys: Keys
+    identity: str
     now: str | int
     entries: list[int]
     sent_at: float
@@ -49,14 +51,14 @@ class PipelinedConnection(PinnedConnection):
         self._script_is_known = False
         self._read_at = time.monotonic()
 
-    def put(self, keys: Keys, now: str | int, entries: list[int], *, mode: str = "set") -> int:
+    def put(self, keys: Keys, identity: str, now: str | int, entries: list[int], *, mode: str = "set") -> int:
         """Send a put; return how many earlier answers were read. Raises their errors, or that an answer is late."""
         read = 0
         if len(self.unread) >= READ_AT_UNREAD or time.monotonic() - self._read_at > READ_INTERVAL:
             read = self.read(MAX_UNREAD)
         if not self.unread and self.raw.can_read(0):
             raise redis.ConnectionError("closed by the server")
-        self._send(keys, now, entries, mode)
+        self._send(keys, identity, now, entries, mode)
         return read
 
     def read(self, leave: int) -> int:
@@ -66,7 +68,7 @@ class PipelinedConnection(PinnedConnection):
         put that was sent again has to arrive before that.
         """
         read = 0
-        refused: redis.ResponseError | None = None
+        refused: redis.ResponseError | ForeignBroker | None = None
         self._read_at = time.monotonic()
         while self.unread:
             oldest = self.unread[0]
@@ -75,11 +77,12 @@ class PipelinedConnection(PinnedConnection):
                     raise redis.TimeoutError(f"no answer within {self._timeout:g} s")
                 break
             try:
-                self.raw.read_response(disconnect_on_error=False)
+                if self.raw.read_response(disconnect_on_error=False)[0] == b"foreign":
+                    refused, leave = refused or ForeignBroker(), 0
             except redis.exceptions.NoScriptError:
                 self._script_is_known = False
                 # Later puts of the same messages may have arrived: this one must not undo them.
-                self._send(oldest.keys, oldest.now, oldest.entries, "fill")
+                self._send(oldest.keys, oldest.identity, oldest.now, oldest.entries, "fill")
             except redis.ResponseError as error:
                 refused, leave = refused or error, 0
             self.unread.popleft()
@@ -88,14 +91,14 @@ class PipelinedConnection(PinnedConnection):
             raise refused
         return read
 
-    def _send(self, keys: Keys, now: str | int, entries: list[int], mode: str) -> None:
-        self.raw.send_command(*_head(keys, now, mode, not self._script_is_known), *entries)
+    def _send(self, keys: Keys, identity: str, now: str | int, entries: list[int], mode: str) -> None:
+        self.raw.send_command(*_head(keys, identity, now, mode, not self._script_is_known), *entries)
         self._script_is_known = True
-        self.unread.append(UnreadPut(keys, now, entries, time.monotonic()))
+        self.unread.append(UnreadPut(keys, identity, now, entries, time.monotonic()))
 
 
 @lru_cache(maxsize=256)
-def _head(keys: Keys, now: str | int, mode: str, in_full: bool) -> list[Any]:
+def _head(keys: Keys, identity: str, now: str | int, mode: str, in_full: bool) -> list[Any]:
     """Return the command without its entries."""
     return scripts.load("put").command(
         in_full=in_full,
@@ -105,6 +108,7 @@ def _head(keys: Keys, now: str | int, mode: str, in_full: bool) -> list[Any]:
         wake=keys.wake,
         now=now,
         mode=mode,
+        identity=identity,
     )
 
 
@@ -119,30 +123,31 @@ class PipelinedConnections:
         # read yet.
         self.close = weakref.finalize(self, _read_and_close, self._idle)
 
-    def put(self, keys: Keys, now: str | int, entries: list[int]) -> int:
-        """Send a put; return how many answers of earlier ones were read. Raises ``RedisError`` and ``OSError``."""
+    def put(self, keys: Keys, identity: str, now: str | int, entries: list[int]) -> int:
+        """Send a put; return how many answers of earlier ones were read. Raises any error of redis-py."""
         connection = pop_idle(self._idle)
         lost: Iterable[UnreadPut] = ()
         if connection is not None:
             try:
-                return self._put(connection, keys, now, entries)
+                return self._put(connection, keys, identity, now, entries)
             except redis.ConnectionError:
                 # The server closed the connection while it was idle, perhaps before it read all puts.
                 lost = connection.unread
-        return self._put(PipelinedConnection(self._pool(), self._timeout), keys, now, entries, lost)
+        return self._put(PipelinedConnection(self._pool(), self._timeout), keys, identity, now, entries, lost)
 
     def _put(
         self,
         connection: PipelinedConnection,
         keys: Keys,
+        identity: str,
         now: str | int,
         entries: list[int],
         lost: Iterable[UnreadPut] = (),
     ) -> int:
         try:
             for unread in lost:
-                connection.put(unread.keys, unread.now, unread.entries, mode="fill")
-            read = connection.put(keys, now, entries)
+                connection.put(unread.keys, unread.identity, unread.now, unread.entries, mode="fill")
+            read = connection.put(keys, identity, now, entries)
         except BaseException:
             connection.close()
             raise
@@ -169,6 +174,6 @@ def _read_and_close(idle: deque[PipelinedConnection]) -> None:
     while idle:
         connection = idle.pop()
         if connection.is_ours:
-            with contextlib.suppress(redis.RedisError, OSError):
+            with contextlib.suppress(Exception):
                 connection.read(0)
         connection.close()

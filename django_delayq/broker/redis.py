@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import cached_property, wraps
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import redis
+from django.db import Error as DatabaseError
 
 from ..clock import SECOND, us_to_tenths
 from ..conf import Settings
-from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
+from ..exceptions import BrokerFull, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
 from ..sql.rows import Ticket
 from ..validation import PRIORITIES
 from . import scripts, server_info
@@ -29,22 +30,81 @@ from .scripted import ScriptConnections
 SCAN_COUNT = 1000
 # The fields that scripts/tick.lua returns after the time, and that ``read_meta`` reads, in this order.
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "skew")
+# The answers by which a Redis in cluster mode refuses keys.
+CLUSTER_ERRORS = (
+    redis.exceptions.MovedError,
+    redis.exceptions.AskError,
+    redis.exceptions.ClusterCrossSlotError,
+    redis.exceptions.ClusterDownError,
+)
+# Whole numbers beyond this are not ours: doubles do not keep them.
+MOST = 2**53
+
+# Errors that stay what they are. Some calls read the identity of the database, which may not answer.
+OURS = (DelayqError, DatabaseError)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextlib.contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turn every error of Redis, its client and its answers into ``BrokerUnavailable`` or a kind of it.
+
+    An answer that is not what it should be raises anything: a server need not be Redis, and people write into keys.
+    """
+    try:
+        yield
+    except OURS:
+        raise
+    except Exception as error:
+        raise _translate(error) from error
+
+
+def _translated(method: Callable[P, R]) -> Callable[P, R]:
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except OURS:
+            raise
+        except Exception as error:
+            raise _translate(error) from error
+
+    return call
+
+
+def _translate(error: Exception) -> BrokerUnavailable:
+    if isinstance(error, CLUSTER_ERRORS):
+        return ClusterBroker()
+    kind = BrokerFull if "used memory > 'maxmemory'" in str(error) else BrokerUnavailable
+    return kind(f"{type(error).__name__}: {error}")
 
 
 class RedisBroker:
     """Implements ``Index``, and so ``Broker``; their docstrings say what each method does.
 
-    ``timeout`` is in seconds, for connecting and for each answer. ``now`` is for tests: the server's time in tenths of
-    a millisecond, or "" for its clock.
+    ``timeout`` is in seconds, for connecting and for each answer. ``identity`` returns the identity of the caller's
+    database: queues of another one are refused with ``ForeignBroker``. None: the caller does not mind. ``now`` is for
+    tests: the server's time in tenths of a millisecond, or "" for its clock.
     """
 
     claims_ahead: ClassVar[bool] = True
     forgets_taken: ClassVar[bool] = True
 
-    def __init__(self, settings: Settings, using: str, *, timeout: float, now: str | int = "") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        using: str,
+        *,
+        timeout: float,
+        identity: Callable[[], str] | None = None,
+        now: str | int = "",
+    ) -> None:
         self.settings = settings
         self.namespace = namespace(settings.PREFIX, using)
         self.timeout = timeout
+        self.identity = identity or (lambda: "")
         self.now = now
         self._client: redis.Redis | None = None
         self._listener: Listener | None = None
@@ -76,62 +136,76 @@ class RedisBroker:
 
     # --- Broker -------------------------------------------------------------------------------------------------------
 
+    @_translated
     def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
         """Make ids known."""
         k = self.keys(queue)
         total = Put()
         for start in range(0, len(entries), IDS_PER_CALL):
             rest = _flat(entries[start : start + IDS_PER_CALL])
-            with translated_errors():
-                word, put, present, beyond = scripts.load("put")(
-                    self.client,
-                    delayed=k.delayed,
-                    ready=k.ready,
-                    meta=k.meta,
-                    wake=k.wake,
-                    now=self.now,
-                    mode="fill" if fill else "set",
-                    rest=rest,
-                )
+            word, put, present, beyond = scripts.load("put")(
+                self.client,
+                delayed=k.delayed,
+                ready=k.ready,
+                meta=k.meta,
+                wake=k.wake,
+                now=self.now,
+                mode="fill" if fill else "set",
+                identity=self.identity(),
+                rest=rest,
+            )
+            if word == b"foreign":
+                raise ForeignBroker
             if word == b"lost":
                 # There is no horizon yet. The loader, which runs in every worker, will find the rows.
                 beyond = len(rest) // 3
             total += Put(put, present, beyond)
         return total
 
+    @_translated
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids."""
         k = self.keys(queue)
         for start in range(0, len(ids), IDS_PER_CALL):
-            with translated_errors():
-                scripts.load("remove")(
-                    self.client, delayed=k.delayed, ready=k.ready, rest=ids[start : start + IDS_PER_CALL]
-                )
-
-    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
-        """Take ids that are due, or fall due in a moment."""
-        k = self.keys(queue)
-        with translated_errors():
-            answer = scripts.load("take")(
-                self._scripted,
+            answer = scripts.load("remove")(
+                self.client,
                 delayed=k.delayed,
                 ready=k.ready,
                 meta=k.meta,
-                wake=k.wake,
-                now=self.now,
-                limit=min(limit, IDS_PER_CALL),
-                batch=IDS_PER_CALL,
-                within=int(within * SECOND),
+                identity=self.identity(),
+                rest=ids[start : start + IDS_PER_CALL],
             )
+            if answer == b"foreign":
+                raise ForeignBroker
+
+    @_translated
+    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
+        """Take ids that are due, or fall due in a moment."""
+        k = self.keys(queue)
+        answer = scripts.load("take")(
+            self._scripted,
+            delayed=k.delayed,
+            ready=k.ready,
+            meta=k.meta,
+            wake=k.wake,
+            now=self.now,
+            limit=min(limit, IDS_PER_CALL),
+            batch=IDS_PER_CALL,
+            within=int(within * SECOND),
+            identity=self.identity(),
+        )
+        if answer[0] == b"foreign":
+            raise ForeignBroker
         moved, left, next_due = answer[:3]
         now_tenths = float(answer[3])
         tickets = []
         for i in range(4, len(answer), 2):
-            # Drop members that are not ids: they are not ours, and the database would refuse all ids together with
-            # them.
-            if not _is_id(answer[i]):
+            # Drop members and scores that are not ours: the database would refuse all ids together with them, and the
+            # sweep finds a message again whose score was no number.
+            score = _whole(answer[i + 1])
+            if score is None or not _is_id(answer[i]):
                 continue
-            rank, ready_tenths = divmod(int(answer[i + 1]), BAND)
+            rank, ready_tenths = divmod(score, BAND)
             until = (ready_tenths - now_tenths) / SECOND
             tickets.append(Ticket(int(answer[i]), ready_tenths, rank, until))
         return Taken(tickets, left, float(next_due) / SECOND if next_due else None, moved == IDS_PER_CALL)
@@ -140,13 +214,14 @@ class RedisBroker:
         """Make ids ready that have fallen due."""
         return self.take(queue, 0)
 
+    @_translated
     def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
         """Put taken ids back with another due time."""
         k = self.keys(queue)
         due_tenths = self.now_tenths(queue) + int(seconds * SECOND)
-        with translated_errors():
-            self.client.zadd(k.delayed, {str(ticket.id): due_tenths + ticket.rank / RANKS for ticket in tickets})
+        self.client.zadd(k.delayed, {str(ticket.id): due_tenths + ticket.rank / RANKS for ticket in tickets})
 
+    @_translated
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
         """Put taken ids back into their former places."""
         k = self.keys(queue)
@@ -160,19 +235,18 @@ class RedisBroker:
                 ready[str(ticket.id)] = ticket.rank * BAND + ticket.ready_tenths
         for key, scores in ((k.ready, ready), (k.delayed, delayed)):
             if scores:
-                with translated_errors():
-                    self.client.zadd(key, scores)
+                self.client.zadd(key, scores)
 
     def exclusively(self) -> AbstractContextManager[object]:
         """Do nothing: an id that was taken is no longer there for others."""
         return nullcontext()
 
+    @_translated
     def listen(self, queues: Sequence[str], timeout: float) -> bool:
         """Sleep until one of the queues is notified."""
         if self._listener is None:
             self._listener = Listener(self._connect)
-        with translated_errors():
-            return self._listener.listen([self.keys(queue).wake for queue in queues], timeout)
+        return self._listener.listen([self.keys(queue).wake for queue in queues], timeout)
 
     def stop_listening(self) -> None:
         """Leave notifications to other processes."""
@@ -189,10 +263,10 @@ class RedisBroker:
         if self._listener is not None:
             self._listener.wake()
 
+    @_translated
     def notify(self, queue: str) -> None:
         """End a ``listen`` of any process."""
-        with translated_errors():
-            scripts.load("notify")(self.client, wake=self.keys(queue).wake)
+        scripts.load("notify")(self.client, wake=self.keys(queue).wake)
 
     def close(self) -> None:
         """Wait for the answers to all puts, and close all connections."""
@@ -201,49 +275,64 @@ class RedisBroker:
         if "_pipelined" in self.__dict__:
             self._pipelined.close()
         if self._client is not None:
-            with contextlib.suppress(redis.RedisError, OSError):
+            with contextlib.suppress(Exception):
                 self._client.close()
                 self._client.connection_pool.disconnect()
 
     # --- Index --------------------------------------------------------------------------------------------------------
 
+    @_translated
     def put_nowait(self, queue: str, entries: Sequence[Entry]) -> int:
         """Send a put without waiting for its answer."""
         k = self.keys(queue)
         answers = 0
-        with translated_errors():
-            for start in range(0, len(entries), IDS_PER_CALL):
-                answers += self._pipelined.put(k, self.now, _flat(entries[start : start + IDS_PER_CALL]))
+        for start in range(0, len(entries), IDS_PER_CALL):
+            answers += self._pipelined.put(k, self.identity(), self.now, _flat(entries[start : start + IDS_PER_CALL]))
         return answers
 
+    @_translated
     def flush(self) -> None:
         """Wait for the answers to all puts of ``put_nowait``."""
-        with translated_errors():
-            self._pipelined.flush()
+        self._pipelined.flush()
 
+    @_translated
     def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
         """Return the ids that ``put(fill=True)`` would put."""
         k = self.keys(queue)
-        with translated_errors():
-            answer = scripts.load("missing")(self.client, delayed=k.delayed, ready=k.ready, rest=_flat(entries))
+        answer = scripts.load("missing")(self.client, delayed=k.delayed, ready=k.ready, rest=_flat(entries))
         return [int(id_) for id_ in answer]
 
+    @_translated
     def read_meta(self, queue: str) -> QueueMeta:
         """Read the meta of a queue."""
-        with translated_errors():
-            pipe = self.client.pipeline(transaction=False)
-            pipe.hmget(self.keys(queue).meta, META_FIELDS)
-            pipe.time()
-            fields, (seconds, micros) = pipe.execute()
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hmget(self.keys(queue).meta, META_FIELDS)
+        pipe.time()
+        fields, (seconds, micros) = pipe.execute()
         meta = _meta(_tenths(seconds, micros) if self.now == "" else int(self.now), fields)
         return replace(meta, now_tenths=meta.now_tenths + meta.skew_tenths)
 
+    @_translated
     def tick(self, queue: str, skew: Skew | None = None) -> QueueMeta:
         """Count one more tick of a queue, and return its meta."""
-        with translated_errors():
-            now, *fields = scripts.load("tick")(self.client, meta=self.keys(queue).meta, now=self.now, **_bounds(skew))
-        return _meta(int(now), fields)
+        identity = self.identity()
+        k = self.keys(queue)
+        now, *fields = scripts.load("tick")(
+            self.client,
+            delayed=k.delayed,
+            ready=k.ready,
+            meta=k.meta,
+            wake=k.wake,
+            now=self.now,
+            identity=identity,
+            **_bounds(skew),
+        )
+        meta = _meta(int(now), fields)
+        if identity and meta.identity not in ("", identity):
+            raise ForeignBroker
+        return meta
 
+    @_translated
     def load(
         self,
         queue: str,
@@ -257,98 +346,101 @@ class RedisBroker:
         skew: Skew | None = None,
     ) -> tuple[int | None, int] | None:
         """Begin to load a queue."""
-        with translated_errors():
-            word, begin, horizon = scripts.load("load")(
-                self.client,
-                meta=self.keys(queue).meta,
-                now=self.now,
-                ahead=int(ahead * SECOND),
-                worker=worker,
-                lease=int(lease * SECOND),
-                identity=identity,
-                run_id=server.run_id,
-                replid=server.replid,
-                lost="1" if lost else "",
-                **_bounds(skew),
-            )
+        word, begin, horizon = scripts.load("load")(
+            self.client,
+            meta=self.keys(queue).meta,
+            now=self.now,
+            ahead=int(ahead * SECOND),
+            worker=worker,
+            lease=int(lease * SECOND),
+            identity=identity,
+            run_id=server.run_id,
+            replid=server.replid,
+            lost="1" if lost else "",
+            **_bounds(skew),
+        )
         if word == b"foreign":
             raise ForeignBroker
         if word == b"busy":
             return None
         return (int(begin) if begin else None), int(horizon)
 
+    @_translated
     def loaded(self, queue: str, *, worker: str, upto_tenths: int, lease: float | None) -> bool:
         """Record how far a load has come."""
-        with translated_errors():
-            word = scripts.load("loaded")(
-                self.client,
-                meta=self.keys(queue).meta,
-                now=self.now,
-                worker=worker,
-                upto=upto_tenths,
-                lease="" if lease is None else int(lease * SECOND),
-            )
+        word = scripts.load("loaded")(
+            self.client,
+            meta=self.keys(queue).meta,
+            now=self.now,
+            worker=worker,
+            upto=upto_tenths,
+            lease="" if lease is None else int(lease * SECOND),
+        )
         return bool(word == b"ok")
 
+    @_translated
     def server(self) -> ServerRun:
         """Ask the server for its identity."""
-        with translated_errors():
-            pipe = self.client.pipeline(transaction=False)
-            pipe.info("server")
-            pipe.info("replication")
-            server, replication = pipe.execute()
+        pipe = self.client.pipeline(transaction=False)
+        pipe.info("server")
+        pipe.info("replication")
+        pipe.info("cluster")
+        server, replication, cluster = pipe.execute()
         return ServerRun(
-            str(server["run_id"]), str(replication.get("master_replid", "")), str(replication.get("role", ""))
+            str(server["run_id"]),
+            str(replication.get("master_replid", "")),
+            str(replication.get("role", "")),
+            is_cluster=bool(cluster.get("cluster_enabled")),
         )
 
+    @_translated
     def server_info(self) -> ServerInfo:
         """Ask the server about itself."""
-        with translated_errors():
-            return server_info.read(self.client)
+        return server_info.read(self.client)
 
     def now_tenths(self, queue: str) -> int:
         """Read the clock of the server, corrected to the record's."""
         return self.read_meta(queue).now_tenths
 
+    @_translated
     def server_time(self) -> int:
         """Read the clock of the server, in microseconds."""
         if self.now != "":
             return int(self.now) * 100
-        with translated_errors():
-            seconds, micros = self.client.time()
+        seconds, micros = self.client.time()
         return int(seconds) * 1_000_000 + int(micros)
 
+    @_translated
     def size(self, queue: str) -> QueueSize:
         """Count the ids of a queue."""
         k = self.keys(queue)
-        with translated_errors():
-            pipe = self.client.pipeline(transaction=False)
-            pipe.zcard(k.delayed)
-            pipe.zcard(k.ready)
-            delayed, ready = pipe.execute()
+        pipe = self.client.pipeline(transaction=False)
+        pipe.zcard(k.delayed)
+        pipe.zcard(k.ready)
+        delayed, ready = pipe.execute()
         return QueueSize(delayed, ready)
 
+    @_translated
     def places(self, queue: str, ids: Sequence[int]) -> list[Place]:
         """Find where each of these ids is."""
         k = self.keys(queue)
         found: list[Place] = []
         for start in range(0, len(ids), IDS_PER_CALL):
             members = [str(pk) for pk in ids[start : start + IDS_PER_CALL]]
-            with translated_errors():
-                pipe = self.client.pipeline(transaction=False)
-                pipe.zmscore(k.delayed, members)
-                pipe.zmscore(k.ready, members)
-                delayed, ready = pipe.execute()
+            pipe = self.client.pipeline(transaction=False)
+            pipe.zmscore(k.delayed, members)
+            pipe.zmscore(k.ready, members)
+            delayed, ready = pipe.execute()
             found += [
-                Place(None if d is None else int(d), None if r is None else int(r) % BAND)
+                Place(None if d is None else _clamped(d), None if r is None else _clamped(r) % BAND)
                 for d, r in zip(delayed, ready, strict=True)
             ]
         return found
 
+    @_translated
     def rank(self, queue: str, pk: int) -> int | None:
         """Count the ready ids that are taken before this one."""
-        with translated_errors():
-            found: Any = self.client.zrank(self.keys(queue).ready, str(pk))
+        found: Any = self.client.zrank(self.keys(queue).ready, str(pk))
         return None if found is None else int(found)
 
     def ids(self, queue: str) -> Iterator[list[int]]:
@@ -361,25 +453,35 @@ class RedisBroker:
                     answer: Any = self.client.zscan(key, cursor, count=SCAN_COUNT)
                 cursor, members = answer
                 # Members that are not ids are not ours.
-                batch = [int(member) for member, _score in members if member.isdigit()]
+                batch = [int(member) for member, _score in members if _is_id(member)]
                 if batch:
                     yield batch
                 if int(cursor) == 0:
                     break
 
 
-@contextlib.contextmanager
-def translated_errors() -> Iterator[None]:
-    """Turn all errors of Redis and its client into ``BrokerUnavailable``, or ``BrokerFull`` when its memory is full."""
-    try:
-        yield
-    except (redis.RedisError, OSError) as error:
-        kind = BrokerFull if "used memory > 'maxmemory'" in str(error) else BrokerUnavailable
-        raise kind(f"{type(error).__name__}: {error}") from error
-
-
 def _is_id(member: bytes) -> bool:
     return member.isdigit() and len(member) <= 19 and int(member) < 2**63
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number that a script has written; None for nothing and for anything else."""
+    if isinstance(value, int):
+        return value
+    if value and len(value) <= 16 and value.isdigit() and (number := int(value)) <= MOST:
+        return number
+    return None
+
+
+def _skew(value: bytes | None) -> int:
+    """Return a correction of the clock as clock.lua reads it: 0 for nothing and for anything that is not ours."""
+    size = _whole((value or b"").removeprefix(b"-")) or 0
+    return -size if value and value.startswith(b"-") else size
+
+
+def _clamped(score: float) -> int:
+    """Return a score as a whole number; one that cannot be ours, such as "inf", as far away as possible."""
+    return int(score) if abs(score) <= MOST else MOST
 
 
 def _flat(entries: Sequence[Entry]) -> list[int]:
@@ -405,11 +507,11 @@ def _meta(now_tenths: int, fields: Sequence[Any]) -> QueueMeta:
     tick, horizon, loaded, run_id, replid, identity, skew = fields
     return QueueMeta(
         now_tenths,
-        int(tick or 0),
-        int(horizon) if horizon else None,
-        int(loaded) if loaded else None,
-        (run_id or b"").decode(),
-        (replid or b"").decode(),
-        (identity or b"").decode(),
-        int(skew or 0),
+        _whole(tick) or 0,
+        _whole(horizon),
+        _whole(loaded),
+        (run_id or b"").decode(errors="replace"),
+        (replid or b"").decode(errors="replace"),
+        (identity or b"").decode(errors="replace"),
+        _skew(skew),
     )

@@ -13,6 +13,7 @@ def read(client: redis.Redis) -> ServerInfo:
     """Ask the server about itself. A value that the server does not know, or does not permit to read, is None."""
     server, memory = _info(client, "server"), _info(client, "memory")
     persistence, replication = _info(client, "persistence"), _info(client, "replication")
+    cluster = _info(client, "cluster")
     return ServerInfo(
         version=_text(server.get("valkey_version") or server.get("redis_version")),
         role=_text(replication.get("role")),
@@ -20,6 +21,7 @@ def read(client: redis.Redis) -> ServerInfo:
         memory=memory.get("used_memory"),
         max_memory=memory.get("maxmemory"),
         policy=_text(memory.get("maxmemory_policy")) or _config(client, "maxmemory-policy"),
+        cluster=None if not cluster else bool(cluster.get("cluster_enabled")),
         evicted=_info(client, "stats").get("evicted_keys"),
         persistence="aof" if persistence.get("aof_enabled") else _snapshots(client),
     )

@@ -12,7 +12,7 @@ from .. import conf, pausing, restore, transitions
 from ..broker import describe
 from ..broker.base import Index, ServerInfo
 from ..durations import brief
-from ..exceptions import BrokerUnavailable, ForeignBroker
+from ..exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..models import Message
 from ..sql import vendor_name
 from ..states import State
@@ -104,7 +104,7 @@ def _redis(using: str, broker: Index, *, ready: bool) -> Iterator[Finding]:
         health = broker.server_info()
         yield Finding("Redis", Level.OK, f"{where}, version {health.version or 'unknown'}")
         yield from _server(health)
-        if ready:
+        if ready and not health.cluster:
             yield _identity(using, broker)
             yield _clock(using, broker)
     except BrokerUnavailable as error:
@@ -113,6 +113,13 @@ def _redis(using: str, broker: Index, *, ready: bool) -> Iterator[Finding]:
 
 def _server(health: ServerInfo) -> Iterator[Finding]:
     unknown = "unknown: Redis does not tell"
+    if health.cluster:
+        detail = f"{ClusterBroker()} Until then workers find due messages by query."
+        yield Finding("Redis mode", Level.CRITICAL, detail, Cause.MISCONFIGURED)
+    elif health.cluster is None:
+        yield Finding("Redis mode", Level.WARN, unknown)
+    else:
+        yield Finding("Redis mode", Level.OK, "one master, no cluster")
     if health.role in (None, "master"):
         yield Finding("Redis role", Level.OK if health.role else Level.WARN, health.role or unknown)
     else:
@@ -125,12 +132,9 @@ def _server(health: ServerInfo) -> Iterator[Finding]:
     else:
         detail = f"{health.policy}: Redis may drop waiting messages; set it to noeviction"
         yield Finding("Redis maxmemory-policy", Level.CRITICAL, detail)
-    if health.persistence is None:
-        yield Finding("Redis persistence", Level.WARN, unknown)
-    elif health.persistence == "none":
-        yield Finding("Redis persistence", Level.WARN, "none: after a restart a worker loads Redis again")
-    else:
-        yield Finding("Redis persistence", Level.OK, health.persistence)
+    # None is needed: after a restart without it a worker loads Redis again from the record.
+    persistence = "none: after a restart a worker loads Redis again" if health.persistence == "none" else None
+    yield Finding("Redis persistence", Level.OK, persistence or health.persistence or unknown)
 
 
 def _identity(using: str, broker: Index) -> Finding:

@@ -21,10 +21,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, OperationalError, ProgrammingError, connections, router
 from django.utils.dateparse import parse_datetime
 
-from .. import actors, conf, durations, signals, validation
-from ..broker import index
+from .. import actors, durations, signals, validation
+from ..broker import check_settings, index
 from ..broker.base import Index
-from ..exceptions import BrokerUnavailable, ForeignBroker, InvalidMessage
+from ..exceptions import BrokerUnavailable, InvalidMessage, UnusableBroker
 from ..models import Message
 
 # The version of the JSON that --json writes.
@@ -43,7 +43,7 @@ MEANINGS = {
     PROBLEMS: "problems found",
     PARTIAL: "some messages could not be changed",
     UNREACHABLE: "Redis or the database does not answer",
-    MISCONFIGURED: "wrong settings, pending migrations, or the Redis of another database",
+    MISCONFIGURED: "wrong settings, pending migrations, a Redis Cluster, or the Redis of another database",
     130: "interrupted by SIGINT (143: by SIGTERM)",
 }
 
@@ -68,7 +68,7 @@ class DelayqCommand(BaseCommand, ABC):
         using = database(options)
         name = type(self).__module__.rpartition(".")[2]
         with errors_as_exit_codes(), actors.acting_as(f"command:{name} {_user()}@{actors.host()}"):
-            conf.get()
+            check_settings()
             self.work(using, options)
 
     @abstractmethod
@@ -132,7 +132,7 @@ def errors_as_exit_codes() -> Iterator[None]:
     """Turn an error of the database, of Redis or of the settings into a ``CommandError`` with an exit code."""
     try:
         yield
-    except ForeignBroker as error:
+    except UnusableBroker as error:
         raise CommandError(str(error), returncode=MISCONFIGURED) from error
     except BrokerUnavailable as error:
         raise CommandError(f"Redis does not answer: {error}", returncode=UNREACHABLE) from error

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from .queues import Queue
-from .record import Identity, Message, Transition, identity
+from .record import Identity, Message, Transition, forget_identity, identity, known_identity, learn_identity
 from .workers import Worker
 
-__all__ = ["Identity", "Message", "Queue", "Transition", "Worker", "identity"]
+__all__ = [
+    "Identity",
+    "Message",
+    "Queue",
+    "Transition",
+    "Worker",
+    "forget_identity",
+    "identity",
+    "known_identity",
+    "learn_identity",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .engine import Restore
 from .filling import LOADER_LEASE, Batch, Load, fill
-from .horizon import ensure_horizon, is_current, refuse_foreign, writable_server
+from .horizon import ensure_horizon, is_current, is_too_far, refuse_foreign, writable_server
 from .reading import any_scheduled, page, pages, queues, still_scheduled
 from .selection import InvalidPosition, Overdue, Position, Report, Selection, Stage, Tally
 from .skew import SKEW_WARNING, describe_skew, measure_skew
@@ -27,6 +27,7 @@ __all__ = [
     "ensure_horizon",
     "fill",
     "is_current",
+    "is_too_far",
     "measure_skew",
     "page",
     "pages",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from .. import conf
 from ..broker.base import Index, QueueMeta, ServerRun
 from ..clock import SECOND
-from ..exceptions import BrokerUnavailable, ForeignBroker
+from ..exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..models import Identity, identity
 from .skew import measure_skew
 
 # A lease that runs out at once: a worker may begin to load the queue right away. Seconds.
 NO_LEASE = 0.001
+# A horizon may be this much farther away than the setting says: clocks may have moved since. As in load.lua. Seconds.
+SLACK = 10.0
 
 
 def refuse_foreign(using: str, meta: QueueMeta) -> None:
@@ -23,16 +25,31 @@ def refuse_foreign(using: str, meta: QueueMeta) -> None:
 
 
 def writable_server(broker: Index) -> ServerRun:
-    """Return the identity of the server that the broker talks to. Raises ``BrokerUnavailable`` if it is a replica."""
+    """Return the identity of the server that the broker talks to.
+
+    Raises ``ClusterBroker`` if it is in cluster mode, and ``BrokerUnavailable`` if it is a replica.
+    """
     server = broker.server()
+    if server.is_cluster:
+        raise ClusterBroker
     if server.role not in ("master", ""):
         raise BrokerUnavailable("this Redis is a replica")
     return server
 
 
+def is_too_far(meta: QueueMeta, ahead: float) -> bool:
+    """Return whether the horizon is farther away than ``ahead`` seconds: a worker with another HORIZON set it, or none.
+
+    Producers do not put a message that is due beyond their own HORIZON, so that message would be in neither.
+    """
+    return meta.horizon_tenths is not None and meta.horizon_tenths - meta.now_tenths > (ahead + SLACK) * SECOND
+
+
 def is_current(meta: QueueMeta, server: ServerRun, now_tenths: int, ahead: float) -> bool:
     """Return whether the horizon was set in this run of the server and is more than half of ``ahead`` seconds away."""
     if meta.horizon_tenths is None or (meta.run_id, meta.replid) != (server.run_id, server.replid):
+        return False
+    if is_too_far(meta, ahead):
         return False
     return meta.horizon_tenths - now_tenths > ahead * SECOND / 2
 

@@ -19,10 +19,11 @@ from django.db import NotSupportedError, OperationalError, ProgrammingError, con
 from django.db.models import QuerySet
 
 from ..clock import SECOND, ceil_tenth, span_us
-from ..models import Message
+from ..models import Message, known_identity, learn_identity
 from ..outcomes import error_kind
 from ..states import State
 from .expressions import Microseconds
+from .moves import IDENTITY
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket, decoded
 from .sessions import own_transaction, session_of
 
@@ -52,7 +53,7 @@ WITH m AS (
     INSERT INTO delayq_transition ({LOG_COLUMNS})
     SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, %(actor)s, '', '', '' FROM m
 )
-SELECT id, due_at, created_at FROM m
+SELECT id, due_at, created_at{{identity}} FROM m
 """  # noqa: S608
 
 # True for every id. The server assumes ten rows for an array parameter. A kept plan for ten rows looks more expensive
@@ -65,24 +66,24 @@ LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
 IS_SCHEDULED = "m.state || '' = 'scheduled'"
 IS_RUNNING = "m.state || '' = 'running'"
 
-# The statement for a message without a key and with one: checking for a conflict costs a second record in the server's
-# log.
+CONFLICT = "ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('running', 'scheduled') DO NOTHING"
+# The statements by two facts. Has the message a key? Checking for a conflict costs a second record in the server's log.
+# Does this process know the identity of the database? If not, it comes with the row, and costs no query of its own.
 INSERTS = {
-    False: INSERT.format(conflict=""),
-    True: INSERT.format(
-        conflict="ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('running', 'scheduled') DO NOTHING"
-    ),
+    (has_key, knows): INSERT.format(conflict=CONFLICT if has_key else "", identity="" if knows else f", ({IDENTITY})")
+    for has_key in (False, True)
+    for knows in (False, True)
 }
 
 # The codes of a prepared statement that does not exist, and of a name that another one has.
 LOST_STATEMENT = ("26000", "42P05")
 
 # OFFSET keeps the server from looking up the sequence for each id.
-RESERVE = """
-SELECT clock_timestamp(), array_agg(nextval(sequence))
+RESERVE = f"""
+SELECT clock_timestamp(), array_agg(nextval(sequence)), ({IDENTITY})
   FROM (SELECT pg_get_serial_sequence('delayq_message', 'id')::regclass OFFSET 0) s(sequence),
        generate_series(1, %s::int)
-"""
+"""  # noqa: S608
 
 COPY_MESSAGES = """
 COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts, created_at,
@@ -348,8 +349,9 @@ class PostgreSQL:
         return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
 
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
+        knows = bool(known_identity(self.using))
         rows = self._rows(
-            INSERTS[new.key is not None],
+            INSERTS[new.key is not None, knows],
             {
                 "topic": new.topic,
                 "queue": new.queue,
@@ -365,14 +367,19 @@ class PostgreSQL:
                 "actor": actor,
             },
         )
-        return Inserted(*rows[0]) if rows else None
+        if not rows:
+            return None
+        if not knows:
+            learn_identity(self.using, rows[0][3])
+        return Inserted(*rows[0][:3])
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages without keys by COPY, in the caller's transaction.
 
         The caller prepares a message while the server works on those before it, so preparing costs no time.
         """
-        now, ids = self._rows(RESERVE, [len(new)])[0]
+        now, ids, identity = self._rows(RESERVE, [len(new)])[0]
+        learn_identity(self.using, identity)
         connection = connections[self.using]
         with (
             connection.wrap_database_errors,

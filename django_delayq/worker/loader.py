@@ -12,11 +12,11 @@ from typing import Self
 from django.db import DatabaseError
 
 from .. import actors, conf, failpoints, restore, signals
-from ..broker.base import IDS_PER_CALL, Put, ServerRun, Skew
+from ..broker.base import IDS_PER_CALL, Put, QueueMeta, ServerRun, Skew
 from ..clock import SECOND
-from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker
+from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker, UnusableBroker
 from ..extensions import RestoreObservers, RestoreStart, Service
-from ..models import Message, identity
+from ..models import Message, forget_identity, identity
 from .broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
@@ -27,9 +27,12 @@ IDENTITY_CHECK_INTERVAL = 5.0
 SKEW_INTERVAL = 2.0
 # When Redis is full, this many batches of ids are dropped at a time.
 BATCHES_DROPPED = 100
-# The time between two checks of a queue, and of a Redis that belongs to another record. Seconds.
+# The time between two checks of a queue, and of a Redis that must not be used. Seconds.
 LOAD_INTERVAL = 1.0
-FOREIGN_CHECK_INTERVAL = 10.0
+UNUSABLE_CHECK_INTERVAL = 10.0
+# A process brings a horizon that is too far away nearer again at most this often: while workers with different settings
+# run side by side, they would take turns. Seconds.
+NEARER_INTERVAL = 60.0
 
 
 class _ObservedLoad:
@@ -101,23 +104,28 @@ class Loader(Service):
         self._corrected = 0
         self._told = 0.0
         self._turn = 0
-        self._identity: str | None = None
+        # When this process last brought the horizon of a queue nearer (monotonic).
+        self._brought_nearer: dict[str, float] = {}
 
     def tick(self) -> float:
         """Check queues, load those that need it, and report to the broker switch whether Redis answered."""
         began = time.monotonic()
         try:
             self._check_queues()
-        except ForeignBroker as error:
-            self.brokers.report_foreign(error)
-            return FOREIGN_CHECK_INTERVAL
+        except UnusableBroker as error:
+            self._server = None
+            if isinstance(error, ForeignBroker):
+                # The identity is read again: somebody may have emptied its table.
+                forget_identity(self.using)
+            self.brokers.report_unusable(error)
+            return UNUSABLE_CHECK_INTERVAL
         except BrokerUnavailable as error:
             self._server = None
             self.brokers.report_failure(error)
             if isinstance(error, BrokerFull):
                 self._make_room()
             return LOAD_INTERVAL
-        self.brokers.report_own()
+        self.brokers.report_usable()
         self.brokers.report_answer(began)
         return LOAD_INTERVAL
 
@@ -137,12 +145,13 @@ class Loader(Service):
         return self._server
 
     def _check_queues(self) -> None:
-        """Check the next queue and all new ones. If Redis lost one of them, or a clock was set, check every queue."""
+        """Check the next queue and all new ones: all queues if Redis lost one or failed lately, or a clock was set."""
         queues = self.queues()
         clock_was_set = self._measure_skew() and self._ticks
         turn = queues[self._turn % len(queues)]
         self._turn += 1
-        lost = [self._check(queue) for queue in queues if queue == turn or queue not in self._ticks]
+        away = self.brokers.is_away
+        lost = [self._check(queue) for queue in queues if away or queue == turn or queue not in self._ticks]
         if any(lost) or clock_was_set:
             for queue in queues:
                 self._check(queue)
@@ -189,7 +198,7 @@ class Loader(Service):
         ahead = conf.get().HORIZON
         if intact and ours and meta.loaded_tenths is not None and meta.horizon_tenths is not None:
             # There is nothing to do until half of the time to the horizon has passed.
-            whole = meta.loaded_tenths >= meta.horizon_tenths
+            whole = meta.loaded_tenths == meta.horizon_tenths and not self._is_too_far(queue, meta)
             if whole and meta.horizon_tenths - meta.now_tenths > ahead * SECOND / 2:
                 self._ticks[queue] = meta.tick
                 return False
@@ -198,22 +207,35 @@ class Loader(Service):
             logger.warning(
                 "Redis lost queue %s (%s); it is loaded again from the record",
                 queue,
-                "it is empty" if meta.horizon_tenths is None else "it was restarted or went back in time",
+                _reason(meta, restarted=rolled_back or not ours),
             )
         self._load(queue, server, rolled_back=rolled_back)
         # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
         self._ticks[queue] = meta.tick
         return lost
 
+    def _is_too_far(self, queue: str, meta: QueueMeta) -> bool:
+        """Return whether the horizon of a queue is too far away, and to be brought nearer now."""
+        if not restore.is_too_far(meta, conf.get().HORIZON):
+            return False
+        now = time.monotonic()
+        if now - self._brought_nearer.get(queue, -NEARER_INTERVAL) < NEARER_INTERVAL:
+            return False
+        self._brought_nearer[queue] = now
+        logger.warning(
+            "Redis is filled farther ahead than HORIZON in queue %s, by a worker with another HORIZON or by no worker; "
+            "it is loaded again from the record",
+            queue,
+        )
+        return True
+
     def _load(self, queue: str, server: ServerRun, *, rolled_back: bool) -> None:
-        if self._identity is None:
-            self._identity = identity(self.using)
         begun = self.broker.load(
             queue,
             ahead=conf.get().HORIZON,
             worker=self.worker,
             lease=restore.LOADER_LEASE,
-            identity=self._identity,
+            identity=identity(self.using),
             server=server,
             lost=rolled_back,
             skew=self._skew,
@@ -252,3 +274,10 @@ class Loader(Service):
             )
         elif found:
             logger.debug("Loaded queue %s ahead: %d messages", queue, found)
+
+
+def _reason(meta: QueueMeta, *, restarted: bool) -> str:
+    """Return in words how a queue was lost."""
+    if meta.horizon_tenths is None:
+        return "it is empty"
+    return "it was restarted or went back in time" if restarted else "its content was damaged"

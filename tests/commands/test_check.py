@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq import conf, transitions
+from django_delayq import conf, pause_queue, resume_queue, transitions
 from django_delayq.models import Worker
 from testproject.servers import PostgresServer, RedisServer
 
@@ -40,7 +40,7 @@ def test_a_healthy_system_passes_all_checks() -> None:
     ran = run("delayq_check")
     assert ran.code == 0, ran.out
     assert "Redis persistence" in ran.out
-    assert set(levels().values()) == {"ok", "warn"}
+    assert set(levels().values()) == {"ok"}
 
 
 def test_an_unreachable_redis_is_exit_code_69(redis_server: RedisServer) -> None:
@@ -60,9 +60,10 @@ def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer
     assert levels() == {
         "Database": "critical",
         "Redis": "ok",
+        "Redis mode": "ok",
         "Redis role": "ok",
         "Redis maxmemory-policy": "ok",
-        "Redis persistence": "warn",
+        "Redis persistence": "ok",
     }
     for command in ("delayq_restore", "delayq_stats", "delayq_verify"):
         assert run(command).code == 69
@@ -150,7 +151,11 @@ def test_too_many_dead_messages_are_critical() -> None:
 
 def test_nagios_output_has_its_summary_in_the_first_line() -> None:
     ran = run("delayq_check", "--nagios")
+    assert (ran.code, ran.out.split(" - ")[0]) == (0, "DELAYQ OK")
+    pause_queue("default")
+    ran = run("delayq_check", "--nagios")
     assert (ran.code, ran.out.split(" - ")[0]) == (1, "DELAYQ WARNING")
+    resume_queue("default")
     ran = run("delayq_check", "--nagios", "--min-workers", "9")
     assert (ran.code, ran.out.splitlines()[0]) == (2, "DELAYQ CRITICAL - Workers: 1 alive of 9")
 

@@ -57,10 +57,42 @@ def test_an_interrupted_load_is_resumed_where_it_ended(bench: Bench) -> None:
     assert load(bench, worker="b", now=NOW + LEASE) == ["ok", str(NOW + 5), str(NOW + LEASE + AHEAD)]
 
 
-def test_a_horizon_never_goes_back(bench: Bench) -> None:
+def test_a_horizon_does_not_go_back_with_a_clock_that_was_set_back(bench: Bench) -> None:
     load(bench)
-    assert load(bench, ahead=1000) == ["ok", "", HORIZON]
-    assert load(bench, now=NOW - 60_000) == ["ok", "", HORIZON]
+    loaded(bench, NOW + AHEAD, lease="")
+    assert load(bench, now=NOW - 60_000) == ["ok", HORIZON, HORIZON]
+
+
+def test_a_horizon_of_another_setting_is_brought_nearer_and_loaded_from_the_beginning(bench: Bench) -> None:
+    """Producers with the nearer HORIZON did not put what is due beyond it."""
+    load(bench)
+    loaded(bench, NOW + AHEAD, lease="")
+    assert load(bench, ahead=1000) == ["ok", "", str(NOW + 1000)]
+
+
+@pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "-inf", "1e300", "-1", "0x10", "9" * 400, "", "7.5"])
+@pytest.mark.parametrize("field", ["horizon", "loaded", "loader_until"])
+def test_rubbish_in_the_meta_is_replaced(bench: Bench, field: str, rubbish: str) -> None:
+    load(bench)
+    loaded(bench, NOW + AHEAD, lease="")
+    ghost = {"loader": "ghost"} if field == "loader_until" else {}
+    bench.client.hset(bench.keys.meta, mapping={field: rubbish, **ghost})
+    begin = HORIZON if field == "loader_until" else ""
+    assert load(bench) == ["ok", begin, HORIZON]
+    assert bench.meta()["horizon"] == HORIZON
+    assert bench.meta()["loader_until"] == str(NOW + LEASE)
+
+
+def test_a_queue_that_claims_to_be_loaded_beyond_its_horizon_is_loaded_from_the_beginning(bench: Bench) -> None:
+    load(bench)
+    loaded(bench, NOW + AHEAD + 1, lease="")
+    assert load(bench) == ["ok", "", HORIZON]
+
+
+def test_a_loader_that_claims_years_is_replaced(bench: Bench) -> None:
+    load(bench)
+    bench.client.hset(bench.keys.meta, mapping={"loader": "ghost", "loader_until": NOW + 10**12})
+    assert load(bench, worker="b") == ["ok", "", HORIZON]
 
 
 def test_a_second_loader_gets_busy_while_one_loads(bench: Bench) -> None:

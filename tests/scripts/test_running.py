@@ -24,11 +24,11 @@ NAMES = sorted(path.stem for path in Path(scripts.__file__).parent.glob("*.lua")
 def test_the_first_lines_of_a_script_are_its_signature() -> None:
     put = scripts.load("put")
     assert put.keys == ("delayed", "ready", "meta", "wake")
-    assert put.arguments == ("now", "mode")
+    assert put.arguments == ("now", "mode", "identity")
     assert put.rest
     take = scripts.load("take")
     assert take.keys == ("delayed", "ready", "meta", "wake")
-    assert take.arguments == ("now", "limit", "batch", "within")
+    assert take.arguments == ("now", "limit", "batch", "within", "identity")
     assert not take.rest
 
 

@@ -1,5 +1,7 @@
 -- Begin to load the record up to a new horizon. Puts made from now on see the new horizon. So there is no gap: the
 -- query that follows finds rows committed before, and rows committed later are put by their own writers.
+-- A horizon that is farther away than the caller would set it was set with another HORIZON, or is no number of ours: then
+-- the queue is loaded from the beginning, up to a new horizon. A loader that claims more time than any gets is ignored.
 -- The caller sets lost = "1" when it knows that Redis was lost or rolled back. Between least_skew and most_skew (tenths,
 -- or "") lies how far the record's clock is ahead of the server's.
 -- Returns "ok", the due tenth to load from ("" for the beginning) and the horizon; "busy"; or "foreign".
@@ -8,22 +10,33 @@ local now, ahead, worker, lease = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(
 local identity, run_id, replid, lost = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local least_skew, most_skew = ARGV[9], ARGV[10]
 -- @include clock
+-- @include owner
 -- @include skew
-local owner = redis.call("HGET", meta, "identity")
-if owner and owner ~= identity then
+-- @include whole
+-- In tenths of a ms: what the clocks of loaders may have moved since, and the longest lease of a loader.
+local SLACK, LONGEST_LEASE = 100000, 600000
+if is_foreign(meta, identity) then
   return {"foreign", "", ""}
 end
 adjust_skew(least_skew, most_skew)
 now = clock(now)
 local loader = redis.call("HGET", meta, "loader")
-local loader_until = tonumber(redis.call("HGET", meta, "loader_until") or "") or 0
-if loader and loader ~= worker and loader_until > now then
+local loader_until = whole(redis.call("HGET", meta, "loader_until")) or 0
+if loader and loader ~= worker and loader_until > now and loader_until <= now + LONGEST_LEASE then
   return {"busy", "", ""}
+end
+local horizon = whole(redis.call("HGET", meta, "horizon"))
+if not horizon or horizon > now + ahead + SLACK then
+  lost, horizon = "1", 0
+end
+local loaded = whole(redis.call("HGET", meta, "loaded"))
+if not loaded or loaded > horizon then
+  lost = "1"
 end
 if lost == "1" or redis.call("HGET", meta, "run_id") ~= run_id or redis.call("HGET", meta, "replid") ~= replid then
   redis.call("HDEL", meta, "loaded")
 end
-local horizon = math.max(now + ahead, tonumber(redis.call("HGET", meta, "horizon") or "") or 0)
+horizon = math.max(now + ahead, horizon)
 redis.call(
   "HSET", meta,
   "identity", identity, "run_id", run_id, "replid", replid, "horizon", string.format("%.0f", horizon),

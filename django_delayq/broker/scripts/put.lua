@@ -2,13 +2,19 @@
 -- A process that changed a message uses mode "set", which replaces its place. A process that read rows, perhaps older
 -- ones, uses mode "fill", which adds what is missing and makes nothing later.
 -- Entries: id, due tenth, rank, id, due tenth, rank, …
--- Returns "ok" and how many were put, were present and are due beyond the horizon; or "lost" when there is no horizon.
+-- Returns "ok" and how many were put, were present and are due beyond the horizon; "lost" when there is no horizon; or
+-- "foreign" when the queue belongs to another database.
 local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now, mode, entries = ARGV[1], ARGV[2], 3
+local now, mode, identity, entries = ARGV[1], ARGV[2], ARGV[3], 4
 -- @include clock
 -- @include places
 -- @include notify
-local horizon = tonumber(redis.call("HGET", meta, "horizon") or "")
+-- @include whole
+local known = redis.call("HMGET", meta, "horizon", "identity")
+if identity ~= "" and known[2] and known[2] ~= identity then
+  return {"foreign", 0, 0, 0}
+end
+local horizon = whole(known[1])
 if horizon == nil then
   return {"lost", 0, 0, 0}
 end

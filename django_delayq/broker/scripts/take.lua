@@ -5,11 +5,17 @@
 -- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none is delayed)
 -- and the time, then id, ready score, id, ready score, … The score holds the due time, in the future for a message that
 -- is taken early.
+-- Returns only "foreign" when the queue belongs to another database.
 local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, limit, batch, within = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local identity = ARGV[5]
 -- @include clock
 -- @include places
 -- @include notify
+-- @include owner
+if is_foreign(meta, identity) then
+  return {"foreign"}
+end
 local part
 now, part = clock(now)
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)

@@ -17,7 +17,7 @@ from django.db import connections
 from django.utils import autoreload
 
 from ... import __version__, conf, registry
-from ...broker import describe
+from ...broker import check_settings, describe
 from ...inspector.migrations import pending_migrations
 from ...models import Message
 from ...sql import has_one_writer
@@ -74,7 +74,8 @@ class Command(BaseCommand):
                 "on Windows, run it in WSL or in a container.",
                 returncode=common.MISCONFIGURED,
             )
-        settings = conf.get()
+        with common.errors_as_exit_codes():
+            settings = check_settings()
         using = common.database(options)
         name = options["worker_name"]
         if name and (len(name) > 60 or not conf.WORD.fullmatch(name)):

@@ -7,5 +7,9 @@ local function clock(given)
     local time = redis.call("TIME")
     tenths, part = time[1] * 10000 + math.floor(time[2] / 100), time[2] % 100 / 100
   end
-  return tenths + (tonumber(redis.call("HGET", meta, "skew") or "") or 0), part
+  local skew = redis.call("HGET", meta, "skew")
+  if not skew or #skew > 16 or not string.find(skew, "^%-?%d+$") then
+    skew = 0
+  end
+  return tenths + skew, part
 end

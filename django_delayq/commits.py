@@ -1,0 +1,54 @@
+"""Calls functions after a commit, in every mode of a connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+logger = logging.getLogger("django_delayq")
+
+
+def on_commit(using: str, function: Callable[[], None]) -> None:
+    """Call a function when the transaction on ``using`` commits; at once outside of one. Its errors are logged.
+
+    After ``set_autocommit(False)`` a transaction is open at all times, and ``connection.commit()`` ends it. Django
+    refuses functions in this mode, or calls them only when autocommit is on again, which may never happen.
+    """
+    connection = connections[using]
+    if not is_manual(connection):
+        transaction.on_commit(function, using=using, robust=True)
+        return
+    vars(function)["delayq_manual"] = True
+    # A rollback empties this list, and the end of the connection does.
+    connection.run_on_commit.append((set(connection.savepoint_ids), function, True))
+    _watch(connection)
+
+
+def is_manual(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the caller ends transactions by hand, after ``set_autocommit(False)``."""
+    if connection.in_atomic_block:
+        return not connection.commit_on_exit
+    return not connection.get_autocommit()
+
+
+def _watch(connection: BaseDatabaseWrapper) -> None:
+    """Have the next commit by hand followed by the functions that wait for it."""
+    if "commit" in vars(connection):
+        return
+
+    def commit() -> None:
+        type(connection).commit(connection)
+        vars(connection).pop("commit", None)
+        waiting = connection.run_on_commit
+        connection.run_on_commit = [hook for hook in waiting if not hasattr(hook[1], "delayq_manual")]
+        for _savepoints, function, _robust in waiting:
+            if hasattr(function, "delayq_manual"):
+                try:
+                    function()
+                except Exception:
+                    logger.exception("A function that follows a commit failed")
+
+    vars(connection)["commit"] = commit
