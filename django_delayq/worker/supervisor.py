@@ -136,7 +136,14 @@ class Supervisor:
                 self._replace_quarantined()
                 self._start_missing()
                 self._touch_heartbeat()
+                self._end_in_time()
             self._sleep(CHILD_CHECK_INTERVAL)
+
+    def _end_in_time(self) -> None:
+        """Stop at ``--max-runtime``: children end by themselves, but not those that die and are replaced again."""
+        limit = self.options.max_runtime
+        if limit is not None and time.monotonic() - self._began > limit + CHILD_CHECK_INTERVAL:
+            self._stop_children()
 
     # --- children -----------------------------------------------------------------------------------------------------
 
@@ -171,7 +178,6 @@ class Supervisor:
         sys.stdout.flush()
         sys.stderr.flush()
         page = Page(self.options.threads)
-        page.set(time.monotonic())
         name_read, name_write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -373,5 +379,8 @@ class Supervisor:
         if self.options.heartbeat_file is None:
             return
         now = time.monotonic()
+        if self._quick_deaths > 1 and any(now - child.started < HEALTHY for child in self.children.values()):
+            # They die as soon as they are started.
+            return
         if self.children and all(now - child.page.get() < STALE_AFTER for child in self.children.values()):
             Path(self.options.heartbeat_file).touch()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,7 @@ from django_delayq import registry
 from django_delayq.worker.options import Options
 from django_delayq.worker.page import Page
 from django_delayq.worker.supervisor import HUNG, Child, Supervisor
+from tests.workers import PATIENCE, ROOT
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
 GRACEFUL = 10.0
@@ -67,6 +71,51 @@ def test_a_child_is_not_killed_for_time_that_its_supervisor_slept_through(
         supervisor._kill_hung(1.0)
         supervisor._kill_hung(86_400.0)
     assert process.poll() is None
+
+
+DYING = """
+import sys
+import time
+
+import django
+
+django.setup()
+
+from django_delayq.worker import supervisor
+from django_delayq.worker.options import Options
+
+
+def die(self, page, name_write):
+    page.set(time.monotonic())
+    return 1
+
+
+supervisor.Supervisor._be_child = die
+options = Options("default", max_runtime=2.0, processes=1, heartbeat_file=sys.argv[1])
+sys.exit(supervisor.Supervisor(options).run())
+"""
+
+
+def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_no_life(tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", DYING, str(heartbeat)]
+    ran = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("died") > 2
+    # At most once: before the second death nobody knows that they die.
+    assert not heartbeat.exists() or time.time() - heartbeat.stat().st_mtime > 1.0
+
+
+def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor: Supervisor, tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    supervisor.options = replace(supervisor.options, heartbeat_file=str(heartbeat))
+    (child,) = supervisor.children.values()
+    supervisor._touch_heartbeat()
+    assert not heartbeat.exists()
+    child.page.set(time.monotonic())
+    supervisor._touch_heartbeat()
+    assert heartbeat.exists()
 
 
 def test_the_reservation_of_a_dead_child_is_left_for_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:

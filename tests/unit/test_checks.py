@@ -48,6 +48,50 @@ def test_each_mistake_has_its_id(delayq: Any, ids: list[str]) -> None:
     assert found(DELAYQ=delayq, CACHES=LOCMEM) == ids
 
 
+LONG = "a" * 70
+IMPOSSIBLE = {
+    "redis://localhost:abc/0": "port",
+    "redis://localhost:99999/0": "port",
+    "redis://localhost:0/0": "port",
+    "redis://localhost:6379/zero": "number of a database",
+    "redis://localhost:6379/-1": "number of a database",
+    "redis://localhost:6379/0?db=-1": "number of the database",
+    "redis://localhost:6379/0?bogus=1": "'bogus'",
+    "redis://localhost:6379/?db=y": "'db'",
+    "unix:///run/redis.sock?db=y": "'db'",
+    "redis://localhost/0?max_connections=-5": "max_connections",
+    "redis://localhost/0?protocol=three": "'protocol'",
+    "rediss://localhost/0?ssl_cert_reqs=perhaps": "perhaps",
+    f"redis://{LONG}.example/0": "host",
+    "redis://redis..example/0": "host",
+    "broken": "'colour'",
+}
+CACHE_OPTIONS = {"CONNECTION_POOL_KWARGS": {"colour": "red"}}
+
+
+@pytest.mark.parametrize("redis", IMPOSSIBLE, ids=lambda url: url.replace(LONG, "long"))
+def test_a_redis_to_which_no_connection_is_possible_is_e008(redis: str) -> None:
+    broken = {**DJANGO_REDIS, "OPTIONS": CACHE_OPTIONS}
+    with override_settings(DELAYQ={"REDIS": redis}, CACHES={**LOCMEM, "broken": broken}):
+        (message,) = run_checks(tags=["delayq"])
+    assert message.id == "delayq.E008"
+    assert IMPOSSIBLE[redis] in str(message.hint)
+    assert "\n" not in str(message.hint)
+
+
+@pytest.mark.parametrize("options", [{"CONNECTION_POOL_CLASS": "nowhere.Pool"}, {"REDIS_CLIENT_CLASS": "os.nothing"}])
+def test_a_cache_with_impossible_options_is_e008(options: Any) -> None:
+    caches = {**LOCMEM, "broken": {**DJANGO_REDIS, "OPTIONS": options}}
+    assert found(DELAYQ={"REDIS": "broken"}, CACHES=caches) == ["delayq.E008"]
+
+
+@pytest.mark.parametrize("url", ["redis://user:hunter2/x@host:1/0", "redis://:hun#ter2@host/0", "redis://:1/hunter2@h"])
+def test_a_part_of_a_password_is_never_taken_for_something_else_and_shown(url: str) -> None:
+    with override_settings(DELAYQ={"REDIS": url}):
+        messages = run_checks(tags=["delayq"])
+    assert "hun" not in "".join(f"{message.msg} {message.hint}" for message in messages)
+
+
 def test_a_project_without_time_zones_is_e005() -> None:
     assert found(USE_TZ=False) == ["delayq.E005"]
 

@@ -1,0 +1,192 @@
+"""A server that is not Redis, or answers nonsense: every method raises ``BrokerUnavailable``, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from django_delayq import conf
+from django_delayq.broker.base import Entry
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.sql.rows import Ticket
+from testproject.servers import RedisServer
+
+QUEUE = "strange"
+ENTRY = Entry.at(7, datetime.now(UTC) + timedelta(seconds=60), 0)
+TICKET = Ticket(7, 18_000_000_000_000, 100)
+
+METHODS: dict[str, Callable[[RedisBroker], object]] = {
+    "put": lambda broker: broker.put(QUEUE, [ENTRY]),
+    "remove": lambda broker: broker.remove(QUEUE, [7]),
+    "take": lambda broker: broker.take(QUEUE, 5),
+    "promote": lambda broker: broker.promote(QUEUE),
+    "park": lambda broker: broker.park(QUEUE, [TICKET], 1.0),
+    "put_back": lambda broker: broker.put_back(QUEUE, [TICKET]),
+    "listen": lambda broker: broker.listen([QUEUE], 0.2),
+    "notify": lambda broker: broker.notify(QUEUE),
+    "put_nowait": lambda broker: broker.put_nowait(QUEUE, [ENTRY]),
+    "put_nowait and flush": lambda broker: (broker.put_nowait(QUEUE, [ENTRY]), broker.flush()),
+    "missing": lambda broker: broker.missing(QUEUE, [ENTRY]),
+    "read_meta": lambda broker: broker.read_meta(QUEUE),
+    "tick": lambda broker: broker.tick(QUEUE),
+    "load": lambda broker: broker.load(
+        QUEUE, ahead=60, worker="w", lease=10, identity="i", server=broker.server(), lost=False
+    ),
+    "loaded": lambda broker: broker.loaded(QUEUE, worker="w", upto_tenths=5, lease=None),
+    "server": lambda broker: broker.server(),
+    "server_info": lambda broker: broker.server_info(),
+    "now_tenths": lambda broker: broker.now_tenths(),
+    "size": lambda broker: broker.size(QUEUE),
+    "places": lambda broker: broker.places(QUEUE, [7]),
+    "rank": lambda broker: broker.rank(QUEUE, 7),
+    "ids": lambda broker: list(broker.ids(QUEUE)),
+}
+ANSWERS = {
+    "a web server": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "nothing": b"$-1\r\n",
+    "an empty list": b"*0\r\n",
+    "a number": b":5\r\n",
+    "ok": b"+OK\r\n",
+    "an error": b"-ERR no\r\n",
+    "text that is not text": b"$3\r\n\xff\xfe\x00\r\n",
+    "a list of anything": b"*5\r\n$3\r\nabc\r\n:5\r\n*1\r\n+x\r\n$-1\r\n$3\r\nnan\r\n",
+    "moved": b"-MOVED 5 127.0.0.1:1\r\n",
+}
+
+
+class StrangeServer:
+    """A server that gives one answer to every command."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _address = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while heard := connection.recv(65_536):
+                    connection.sendall(self.answer * max(1, heard.count(b"\r\n*") + heard.startswith(b"*")))
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def broker_on(port: int) -> RedisBroker:
+    return RedisBroker(conf.parse({"REDIS": f"redis://127.0.0.1:{port}/0"})[0], "default", timeout=0.5)
+
+
+@pytest.fixture(params=ANSWERS.values(), ids=ANSWERS)
+def strange(request: pytest.FixtureRequest) -> Iterator[RedisBroker]:
+    server = StrangeServer(request.param)
+    made = broker_on(server.port)
+    yield made
+    made.close()
+    server.close()
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_server_that_is_not_redis_is_unavailable(strange: RedisBroker, method: Callable[[RedisBroker], Any]) -> None:
+    for _again in range(2):
+        with contextlib.suppress(BrokerUnavailable):
+            method(strange)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+def broker(server: RedisServer) -> Iterator[RedisBroker]:
+    made = broker_on(server.port)
+    made.client.flushall()
+    yield made
+    made.close()
+
+
+MEMBERS: list[dict[Any, float]] = [
+    {"x": 1, "9" * 5000: 2, b"\xff\xfe": 3, "-3": 4, "": 5},
+    {"1": float("inf"), "2": float("-inf"), "3": 1e300, "4": -5.5, "5": 2.0**60},
+]
+
+
+@pytest.mark.parametrize("key", ["delayed", "ready"])
+@pytest.mark.parametrize("members", MEMBERS, ids=["members", "scores"])
+def test_strange_members_and_scores_neither_stop_a_broker_nor_stay(
+    broker: RedisBroker, key: str, members: dict[Any, float]
+) -> None:
+    broker.load(QUEUE, ahead=600, worker="w", lease=10, identity="i", server=broker.server(), lost=False)
+    k = broker.keys(QUEUE)
+    broker.client.zadd(getattr(k, key), members)
+    broker.put(QUEUE, [Entry.at(70, datetime.now(UTC), 0), ENTRY])
+    assert set(broker.missing(QUEUE, [Entry.at(1, datetime.now(UTC), 0)])) <= {1}
+    assert broker.size(QUEUE).total == len(members) + 2
+    assert {70, 7} <= {pk for batch in broker.ids(QUEUE) for pk in batch}
+    broker.places(QUEUE, [1, 2, 3, 4, 5, 70])
+    taken: set[int] = set()
+    for _turn in range(5):
+        try:
+            answer = broker.take(QUEUE, 10)
+        except BrokerUnavailable:
+            continue
+        taken |= {ticket.id for ticket in answer.tickets}
+        if strange := [ticket for ticket in answer.tickets if ticket.id != 70]:
+            # As a consumer does with ids that it cannot claim.
+            broker.put_back(QUEUE, strange)
+            broker.park(QUEUE, strange, 60.0)
+    assert 70 in taken
+
+
+@pytest.mark.parametrize("field", ["horizon", "loaded", "tick", "loader_until", "run_id", "replid", "loader"])
+@pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "1e300", "-1", "9" * 30, b"\xff\xfe"], ids=repr)
+def test_rubbish_in_the_meta_stops_no_method(broker: RedisBroker, field: str, rubbish: str | bytes) -> None:
+    terms: dict[str, Any] = {"ahead": 600, "worker": "w", "lease": 10, "identity": "i", "lost": False}
+    assert broker.load(QUEUE, **terms, server=broker.server())
+    broker.client.hset(broker.keys(QUEUE).meta, field, rubbish)  # type: ignore[arg-type]
+    broker.read_meta(QUEUE)
+    broker.put(QUEUE, [ENTRY])
+    broker.tick(QUEUE)
+    begun = broker.load(QUEUE, **terms, server=broker.server())
+    if begun is None:
+        # Another loader, for ten seconds at most.
+        assert field == "loader"
+        return
+    assert broker.loaded(QUEUE, worker="w", upto_tenths=begun[1], lease=None)
+    meta = broker.tick(QUEUE)
+    assert meta.loaded_tenths == meta.horizon_tenths == begun[1]
+    assert begun[1] < meta.now_tenths + 601 * 10_000
+
+
+def test_every_method_of_a_broker_is_tried_here() -> None:
+    public = {name for name in vars(RedisBroker) if not name.startswith("_") and callable(getattr(RedisBroker, name))}
+    without_redis = {"keys", "close", "wake", "exclusively", "stop_listening", "reset_listener", "flush"}
+    assert {name.split(" ")[0] for name in METHODS} == public - without_redis - {"client", "claims_ahead"}
+
+
+def test_a_cluster_error_is_told_in_words() -> None:
+    strange = StrangeServer(ANSWERS["moved"])
+    made = broker_on(strange.port)
+    with pytest.raises(BrokerUnavailable, match="Redis Cluster is not supported"):
+        made.take(QUEUE, 1)
+    made.close()
+    strange.close()

@@ -1,0 +1,63 @@
+"""An impossible ``DELAYQ["REDIS"]``: commands end with one sentence, and calls raise before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_delayq import cancel_message, publisher, schedule_message, schedule_messages
+from django_delayq.management import commands
+from django_delayq.models import Message
+from django_delayq.states import State
+
+from .conftest import run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ARGUMENTS = {
+    "delayq_cancel": ["--topic", "t.ok", "--yes"],
+    "delayq_pause": ["default"],
+    "delayq_resume": ["default"],
+    "delayq_purge": ["--older-than", "1d"],
+    "run_delayq": ["--max-runtime", "1"],
+}
+COMMANDS = sorted(path.stem for path in Path(commands.__file__).parent.glob("[a-z]*.py"))
+URLS = [
+    "redis://localhost:abc/0",
+    "redis://localhost:99999/0",
+    "redis://localhost/0?bogus=1",
+    f"redis://{'a' * 70}/0",
+    "unix:///run/redis.sock?db=y",
+]
+
+
+@pytest.fixture(params=URLS, ids=lambda url: url[:40])
+def _impossible(request: pytest.FixtureRequest, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": request.param}
+
+
+@pytest.mark.usefixtures("_impossible")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_ends_with_one_sentence_and_exit_code_78(command: str) -> None:
+    ran = run(command, *ARGUMENTS.get(command, []))
+    assert ran.code == 78
+    assert ran.err.startswith("DELAYQ['REDIS'] is impossible. ")
+    assert "\n" not in ran.err.strip()
+    assert ran.out == ""
+
+
+def test_every_call_raises_before_anything_is_written(settings: Any) -> None:
+    (pk,) = schedule(1)
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": URLS[0]}
+    publisher.get.cache_clear()
+    for call in (
+        lambda: schedule_message("t.ok"),
+        lambda: schedule_messages([{"topic": "t.ok"}]),
+        lambda: cancel_message(pk),
+    ):
+        with pytest.raises(ImproperlyConfigured, match="DELAYQ\\['REDIS'\\] is impossible"):
+            call()
+    assert [message.state for message in Message.objects.all()] == [State.SCHEDULED]
