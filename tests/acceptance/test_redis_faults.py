@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -331,4 +332,85 @@ def test_a_failover_to_a_replica_that_lags_loses_nothing(
         worker.wait_for("Redis lost queue default")
         wait_until_all(State.CONSUMED, 100)
         assert effects_per_message() == once_each([*known, *unknown])
+        worker.stop()
+
+
+RUBBISH: dict[str, dict[str, object]] = {
+    "a horizon that is no number": {"horizon": "abc"},
+    "a horizon that is not a number": {"horizon": "nan"},
+    "an endless horizon": {"horizon": "inf"},
+    "a horizon in a hundred years": {"horizon": 49_000_000_000_000, "loaded": 49_000_000_000_000},
+    "a load beyond the horizon": {"loaded": "9" * 15},
+    "a load that is no number": {"loaded": "1e300"},
+    "a tick that is no number": {"tick": "abc"},
+    "a tick at its end": {"tick": 2**63 - 1},
+    "a loader until the end of time": {"loader": "ghost", "loader_until": "9" * 15, "horizon": "x"},
+    "a run that is no text": {"run_id": b"\xff\xfe"},
+}
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
+def test_rubbish_in_the_meta_is_replaced_under_a_working_worker(
+    start: Start, redis_server: RedisServer, rubbish: dict[str, object]
+) -> None:
+    worker = start("--threads", "2")
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    with of(redis_server) as client:
+        client.hset(KEYS.meta, mapping=rubbish)  # type: ignore[arg-type]
+        waiting = many(5, over=0.5, start=0.2)
+
+        def is_healed() -> bool:
+            meta = client.hgetall(KEYS.meta)
+            seconds, _micros = client.time()
+            horizon = meta.get(b"horizon", b"")
+            whole = horizon.isdigit() and horizon == meta.get(b"loaded")
+            return whole and int(horizon) / 10_000 < int(seconds) + 3_700 and meta.get(b"tick", b"").isdigit()
+
+        eventually(is_healed, "the rubbish is replaced")
+        later = schedule_message("t.tx", delay=30)
+        eventually(lambda: client.zscore(KEYS.delayed, str(later.pk)) is not None, "Redis times again")
+    for message in waiting:
+        wait_until(message, State.CONSUMED)
+    eventually(
+        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None,
+        "delivery goes through Redis again",
+    )
+    assert worker.count("Traceback") == 0, worker.log
+    assert worker.count("Redis") <= 8, worker.log
+    assert set(effects_per_message().values()) == {1}
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("name", ["delayed", "ready", "meta", "wake"])
+def test_a_key_of_another_type_is_replaced(start: Start, redis_server: RedisServer, name: str) -> None:
+    worker = start("--threads", "2")
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    with of(redis_server) as client:
+        client.delete(getattr(KEYS, name))
+        client.set(getattr(KEYS, name), "somebody's")
+        messages = many(5, over=0.5)
+        eventually(lambda: client.type(getattr(KEYS, name)) != b"string", "it is replaced")
+        for message in messages:
+            wait_until(message, State.CONSUMED)
+    eventually(
+        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None,
+        "delivery goes through Redis again",
+    )
+    assert worker.count("Traceback") == 0, worker.log
+    assert worker.count("Redis is away") <= 2, worker.log
+
+
+def test_a_redis_that_refuses_some_calls_floods_no_log(start: Start, configure: Configure) -> None:
+    """The loader may do all it needs, but nobody may take."""
+    with RedisServer() as server, of(server) as client:
+        rights = ("resetkeys", "~*", "+@all", "-zpopmin")
+        client.execute_command("ACL", "SETUSER", "half", "on", ">half", *rights)
+        configure(REDIS=f"redis://half:half@127.0.0.1:{server.port}/0")
+        worker = start()
+        worker.wait_for("Redis is away")
+        began = time.monotonic()
+        while time.monotonic() - began < 8.0:
+            wait_until(schedule_message("t.tx"), State.CONSUMED)
+        assert worker.count("Redis is away") <= 5, worker.log
+        assert set(effects_per_message().values()) == {1}
         worker.stop()
