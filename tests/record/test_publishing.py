@@ -190,6 +190,49 @@ def test_a_message_due_in_ten_years_costs_redis_nothing(redis_client: redis.Redi
     assert redis_client.dbsize() == before
 
 
+@pytest.mark.parametrize("delay", ["1d", "12m"])
+def test_a_new_message_due_beyond_the_horizon_costs_no_round_trip(redis_client: redis.Redis, delay: str) -> None:
+    soon()
+    calls(redis_client)
+    schedule_message(TOPIC, delay=delay)
+    with transaction.atomic():
+        schedule_message(TOPIC, delay=delay, key="k")
+        schedule_messages([{"topic": TOPIC, "delay": delay}] * 3)
+    assert calls(redis_client) == 0
+    near = schedule_messages([{"topic": TOPIC, "delay": wait} for wait in (delay, 60, delay, 5)])
+    assert calls(redis_client) == 1
+    assert {near[1].pk, near[3].pk} < held(redis_client)
+    assert not {near[0].pk, near[2].pk} & held(redis_client)
+
+
+def test_a_message_that_is_a_little_beyond_the_horizon_is_left_to_redis_to_judge(redis_client: redis.Redis) -> None:
+    """The clocks of hosts differ."""
+    calls(redis_client)
+    schedule_message(TOPIC, delay=600 + publisher.CLOCK_MARGIN - 5)
+    assert calls(redis_client) == 1
+
+
+def test_the_clock_is_read_at_the_commit(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction takes so long that the message is within the horizon by its end."""
+    now = time.time()
+    with transaction.atomic():
+        id_ = schedule_message(TOPIC, delay=900).pk
+        monkeypatch.setattr(publisher.time, "time", lambda: now + 400)
+        redis_client.hset(keys("delayq", "default").meta, "horizon", int((now + 1000) * SECOND))
+    assert held(redis_client) == {id_}
+
+
+def test_a_message_that_moves_beyond_the_horizon_leaves_its_old_place(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        id_ = soon().pk
+        reschedule_message(id_, delay="1d")
+    assert held(redis_client) == set()
+    id_ = schedule_message(TOPIC, delay=60, key="k").pk
+    assert held(redis_client) == {id_}
+    schedule_message(TOPIC, delay="1d", key="k", on_conflict="replace")
+    assert held(redis_client) == set()
+
+
 def test_a_replaced_message_is_put_into_its_new_queue(redis_client: redis.Redis) -> None:
     id_ = schedule_message(TOPIC, delay=60, key="k").pk
     schedule_message(TOPIC, delay=90, key="k", queue="slow", on_conflict="replace")
