@@ -158,7 +158,7 @@ def test_strange_members_and_scores_neither_stop_a_broker_nor_stay(
     assert 70 in taken
 
 
-@pytest.mark.parametrize("field", ["horizon", "loaded", "tick", "loader_until", "run_id", "replid", "loader"])
+@pytest.mark.parametrize("field", ["horizon", "loaded", "tick", "loader_until", "run_id", "replid", "loader", "skew"])
 @pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "1e300", "-1", "9" * 30, b"\xff\xfe"], ids=repr)
 def test_rubbish_in_the_meta_stops_no_method(broker: RedisBroker, field: str, rubbish: str | bytes) -> None:
     terms: dict[str, Any] = {"ahead": 600, "worker": "w", "lease": 10, "identity": "i", "lost": False}
