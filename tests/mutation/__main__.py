@@ -227,7 +227,44 @@ MUTANTS = [
             "def _update_(self) -> NoReturn:",
         ),
     ),
-    mutant("put before the commit", (PUBLISHER, "if not connection.in_atomic_block:", "if True:")),
+    mutant(
+        "put before the commit",
+        (PUBLISHER, "if not connection.in_atomic_block and connection.get_autocommit():", "if True:"),
+    ),
+    mutant(
+        "put before the commit by hand",
+        (PUBLISHER, "not connection.in_atomic_block and connection.get_autocommit()", "not connection.in_atomic_block"),
+    ),
+    mutant(
+        "message due within the horizon left to the loader",
+        (PUBLISHER, "conf.get().HORIZON + CLOCK_MARGIN", "conf.get().HORIZON / 2"),
+    ),
+    mutant(
+        "horizon of another setting believed",
+        (f"{LUA}/load.lua", "if not horizon or horizon > now + ahead + SLACK then", "if not horizon then"),
+    ),
+    mutant("loader that claims years believed", (f"{LUA}/load.lua", "and loader_until <= now + LONGEST_LEASE", "")),
+    mutant(
+        "put into the queue of another database",
+        (f"{LUA}/put.lua", 'if identity ~= "" and known[2] and known[2] ~= identity then', "if false then"),
+    ),
+    mutant(
+        "take from the queue of another database",
+        (f"{LUA}/take.lua", "if is_foreign(meta, identity) then", "if false then"),
+    ),
+    mutant("key of another type left", (f"{LUA}/tick.lua", 'redis.call("DEL", delayed)', "")),
+    mutant(
+        "Redis that flaps used at once",
+        (f"{WORKER}/broker_switch.py", "or time.monotonic() < self._held_until", ""),
+    ),
+    mutant(
+        "strange answer of a server raised as it is",
+        (
+            "django_delayq/broker/redis.py",
+            "if isinstance(error, CLUSTER_ERRORS):",
+            "if not isinstance(error, (redis.RedisError, OSError)):\n    raise error\nif isinstance(error, ()):",
+        ),
+    ),
     mutant(
         "take that keeps ready what is early",
         (f"{LUA}/take.lua", "if since > now + within then", "if false then"),
@@ -248,7 +285,7 @@ MUTANTS = [
         "skew that is measured and not used",
         (
             f"{LUA}/include/clock.lua",
-            'return tenths + (tonumber(redis.call("HGET", meta, "skew") or "") or 0), part',
+            "return tenths + skew, part",
             "return tenths, part",
         ),
     ),
