@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,7 +24,8 @@ def on_commit(using: str, function: Callable[[], None]) -> None:
         return
     vars(function)["delayq_manual"] = True
     # A rollback empties this list, and the end of the connection does.
-    connection.run_on_commit.append((set(connection.savepoint_ids), function, True))
+    hooks: list[Any] = connection.run_on_commit
+    hooks.append((set(connection.savepoint_ids), function, True))
     _watch(connection)
 
 
@@ -42,13 +44,12 @@ def _watch(connection: BaseDatabaseWrapper) -> None:
     def commit() -> None:
         type(connection).commit(connection)
         vars(connection).pop("commit", None)
-        waiting = connection.run_on_commit
-        connection.run_on_commit = [hook for hook in waiting if not hasattr(hook[1], "delayq_manual")]
-        for _savepoints, function, _robust in waiting:
-            if hasattr(function, "delayq_manual"):
-                try:
-                    function()
-                except Exception:
-                    logger.exception("A function that follows a commit failed")
+        hooks: list[Any] = connection.run_on_commit
+        connection.run_on_commit = [hook for hook in hooks if not hasattr(hook[1], "delayq_manual")]
+        for function in [hook[1] for hook in hooks if hasattr(hook[1], "delayq_manual")]:
+            try:
+                function()
+            except Exception:
+                logger.exception("A function that follows a commit failed")
 
     vars(connection)["commit"] = commit

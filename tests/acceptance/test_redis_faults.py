@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -335,7 +336,7 @@ def test_a_failover_to_a_replica_that_lags_loses_nothing(
         worker.stop()
 
 
-RUBBISH: dict[str, dict[str, object]] = {
+RUBBISH: dict[str, dict[Any, Any]] = {
     "a horizon that is no number": {"horizon": "abc"},
     "a horizon that is not a number": {"horizon": "nan"},
     "an endless horizon": {"horizon": "inf"},
@@ -351,12 +352,12 @@ RUBBISH: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
 def test_rubbish_in_the_meta_is_replaced_under_a_working_worker(
-    start: Start, redis_server: RedisServer, rubbish: dict[str, object]
+    start: Start, redis_server: RedisServer, rubbish: dict[Any, Any]
 ) -> None:
     worker = start("--threads", "2")
     wait_until(schedule_message("t.tx"), State.CONSUMED)
     with of(redis_server) as client:
-        client.hset(KEYS.meta, mapping=rubbish)  # type: ignore[arg-type]
+        client.hset(KEYS.meta, mapping=rubbish)
         waiting = many(5, over=0.5, start=0.2)
 
         def is_healed() -> bool:

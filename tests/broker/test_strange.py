@@ -95,7 +95,7 @@ def broker_on(port: int) -> RedisBroker:
     return RedisBroker(conf.parse({"REDIS": f"redis://127.0.0.1:{port}/0"})[0], "default", timeout=0.5)
 
 
-@pytest.fixture(params=ANSWERS.values(), ids=ANSWERS)
+@pytest.fixture(params=list(ANSWERS.values()), ids=list(ANSWERS))
 def strange(request: pytest.FixtureRequest) -> Iterator[RedisBroker]:
     server = StrangeServer(request.param)
     made = broker_on(server.port)
@@ -163,7 +163,7 @@ def test_strange_members_and_scores_neither_stop_a_broker_nor_stay(
 def test_rubbish_in_the_meta_stops_no_method(broker: RedisBroker, field: str, rubbish: str | bytes) -> None:
     terms: dict[str, Any] = {"ahead": 600, "worker": "w", "lease": 10, "identity": "i", "lost": False}
     assert broker.load(QUEUE, **terms, server=broker.server())
-    broker.client.hset(broker.keys(QUEUE).meta, field, rubbish)  # type: ignore[arg-type]
+    broker.client.hset(broker.keys(QUEUE).meta, field, rubbish)
     broker.read_meta(QUEUE)
     broker.put(QUEUE, [ENTRY])
     broker.tick(QUEUE)

@@ -35,7 +35,7 @@ def test_a_redis_that_flaps_is_used_again_after_longer_and_longer_waits(
 ) -> None:
     """The loader reports an answer each second, and each take fails."""
     now = time.monotonic()
-    monkeypatch.setattr(broker_switch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     brokers = parts.brokers
     brokers.has_loader = True
     for _second in range(600):

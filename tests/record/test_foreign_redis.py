@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -125,7 +126,7 @@ def test_an_identity_that_was_made_anew_is_noticed(redis_client: redis.Redis, ca
     assert caplog.records == []
 
 
-def verbs(number: int) -> None:
+def all_verbs(number: int) -> None:
     message = schedule_message(TOPIC, delay=60, key=f"k{number}")
     schedule_messages([{"topic": TOPIC, "delay": 60}] * 2)
     reschedule_message(message, delay=70)
@@ -142,7 +143,7 @@ def test_the_identity_costs_no_query_and_no_round_trip(redis_client: redis.Redis
             publisher.get.cache_clear()
             calls(redis_client)
         with CaptureQueriesContext(connection) as queries, transaction.atomic():
-            verbs(number)
+            all_verbs(number)
         flush()
         counted.append((len(queries), calls(redis_client)))
     assert counted[0] == counted[1]
@@ -154,13 +155,14 @@ def test_every_verb_brings_the_identity_along(redis_client: redis.Redis, verb: s
     waiting = schedule_message(TOPIC, delay=60)
     identity("default")
     forget_identity("default")
-    {
+    verbs: dict[str, Callable[[], object]] = {
         "schedule": lambda: schedule_message(TOPIC, delay=60),
         "schedule with a key": lambda: schedule_message(TOPIC, delay=60, key="k"),
         "schedule many": lambda: schedule_messages([{"topic": TOPIC, "delay": 60}]),
         "cancel": lambda: cancel_message(waiting),
         "reschedule": lambda: reschedule_message(waiting, delay=5),
-    }[verb]()
+    }
+    verbs[verb]()
     assert known_identity("default") == str(Identity.objects.get().value)
 
 

@@ -217,7 +217,7 @@ def test_the_clock_is_read_at_the_commit(redis_client: redis.Redis, monkeypatch:
     now = time.time()
     with transaction.atomic():
         id_ = schedule_message(TOPIC, delay=900).pk
-        monkeypatch.setattr(publisher.time, "time", lambda: now + 400)
+        monkeypatch.setattr(time, "time", lambda: now + 400)
         redis_client.hset(keys("delayq", "default").meta, "horizon", int((now + 1000) * SECOND))
     assert held(redis_client) == {id_}
 

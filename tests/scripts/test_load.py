@@ -75,7 +75,7 @@ def test_a_horizon_of_another_setting_is_brought_nearer_and_loaded_from_the_begi
 def test_rubbish_in_the_meta_is_replaced(bench: Bench, field: str, rubbish: str) -> None:
     load(bench)
     loaded(bench, NOW + AHEAD, lease="")
-    ghost = {"loader": "ghost"} if field == "loader_until" else {}
+    ghost: dict[Any, Any] = {"loader": "ghost"} if field == "loader_until" else {}
     bench.client.hset(bench.keys.meta, mapping={field: rubbish, **ghost})
     begin = HORIZON if field == "loader_until" else ""
     assert load(bench) == ["ok", begin, HORIZON]
