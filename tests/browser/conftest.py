@@ -54,7 +54,8 @@ def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         (listing, "PAGE_TIMEOUT_MS"),
         (listing, "COUNTS_TIMEOUT_MS"),
         (panels, "PANEL_TIMEOUT_MS"),
-        (preview, "CHANGED_TIMEOUT_MS"),
+        (preview, "EXACT_TIMEOUT_MS"),
+        (preview, "HEAD_TIMEOUT_MS"),
         (restore_page, "PREVIEW_TIMEOUT_MS"),
     ):
         monkeypatch.setattr(module, name, 60_000)
