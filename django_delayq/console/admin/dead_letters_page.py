@@ -85,10 +85,13 @@ class DeadLetterAdmin(Page, _ModelAdmin):
         return f"{admin_url(self, Message)}?{urlencode({search_box.TAB_VAR: 'all', SEARCH_VAR: search})}"
 
     def _row(self, group: DeadGroup) -> DeadLetterRow:
+        hour, day, week = (self._list(f"{group.search} finished:<{period}") for period in PERIODS)
         return DeadLetterRow(
             group,
             self._list(group.search),
-            *(self._list(f"{group.search} finished:<{period}") for period in PERIODS),
+            hour,
+            day,
+            week,
             admin_url(self, Message, "change", group.sample),
             moment(group.first, "seconds"),
             moment(group.last, "seconds"),

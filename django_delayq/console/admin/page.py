@@ -66,7 +66,8 @@ def _is_of_theme(template: str) -> bool:
 
     The sidebar of a theme may be its only navigation; Django's has the same links as ours.
     """
-    return Path(admin.__path__[0]) not in Path(loader.get_template(template).origin.name).parents
+    origin = getattr(loader.get_template(template), "origin", None)
+    return origin is None or Path(admin.__path__[0]) not in Path(origin.name).parents
 
 
 def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str) -> dict[str, Any]:
