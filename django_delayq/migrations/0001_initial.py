@@ -50,6 +50,7 @@ class Migration(migrations.Migration):
                 ("host", models.CharField(max_length=100, verbose_name="host")),
                 ("pid", models.IntegerField(verbose_name="process id")),
                 ("queues", models.JSONField(default=list, verbose_name="queues")),
+                ("topics", models.JSONField(default=list, verbose_name="topics")),
                 ("threads", models.IntegerField(default=0, verbose_name="threads")),
                 ("started_at", models.DateTimeField(verbose_name="started")),
                 ("seen_at", models.DateTimeField(verbose_name="last heartbeat")),

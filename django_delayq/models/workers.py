@@ -18,6 +18,8 @@ class Worker(models.Model):
     host = models.CharField(_("host"), max_length=100)
     pid = models.IntegerField(_("process id"))
     queues = models.JSONField(_("queues"), default=list)
+    # The topics that the process has handlers for; empty when it runs none.
+    topics = models.JSONField(_("topics"), default=list)
     threads = models.IntegerField(_("threads"), default=0)
     started_at = UTCDateTimeField(_("started"))
     seen_at = UTCDateTimeField(_("last heartbeat"))

@@ -32,6 +32,7 @@ from .processlock import ProcessLock
 from .quarantine import Quarantine
 from .reporting import report_moves
 from .service import backoff
+from .unknown_topics import UnknownTopics
 
 logger = logging.getLogger("django_delayq")
 
@@ -41,8 +42,6 @@ IDLE_WAIT_PER_QUEUE = 2.0
 LONGEST_IDLE_WAIT = 10.0
 # An id that another move has locked just now becomes ready again after this time. Seconds.
 RECLAIM_LOCKED_AFTER = 0.25
-# An id whose topic this process does not know is left for another, and becomes ready again after this time. Seconds.
-RETRY_UNKNOWN_AFTER = 30.0
 # Ids that were taken when the database did not answer become ready again after this time. Seconds.
 RETRY_UNCLAIMED_AFTER = 1.0
 # A claim through Redis may be earlier than claiming ahead allows by this time, for what the clocks of Redis and the
@@ -97,6 +96,7 @@ class Consumer(threading.Thread):
         self.quarantine = Quarantine(pool, worker, budget, quarantine_lock)
         self.pauses = KnownPauses(using, queues)
         self.orphaned_claims = OrphanedClaims(using, worker)
+        self.unknown_topics = UnknownTopics(using, worker)
         self.claim_ahead = pool.claim_ahead
         # When the last turn began, or a wait within it went on (monotonic).
         self.beat = time.monotonic()
@@ -289,7 +289,7 @@ class Consumer(threading.Thread):
         earliest: datetime | None = None
         early = False
         elsewhere: list[tuple[str, Entry]] = []
-        unknown: list[Ticket] = []
+        unknown: list[tuple[Ticket, str]] = []
         locked: list[Ticket] = []
         rows = Message.objects.using(self.using).filter(pk__in=list(by_id))
         for message in rows.only("id", "state", "due_at", "priority", "topic", "queue"):
@@ -304,7 +304,7 @@ class Consumer(threading.Thread):
             if is_early or message.queue != queue or message.due_at > from_tenths(ticket.ready_tenths or 0):
                 elsewhere.append((message.queue, Entry.at(message.pk, message.due_at, message.priority)))
             elif message.topic not in known:
-                unknown.append(ticket)
+                unknown.append((ticket, message.topic))
                 self._warn_unknown(message.topic)
             else:
                 locked.append(ticket)
@@ -315,7 +315,7 @@ class Consumer(threading.Thread):
         for name, entries in by_queue(elsewhere).items():
             broker.put(name, entries)
         if unknown:
-            broker.park(queue, unknown, RETRY_UNKNOWN_AFTER)
+            self.unknown_topics.park(broker, queue, unknown)
         if locked and self.pauses.is_paused(queue):
             broker.put_back(queue, locked)
         elif locked:

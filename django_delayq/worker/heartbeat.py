@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from django.db.models.functions import Now
 
@@ -19,11 +19,14 @@ class Heartbeat(Service):
 
     name = "worker heartbeat"
 
-    def __init__(self, using: str, worker: str, queues: Callable[[], tuple[str, ...]], threads: int) -> None:
+    def __init__(
+        self, using: str, worker: str, queues: Callable[[], tuple[str, ...]], threads: int, topics: Iterable[str]
+    ) -> None:
         self.using = using
         self.worker = worker
         self.queues = queues
         self.threads = threads
+        self.topics = sorted(topics)
 
     def tick(self) -> float:
         """Update the row, or write it when there is none."""
@@ -36,6 +39,7 @@ class Heartbeat(Service):
                 pid=os.getpid(),
                 threads=self.threads,
                 queues=queues,
+                topics=self.topics,
                 started_at=Now(),
                 seen_at=Now(),
             )

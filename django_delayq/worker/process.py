@@ -27,6 +27,7 @@ from .processlock import ProcessLock
 from .service import in_threads
 from .sweeper import Sweeper
 from .timeouts import STUCK_AFTER, TimeoutWatch
+from .unknown_topics import NewTopics
 
 logger = logging.getLogger("django_delayq")
 
@@ -69,7 +70,8 @@ class WorkerProcess:
         self.pool = parts.pool
         self.recorder = parts.recorder
         self.consumer = parts.consumer if options.has("consumer") else None
-        self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads)
+        topics = registry.handlers() if self.consumer is not None else ()
+        self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads, topics)
         self.runners = in_threads(self._services(stuck_after))
 
     def _services(self, stuck_after: float) -> Iterator[Service]:
@@ -85,6 +87,7 @@ class WorkerProcess:
         if self.consumer is not None:
             yield TimeoutWatch(parts.pool, self._on_stuck, stuck_after)
             yield LeaseRenewer(using, parts.pool)
+            yield NewTopics(using, parts.brokers, parts.queues, parts.name)
         if parts.brokers.redis is None:
             return
         if "loader" in roles:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from django_delayq import registry, run_message_now, schedule_message, schedule_messages
+from django_delayq.broker.keys import keys
+from django_delayq.clock import to_tenths
 from django_delayq.models import Message
 from django_delayq.states import State
+from django_delayq.worker.unknown_topics import RETRY_UNKNOWN_AFTER
 from tests.acceptance.conftest import Start
 from tests.app.models import Effect
 from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
@@ -121,6 +128,39 @@ def test_a_topic_without_a_handler_waits_for_a_worker_that_has_one(start: Start)
     assert effects_per_message() == once_each([*new, *known])
     assert {m.deliveries for m in Message.objects.all()} == {1}
     assert old.count("No handler for topic t.new") == 1
+
+
+def test_messages_of_a_new_topic_go_from_old_workers_to_a_new_one_at_once(
+    redis_client: redis.Redis, start: Start, configure: Callable[..., None]
+) -> None:
+    """No sweep helps, and no id waits for the time for which topics that nobody knows are parked."""
+    configure(GRACE=300, SWEEP_INTERVAL=300)
+    old = [start("--threads", "2", unknown=("t.new",)) for _ in range(2)]
+    early = schedule_messages({"topic": "t.new"} for _ in range(10))
+    eventually(lambda: any(worker.count("No handler for topic t.new") for worker in old), "they are parked")
+    new = start("--threads", "2")
+    [child] = new.wait_for_children(1)
+    wait_until_all(State.CONSUMED, 10)
+    # The new one stands still, so the old ones take all.
+    os.kill(child, signal.SIGSTOP)
+    late = schedule_messages({"topic": "t.new", "delay": 0.01 * n} for n in range(20))
+    due = {str(message.pk): to_tenths(message.due_at) for message in late}
+    parked: set[str] = set()
+
+    def all_were_parked() -> bool:
+        scores = redis_client.zmscore(keys("delayq", "default").delayed, list(due))
+        later = zip(due, scores, strict=True)
+        parked.update(pk for pk, score in later if score is not None and float(score) > due[pk] + 1)
+        return len(parked) == len(due)
+
+    eventually(all_were_parked, "the old ones have parked each of them")
+    os.kill(child, signal.SIGCONT)
+    wait_until_all(State.CONSUMED, 30)
+    assert effects_per_message() == once_each([*early, *late])
+    for message in late:
+        claim = log_of(message)[1]
+        assert claim.ready_at is not None
+        assert (claim.ready_at - message.due_at).total_seconds() < RETRY_UNKNOWN_AFTER
 
 
 @pytest.mark.usefixtures("timed_by")

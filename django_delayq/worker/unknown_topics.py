@@ -1,0 +1,131 @@
+"""Messages whose topics only some of the live workers know, as during a deploy: ids are handed on, and fetched."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+
+from .. import registry, restore, transitions
+from ..broker.base import Broker
+from ..exceptions import BrokerUnavailable
+from ..extensions import Service
+from ..models import Worker
+from ..sql.rows import Ticket
+from .broker_switch import BrokerSwitch
+
+# An id whose topic another live worker knows becomes ready again after the first time, which doubles each time that
+# this process takes the id again: that worker may be busy. While no live worker knows the topic, and at the latest,
+# it becomes ready after the second. Seconds.
+FIRST_HAND_OVER = 0.05
+RETRY_UNKNOWN_AFTER = 30.0
+# The ids of which a process remembers how often it handed them over.
+MOST_REMEMBERED = 10_000
+# The answer to which topics the live workers know is used for this long. Seconds.
+REMEMBERED = 1.0
+# A worker that knows new topics fetches their ids when it starts, and once more after this time: until then others may
+# go by an answer from before its start. Seconds.
+FETCH_AGAIN_AFTER = 2 * REMEMBERED
+# Pages of a queue that are fetched; the sweep puts the rest.
+MOST_PAGES = 5
+
+
+def topics_of_others(using: str, worker: str) -> dict[str, set[str]]:
+    """Return the topics that live workers other than ``worker`` know, by queue."""
+    alive_since = transitions.now(using) - timedelta(seconds=Worker.ALIVE)
+    rows = Worker.objects.using(using).filter(seen_at__gt=alive_since).exclude(name=worker)
+    found: dict[str, set[str]] = defaultdict(set)
+    for queues, topics in rows.values_list("queues", "topics"):
+        for queue in queues:
+            found[queue].update(topics)
+    return found
+
+
+class UnknownTopics:
+    """Parks ids that this process took and whose topics it does not know. The consumer's thread owns it."""
+
+    def __init__(self, using: str, worker: str) -> None:
+        self.using = using
+        self.worker = worker
+        self._times: dict[int, int] = {}
+        self._known: dict[str, set[str]] = {}
+        self._asked: float | None = None
+
+    def park(self, broker: Broker, queue: str, strays: Sequence[tuple[Ticket, str]]) -> None:
+        """Park ids with their topics: for a moment when another live worker can deliver them, else for long."""
+        known = self._known_in(queue)
+        by_time: dict[float, list[Ticket]] = defaultdict(list)
+        for ticket, topic in strays:
+            by_time[self._time(ticket.id) if topic in known else RETRY_UNKNOWN_AFTER].append(ticket)
+        for seconds, tickets in by_time.items():
+            broker.park(queue, tickets, seconds)
+        if min(by_time) < RETRY_UNKNOWN_AFTER:
+            # Nobody who sleeps knows that an id falls due in a moment.
+            broker.notify(queue)
+
+    def _time(self, pk: int) -> float:
+        """Return for how long to park an id that another live worker can deliver."""
+        times = self._times[pk] = self._times.pop(pk, -1) + 1
+        if len(self._times) > MOST_REMEMBERED:
+            del self._times[next(iter(self._times))]
+        return min(RETRY_UNKNOWN_AFTER, FIRST_HAND_OVER * 2.0 ** min(times, 20))
+
+    def _known_in(self, queue: str) -> set[str]:
+        now = time.monotonic()
+        if self._asked is None or now - self._asked > REMEMBERED:
+            self._known, self._asked = topics_of_others(self.using, self.worker), now
+        return self._known.get(queue, set())
+
+
+class NewTopics(Service):
+    """Fetches, when a worker starts, the due messages of topics that no other live worker knows: they may be parked.
+
+    It runs after the first heartbeat, so that other workers can know what this one can deliver.
+    """
+
+    name = "fetching of new topics"
+
+    def __init__(self, using: str, brokers: BrokerSwitch, queues: Callable[[], tuple[str, ...]], worker: str) -> None:
+        self.using = using
+        self.brokers = brokers
+        self.queues = queues
+        self.worker = worker
+        # The new topics by queue; None before the first tick.
+        self._new: dict[str, list[str]] | None = None
+
+    def tick(self) -> float:
+        """Fetch at the first two ticks."""
+        if self._new is None:
+            self._new = self._find(registry.handlers())
+            self._fetch(self._new)
+            return FETCH_AGAIN_AFTER
+        self._fetch(self._new)
+        self._new = {}
+        return 3600.0
+
+    def _find(self, topics: Iterable[str]) -> dict[str, list[str]]:
+        others = topics_of_others(self.using, self.worker)
+        found = {queue: sorted(set(topics) - others.get(queue, set())) for queue in self.queues()}
+        return {queue: new for queue, new in found.items() if new}
+
+    def _fetch(self, new: dict[str, list[str]]) -> None:
+        """Make the due messages of these topics ready. A query finds them where there is no Redis."""
+        broker = self.brokers.redis
+        now = transitions.now(self.using)
+        if broker is None or self.brokers.current() is not broker or not new:
+            return
+        if not restore.any_scheduled(self.using, list(new), now):
+            return
+        for queue, topics in new.items():
+            after = None
+            for _page in range(MOST_PAGES):
+                rows = restore.page(self.using, queue, after=after, end=now, topics=topics)
+                if not rows:
+                    break
+                try:
+                    broker.put(queue, rows, fill=True)
+                except BrokerUnavailable as error:
+                    self.brokers.report_failure(error)
+                    return
+                after = (rows[-1].due_at, rows[-1].id)
