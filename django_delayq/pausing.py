@@ -100,7 +100,7 @@ def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None
         # Somebody may pause one of them at this moment.
         Queue.objects.using(using).bulk_create(fresh, ignore_conflicts=True)
     if fresh:
-        transaction.on_commit(lambda: _await_claims(using), using=using)
+        on_commit(using, lambda: _await_claims(using))
 
 
 def release(using: str, holder: str) -> None:

@@ -55,7 +55,6 @@ def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         (listing, "COUNTS_TIMEOUT_MS"),
         (panels, "PANEL_TIMEOUT_MS"),
         (preview, "EXACT_TIMEOUT_MS"),
-        (preview, "HEAD_TIMEOUT_MS"),
         (restore_page, "PREVIEW_TIMEOUT_MS"),
     ):
         monkeypatch.setattr(module, name, 60_000)
