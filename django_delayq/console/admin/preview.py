@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ... import actions
+from ... import transitions
 from ...actions import ToCome
 from ...inspector.numbers import Capped
 from ...models import Message
@@ -98,14 +98,17 @@ def has_changed(then: int, now: int) -> bool:
 
 
 def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
-    found = list(rows.filter(pk__in=scope.ids).order_by("pk").values_list("pk", "topic", "state"))
+    read = rows.filter(pk__in=scope.ids).order_by("pk").values_list("pk", "topic", "state", "due_at")
+    found = [(pk, topic, state) for pk, topic, state, _due in read]
+    now = transitions.now(rows.db)
+    later = sorted(due for _pk, _topic, state, due in read if state in action.effects and due > now)
     counts = Counter(state for _pk, _topic, state in found)
     forecast = [_forecast(action, state, Capped(counts[state])) for state in State if counts[state]]
     return ActionPreview(
         describe(scope),
         forecast,
         sum(counts[state] for state in action.effects),
-        actions.to_come(rows.filter(pk__in=scope.ids, state__in=sorted(action.effects))),
+        ToCome(len(later), later[0], later[-1]) if later else ToCome(),
         len(scope.ids) - len(found),
         found[:MESSAGES_NAMED],
         _topics(found),

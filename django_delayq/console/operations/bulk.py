@@ -81,7 +81,7 @@ class Scope:
         """Return the scope of those messages that the action changes and that have not changed since the preview."""
         changed = Transition.objects.using(rows.db).filter(message=OuterRef("pk"), at__gt=self.at)
         found = rows.filter(self.condition(), ~Exists(changed), state__in=sorted(action.states))
-        return Scope(ids=tuple(actions.selected(found)))
+        return Scope(ids=tuple(actions.selected(found[: MOST_MESSAGES + 1])))
 
 
 def _checked(found: Search) -> Search:
