@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from django.db import connection
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
 from django_delayq import schedule_message, schedule_messages, transitions
@@ -146,6 +146,14 @@ def begun(gate: Gate) -> set[str]:
     return {file.name for file in gate.folder.glob("begun-*")}
 
 
+def are_none(rows: QuerySet[Message]) -> bool:
+    return not rows.exists()
+
+
+def wait_until_more_begin(gate: Gate, number: int, seen: set[str]) -> None:
+    eventually(lambda: len(begun(gate) - seen) == number, f"{number} more have begun")
+
+
 @BOTH
 def test_harmless_messages_survive_any_number_of_killed_workers(
     start: Start, configure: Callable[..., None], gate: Gate
@@ -156,10 +164,10 @@ def test_harmless_messages_survive_any_number_of_killed_workers(
     for _kill in range(6):
         before = begun(gate)
         worker = start("--threads", "8")
-        eventually(lambda seen=before: len(begun(gate) - seen) == 8, "all begin at the same time")
+        wait_until_more_begin(gate, 8, before)
         worker.kill()
         running = Message.objects.filter(state=State.RUNNING, leased_until__gt=Now())
-        eventually(lambda rows=running: not rows.exists(), "their leases have run out")
+        eventually(partial(are_none, running), "their leases have run out")
     start("--threads", "8")
     gate.open()
     wait_until_all(State.CONSUMED, 8)
@@ -174,7 +182,7 @@ def test_harmless_messages_survive_a_process_that_is_killed_from_outside(start: 
     seen: set[str] = set()
     for number in (3, 3, 1, 1, 1):
         victims = worker.wait_for_children(1, other_than=killed)
-        eventually(lambda n=number, was=frozenset(seen): len(begun(gate) - was) == n, f"{number} run")
+        wait_until_more_begin(gate, number, seen)
         seen = begun(gate)
         os.kill(victims[0], signal.SIGKILL)
         killed += victims

@@ -9,9 +9,11 @@ from django_delayq.models import Message
 from django_delayq.states import State
 from django_delayq.worker.once import drain
 from django_delayq.worker.options import Options
+from django_delayq.worker.processlock import ProcessLock
 from django_delayq.worker.quarantine import FIRST_WAIT
 from tests.integration.claims import DB, claimed
 from tests.integration.conftest import Assemble
+from tests.integration.test_budget import forked
 from tests.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,3 +52,29 @@ def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_d
     Message._base_manager.filter(pk=message.pk).update(deliveries=2)
     assert drain(Options(DB, threads=2, max_messages=1)) == 1
     assert Message.objects.get(pk=message.pk).state == State.CONSUMED
+
+
+def test_a_message_is_put_off_while_another_process_runs_one_alone(assembled: Assemble) -> None:
+    lock = ProcessLock()
+    parts = assembled(threads=2, redis=False, quarantine_lock=lock)
+    message = schedule_message("t.ok")
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    with forked(lock.acquire):
+        parts.consumer.turn()
+        assert parts.pool.held() == []
+        assert parts.recorder.flush(60)
+        assert Message.objects.get(pk=message.pk).state == State.SCHEDULED
+    Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
+    parts.consumer.turn()
+    assert [delivery.id for delivery in parts.pool.held()] == [message.pk]
+    assert parts.pool.page.suspect_since > 0
+    parts.consumer.release()
+    assert parts.pool.page.suspect_since == 0
+
+
+def test_a_process_that_was_replaced_takes_nothing(assembled: Assemble) -> None:
+    parts = assembled(threads=2, redis=False)
+    schedule_message("t.ok")
+    parts.pool.page.replace()
+    parts.consumer.turn()
+    assert parts.pool.held() == []

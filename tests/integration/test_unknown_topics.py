@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from django_delayq import schedule_message
 from django_delayq.broker.keys import BAND
+from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.models import Worker
 from django_delayq.sql.rows import Ticket
@@ -24,6 +25,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 NEW = "t.unheard_of"
 
 
+def redis_of(parts: Parts) -> RedisBroker:
+    assert isinstance(parts.brokers.redis, RedisBroker)
+    return parts.brokers.redis
+
+
 @pytest.fixture
 def stray(parts: Parts) -> int:
     """A message that is ready in Redis and whose topic has no handler here."""
@@ -33,8 +39,7 @@ def stray(parts: Parts) -> int:
 
 
 def make_ready(parts: Parts, pk: int) -> None:
-    broker = parts.brokers.redis
-    assert broker is not None
+    broker = redis_of(parts)
     k = broker.keys("default")
     broker.client.zrem(k.delayed, str(pk))
     broker.client.zadd(k.ready, {str(pk): 100 * BAND + broker.now_tenths("default")})
@@ -60,8 +65,7 @@ def live_worker(*topics: str, queue: str = "default", seen: float = 0.0) -> None
 @pytest.fixture
 def parked(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds for which the consumer parks ids, which it really does."""
-    broker = parts.brokers.redis
-    assert broker is not None
+    broker = redis_of(parts)
     park, times = broker.park, list[float]()
 
     def note(queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
@@ -75,8 +79,7 @@ def parked(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def is_parked(parts: Parts, pk: int) -> bool:
     """Have the consumer take the id, and tell whether it is delayed again."""
     parts.consumer.turn()
-    assert parts.brokers.redis is not None
-    return parts.brokers.redis.places("default", [pk])[0].delayed_tenths is not None
+    return redis_of(parts).places("default", [pk])[0].delayed_tenths is not None
 
 
 def test_an_id_is_parked_for_a_moment_that_grows_while_another_worker_knows_its_topic(
@@ -106,8 +109,7 @@ def test_an_id_is_parked_for_long_while_no_live_worker_of_the_queue_knows_its_to
 
 def test_a_worker_that_sleeps_hears_of_an_id_that_is_handed_over(parts: Parts, stray: int) -> None:
     live_worker(NEW)
-    broker = parts.brokers.redis
-    assert broker is not None
+    broker = redis_of(parts)
     assert is_parked(parts, stray)
     assert broker.client.llen(broker.keys("default").wake) == 1
 
@@ -119,8 +121,7 @@ def test_ids_beyond_those_that_are_remembered_begin_anew(parts: Parts, monkeypat
 
 
 def test_a_new_worker_fetches_the_parked_ids_of_a_topic_that_only_it_knows(parts: Parts) -> None:
-    broker = parts.brokers.redis
-    assert broker is not None
+    broker = redis_of(parts)
     load(parts)
     message = schedule_message("t.ok")
     k = broker.keys("default")
@@ -145,8 +146,7 @@ def test_a_new_worker_fetches_the_parked_ids_of_a_topic_that_only_it_knows(parts
 
 
 def test_a_worker_leaves_the_ids_of_topics_that_others_know_where_they_are(parts: Parts) -> None:
-    broker = parts.brokers.redis
-    assert broker is not None
+    broker = redis_of(parts)
     load(parts)
     live_worker("t.ok")
     message = schedule_message("t.ok")
