@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 from django.db import IntegrityError, connections
@@ -17,9 +18,9 @@ from django.db.models import Exists, OuterRef, Q
 
 from . import actors, failpoints
 from .clock import ceil_tenth
-from .models import Message, Transition
+from .models import Lease, Message, Transition, lease_is_over
 from .sql import statements
-from .sql.moves import Decide, Decision, move, moved
+from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved
 from .sql.rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 from .states import LIVE, REQUEUEABLE, State
@@ -45,6 +46,9 @@ RAN_ALONE = "; it ran alone"
 GRACE_AFTER_RESTART = 5.0
 
 NO_TIME = timedelta(0)
+
+# The id of a message, and the number of one of its deliveries.
+Held = tuple[int, int]
 
 # Decisions that leave a message as it is.
 TOO_LATE = Decision(verdict=Verdict.TOO_LATE)
@@ -231,8 +235,11 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
 
 
 def extend(using: str, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
-    """Extend leases. Return id → whether a cancel was requested; a delivery whose id is missing has lost its lease."""
-    return statements(using).extend(renewals, wait=wait) if renewals else {}
+    """Extend leases. Return id → whether a cancel was requested; a delivery whose id is missing has lost its lease.
+
+    With no renewals this waits for the same locks on tables as a renewal would.
+    """
+    return statements(using).extend(renewals, wait=wait)
 
 
 def live_deliveries(using: str, ids: Iterable[int]) -> dict[int, tuple[State, int]]:
@@ -298,18 +305,50 @@ def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
     rows.filter(worker=worker).update(worker=worker + ALONE)
 
 
-def reap(using: str, *, max_crashes: int, limit: int = MOVES_PER_TRANSACTION, actor: str) -> list[Moved]:
-    """End the deliveries whose lease ran out. The message is *scheduled* again.
+def expired_leases(using: str, *, limit: int = MOVES_PER_TRANSACTION) -> set[Held]:
+    """Return deliveries whose lease ran out, those first whose lease ended first."""
+    rows = Message.objects.using(using).filter(lease_is_over(now(using))).order_by("leased_until")
+    return set(rows.values_list("pk", "deliveries")[:limit])
+
+
+def reap(
+    using: str,
+    *,
+    max_crashes: int,
+    limit: int = MOVES_PER_TRANSACTION,
+    actor: str,
+    among: Collection[Held] | None = None,
+) -> list[Moved]:
+    """End the deliveries whose lease ran out. The message is *scheduled* again. ``among`` (None: all) says which.
 
     A supervisor would have seen the death of a single process: the whole worker died, or stood still. That is no fault
     of its messages, except for every fifth time (``WORKERS_PER_CRASH``).
     """
+    at = now(using)
+    where = lease_is_over(at)
+    if among is not None:
+        where &= Q(pk__in=[pk for pk, _delivery in among])
+
+    @cache
+    def renewed() -> set[Held]:
+        # Read when the rows are locked, so that no further renewal can be made: one that was made between the look at
+        # the leases and the lock on its row counts.
+        rows = Lease.objects.using(using).filter(until__gte=at)
+        return set(rows.values_list("message_id", "delivery"))
 
     def decide(message: Message, at: datetime) -> Decision:
+        held = (message.pk, message.deliveries)
+        if held in renewed() or (among is not None and held not in among):
+            return LEFT_ALONE
         return _of_a_worker(message, at, "lease ran out", max_crashes)
 
-    where = Q(state=State.RUNNING, leased_until__lt=now(using))
     return _end_unreported(using, where, decide, actor, limit)
+
+
+def drop_leases(using: str) -> None:
+    """Delete the leases of deliveries that have ended."""
+    running = Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
+    Lease.objects.using(using).filter(~Exists(running))._raw_delete(using)
 
 
 def release_worker(
@@ -381,7 +420,7 @@ def _freed(message: Message, reason: str, values: dict[str, Any]) -> Decision:
 def _end_unreported(using: str, where: Q, decide: Decide, actor: str, limit: int | None = None) -> list[Moved]:
     """End deliveries that did not report. Rows that another transaction has locked wait for the next time."""
     rows = move(using, where, decide, actor=actor, limit=limit, wait=False)
-    return [moved(message, decision.reason) for message, decision in rows]
+    return [moved(message, decision.reason) for message, decision in rows if decision.to is not None]
 
 
 def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among: Q | None = None) -> list[Moved]:

@@ -1,6 +1,7 @@
 """The settings of the tests, with servers of their own that start at import and end with this process.
 
-DELAYQ_TEST_DATABASE=sqlite takes a file instead of PostgreSQL. DELAYQ_TEST_CONSOLE=0 leaves the console out. Processes
+DELAYQ_TEST_DATABASE=sqlite takes a file instead of PostgreSQL. DELAYQ_TEST_CONSOLE=0 leaves the console out.
+DELAYQ_TEST_ISOLATION=serializable (or "repeatable read") asks for that level of isolation on PostgreSQL. Processes
 that a test starts find the same servers and the same database, under these settings as well as under the demo's:
 DATABASE_URL (or SQLITE_PATH) and REDIS_URL say where.
 """
@@ -8,6 +9,7 @@ DATABASE_URL (or SQLITE_PATH) and REDIS_URL say where.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from testproject.servers import PostgresServer, RedisServer
 
@@ -41,6 +43,20 @@ INSTALLED_APPS = [*INSTALLED_APPS, "tests.app"]
 if os.environ.get("DELAYQ_TEST_CONSOLE") == "0":
     INSTALLED_APPS.remove("django_delayq.console")
 
+
+def at_isolation(level: str) -> dict[str, Any]:
+    """Return OPTIONS for a level of isolation: in transactions by Django, and in single statements by the server."""
+    from psycopg import IsolationLevel
+
+    words = level.replace(" ", "\\ ")
+    return {
+        "isolation_level": IsolationLevel[level.upper().replace(" ", "_")],
+        "options": f"-c default_transaction_isolation={words}",
+    }
+
+
+if _level := os.environ.get("DELAYQ_TEST_ISOLATION"):
+    DATABASES["default"]["OPTIONS"] |= at_isolation(_level)
 DATABASES["other"] = {**DATABASES["default"], "NAME": DATABASES["default"]["NAME"] + "_other"}
 for _database in DATABASES.values():
     _database["CONN_MAX_AGE"] = 0

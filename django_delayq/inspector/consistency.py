@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .. import actors, conf, restore, transitions
 from ..broker.base import IDS_PER_CALL, Entry, Index, Place
 from ..clock import SECOND, to_tenths
-from ..models import Message
+from ..models import Message, lease_is_over
 from ..states import LIVE, State
 
 # At most this many ids that seem to differ are kept for a second comparison: 8 bytes each.
@@ -208,7 +208,7 @@ class ConsistencyCheck:
 def stuck(using: str, queues: Sequence[str] = ()) -> Stuck:
     """Find running messages whose lease ran out long ago: no worker's reaper is at work."""
     before = transitions.now(using) - timedelta(seconds=NO_REAPER_AFTER)
-    rows = Message.objects.using(using).filter(state=State.RUNNING, leased_until__lt=before)
+    rows = Message.objects.using(using).filter(lease_is_over(before))
     if queues:
         rows = rows.filter(queue__in=queues)
     return Stuck(rows.count(), rows.order_by("leased_until").values_list("leased_until", flat=True).first())

@@ -297,5 +297,23 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
             },
         ),
+        migrations.CreateModel(
+            name="Lease",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "message_id", "delivery", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("message_id", models.BigIntegerField()),
+                ("delivery", models.IntegerField()),
+                ("until", models.DateTimeField()),
+            ],
+            options={
+                "db_table": "delayq_lease",
+                "default_permissions": (),
+            },
+        ),
         migrations.RunPython(leave_room_for_updates, migrations.RunPython.noop),
     ]

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from .queues import Queue
-from .record import Identity, Message, Transition, forget_identity, identity, known_identity, learn_identity
+from .record import (
+    Identity,
+    Lease,
+    Message,
+    Transition,
+    forget_identity,
+    identity,
+    known_identity,
+    learn_identity,
+    lease_is_over,
+)
 from .workers import Worker
 
 __all__ = [
     "Identity",
+    "Lease",
     "Message",
     "Queue",
     "Transition",
@@ -16,4 +27,5 @@ __all__ = [
     "identity",
     "known_identity",
     "learn_identity",
+    "lease_is_over",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from django.db import connections, models
-from django.db.models import Case, ExpressionWrapper, F, Q, When
+from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, When
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -209,6 +210,41 @@ class Message(_Record):
     def crashes(self) -> int:
         """The deliveries that crashed and are not excused."""
         return self.deliveries - self.reported - self.excused - (self.state == _State.RUNNING)
+
+    @property
+    def lease_ends_at(self) -> datetime | None:
+        """When the lease of the running delivery ends, with its renewals; None while the message does not run."""
+        if self.leased_until is None:
+            return None
+        renewed = Lease.objects.using(self._state.db).filter(message_id=self.pk, delivery=self.deliveries).first()
+        return self.leased_until if renewed is None else max(self.leased_until, renewed.until)
+
+
+class Lease(models.Model):
+    """The end of a lease that was renewed. The first lease of a delivery is in the row of its message.
+
+    A renewal must not change that row: a transactional handler changes it at its end, and at REPEATABLE READ and above
+    its transaction could not be committed if another one had changed the row meanwhile. The janitor deletes leases of
+    deliveries that have ended.
+    """
+
+    pk = models.CompositePrimaryKey("message_id", "delivery")
+    message_id = models.BigIntegerField()
+    delivery = models.IntegerField()
+    until = models.DateTimeField()
+
+    class Meta:
+        db_table = "delayq_lease"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"#{self.message_id} {self.delivery}: {self.until}"
+
+
+def lease_is_over(at: datetime) -> Q:
+    """Return the condition that a message runs and that its lease, also a renewed one, has ended before ``at``."""
+    renewed = Lease.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries"), until__gte=at)
+    return Q(~Exists(renewed), state=_State.RUNNING, leased_until__lt=at)
 
 
 class Transition(_Record):

@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from ..clock import ceil_tenth, from_tenths, to_us
-from ..models import Message, Queue, Transition
+from ..models import Lease, Message, Queue, Transition, lease_is_over
 from ..states import LIVE, State
 from .moves import LEFT_ALONE, Decision, clock, move, moved, writing
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
@@ -80,7 +80,7 @@ class Portable:
         now = self.now()
         rows = Message.objects.using(self.using).order_by()
         return (
-            rows.filter(state=State.RUNNING, leased_until__lt=now).exists(),
+            rows.filter(lease_is_over(now)).exists(),
             rows.filter(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now).exists(),
         )
 
@@ -209,11 +209,19 @@ class Portable:
                 rows = Message._base_manager.using(self.using).filter(
                     pk=renewal.id, deliveries=renewal.delivery, state=State.RUNNING
                 )
-                for requested, until in rows.values_list("cancel_requested", "leased_until"):
-                    later = max(until or now, now + timedelta(seconds=renewal.lease))
-                    if rows.update(leased_until=later):
-                        answers[renewal.id] = requested
+                for requested in rows.values_list("cancel_requested", flat=True):
+                    answers[renewal.id] = requested
+                    if renewal.lease > 0:
+                        self._renew(renewal, now + timedelta(seconds=renewal.lease))
         return answers
+
+    def _renew(self, renewal: LeaseRenewal, until: datetime) -> None:
+        lease = {"message_id": renewal.id, "delivery": renewal.delivery}
+        rows = Lease.objects.using(self.using)
+        if not rows.filter(**lease).exists():
+            rows.create(**lease, until=until)
+        else:
+            rows.filter(**lease, until__lt=until).update(until=until)
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))

@@ -8,6 +8,7 @@ travel as parameters only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -135,7 +136,11 @@ SELECT virtualtransaction FROM pg_locks
 """
 
 ANYTHING_EXPIRED = """
-SELECT EXISTS (SELECT FROM delayq_message WHERE state = 'running' AND leased_until < clock_timestamp()),
+SELECT EXISTS (SELECT FROM delayq_message m
+                WHERE state = 'running' AND leased_until < clock_timestamp()
+                  AND NOT EXISTS (SELECT FROM delayq_lease l
+                                   WHERE l.message_id = m.id AND l.delivery = m.deliveries
+                                     AND l.until >= clock_timestamp())),
        EXISTS (SELECT FROM delayq_message
                 WHERE state = 'scheduled' AND expires_at IS NOT NULL AND expires_at <= clock_timestamp())
 """
@@ -256,27 +261,30 @@ WITH o AS (
 SELECT id, topic, queue, priority, after, due_at, deliveries, reason FROM u
 """  # noqa: S608
 
+# The row of the message is locked against the reaper, and not changed: see ``Lease``.
 EXTEND = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(leases)s::float8[]) AS o(id, delivery, lease)
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
-    SELECT m.id, o.lease FROM o JOIN delayq_message m ON m.id = o.id
+    SELECT m.id, m.deliveries, m.cancel_requested, o.lease FROM o JOIN delayq_message m ON m.id = o.id
      WHERE {IS_RUNNING} AND m.deliveries = o.delivery
      ORDER BY m.id
-       FOR NO KEY UPDATE OF m
+       FOR SHARE OF m
+), l AS (
+    INSERT INTO delayq_lease (message_id, delivery, until)
+    SELECT id, deliveries, clock_timestamp() + lease * interval '1 second' FROM x WHERE lease > 0
+    ON CONFLICT (message_id, delivery) DO UPDATE SET until = greatest(delayq_lease.until, excluded.until)
 )
-UPDATE delayq_message m
-   SET leased_until = greatest(m.leased_until, clock_timestamp() + x.lease * interval '1 second')
-  FROM x WHERE m.id = x.id
-RETURNING m.id, m.cancel_requested
+SELECT id, cancel_requested FROM x
 """  # noqa: S608
 
 
 def _passing_over(sql: str) -> str:
     """Return the statement so that it passes over rows that another transaction has locked."""
-    assert sql.count("FOR NO KEY UPDATE OF m\n") == 1
-    return sql.replace("FOR NO KEY UPDATE OF m\n", "FOR NO KEY UPDATE OF m SKIP LOCKED\n")
+    skipping, count = re.subn(r"(FOR (?:NO KEY UPDATE|SHARE) OF m)\n", r"\1 SKIP LOCKED\n", sql)
+    assert count == 1
+    return skipping
 
 
 # The statements that wait for rows that another transaction has locked (True), and those that pass over them (False).

@@ -21,6 +21,11 @@ READ_COMMITTED = 2
 # A pooler makes up the process id that it tells its clients: it has no process for each of them.
 ASK = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')"
 
+# PostgreSQL's codes of a serialization failure and of a deadlock; SQLite's code of a database that is locked, in its
+# lowest byte.
+CONFLICTS = ("40001", "40P01")
+SQLITE_BUSY = 5
+
 
 @dataclass(slots=True)
 class Session:
@@ -89,6 +94,20 @@ def is_in_transaction(connection: BaseDatabaseWrapper) -> bool | None:
         with contextlib.suppress(Exception):
             return bool(raw.in_transaction)
     return None
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Return whether a transaction failed only because of another one, so that it may succeed when it is repeated.
+
+    The error may have been raised from the driver's.
+    """
+    while error is not None:
+        if getattr(error, "sqlstate", None) in CONFLICTS:
+            return True
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == SQLITE_BUSY:
+            return True
+        error = error.__cause__
+    return False
 
 
 def has_news(connection: BaseDatabaseWrapper) -> bool:

@@ -22,8 +22,10 @@ from ..exceptions import HandlerTimeout, Reject, RetryLater, Superseded
 from ..outcomes import TRACEBACK_LIMIT, Ack, GiveUp, Outcome, Recorded, Release, Retry, storable
 from ..retry import RetryPolicy
 from ..sql.rows import Success
+from ..sql.sessions import is_conflict
 from . import guard
 from .delivery import Delivery
+from .service import backoff
 
 logger = logging.getLogger("django_delayq")
 
@@ -34,6 +36,10 @@ _UNRUN = (
 )
 # The topics whose handlers returned a value, which was logged.
 _returning: set[str] = set()
+# A serialization failure or a deadlock costs no attempt in the first deliveries of a message, and is repeated after at
+# most this time (seconds): 0.1 s, 0.2 s, 0.4 s …, as errors of services are.
+MOST_CONFLICTS = 50
+LONGEST_CONFLICT_WAIT = 5.0
 
 
 def execute(delivery: Delivery, actor: str) -> Outcome:
@@ -54,7 +60,7 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
             return GiveUp(storable(f"Reject: {_text(error.reason)}"))
         except BaseException as error:  # noqa: BLE001
             # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
-            return _failure(delivery, error)
+            return _conflict(delivery, error) or _failure(delivery, error)
         finally:
             delivery.close()
     except HandlerTimeout as error:
@@ -150,6 +156,18 @@ def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcom
         logger.exception("The retry policy of topic %s failed; the default policy decides", delivery.topic)
         delay = retry.DEFAULT.limited(delivery.claimed.max_attempts).delay(delivery.attempt)
     return GiveUp(described, trace) if delay is None else Retry(delay, described, trace)
+
+
+def _conflict(delivery: Delivery, error: BaseException) -> Release | None:
+    """Return the release of a delivery whose transaction another one got in the way of; None for any other failure.
+
+    Nothing has happened in the database, so it costs no attempt, unless many deliveries of the message cost none.
+    """
+    uncounted = delivery.claimed.reported - delivery.claimed.attempts
+    if not delivery.handler.transactional or uncounted >= MOST_CONFLICTS or not is_conflict(error):
+        return None
+    wait = backoff(uncounted + 1, LONGEST_CONFLICT_WAIT)
+    return Release(storable(f"its transaction met another one: {_text(error)}"), timedelta(seconds=wait))
 
 
 def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:

@@ -1,4 +1,4 @@
-"""Deletes finished messages, with their log, when their retention time is over, and the rows of dead workers."""
+"""Deletes finished messages with their log when their retention time is over, old leases, and rows of dead workers."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Janitor(Service):
             if deleted:
                 logger.info("Pruned %d messages that finished more than %g s ago", deleted, retention)
             is_more = is_more or deleted >= self.batches * PURGED_PER_TRANSACTION
+        transitions.drop_leases(self.using)
         dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
         Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()
         return 0.5 if is_more else self.interval

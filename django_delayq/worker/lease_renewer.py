@@ -44,6 +44,8 @@ class LeaseRenewer(Service):
         return LEASE_CHECK_INTERVAL
 
     def _renew(self, deliveries: list[Delivery]) -> None:
+        if not deliveries:
+            return
         now = time.monotonic()
         holdings = [
             # A lease is renewed in its last two thirds; before that the record is only read.

@@ -43,6 +43,9 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
         runner.start()
     try:
         parts.reaper.tick()
+        if parts.reaper.is_confirming:
+            stop.wait(parts.reaper.confirm_after)
+            parts.reaper.tick()
         while not stop.is_set() and (consumer.quarantine.is_waiting or not budget.empty):
             parts.queues.tick()
             before = delivered

@@ -32,7 +32,7 @@ def is_past(moment: datetime) -> bool:
 def freeze_past_the_lease(worker: Worker, message: Message) -> None:
     worker.send_all(signal.SIGSTOP)
     message.refresh_from_db()
-    until = message.leased_until
+    until = message.lease_ends_at
     assert until is not None
     eventually(partial(is_past, until), "the lease runs out")
 
@@ -111,12 +111,12 @@ def test_a_long_handler_keeps_its_lease_by_itself(start: Start, gate: Gate) -> N
     message.refresh_from_db()
     # The handler runs for three leases.
     for _ in range(3):
-        until = message.leased_until
+        until = message.lease_ends_at
         assert until is not None
         eventually(partial(is_past, until), "the lease as it was runs out")
         message.refresh_from_db()
-        assert message.leased_until is not None
-        assert message.leased_until > until, "the lease was not extended"
+        assert message.lease_ends_at is not None
+        assert message.lease_ends_at > until, "the lease was not extended"
     gate.open()
     wait_until(message, State.CONSUMED)
     assert message.deliveries == 1

@@ -99,6 +99,7 @@ def test_commands_work_behind_a_pooler(start: Start, pooler: PgBouncerServer) ->
             capture_output=True,
             text=True,
             timeout=120,
+            check=False,
         )
         assert answer.returncode == 0, (arguments, answer.stdout, answer.stderr)
     assert worker.stop() == 0

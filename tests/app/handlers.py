@@ -14,6 +14,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, transaction
+from django.db.models import F
 
 from django_delayq import Reject, RetryLater, handler
 from django_delayq.registry import Delivered, HandlerFunction
@@ -259,3 +260,24 @@ def append_line(message: Delivered, path: str) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def raise_counter(pk: int) -> None:
+    """Add one to a row that other handlers change too."""
+    Effect.objects.filter(pk=pk).update(delivery=F("delivery") + 1)
+
+
+@receives("t.collide", retry=None, lease="5s", transactional=True)
+def change_a_shared_row(message: Delivered) -> None:
+    """See the database as it is, wait, and change a row that others have changed meanwhile."""
+    assert Effect.objects.filter(pk=message.payload["rows"][0]).exists()
+    pass_gate(message)
+    raise_counter(message.payload["rows"][0])
+
+
+@receives("t.deadlock", retry=None, transactional=True)
+def change_two_rows_in_an_order(message: Delivered) -> None:
+    first, second = message.payload["rows"]
+    raise_counter(first)
+    pass_gate(message)
+    raise_counter(second)

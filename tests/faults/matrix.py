@@ -19,9 +19,9 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_delayq import transitions
-from django_delayq.models import Message
+from django_delayq.models import Message, lease_is_over
 from django_delayq.sql.rows import Ticket
-from django_delayq.states import LIVE, State
+from django_delayq.states import LIVE
 from tests import known_scripts
 from tests import settings as servers
 from tests.workers import Worker, eventually
@@ -192,7 +192,7 @@ def _two_leases() -> None:
 def _nothing_to_reap() -> bool:
     """Tell whether no lease has run out except on rows that a frozen process has locked."""
     with transaction.atomic():
-        late = Message.objects.filter(state=State.RUNNING, leased_until__lt=transitions.now("default"))
+        late = Message.objects.filter(lease_is_over(transitions.now("default")))
         return not late.select_for_update(skip_locked=True).exists()
 
 

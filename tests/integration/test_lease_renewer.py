@@ -51,14 +51,14 @@ def test_a_lost_lease_is_noticed(parts: Parts) -> None:
 def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_nothing() -> None:
     needs_row_locks()
     (one,) = claimed("t.ok")
-    before = Message.objects.get(pk=one.id).leased_until
+    before = Message.objects.get(pk=one.id).lease_ends_at
     assert before is not None
     answers: list[Any] = []
 
     def cancel() -> None:
         try:
             answers.append(cancel_message(one.id).verdict)
-            answers.append(Message.objects.get(pk=one.id).leased_until)
+            answers.append(Message.objects.get(pk=one.id).lease_ends_at)
         finally:
             connections.close_all()
 

@@ -29,7 +29,12 @@ HARNESSES = {
         "tests/commands/test_restore.py",
         "tests/integration",
     ],
-    "processes": ["tests/acceptance/test_handlers.py", "tests/acceptance/test_redis_faults.py"],
+    "processes": [
+        "tests/acceptance/test_handlers.py",
+        "tests/acceptance/test_redis_faults.py",
+        "tests/acceptance/test_isolation.py",
+        "tests/acceptance/test_pooler.py",
+    ],
 }
 
 
@@ -80,7 +85,43 @@ MUTANTS = [
     ),
     mutant(
         "reaper that ignores the lease",
-        (TRANSITIONS, "leased_until__lt=now(using)", "leased_until__isnull=False"),
+        (
+            "django_delayq/models/record.py",
+            "return Q(~Exists(renewed), state=_State.RUNNING, leased_until__lt=at)",
+            "return Q(state=_State.RUNNING, leased_until__isnull=False)",
+        ),
+    ),
+    mutant(
+        "reaper that overlooks renewals",
+        (
+            "django_delayq/models/record.py",
+            "return Q(~Exists(renewed), state=_State.RUNNING, leased_until__lt=at)",
+            "return Q(state=_State.RUNNING, leased_until__lt=at)",
+        ),
+        (TRANSITIONS, "if held in renewed() or (among", "if (among"),
+    ),
+    mutant(
+        "reaper that overlooks a renewal beside it",
+        (TRANSITIONS, "if held in renewed() or (among", "if (among"),
+    ),
+    mutant(
+        "reaper that believes its first look", (f"{WORKER}/reaper.py", "confirm_after = 2.0", "confirm_after = 0.0")
+    ),
+    mutant(
+        "reaper that takes no notice of its own wait",
+        (f"{WORKER}/reaper.py", "self._suspects if now - began < LONGEST_LOOK else {}", "self._suspects"),
+    ),
+    mutant(
+        "statements prepared behind a pooler",
+        ("django_delayq/sql/sessions.py", "is_direct = pid == raw.info.backend_pid and", "is_direct ="),
+    ),
+    mutant(
+        "moves at the level of the project",
+        ("django_delayq/sql/sessions.py", "raw.isolation_level = READ_COMMITTED", "pass"),
+    ),
+    mutant(
+        "conflict that costs an attempt",
+        (f"{WORKER}/executor.py", "return _conflict(delivery, error) or", "return"),
     ),
     mutant(
         "failure without a fence",

@@ -345,12 +345,12 @@ def test_hundreds_of_reports_are_recorded_in_one_call() -> None:
 
 def test_a_lease_is_extended_by_its_own_delivery_only_and_never_shortened() -> None:
     row = claimed()
-    until = message(row.id).leased_until
+    until = message(row.id).lease_ends_at
     assert until is not None
     assert transitions.extend("default", [LeaseRenewal(row.id, 1, 1.0)]) == {row.id: False}
-    assert message(row.id).leased_until == until
+    assert message(row.id).lease_ends_at == until
     assert transitions.extend("default", [LeaseRenewal(row.id, 1, 300.0)]) == {row.id: False}
-    longer = message(row.id).leased_until
+    longer = message(row.id).lease_ends_at
     assert longer is not None
     assert longer > until + timedelta(seconds=200)
     assert transitions.extend("default", [LeaseRenewal(row.id, 2, 300.0), LeaseRenewal(10**12, 1, 9.0)]) == {}

@@ -122,14 +122,15 @@ def _is_served(message: Message, now: datetime) -> bool:
 
 
 def _running(message: Message, now: datetime) -> list[str]:
-    assert message.leased_until is not None
+    until = message.lease_ends_at
+    assert until is not None
     values = {
         "worker": message.worker,
         "delivery": message.deliveries,
-        "until": moment(message.leased_until),
-        "span": span(now - message.leased_until),
+        "until": moment(until),
+        "span": span(now - until),
     }
-    if message.leased_until > now:
+    if until > now:
         sentences = [_("Running on %(worker)s (delivery %(delivery)d), whose lease lasts until %(until)s.") % values]
     else:
         text = _("Claimed by %(worker)s, whose lease ran out %(span)s ago: another worker will take it over.")

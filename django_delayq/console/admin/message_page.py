@@ -184,7 +184,7 @@ class MessagePage(_Base):
             (_("deliveries"), message.deliveries),
             (_("crashed deliveries"), message.crashes),
             (_("worker"), message.worker),
-            (_("leased until"), message.leased_until),
+            (_("leased until"), message.lease_ends_at),
             (_("last error"), message.error),
             (_("retry policy"), payload.compact(message.retry) if message.retry else _("the handler's")),
         ]

@@ -92,8 +92,8 @@ def _to_come(message: Message, now: datetime) -> list[TimelineStep]:
         if message.expires_at is not None:
             coming.append(step(message.expires_at, state_label(State.SCHEDULED), state_label(State.EXPIRED)))
         return coming
-    if message.leased_until is not None:
-        return [step(message.leased_until, state_label(State.RUNNING), _("end of the lease"))]
+    if (until := message.lease_ends_at) is not None:
+        return [step(until, state_label(State.RUNNING), _("end of the lease"))]
     settings = conf.get()
     kept = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
     if message.finished_at is None or kept is None:

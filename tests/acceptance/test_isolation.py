@@ -1,0 +1,147 @@
+"""REPEATABLE READ and SERIALIZABLE, by the OPTIONS of the database and by the server, and transactions that collide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from django_delayq import cancel_message, pause_queue, reschedule_message, resume_queue, schedule_message
+from django_delayq.exceptions import KeyConflict
+from django_delayq.models import Lease, Message
+from django_delayq.states import State
+from tests.acceptance.conftest import Gate, Start
+from tests.app.models import Effect
+from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
+from tests.settings import at_isolation
+from tests.workers import eventually
+
+from .test_frozen import is_past
+
+
+@pytest.fixture(autouse=True)
+def _needs_postgresql() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+
+
+@pytest.fixture(params=["repeatable read", "serializable"])
+def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A level of isolation for the workers and for the test's own transactions and statements."""
+    monkeypatch.setenv("DELAYQ_TEST_ISOLATION", request.param)
+    options: dict[str, Any] = connections.settings["default"]["OPTIONS"]
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", options | at_isolation(request.param))
+    connections.close_all()
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        assert cursor.fetchone() == (request.param,)
+    yield str(request.param)
+    connections.close_all()
+
+
+def rows(number: int) -> list[int]:
+    return [Effect.objects.create(message_id=0, delivery=0).pk for _ in range(number)]
+
+
+def counts(pks: list[int]) -> list[int]:
+    return list(Effect.objects.filter(pk__in=pks).order_by("pk").values_list("delivery", flat=True))
+
+
+def test_a_transactional_handler_that_outlasts_its_lease_succeeds_at_once(
+    start: Start, isolation: str, gate: Gate
+) -> None:
+    start("--processes", "2")
+    message = schedule_message("t.short_lease_tx", gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message.refresh_from_db()
+    for _ in range(2):
+        until = message.lease_ends_at
+        assert until is not None
+        eventually(partial(is_past, until), "the lease as it was runs out")
+        eventually(lambda: not is_past(message.lease_ends_at), "the lease is renewed")  # type: ignore[arg-type]
+    assert Lease.objects.filter(message_id=message.pk, delivery=1).exists()
+    gate.open()
+    wait_until(message, State.CONSUMED)
+    assert (message.deliveries, message.attempts) == (1, 0)
+    assert effects_per_message() == {message.pk: 1}
+
+
+def test_a_cancel_request_takes_back_the_effects_of_a_transactional_handler(
+    start: Start, isolation: str, gate: Gate
+) -> None:
+    start()
+    message = schedule_message("t.short_lease_tx", gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    assert cancel_message(message).state == State.RUNNING
+    gate.open()
+    wait_until(message, State.CANCELLED)
+    assert (message.deliveries, message.attempts) == (1, 0)
+    assert effects_per_message() == {}
+
+
+def test_work_of_all_kinds_is_done_once_and_nothing_complains(start: Start, isolation: str) -> None:
+    workers = [start("--processes", "2", "--threads", "4"), start("--threads", "4")]
+    messages = []
+    for number in range(40):
+        with transaction.atomic():
+            messages.append(schedule_message("t.tx", number))
+            messages.append(schedule_message("t.effect", key=f"k{number}", delay="1h"))
+            with pytest.raises(KeyConflict):
+                schedule_message("t.effect", key=f"k{number}")
+            assert schedule_message("t.effect", key=f"k{number}", delay=0, on_conflict="replace") == messages[-1]
+        gone = schedule_message("t.effect", delay="1h")
+        assert reschedule_message(gone, delay="2h")
+        assert cancel_message(gone)
+    messages += [schedule_message("t.second_time"), schedule_message("t.async")]
+    eventually(lambda: states() == {State.CONSUMED: 82, State.CANCELLED: 40}, "all are delivered")
+    assert effects_per_message() == once_each(messages)
+    assert Message.objects.exclude(attempts=0).count() == 1
+    for worker in workers:
+        assert worker.count("is tried again|failed and|until the database answers|wait for the database") == 0
+
+
+def test_a_pause_holds_from_its_commit_on(start: Start, isolation: str) -> None:
+    start("--threads", "4")
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    pause_queue("default")
+    held = schedule_message("t.ok")
+    served = schedule_message("t.queued")
+    wait_until(served, State.CONSUMED)
+    held.refresh_from_db()
+    assert held.state == State.SCHEDULED
+    resume_queue("default")
+    wait_until(held, State.CONSUMED)
+
+
+def test_a_serialization_failure_costs_no_attempt(start: Start, isolation: str, gate: Gate) -> None:
+    start("--threads", "2")
+    shared = rows(1)
+    messages = [schedule_message("t.collide", {**gate.payload, "rows": shared}) for _ in range(2)]
+    eventually(lambda: gate.how_many_began() == 2, "both have seen the row")
+    gate.open()
+    for message in messages:
+        wait_until(message, State.CONSUMED)
+        assert message.attempts == 0
+    assert counts(shared) == [2]
+    (loser,) = [message for message in messages if message.deliveries == 2]
+    assert "could not serialize access" in log_of(loser)[2].reason
+
+
+def test_a_deadlock_of_transactional_handlers_costs_no_attempt(start: Start, gate: Gate) -> None:
+    start("--threads", "2")
+    one, other = rows(2)
+    messages = [
+        schedule_message("t.deadlock", {**gate.payload, "rows": order}) for order in ([one, other], [other, one])
+    ]
+    eventually(lambda: gate.how_many_began() == 2, "each has changed one row")
+    gate.open()
+    wait_until_all(State.CONSUMED, 2)
+    assert counts([one, other]) == [2, 2]
+    assert not Message.objects.exclude(attempts=0).exists()
+    assert sorted(Message.objects.values_list("deliveries", flat=True)) == [1, 2]
+    (loser,) = Message.objects.filter(deliveries=2)
+    assert "deadlock" in log_of(loser)[2].reason
+    assert messages
