@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import router
+from django.utils.connection import ConnectionDoesNotExist
 
 from . import broker, conf
-from .sql import keeps_ambiguous_times, vendor_name
+from .sql import keeps_ambiguous_times, unsupported, vendor_name
 
 TAG = "delayq"
 
@@ -20,6 +22,7 @@ def register() -> None:
     """Register the checks with Django when the apps are ready."""
     checks.register(check_settings, TAG)
     checks.register(check_project, TAG)
+    checks.register(check_database, TAG)
 
 
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
@@ -72,6 +75,21 @@ def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[chec
     if why := broker.problem(settings):
         found.append(checks.Error("DELAYQ['REDIS'] is impossible.", hint=why, id="delayq.E008"))
     return found
+
+
+def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check that the database of the messages is one that can keep them: ``delayq.E011``."""
+    from .models import Message
+
+    try:
+        reason = unsupported(router.db_for_write(Message))
+    except (ImproperlyConfigured, ConnectionDoesNotExist):
+        # The driver or the alias is missing: Django says so by itself.
+        return []
+    if reason is None:
+        return []
+    problem, _colon, hint = reason.rpartition(": ")
+    return [checks.Error(f"{problem}.", hint=f"{hint[0].upper()}{hint[1:]}", id="delayq.E011")]
 
 
 def _is_redis_url(url: str) -> bool:

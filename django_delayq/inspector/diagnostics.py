@@ -15,6 +15,7 @@ from ..durations import brief
 from ..exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..models import Message
 from ..sql import vendor_name
+from ..sql.troubles import Trouble, trouble
 from ..states import State
 from . import stats
 from .migrations import pending_migrations
@@ -86,7 +87,8 @@ def _database(using: str) -> Finding:
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT 1")
     except (DatabaseError, InterfaceError) as error:
-        return Finding("Database", Level.CRITICAL, _first_line(error), Cause.UNREACHABLE)
+        cause = Cause.UNREACHABLE if trouble(error) == Trouble.AWAY else Cause.MISCONFIGURED
+        return Finding("Database", Level.CRITICAL, _first_line(error), cause)
     return Finding("Database", Level.OK, f"{using}: {vendor_name(using)}")
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
-from django.db import DatabaseError, InterfaceError, OperationalError, ProgrammingError, connections, router
+from django.db import DatabaseError, InterfaceError, connections, router
 from django.utils.dateparse import parse_datetime
 
 from .. import actors, durations, signals, validation
@@ -26,6 +26,8 @@ from ..broker import check_settings, index
 from ..broker.base import Index
 from ..exceptions import BrokerUnavailable, InvalidMessage, UnusableBroker
 from ..models import Message
+from ..sql import unsupported
+from ..sql.troubles import Trouble, in_words, trouble
 
 # The version of the JSON that --json writes.
 SCHEMA = 1
@@ -43,7 +45,7 @@ MEANINGS = {
     PROBLEMS: "problems found",
     PARTIAL: "some messages could not be changed",
     UNREACHABLE: "Redis or the database does not answer",
-    MISCONFIGURED: "wrong settings, pending migrations, a Redis Cluster, or the Redis of another database",
+    MISCONFIGURED: "wrong settings, pending migrations, a missing right, a Redis Cluster, or another database's Redis",
     130: "interrupted by SIGINT (143: by SIGTERM)",
 }
 
@@ -138,14 +140,15 @@ def errors_as_exit_codes() -> Iterator[None]:
         raise CommandError(f"Redis does not answer: {error}", returncode=UNREACHABLE) from error
     except ImproperlyConfigured as error:
         raise CommandError(str(error), returncode=MISCONFIGURED) from error
-    except (OperationalError, InterfaceError, ProgrammingError) as error:
-        raise _database_error(error) from error
+    except (DatabaseError, InterfaceError) as error:
+        raise CommandError(in_words(error), returncode=_EXIT_CODES.get(trouble(error), 1)) from error
 
 
-def _database_error(error: Exception) -> CommandError:
-    if isinstance(error, ProgrammingError) or "no such table" in str(error):
-        return CommandError(f"The tables are missing or out of date: run migrate. {error}", returncode=MISCONFIGURED)
-    return CommandError(f"The database does not answer: {error}", returncode=UNREACHABLE)
+_EXIT_CODES = {
+    Trouble.AWAY: UNREACHABLE,
+    Trouble.OUTDATED: MISCONFIGURED,
+    Trouble.FORBIDDEN: MISCONFIGURED,
+}
 
 
 def required_broker(using: str) -> Index:
@@ -233,10 +236,13 @@ def topic_name(text: str) -> str:
 
 
 def database(options: dict[str, Any]) -> str:
-    """Return the database alias of the messages. Raises ``CommandError`` for one that does not exist."""
+    """Return the database alias of the messages. Raises ``CommandError`` for one that cannot keep any."""
     using: str = options["database"] or router.db_for_write(Message)
     if using not in connections:
         raise CommandError(f"There is no database {using!r} in DATABASES.", returncode=USAGE)
+    reason = unsupported(using)
+    if reason is not None:
+        raise CommandError(reason, returncode=MISCONFIGURED)
     return using
 
 

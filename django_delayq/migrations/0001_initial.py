@@ -6,7 +6,18 @@ from typing import Any
 import django.db.models.deletion
 import django.db.models.expressions
 import django.utils.timezone
+from django.core.management.base import CommandError
 from django.db import migrations, models
+
+
+def refuse_other_vendors(apps: Any, schema_editor: Any) -> None:
+    """Refuse a database that cannot keep messages, before anything is made in it."""
+    connection = schema_editor.connection
+    if connection.vendor not in ("postgresql", "sqlite"):
+        raise CommandError(
+            f"django-delayq keeps messages in PostgreSQL or SQLite, and the database {connection.alias!r} is"
+            f" {connection.display_name}: give the app django_delayq a database of its own with a database router."
+        )
 
 
 def leave_room_for_updates(apps: Any, schema_editor: Any) -> None:
@@ -26,6 +37,7 @@ class Migration(migrations.Migration):
     dependencies = []
 
     operations = [
+        migrations.RunPython(refuse_other_vendors, migrations.RunPython.noop),
         migrations.CreateModel(
             name="Queue",
             fields=[

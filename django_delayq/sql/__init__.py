@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.models import QuerySet
 
@@ -70,9 +71,32 @@ class Statements(Protocol):
         """Return how many rows the planner believes a table or index has; None where there is no estimate."""
 
 
+# The vendors that can keep messages. The others lack unique keys among some rows only, so that two live messages could
+# have one key. The migration has the same list.
+VENDORS = ("postgresql", "sqlite")
+
+
+def unsupported(using: str) -> str | None:
+    """Return why a database cannot keep messages; None when it can. Needs no connection."""
+    connection = connections[using]
+    if connection.vendor in VENDORS:
+        return None
+    return (
+        f"django-delayq keeps messages in PostgreSQL or SQLite, and the database {using!r} is"
+        f" {connection.display_name}: give the app django_delayq a database of its own with a database router."
+    )
+
+
 @cache
 def statements(using: str) -> Statements:
-    """Return the statements for the database behind an alias. A new vendor needs nothing more than ``Portable``."""
+    """Return the statements for the database behind an alias.
+
+    Raises ``ImproperlyConfigured`` for a vendor that cannot keep messages. A new vendor needs nothing more than a place
+    in ``VENDORS`` and ``Portable``.
+    """
+    reason = unsupported(using)
+    if reason is not None:
+        raise ImproperlyConfigured(reason)
     # Imported here: psycopg is needed only where the database is PostgreSQL.
     if connections[using].vendor == "postgresql":
         from .postgresql import PostgreSQL

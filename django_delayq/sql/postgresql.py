@@ -26,7 +26,7 @@ from ..states import State
 from .expressions import Microseconds
 from .moves import IDENTITY
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket, decoded
-from .sessions import own_transaction, session_of
+from .sessions import ask_session, known_session, own_transaction
 
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
@@ -314,7 +314,9 @@ class PostgreSQL:
             # The server lost the prepared statement, or has another one under its name: the statement did not run.
             if getattr(error.__cause__, "sqlstate", None) not in LOST_STATEMENT:
                 raise
-            session_of(connection)[0].keeps_plans = False
+            session = known_session(connection)
+            if session is not None:
+                session.keeps_plans = False
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             return self._fetch(connection, sql, parameters)
@@ -323,10 +325,11 @@ class PostgreSQL:
         """Run a statement at READ COMMITTED, or at the level of the transaction that is open."""
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
-        with connection.wrap_database_errors:
-            session, is_new = session_of(connection)
+        session = known_session(connection)
         # The first statement of a connection is often its only one: to prepare it would cost another round trip.
-        keep = session.keeps_plans and not is_new
+        keep = session is not None and session.keeps_plans
+        if session is None:
+            session = ask_session(connection)
         if session.is_read_committed or connection.in_atomic_block or not connection.get_autocommit():
             return self._execute(connection, sql, parameters, keep=keep)
         with own_transaction(self.using):

@@ -1,6 +1,6 @@
 """Asks the database driver about a session, by vendor, and opens the queue's own transactions.
 
-Only ``session_of`` costs a round trip, once for each connection.
+Only ``ask_session`` costs a round trip, once for each connection.
 """
 
 from __future__ import annotations
@@ -40,18 +40,22 @@ class Session:
     is_read_committed: bool
 
 
-def session_of(connection: BaseDatabaseWrapper) -> tuple[Session, bool]:
-    """Return the properties of an open connection to PostgreSQL, and whether they were asked for just now."""
+def known_session(connection: BaseDatabaseWrapper) -> Session | None:
+    """Return the properties of an open connection to PostgreSQL; None when it was not asked for them yet."""
+    found: Session | None = getattr(connection.connection, "delayq_session", None)
+    return found
+
+
+def ask_session(connection: BaseDatabaseWrapper) -> Session:
+    """Ask an open connection to PostgreSQL for its properties, and remember them as long as it lasts."""
     raw: Any = connection.connection
-    known: Session | None = getattr(raw, "delayq_session", None)
-    if known is not None:
-        return known, False
-    with raw.cursor() as cursor:
+    with connection.wrap_database_errors, raw.cursor() as cursor:
         pid, isolation = cursor.execute(ASK, prepare=False).fetchone()
     is_direct = pid == raw.info.backend_pid and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
     # With prepare_threshold in OPTIONS the project itself says that prepared statements work.
-    raw.delayq_session = Session(is_direct or raw.prepare_threshold is not None, isolation == "read committed")
-    return raw.delayq_session, True
+    found = Session(is_direct or raw.prepare_threshold is not None, isolation == "read committed")
+    raw.delayq_session = found
+    return found
 
 
 @contextlib.contextmanager

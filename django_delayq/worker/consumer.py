@@ -20,6 +20,7 @@ from ..models import Message
 from ..outcomes import Release
 from ..publisher import by_queue
 from ..sql.rows import Claimed, Ticket
+from ..sql.troubles import in_words
 from ..states import State
 from . import connections
 from .broker_switch import BrokerSwitch
@@ -132,9 +133,8 @@ class Consumer(threading.Thread):
                     self._errors += 1
                     if self._errors == 1:
                         logger.warning(
-                            "The consumer claims nothing until the database answers: %s: %s",
-                            type(error).__name__,
-                            error,
+                            "The consumer claims nothing, and tries again until it can: %s",
+                            in_words(error),
                         )
                     seconds, wait = backoff(self._errors, 2.0), self._wait_after_error
                 except Exception:

@@ -16,6 +16,7 @@ from .. import failpoints, transitions
 from ..extensions import WorkerExtensions
 from ..outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
 from ..sql.rows import Failure, Success
+from ..sql.troubles import in_words
 from ..states import State
 from . import connections
 from .delivery import Delivery
@@ -157,9 +158,8 @@ class Recorder(threading.Thread):
                 failures += 1
                 if failures == 1:
                     logger.warning(
-                        "Outcomes wait for the database and are tried again until it answers: %s: %s",
-                        type(error).__name__,
-                        error,
+                        "Outcomes wait for the database and are tried again until it takes them: %s",
+                        in_words(error),
                     )
                 time.sleep(backoff(failures, 2.0))
             except BaseException:

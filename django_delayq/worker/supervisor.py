@@ -20,6 +20,7 @@ from django.db import connections as django_connections
 from .. import actors, conf, publisher, registry, transitions
 from ..extensions import WorkerExtensions
 from ..models import Worker
+from ..sql.troubles import in_words
 from . import connections
 from .budget import Budget
 from .options import Options
@@ -294,7 +295,7 @@ class Supervisor:
                 extensions.ended(moved)
                 extensions.stop()
             except DatabaseError as error:
-                logger.warning("The claims of %s are released when the database answers: %s", name, error)
+                logger.warning("The claims of %s are released as soon as that is possible: %s", name, in_words(error))
                 connections.close_all()
                 if time.monotonic() >= deadline:
                     return

@@ -100,7 +100,7 @@ def test_work_of_all_kinds_is_done_once_and_nothing_complains(start: Start, isol
     assert effects_per_message() == once_each(messages)
     assert Message.objects.exclude(attempts=0).count() == 1
     for worker in workers:
-        assert worker.count("is tried again|failed and|until the database answers|wait for the database") == 0
+        assert worker.count("is tried again|failed and|claims nothing|wait for the database") == 0
 
 
 def test_a_pause_holds_from_its_commit_on(start: Start, isolation: str) -> None:

@@ -13,7 +13,7 @@ from django.db import connection
 
 from django_delayq import schedule_message
 from django_delayq.models import Message
-from django_delayq.sql.sessions import session_of
+from django_delayq.sql.sessions import known_session
 from django_delayq.states import State
 from testproject.binaries import PGBOUNCER_ADVICE
 from testproject.servers import PgBouncerServer, PostgresServer, find_pgbouncer
@@ -85,7 +85,7 @@ def test_views_and_workers_share_server_connections_without_any_setting(start: S
     eventually(lambda: not live.exclude(state=State.CONSUMED).exists(), "all are delivered")
     assert effects_per_message() == once_each(list(live))
     for worker in workers:
-        assert worker.count("prepared statement|does not exist|failed|until the database answers") == 0
+        assert worker.count("prepared statement|does not exist|failed|claims nothing") == 0
 
 
 def test_commands_work_behind_a_pooler(start: Start, pooler: PgBouncerServer) -> None:
@@ -119,7 +119,9 @@ def test_a_long_handler_keeps_its_lease_behind_a_pooler(start: Start, pooler: Pg
 @pytest.mark.django_db(transaction=True)
 def test_statements_are_prepared_on_a_direct_connection_only(pooler: PgBouncerServer) -> None:
     schedule_message("t.ok")
-    assert session_of(connection)[0].keeps_plans
+    session = known_session(connection)
+    assert session is not None
+    assert session.keeps_plans
     with psycopg.connect(pooler.url) as pooled:
         assert pooled.info.backend_pid != pooled.execute("SELECT pg_backend_pid()").fetchone()[0]  # type: ignore[index]
 
@@ -134,4 +136,6 @@ def test_a_prepared_statement_that_the_server_lost_is_sent_again_unprepared() ->
         cursor.execute("DEALLOCATE ALL")
     assert schedule_message("t.ok").pk
     assert Message.objects.count() == 4
-    assert not session_of(connection)[0].keeps_plans
+    session = known_session(connection)
+    assert session is not None
+    assert not session.keeps_plans

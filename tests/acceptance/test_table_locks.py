@@ -36,7 +36,7 @@ def locked(server: PostgresServer, table: str, mode: str) -> Iterator[psycopg.Co
 
 
 def is_true(other: psycopg.Connection, sql: str, *values: object) -> bool:
-    row = other.execute(sql, values).fetchone()  # type: ignore[arg-type]
+    row = other.execute(sql, values).fetchone()
     assert row is not None
     return bool(row[0])
 

@@ -12,6 +12,7 @@ from django.db import connection, connections
 
 from django_delayq import transitions
 from django_delayq.models import Lease, Message
+from django_delayq.sql import moves
 from django_delayq.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.states import State
 from django_delayq.worker.assembly import Parts
@@ -118,7 +119,7 @@ def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(
 def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The renewal is committed after the reaper has found the row, and before it has locked it."""
     (one,) = expired("t.ok")
-    move = transitions.move
+    move = moves.move
 
     def renew_first(using: str, where: Any, decide: Any, **options: Any) -> Any:
         def late(message: Message, at: datetime) -> Any:

@@ -21,6 +21,7 @@ from ...broker import check_settings, describe
 from ...inspector.migrations import pending_migrations
 from ...models import Message
 from ...sql import has_one_writer
+from ...sql.troubles import Trouble, in_words, trouble
 from ...worker.budget import Budget
 from ...worker.connections import leave_pools
 from ...worker.once import drain
@@ -163,12 +164,14 @@ def default_processes(using: str) -> int:
 
 
 def _check_tables(using: str) -> None:
-    """Raise ``CommandError`` if the tables are missing. If the database is away, the worker will wait for it."""
+    """Raise ``CommandError`` if tables or rights are missing. If the database is away, the worker will wait for it."""
     try:
         pending = pending_migrations(using)
         missing = Message._meta.db_table not in connections[using].introspection.table_names()
     except DatabaseError as error:
-        logger.warning("The database does not answer; the worker starts and tries again until it does: %s", error)
+        if trouble(error) in (Trouble.OUTDATED, Trouble.FORBIDDEN):
+            raise CommandError(in_words(error), returncode=common.MISCONFIGURED) from error
+        logger.warning("The worker starts and tries again until it can work: %s", in_words(error))
         return
     if missing:
         raise CommandError("The tables are missing: run manage.py migrate.", returncode=common.MISCONFIGURED)

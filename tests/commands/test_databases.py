@@ -1,0 +1,155 @@
+"""Databases that cannot keep messages, and errors of databases that can: each is told in a sentence of its own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, OperationalError, connection, connections
+
+from django_delayq import schedule_message, sql
+from django_delayq.sql.troubles import Trouble, in_words, trouble
+from testproject.servers import PostgresServer
+from tests.workers import ROOT
+
+REFUSAL = (
+    "django-delayq keeps messages in PostgreSQL or SQLite, and the database 'default' is MySQL:"
+    " give the app django_delayq a database of its own with a database router."
+)
+Manage = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "django", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.settings", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# --- another vendor ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_mysql(tmp_path: Path) -> Manage:
+    """Run a command in a project whose database calls itself MySQL."""
+    file = str(tmp_path / "database")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {"DJANGO_SETTINGS_MODULE": "tests.other_vendor.settings", "DELAYQ_TEST_OTHER_VENDOR": file}
+        answer = manage(*arguments, **environment)
+        with sqlite3.connect(file) as database:
+            names = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+        database.close()
+        assert not [name for name in names if name.startswith("delayq_")], "something was made"
+        return answer
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("migrate", "django_delayq", "--skip-checks"),
+        ("run_delayq", "--once", "--skip-checks"),
+        ("run_delayq", "--skip-checks"),
+        ("delayq_stats",),
+        ("delayq_check",),
+        ("delayq_cancel", "1"),
+    ],
+    ids=" ".join,
+)
+def test_each_command_refuses_another_vendor_in_one_sentence(on_mysql: Manage, arguments: tuple[str, ...]) -> None:
+    answer = on_mysql(*arguments)
+    assert answer.stderr.strip().splitlines()[-1] in (REFUSAL, f"CommandError: {REFUSAL}")
+    assert "Traceback" not in answer.stderr
+    assert answer.returncode == (1 if arguments[0] == "migrate" else 78)
+
+
+def test_the_system_check_refuses_another_vendor(on_mysql: Manage) -> None:
+    answer = on_mysql("check", "--tag", "delayq")
+    assert answer.returncode == 1
+    assert "(delayq.E011) django-delayq keeps messages in PostgreSQL or SQLite, and the database" in answer.stderr
+    assert "HINT: Give the app django_delayq a database of its own with a database router." in answer.stderr
+
+
+@pytest.mark.django_db
+def test_a_call_refuses_another_vendor_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sql.statements.cache_clear()
+    monkeypatch.setattr(type(connection._connections["default"]), "vendor", "oracle")  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(ImproperlyConfigured, match="keeps messages in PostgreSQL or SQLite"):
+            schedule_message("t.ok")
+    finally:
+        sql.statements.cache_clear()
+
+
+# --- errors of a database that can ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The URL of an empty database, and a user "guest" who may do nothing in it."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as owner:
+        owner.execute("CREATE DATABASE fresh")
+        owner.execute("CREATE ROLE guest LOGIN")
+        yield postgres_server.url.rpartition("/")[0] + "/fresh"
+        owner.execute("DROP DATABASE fresh WITH (FORCE)")
+        owner.execute("DROP ROLE guest")
+
+
+def test_a_command_tells_missing_tables_rights_and_servers_apart(fresh_database: str) -> None:
+    missing = manage("delayq_stats", DATABASE_URL=fresh_database)
+    assert missing.returncode == 78
+    assert "The tables are missing or out of date: run migrate" in missing.stderr
+    assert manage("migrate", DATABASE_URL=fresh_database).returncode == 0
+    guest = fresh_database.replace("delayq@", "guest@")
+    for arguments in (["delayq_stats"], ["run_delayq", "--once"], ["delayq_cancel", "1"]):
+        forbidden = manage(*arguments, DATABASE_URL=guest)
+        assert forbidden.returncode == 78, forbidden.stderr
+        assert "The user of the database lacks a right: grant it: permission denied for table" in forbidden.stderr
+    read_only = f"{fresh_database}?options=-c%20default_transaction_read_only%3Don"
+    refused = manage("delayq_pause", "default", DATABASE_URL=read_only)
+    assert refused.returncode == 1
+    assert "The database refused a statement: cannot execute" in refused.stderr
+    nowhere = manage("delayq_stats", DATABASE_URL="postgresql://delayq@127.0.0.1:1/fresh")
+    assert nowhere.returncode == 69
+    assert "The database does not answer: " in nowhere.stderr
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("SELECT * FROM there_is_none", Trouble.OUTDATED),
+        ("SELECT there_is_none FROM delayq_message", Trouble.OUTDATED),
+        ("INSERT INTO delayq_identity (id, value) VALUES (2, '00000000000000000000000000000000')", Trouble.REFUSED),
+    ],
+)
+def test_an_error_of_a_statement_is_not_told_as_a_database_that_is_away(statement: str, expected: Trouble) -> None:
+    with pytest.raises(DatabaseError) as caught, connection.cursor() as cursor:
+        cursor.execute(statement)
+    assert trouble(caught.value) == expected
+    assert in_words(caught.value).startswith(f"{expected}: ")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_ends_its_connections_is_away(postgres_server: PostgresServer) -> None:
+    with psycopg.connect(postgres_server.url, autocommit=True) as killer, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        killer.execute("SELECT pg_terminate_backend(%s, 5000)", cursor.fetchone())
+        with pytest.raises(OperationalError) as caught:
+            cursor.execute("SELECT 1")
+    connections.close_all()
+    assert trouble(caught.value) == Trouble.AWAY
