@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,10 +15,12 @@ from django_delayq.exceptions import KeyConflict
 from django_delayq.models import Lease, Message
 from django_delayq.sql.sessions import is_conflict
 from django_delayq.states import State
+from django_delayq.verdicts import Verdict
 from tests.acceptance.conftest import Gate, Start
 from tests.app.models import Effect
 from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
 from tests.settings import at_isolation
+from tests.transactions import unfinished
 from tests.workers import eventually
 
 from .test_frozen import is_past
@@ -32,7 +35,7 @@ def _needs_postgresql() -> None:
 
 
 @pytest.fixture(params=["repeatable read", "serializable"])
-def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> Iterator[str]:
     """A level of isolation for the workers and for the test's own transactions and statements."""
     monkeypatch.setenv("DELAYQ_TEST_ISOLATION", request.param)
     options: dict[str, Any] = connections.settings["default"]["OPTIONS"]
@@ -132,6 +135,28 @@ def test_a_pause_holds_from_its_commit_on(start: Start, isolation: str) -> None:
     assert held.state == State.SCHEDULED
     resume_queue("default")
     wait_until(held, State.CONSUMED)
+
+
+def test_a_move_that_waited_for_a_row_decides_by_what_the_row_holds_now(isolation: str) -> None:
+    message = schedule_message("t.ok", delay="1h")
+    waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
+
+    def is_waiting() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(waiting)
+            return bool(cursor.fetchone()[0])
+
+    def reschedule() -> object:
+        try:
+            return reschedule_message(message, delay="2h").verdict
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool, unfinished(lambda: cancel_message(message)) as go:
+        answer = pool.submit(reschedule)
+        eventually(is_waiting, "the second move waits for the row")
+        go.set()
+        assert answer.result(30) == Verdict.TOO_LATE
 
 
 def test_a_serialization_failure_costs_no_attempt(start: Start, isolation: str, gate: Gate) -> None:
