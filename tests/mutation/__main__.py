@@ -306,6 +306,7 @@ MUTANTS = [
             "if not isinstance(error, (redis.RedisError, OSError)):\n    raise error\nif isinstance(error, ()):",
         ),
     ),
+    mutant(
         "topics that others know parked as if nobody did",
         (
             f"{WORKER}/unknown_topics.py",
@@ -333,7 +334,6 @@ MUTANTS = [
         "refund that is lost",
         (f"{WORKER}/budget.py", "numbers[0] += self._refunded", "numbers[0] += 0"),
     ),
-    mutant("put before the commit", (PUBLISHER, "if not connection.in_atomic_block:", "if True:")),
     mutant(
         "take that keeps ready what is early",
         (f"{LUA}/take.lua", "if since > now + within then", "if false then"),
