@@ -44,8 +44,9 @@ class RetryPolicy:
         A usual schedule for payment callbacks is ``["4m", "10m", "10m", "1h", "2h", "6h", "15h"]``.
         """
         # The order of a set is no order of delays, and a mapping or a text would be read piece by piece.
-        if not isinstance(delays, Iterable) or isinstance(delays, str | bytes | Mapping | Set):
-            raise ValueError(f"a list of delays is wanted, such as ['10s', '1m'], not {type(delays).__name__}")
+        given: object = delays
+        if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping | Set):
+            raise ValueError(f"a list of delays is wanted, such as ['10s', '1m'], not {type(given).__name__}")
         return cls("fixed", delays=tuple(_sane(delay) for delay in delays))
 
     @classmethod

@@ -25,7 +25,7 @@ AModel = TypeVar("AModel", bound=models.Model)
 
 def _refuse_write(model: type[models.Model]) -> NoReturn:
     raise TypeError(
-        f"rows of {model._meta.concrete_model.__name__} are not written directly, for that would bypass the log and "
+        f"rows of {model.__name__} are not written directly, for that would bypass the log and "
         "Redis: schedule_message() makes a message; reschedule_message(), run_message_now(), cancel_message() and "
         "requeue_message() change one"
     )
@@ -33,7 +33,7 @@ def _refuse_write(model: type[models.Model]) -> NoReturn:
 
 def _refuse_delete(model: type[models.Model]) -> NoReturn:
     raise TypeError(
-        f"rows of {model._meta.concrete_model.__name__} are not deleted directly, for a worker may be running the "
+        f"rows of {model.__name__} are not deleted directly, for a worker may be running the "
         "message: cancel_message() keeps it from running; delayq_purge deletes finished messages with their log"
     )
 

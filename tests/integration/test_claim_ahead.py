@@ -60,7 +60,7 @@ def set_clock_before(consumer: Consumer, message: Message, seconds: float) -> No
     broker = consumer.brokers.redis
     assert isinstance(broker, RedisBroker)
     due_at = ceil_tenth(transitions.now(DB) + timedelta(seconds=seconds))
-    together = Message.objects.filter(due_at=message.due_at)
+    together = Message._base_manager.filter(due_at=message.due_at)
     entries = [Entry.at(each.pk, due_at, each.priority) for each in together]
     together.update(due_at=due_at)
     message.due_at = due_at

@@ -184,7 +184,7 @@ def test_overdue_messages_are_given_up_or_spread_over_a_time(redis_client: redis
 def overdue(number: int, **more: Any) -> list[int]:
     """Schedule messages that are overdue by 100 s."""
     ids = schedule(number, **more)
-    Message.objects.filter(pk__in=ids).update(due_at=timezone.now() - timedelta(seconds=100))
+    Message._base_manager.filter(pk__in=ids).update(due_at=timezone.now() - timedelta(seconds=100))
     return ids
 
 
