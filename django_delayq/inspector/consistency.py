@@ -205,6 +205,15 @@ class ConsistencyCheck:
         self.found.fixed += len(extra) + len(missing) + len(different)
 
 
+def is_known(using: str, broker: Index, queue: str) -> bool:
+    """Tell whether anything knows this queue: a setting, a handler, a live message, or an id in Redis."""
+    running = Message.objects.using(using).filter(queue=queue, state=State.RUNNING)
+    if queue in restore.queues(using) or running.exists():
+        return True
+    size = broker.size(queue)
+    return bool(size.delayed or size.ready)
+
+
 def stuck(using: str, queues: Sequence[str] = ()) -> Stuck:
     """Find running messages whose lease ran out long ago: no worker's reaper is at work."""
     before = transitions.now(using) - timedelta(seconds=NO_REAPER_AFTER)

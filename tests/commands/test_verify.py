@@ -56,6 +56,26 @@ def test_ids_that_redis_lost_are_missing(due: float, redis_client: redis.Redis) 
     assert held().keys() == set(ids)
 
 
+@pytest.mark.parametrize("arguments", [[], ["--fix"]], ids=["compare", "fix"])
+def test_a_queue_that_nothing_knows_is_told_and_leaves_no_key(arguments: list[str], redis_client: redis.Redis) -> None:
+    schedule(1)
+    ran = run("delayq_verify", "--queue", "gone", *arguments)
+    assert ran.code == 2
+    assert "There is no queue gone" in ran.err
+    assert not redis_client.keys("*gone*")
+
+
+def test_a_queue_that_only_redis_knows_is_compared_and_emptied(redis_client: redis.Redis) -> None:
+    [pk] = schedule(1, queue="gone")
+    run("delayq_restore")
+    assert redis_client.zcard("{delayq:gone}:delayed") == 1
+    Message._base_manager.filter(pk=pk).delete()
+    ran = run("delayq_verify", "--queue", "gone", "--json")
+    assert (ran.code, ran.json["queues"]["gone"]["extra"]) == (3, 1)
+    assert run("delayq_verify", "--queue", "gone", "--fix").code == 0
+    assert run("delayq_verify", "--queue", "gone").code == 2
+
+
 def test_all_ids_are_missing_after_a_flush(redis_client: redis.Redis) -> None:
     ids = schedule(5)
     run("delayq_restore")

@@ -38,6 +38,13 @@ class Command(common.DelayqCommand):
         found: dict[str, Mismatches] = {}
         try:
             restore.writable_server(broker)
+            for queue in options["queue"]:
+                if not consistency.is_known(using, broker, queue):
+                    raise CommandError(
+                        f"There is no queue {queue}: neither the record nor Redis has a message to deliver in it, "
+                        "and no setting or handler names it.",
+                        returncode=common.USAGE,
+                    )
             for queue in options["queue"] or restore.queues(using):
                 found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run(bar)
         finally:
