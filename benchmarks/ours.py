@@ -89,14 +89,14 @@ def choose(name: str) -> None:
 def send(payload: dict[str, Any], due: float | None) -> None:
     from django_delayq import schedule_message
 
-    schedule_message(topic, payload, due=_datetime(due))
+    schedule_message(topic, payload, due_at=_datetime(due))
 
 
 def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
     from django_delayq import schedule_messages
 
     at = _datetime(due)
-    schedule_messages({"topic": topic, "payload": payload, "due": at} for payload in payloads)
+    schedule_messages({"topic": topic, "payload": payload, "due_at": at} for payload in payloads)
 
 
 def inside() -> AbstractContextManager[Any]:
@@ -148,7 +148,7 @@ def urgent(number: int, due: float) -> None:
     from benchmarks.peers.adapter_process import payload
     from django_delayq import schedule_message
 
-    schedule_message(topic, payload(number, due), due=_datetime(due), priority=100)
+    schedule_message(topic, payload(number, due), due_at=_datetime(due), priority=100)
 
 
 def workers() -> int:

@@ -73,7 +73,7 @@ def _parts() -> list[Part]:
     fields = {"topic": "bench.mark", "payload": PAYLOAD, "due_at": due}
 
     def schedule() -> object:
-        return schedule_message("bench.mark", PAYLOAD, due=due)
+        return schedule_message("bench.mark", PAYLOAD, due_at=due)
 
     postgres_alone.setup()
     raw = postgres_alone.connection()

@@ -32,12 +32,12 @@ from .verdicts import Verdict
 class Times:
     """The due times that an action gives to its messages. Cancel and purge give none.
 
-    The new due time is ``due``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it is
-    now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages are
+    The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
+    is now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages are
     distributed evenly over that time, which begins ``begin`` later, in the order of their ids.
     """
 
-    due: datetime | None = None
+    due_at: datetime | None = None
     delay: timedelta | None = None
     shift: timedelta | None = None
     spread: timedelta = NO_TIME
@@ -91,7 +91,7 @@ def _reschedule(using: str, ids: Sequence[int], times: Times, reason: str) -> li
     return transitions.reschedule(
         using,
         ids,
-        due=times.due,
+        due_at=times.due_at,
         delay=times.delay or NO_TIME,
         shift=times.shift,
         spread=times.spread,
@@ -221,7 +221,7 @@ def cancel_message(
 def reschedule_message(
     target: Target | None = ...,
     *,
-    due: datetime | None = ...,
+    due_at: datetime | None = ...,
     delay: Duration | None = ...,
     topic: str = ...,
     key: str | None = ...,
@@ -232,7 +232,7 @@ def reschedule_message(
 def reschedule_message(
     target: QuerySet[Message],
     *,
-    due: datetime | None = ...,
+    due_at: datetime | None = ...,
     delay: Duration | None = ...,
     reason: str = ...,
     using: str | None = ...,
@@ -240,23 +240,23 @@ def reschedule_message(
 def reschedule_message(
     target: Target | QuerySet[Message] | None = None,
     *,
-    due: datetime | None = None,
+    due_at: datetime | None = None,
     delay: Duration | None = None,
     topic: str = "",
     key: str | None = None,
     reason: str = "",
     using: str | None = None,
 ) -> Answer | Counter[Verdict]:
-    """Give a scheduled message another due time: ``due``, or ``delay`` from now. Targets as in ``cancel_message``.
+    """Give a scheduled message another due time: ``due_at``, or ``delay`` from now. Targets as in ``cancel_message``.
 
     Answers RESCHEDULED, TOO_LATE (it runs or is finished: ``answer.state``) or NOT_FOUND. The time of expiry moves by
     as much. Raises ``InvalidMessage`` for an impossible time.
     """
-    if (due is None) == (delay is None):
-        raise InvalidMessage("reschedule_message needs either due or delay")
-    at = None if due is None else validation.due(due)
+    if (due_at is None) == (delay is None):
+        raise InvalidMessage("reschedule_message needs either due_at or delay")
+    at = None if due_at is None else validation.due(due_at)
     wait = NO_TIME if delay is None else validation.delay(delay)
-    return _apply(RESCHEDULE, target, topic, key, using, times=Times(due=at, delay=wait), reason=reason)
+    return _apply(RESCHEDULE, target, topic, key, using, times=Times(due_at=at, delay=wait), reason=reason)
 
 
 @overload

@@ -48,7 +48,7 @@ def pause_queue(
     if until is not None and duration is not None:
         raise InvalidMessage("give until or duration, not both")
     if until is not None:
-        until = validation.due(until)
+        until = validation.due(until, "until")
     lasting = None if duration is None else validation.delay(duration)
     using = using or router.db_for_write(Message)
     queue = _pause(using, name, until, lasting, storable(reason))

@@ -33,7 +33,7 @@ class Delivered(Protocol):
     priority: int
     payload: Any
     headers: dict[str, Any]
-    due: datetime
+    due_at: datetime
     attempt: int
     deliveries: int
 

@@ -51,7 +51,7 @@ def schedule_message(
     payload: Any = None,
     *,
     delay: Duration | None = None,
-    due: datetime | None = None,
+    due_at: datetime | None = None,
     queue: str | None = None,
     priority: int = 0,
     key: str | None = None,
@@ -67,7 +67,7 @@ def schedule_message(
     The row is written in the caller's transaction: the message exists exactly when that commits. It is delivered at
     least once and never before its due time, whatever happens to Redis.
 
-    ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due`` (an aware
+    ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due_at`` (an aware
     datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
     ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100; among due messages the greater one goes first. ``key``: at
     most one live message per topic and key; ``on_conflict`` chooses the fate of a second one ("error", "keep",
@@ -83,7 +83,9 @@ def schedule_message(
 
         schedule_message("orders.close", {"order": order.pk}, delay="15m", key=str(order.pk))
     """
-    new = _checked(topic, payload, delay, due, queue, priority, key, expires, max_attempts, retry, headers, on_conflict)
+    new = _checked(
+        topic, payload, delay, due_at, queue, priority, key, expires, max_attempts, retry, headers, on_conflict
+    )
     using = using or router.db_for_write(Message)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
     publisher.get(using)
@@ -156,7 +158,7 @@ def _checked(
     topic: str,
     payload: Any = None,
     delay: Duration | None = None,
-    due: datetime | None = None,
+    due_at: datetime | None = None,
     queue: str | None = None,
     priority: int = 0,
     key: str | None = None,
@@ -168,8 +170,8 @@ def _checked(
 ) -> NewMessage:
     """Check all arguments of ``schedule_message`` before anything is written."""
     topic = validation.topic(topic)
-    if delay is not None and due is not None:
-        raise InvalidMessage("give delay or due, not both")
+    if delay is not None and due_at is not None:
+        raise InvalidMessage("give delay or due_at, not both")
     return NewMessage(
         topic,
         validation.queue(registry.default_queue(topic) if queue is None else queue),
@@ -177,7 +179,7 @@ def _checked(
         validation.headers(headers),
         validation.key(key),
         validation.priority(priority),
-        None if due is None else validation.due(due),
+        None if due_at is None else validation.due(due_at),
         _NONE if delay is None else validation.delay(delay),
         validation.expires(expires),
         None if retry is None else _stored_policy(retry),

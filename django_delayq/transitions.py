@@ -110,7 +110,7 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
             return TOO_LATE
-        due = ceil_tenth(new.due or at + new.delay)
+        due = ceil_tenth(new.due_at or at + new.delay)
         values = {
             "queue": new.queue,
             "priority": new.priority,
@@ -134,7 +134,7 @@ def debounce(using: str, message_id: int, new: NewMessage, *, actor: str) -> Ans
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
             return TOO_LATE
-        due = max(ceil_tenth(new.due or at + new.delay), message.due_at)
+        due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at)
         return Decision(State.SCHEDULED, _moved_due(message, due), "debounced", Verdict.RESCHEDULED)
 
     answers = _answers(using, [message_id], decide, actor)
@@ -459,7 +459,7 @@ def reschedule(
     using: str,
     ids: Sequence[int],
     *,
-    due: datetime | None = None,
+    due_at: datetime | None = None,
     delay: timedelta = NO_TIME,
     shift: timedelta | None = None,
     spread: timedelta = NO_TIME,
@@ -468,7 +468,7 @@ def reschedule(
     reason: str = "",
     actor: str | None = None,
 ) -> list[Answer]:
-    """Move the due time of scheduled messages: to ``due``, or ``delay`` from now; ``spread`` evenly over a time.
+    """Move the due time of scheduled messages: to ``due_at``, or ``delay`` from now; ``spread`` evenly over a time.
 
     The time ``spread`` begins ``begin`` after that. With ``shift`` each moves by that much from its own due time, but
     not to before now. With ``overdue_since`` only messages that were due by then move: a message that was rescheduled
@@ -479,7 +479,7 @@ def reschedule(
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_scheduled(message, overdue_since):
             return TOO_LATE
-        start = due or at + delay
+        start = due_at or at + delay
         if shift is not None:
             start = min(max(message.due_at + shift, at), at + FARTHEST)
         moment = ceil_tenth(start + shares(message))

@@ -80,23 +80,23 @@ def delay(value: Duration) -> timedelta:
     return timedelta(seconds=span)
 
 
-def due(value: Any) -> datetime:
+def due(value: Any, what: str = "due_at") -> datetime:
     """Check a due time: an aware datetime, not in the past, at most 100 years ahead. Return it in UTC.
 
     In UTC no change to or from summer time affects the times that are computed from it later (rounding, expiry).
     """
     if not isinstance(value, datetime):
-        raise InvalidMessage(f"due must be an aware datetime, not {_shown(value)}")
+        raise InvalidMessage(f"{what} must be an aware datetime, not {_shown(value)}")
     if value.tzinfo is not UTC and (value.tzinfo is None or value.utcoffset() is None):
-        raise InvalidMessage("due has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
+        raise InvalidMessage(f"{what} has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
     try:
         ahead = value - datetime.now(UTC)
     except OverflowError:
-        raise InvalidMessage(f"due is out of range: {_shown(value)}") from None
+        raise InvalidMessage(f"{what} is out of range: {_shown(value)}") from None
     if ahead > FARTHEST:
-        raise InvalidMessage("due is more than 100 years ahead")
+        raise InvalidMessage(f"{what} is more than 100 years ahead")
     if ahead < -PAST_TOLERANCE:
-        raise InvalidMessage(f"due is in the past: {value.isoformat()}")
+        raise InvalidMessage(f"{what} is in the past: {value.isoformat()}")
     return value if value.tzinfo is UTC else value.astimezone(UTC)
 
 
@@ -106,7 +106,9 @@ def expires(value: Duration | None) -> timedelta | None:
         return None
     span = _seconds("expires", value)
     if not 0 < span <= FARTHEST.total_seconds():
-        raise InvalidMessage(f"expires must be more than 0 and at most 100 years after due, not {_shown(value)}")
+        raise InvalidMessage(
+            f"expires must be more than 0 and at most 100 years after the due time, not {_shown(value)}"
+        )
     return timedelta(seconds=span)
 
 

@@ -381,7 +381,7 @@ class Restore:
         answers = transitions.reschedule(
             self.using,
             ids,
-            due=self._began + self.spread * min(1.0, self._done / total),
+            due_at=self._began + self.spread * min(1.0, self._done / total),
             spread=self.spread * len(ids) / total,
             overdue_since=self._cutoff,
             reason="spread by a restore: overdue",

@@ -38,7 +38,7 @@ class Portable:
         now = self.now()
         log = []
         for one in new:
-            due = ceil_tenth(one.due or now + one.delay)
+            due = ceil_tenth(one.due_at or now + one.delay)
             message = Message(
                 topic=one.topic,
                 queue=one.queue,

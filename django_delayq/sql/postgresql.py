@@ -370,7 +370,7 @@ class PostgreSQL:
                 "priority": new.priority,
                 "payload": new.payload,
                 "headers": new.headers,
-                "due": new.due,
+                "due": new.due_at,
                 "delay": span_us(new.delay),
                 "expires": None if new.expires is None else span_us(new.expires),
                 "retry": new.retry,
@@ -400,7 +400,7 @@ class PostgreSQL:
             rows = []
             rest = f"{now.isoformat()}\tscheduled\t0\t0\t0\t0\t1\t\tf\n"
             for number, message in zip(ids, new, strict=True):
-                due = ceil_tenth(message.due or now + message.delay)
+                due = ceil_tenth(message.due_at or now + message.delay)
                 rows.append(_copied(number, message, due) + rest)
                 if len(rows) == ROWS_PER_WRITE:
                     copy.write("".join(rows))

@@ -17,7 +17,7 @@ def decoded(text: str) -> Any:
 
 
 class NewMessage(NamedTuple):
-    """A checked message that is not written yet. ``due`` wins over ``delay``; JSON columns are text."""
+    """A checked message that is not written yet. ``due_at`` wins over ``delay``; JSON columns are text."""
 
     topic: str
     queue: str
@@ -25,7 +25,7 @@ class NewMessage(NamedTuple):
     headers: str
     key: str | None
     priority: int
-    due: datetime | None
+    due_at: datetime | None
     delay: timedelta
     expires: timedelta | None
     retry: str | None

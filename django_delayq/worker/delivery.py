@@ -52,7 +52,7 @@ class Delivery:
         "claimed",
         "claimed_mono",
         "deliveries",
-        "due",
+        "due_at",
         "due_mono",
         "handler",
         "headers",
@@ -80,7 +80,7 @@ class Delivery:
         self.priority = claimed.priority
         self.payload = claimed.payload
         self.headers = claimed.headers
-        self.due = claimed.due_at
+        self.due_at = claimed.due_at
         self.attempt = claimed.attempts + 1
         self.deliveries = claimed.deliveries
         self.claimed = claimed
@@ -164,7 +164,7 @@ class Delivery:
         """The seconds from the due time to the claim, by the record's clock; if claimed ahead, to the start."""
         if self.due_mono > self.claimed_mono:
             return max(0.0, (self.started_mono or time.monotonic()) - self.due_mono)
-        return max(0.0, (self.claimed.claimed_at - self.due).total_seconds())
+        return max(0.0, (self.claimed.claimed_at - self.due_at).total_seconds())
 
     @property
     def overtime(self) -> float | None:

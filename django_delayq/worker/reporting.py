@@ -73,7 +73,7 @@ def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Move
     elif moved.after == State.CANCELLED:
         log_event(logging.INFO, "cancelled", delivery)
     elif failure.counts:
-        log_event(logging.WARNING, "retried", delivery, due=moved.due_at, error=error)
+        log_event(logging.WARNING, "retried", delivery, due_at=moved.due_at, error=error)
         signals.emit(
             signals.message_retried,
             Message,

@@ -54,7 +54,7 @@ def schedule(number: int) -> None:
     """Create messages that fall due at the same moment."""
     due = ago(minutes=-30)
     for _ in range(number):
-        schedule_message(samples.TOPIC, due=due)
+        schedule_message(samples.TOPIC, due_at=due)
 
 
 @pytest.fixture(autouse=True)

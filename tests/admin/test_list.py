@@ -50,7 +50,7 @@ def test_the_list_shows_what_is_live_soonest_first(viewer: Client) -> None:
 
 def test_messages_due_at_the_same_moment_have_an_order_and_none_is_lost_between_pages(viewer: Client) -> None:
     due = now(samples.DB) + timedelta(hours=1)
-    made = [message.pk for message in samples.many(60, delay=None, due=due)]
+    made = [message.pk for message in samples.many(60, delay=None, due_at=due)]
     assert listed(viewer) + listed(viewer, p=2) == made
 
 
@@ -94,7 +94,7 @@ def test_the_queues_are_merged_in_the_order_of_their_due_times(viewer: Client) -
     made = []
     for number in range(12):
         queue = ("a", "b", "default")[number % 3]
-        made.append(samples.scheduled(delay=None, due=due + timedelta(seconds=number // 7), queue=queue).pk)
+        made.append(samples.scheduled(delay=None, due_at=due + timedelta(seconds=number // 7), queue=queue).pk)
     running = samples.running(queue="b")
     assert [pk for page in (1, 2, 3) for pk in listed(viewer, p=page)] == [running.pk, *made]
     assert listed(viewer, state="scheduled", p=2) == made[5:10]

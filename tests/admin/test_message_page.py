@@ -391,7 +391,7 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
         {"n": 2**63 - 1, "ok": True, "none": None, "token": payload.MASK, "text": "a'b"},
     )
     assert options == {
-        "due": message.due_at,
+        "due_at": message.due_at,
         "key": "order-1",
         "queue": "mails",
         "priority": 5,

@@ -36,7 +36,7 @@ def new_message(*, due_in: float, priority: int, queue: str, topic: str) -> NewM
         headers="{}",
         key=None,
         priority=priority,
-        due=timezone.now() + timedelta(seconds=due_in),
+        due_at=timezone.now() + timedelta(seconds=due_in),
         delay=timedelta(0),
         expires=None,
         retry=None,

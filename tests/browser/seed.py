@@ -53,7 +53,7 @@ def _scheduled() -> Message:
         {
             "topic": ("orders.remind", "mail.send", LONG)[number % 3],
             "queue": ("default", "mail", "reports")[number % 3],
-            "due": now + timedelta(minutes=2 * number),
+            "due_at": now + timedelta(minutes=2 * number),
             "payload": {"order": {"id": 1000 + number}, "token": "secret", "note": "wait " * (number % 9)},
             "key": f"order-{number}",
         }

@@ -52,7 +52,7 @@ def schedule(number: int = 1, *, due: float = 60.0, **more: Any) -> list[int]:
     """Schedule messages: the first is due in ``due`` seconds, each of the others a millisecond after the one before."""
     now = timezone.now()
     given = [
-        {"topic": "t.ok", "due": now + timedelta(seconds=max(due, -50), milliseconds=place), **more}
+        {"topic": "t.ok", "due_at": now + timedelta(seconds=max(due, -50), milliseconds=place), **more}
         for place in range(number)
     ]
     ids = [message.pk for message in schedule_messages(given)]

@@ -139,7 +139,7 @@ def test_a_due_time_ahead_is_kept_to_the_millisecond_and_never_early(horizon: re
     offset = due.utcoffset()
     assert offset is not None
     meant = (due.replace(tzinfo=None) - offset).replace(tzinfo=UTC)
-    row = read(schedule_message("c.due", due=due, expires="1h"))
+    row = read(schedule_message("c.due", due_at=due, expires="1h"))
     assert timedelta(0) <= row.due_at - meant < TENTH
     assert row.due_at.microsecond % 100 == 0
     assert row.expires_at == row.due_at + timedelta(hours=1)
@@ -147,7 +147,7 @@ def test_a_due_time_ahead_is_kept_to_the_millisecond_and_never_early(horizon: re
     if to_tenths(meant) <= 2**46:
         assert score is not None
         assert from_tenths(int(score)) == row.due_at
-    assert reschedule_message(row, due=due)
+    assert reschedule_message(row, due_at=due)
     assert read(row).due_at == row.due_at
 
 
@@ -155,12 +155,12 @@ def test_a_due_time_ahead_is_kept_to_the_millisecond_and_never_early(horizon: re
 @given(due=anywhen | st.dates() | st.floats() | st.text(max_size=5))
 def test_any_other_due_time_is_kept_or_refused_whole(horizon: redis.Redis, due: Any) -> None:
     with refused_whole(horizon):
-        row = read(schedule_message("c.due", due=due))
+        row = read(schedule_message("c.due", due_at=due))
         assert row.due_at > datetime.now(UTC) - timedelta(minutes=2)
         assert row.due_at < datetime.now(UTC) + timedelta(days=36_526)
     message = schedule_message("c.due", delay="1d")
     with refused_whole(horizon):
-        reschedule_message(message, due=due)
+        reschedule_message(message, due_at=due)
 
 
 durations = (
@@ -269,7 +269,7 @@ options = {
     "topic": wild_text | weird,
     "payload": weird,
     "delay": durations | weird,
-    "due": anywhen | weird,
+    "due_at": anywhen | weird,
     "queue": wild_text | weird,
     "priority": st.integers(-110, 110) | weird,
     "key": wild_text | weird,
@@ -288,7 +288,7 @@ def test_each_argument_is_stored_as_given_or_refused_whole(
 ) -> None:
     value = data.draw(options[name])
     arguments: dict[str, Any] = {"topic": "c.one", "delay": 3600, name: value}
-    if name == "due":
+    if name == "due_at":
         del arguments["delay"]
     with refused_whole(horizon):
         message = read(schedule_message(**arguments))

@@ -24,7 +24,7 @@ def overdue(count: int) -> list[int]:
     """Schedule messages, each overdue longer than the one before. Return their ids, the longest overdue first."""
     now = timezone.now()
     messages = [
-        {"topic": "t.effect", "due": now - timedelta(milliseconds=10 * number)} for number in range(1, count + 1)
+        {"topic": "t.effect", "due_at": now - timedelta(milliseconds=10 * number)} for number in range(1, count + 1)
     ]
     ids = [message.pk for message in schedule_messages(messages)]
     return ids[::-1]

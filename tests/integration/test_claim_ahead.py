@@ -46,7 +46,7 @@ def consumer(redis_client: redis.Redis, assembled: Assemble) -> Consumer:
 def due_in_an_hour(consumer: Consumer, number: int = 1) -> list[Message]:
     """Schedule messages that fall due together, and put them into Redis."""
     first = schedule_message("t.ok", delay=timedelta(hours=1))
-    messages = [first, *(schedule_message("t.ok", due=first.due_at) for _number in range(1, number))]
+    messages = [first, *(schedule_message("t.ok", due_at=first.due_at) for _number in range(1, number))]
     broker = consumer.brokers.redis
     assert isinstance(broker, RedisBroker)
     places = keys("delayq", QUEUE)

@@ -55,7 +55,8 @@ def due(number: int = 1, *, priority: int = 0, topic: str = "t.effect", queue: s
     """Schedule messages that are due already."""
     payload = {"seconds": 0.02}
     return schedule_messages(
-        {"topic": topic, "payload": payload, "queue": queue, "priority": priority, "due": ago(1)} for _ in range(number)
+        {"topic": topic, "payload": payload, "queue": queue, "priority": priority, "due_at": ago(1)}
+        for _ in range(number)
     )
 
 
@@ -167,7 +168,7 @@ def test_a_paused_message_can_be_cancelled_and_expires() -> None:
     pause_queue(QUEUE)
     (cancelled,) = due()
     assert cancel_message(cancelled)
-    late = schedule_message("t.effect", queue=QUEUE, due=ago(30), expires=1)
+    late = schedule_message("t.effect", queue=QUEUE, due_at=ago(30), expires=1)
     assert [moved.id for moved in transitions.expire(DB, actor="reaper")] == [late.pk]
 
 

@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     @rule(delay=st.integers(0, 60), transactional=st.booleans(), pushed=st.booleans())
     def schedule(self, delay: int, transactional: bool, pushed: bool) -> None:
         due = self.start + timedelta(seconds=self.elapsed + delay)
-        message = schedule_message(TOPIC, due=due)
+        message = schedule_message(TOPIC, due_at=due)
         self.fates[message.pk] = Fate(transactional)
         if pushed:
             self.announce(message.pk)
@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
     def reschedule(self, number: int, delay: int, pushed: bool) -> None:
         pk = self.pick(number)
         due = self.start + timedelta(seconds=self.elapsed + delay)
-        if transitions.reschedule("default", [pk], due=due)[0] and pushed:
+        if transitions.reschedule("default", [pk], due_at=due)[0] and pushed:
             self.announce(pk)
 
     @rule(number=st.integers(0, 5), pushed=st.booleans())

@@ -71,7 +71,7 @@ def test_no_message_around_the_horizon_is_left_out_by_all(loader: Loader, redis_
     def schedule() -> None:
         # Around the place where a loader sets the next horizon, and where it has set the last one.
         near = HORIZON + random.uniform(-0.5, 3 * MARGIN)
-        schedule_message("t.ok", due=timezone.now() + timedelta(seconds=near))
+        schedule_message("t.ok", due_at=timezone.now() + timedelta(seconds=near))
         schedule_messages({"topic": "t.ok", "delay": HORIZON + random.uniform(-3.0, 1.0)} for _ in range(3))
 
     threads = [in_thread(load, over), *(in_thread(schedule, over) for _ in range(2))]

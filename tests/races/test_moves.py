@@ -39,7 +39,7 @@ def rounds() -> range:
 
 def due_message(**options: Any) -> Message:
     """Schedule a message that is surely due: "now" is rounded up, and would lose every race against a claim."""
-    return schedule_message("t.ok", due=timezone.now() - timedelta(seconds=1), **options)
+    return schedule_message("t.ok", due_at=timezone.now() - timedelta(seconds=1), **options)
 
 
 def claim(*messages: Message, worker: str = "w1", lease: float = 60.0) -> list[Claimed]:
@@ -94,7 +94,7 @@ def test_a_reschedule_against_a_claim_has_one_winner(together: Together) -> None
         message = due_message()
         later = timezone.now() + timedelta(hours=1)
         answer, claimed = together(
-            lambda m=message, at=later: reschedule_message(m, due=at), lambda m=message: claim(m)
+            lambda m=message, at=later: reschedule_message(m, due_at=at), lambda m=message: claim(m)
         )
         assert bool(answer) != bool(claimed)
         now = fresh(message)

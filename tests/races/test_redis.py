@@ -60,7 +60,7 @@ def fill(broker: RedisBroker) -> None:
 
 def due(number: int) -> list[Message]:
     past = timezone.now() - timedelta(seconds=1)
-    return schedule_messages({"topic": "t.ok", "due": past} for _ in range(number))
+    return schedule_messages({"topic": "t.ok", "due_at": past} for _ in range(number))
 
 
 def test_two_fills_against_two_consumers_start_each_message_once(

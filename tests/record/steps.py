@@ -29,7 +29,7 @@ def ago(seconds: float = 1.0) -> Any:
 
 def due(payload: Any = None, **options: Any) -> Message:
     """Schedule a message that is due already."""
-    return schedule_message(TOPIC, payload, **{"due": ago(), **options})
+    return schedule_message(TOPIC, payload, **{"due_at": ago(), **options})
 
 
 def later(payload: Any = None, **options: Any) -> Message:
@@ -68,7 +68,7 @@ def bring(state: State, **options: Any) -> int:
     if state == State.SCHEDULED:
         return due(**options).pk
     if state == State.EXPIRED:
-        id_ = due(due=ago(30), expires=1, **options).pk
+        id_ = due(due_at=ago(30), expires=1, **options).pk
         assert id_ in [moved.id for moved in transitions.expire("default", actor="janitor")]
         return id_
     if state == State.CANCELLED:

@@ -102,7 +102,7 @@ def test_a_cancel_and_a_claim_at_once_have_one_winner() -> None:
 def test_a_rescheduled_message_is_due_anew_and_keeps_its_time_to_live() -> None:
     id_ = later(expires="1h").pk
     moment = datetime(2050, 1, 1, 12, tzinfo=UTC)
-    assert reschedule_message(id_, due=moment).verdict == Verdict.RESCHEDULED
+    assert reschedule_message(id_, due_at=moment).verdict == Verdict.RESCHEDULED
     row = message(id_)
     assert row.due_at == moment
     assert row.expires_at == moment + timedelta(hours=1)
@@ -121,9 +121,9 @@ def test_a_delay_counts_from_now_on_the_databases_clock() -> None:
     "times",
     [
         {},
-        {"due": datetime(2050, 1, 1, tzinfo=UTC), "delay": 5},
+        {"due_at": datetime(2050, 1, 1, tzinfo=UTC), "delay": 5},
         {"delay": -1},
-        {"due": datetime(2020, 1, 1, tzinfo=UTC)},
+        {"due_at": datetime(2020, 1, 1, tzinfo=UTC)},
     ],
     ids=["none", "both", "negative", "past"],
 )
@@ -376,7 +376,7 @@ def test_a_queryset_of_another_database_is_worked_off_there() -> None:
 def test_a_batch_spread_over_a_time_keeps_its_order_and_everything_else(count: int) -> None:
     ids = [later(number, priority=number % 7, expires="1h" if number % 2 else None).pk for number in range(count)]
     moment = datetime(2050, 1, 1, tzinfo=UTC)
-    answers = transitions.reschedule("default", ids, due=moment, spread=timedelta(seconds=2 * count))
+    answers = transitions.reschedule("default", ids, due_at=moment, spread=timedelta(seconds=2 * count))
     assert all(answers)
     for number, id_ in enumerate(ids):
         row = message(id_)

@@ -98,15 +98,15 @@ def test_claimed_rows_come_in_the_order_of_their_tickets() -> None:
 
 
 def test_a_message_moved_to_later_than_it_became_ready_is_not_claimed() -> None:
-    id_ = due(due=ago(20)).pk
+    id_ = due(due_at=ago(20)).pk
     ready_tenths = to_tenths(ago(10))
-    reschedule_message(id_, due=ago(5))
+    reschedule_message(id_, due_at=ago(5))
     assert transitions.claim("default", [Ticket(id_, ready_tenths)], LEASES, "w") == []
     assert [row.id for row in claim(id_)] == [id_]
 
 
 def test_a_message_past_its_expiry_is_not_claimed() -> None:
-    gone, still = due(due=ago(30), expires=10).pk, due(due=ago(30), expires=60).pk
+    gone, still = due(due_at=ago(30), expires=10).pk, due(due_at=ago(30), expires=60).pk
     assert [row.id for row in claim(gone, still)] == [still]
 
 
@@ -125,7 +125,7 @@ def test_unknown_ids_and_ids_given_twice_are_ignored() -> None:
 
 
 def test_the_log_of_a_claim_separates_waiting_in_redis_from_lateness() -> None:
-    timed, queried = due(due=ago(20)).pk, due(due=ago(20)).pk
+    timed, queried = due(due_at=ago(20)).pk, due(due_at=ago(20)).pk
     ready_tenths = to_tenths(ago(3))
     transitions.claim("default", [Ticket(timed, ready_tenths)], LEASES, "a")
     claim(queried)
@@ -409,7 +409,7 @@ def test_a_requeue_excuses_the_crashes_and_counts_the_attempts_anew() -> None:
     id_ = due().pk
     assert [crash(id_, 2) for _ in range(2)][-1] == State.DEAD
     assert requeue_message(id_)
-    reschedule_message(id_, due=ago())
+    reschedule_message(id_, due_at=ago())
     now = message(id_)
     assert (now.attempts, now.crashes, now.deliveries) == (0, 0, 2)
     assert crash(id_, 2) == State.SCHEDULED
@@ -452,9 +452,9 @@ def test_an_ordered_shutdown_counts_as_no_crash() -> None:
 
 
 def test_a_message_past_its_expiry_expires_and_no_other() -> None:
-    gone = due(due=ago(30), expires=10).pk
-    still, forever = due(due=ago(30), expires=60).pk, due(due=ago(30)).pk
-    running = due(due=ago(30), expires=31).pk
+    gone = due(due_at=ago(30), expires=10).pk
+    still, forever = due(due_at=ago(30), expires=60).pk, due(due_at=ago(30)).pk
+    running = due(due_at=ago(30), expires=31).pk
     claim(running)
     Message._base_manager.filter(pk=running).update(expires_at=ago())
     assert [moved.id for moved in transitions.expire("default", actor="janitor")] == [gone]
@@ -466,8 +466,8 @@ def test_a_message_past_its_expiry_expires_and_no_other() -> None:
 
 def test_the_due_rows_of_a_queue_come_best_priority_first() -> None:
     low, high = due(priority=-1).pk, due(priority=1).pk
-    older = due(priority=-1, due=ago(9)).pk
-    for other in ({"queue": "other"}, {"due": ago(30), "expires": 1}):
+    older = due(priority=-1, due_at=ago(9)).pk
+    for other in ({"queue": "other"}, {"due_at": ago(30), "expires": 1}):
         due(**other)
     later()
     found = transitions.due("default", "default", [TOPIC], 10)

@@ -182,7 +182,7 @@ def test_eight_transactions_with_one_key_make_one_message() -> None:
 def test_a_key_that_changes_hands_meanwhile_never_has_two_live_messages() -> None:
     def call(number: int) -> None:
         for _round in range(5):
-            row = due(key="k", on_conflict="keep", due=ago())
+            row = due(key="k", on_conflict="keep", due_at=ago())
             if number % 2:
                 cancel_message(row.pk)
             elif claim(row.pk):

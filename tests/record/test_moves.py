@@ -50,7 +50,7 @@ def doomed() -> int:
 
 
 def expiring() -> int:
-    return due(due=ago(30), expires=1).pk
+    return due(due_at=ago(30), expires=1).pk
 
 
 Prepare = Callable[[], int]
@@ -195,7 +195,7 @@ def test_the_log_of_a_long_life_shows_every_move_in_order() -> None:
     id_ = due().pk
     claim(id_, worker="a")
     fail(id_, 1, error="first", traceback="where")
-    reschedule_message(id_, due=ago(), reason="at once")
+    reschedule_message(id_, due_at=ago(), reason="at once")
     claim(id_, worker="b")
     fail(id_, 2, dead=True, error="second")
     requeue_message(id_, reason="fixed")

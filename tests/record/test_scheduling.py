@@ -105,15 +105,15 @@ def test_the_defaults_are_now_the_default_queue_and_no_key() -> None:
 def test_a_due_time_is_rounded_up_to_a_tenth_of_a_millisecond() -> None:
     moment = datetime(2050, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
     expected = datetime(2050, 1, 1, 0, 0, 0, 100, tzinfo=UTC)
-    many = schedule_messages([{"topic": TOPIC, "due": moment}, {"topic": TOPIC, "due": expected}])
-    for row in (schedule_message(TOPIC, due=moment), schedule_message(TOPIC, due=expected), *many):
+    many = schedule_messages([{"topic": TOPIC, "due_at": moment}, {"topic": TOPIC, "due_at": expected}])
+    for row in (schedule_message(TOPIC, due_at=moment), schedule_message(TOPIC, due_at=expected), *many):
         assert row.due_at == message(row.pk).due_at == expected
 
 
 def test_an_expiry_over_a_change_of_the_clocks_keeps_its_length() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     local = datetime(2050, 10, 30, 1, 30, tzinfo=berlin)
-    terms: dict[str, Any] = {"topic": TOPIC, "due": local, "expires": "2h"}
+    terms: dict[str, Any] = {"topic": TOPIC, "due_at": local, "expires": "2h"}
     for row in (schedule_message(**terms), *schedule_messages([terms])):
         stored = message(row.pk)
         assert stored.expires_at == row.expires_at
@@ -142,9 +142,9 @@ def test_a_policy_is_stored_as_json_and_a_function_is_refused() -> None:
 WRONG: dict[str, dict[str, Any]] = {
     "topic": {"topic": "two words"},
     "payload": {"payload": {1: 2}},
-    "both times": {"delay": 1, "due": datetime(2050, 1, 1, tzinfo=UTC)},
+    "both times": {"delay": 1, "due_at": datetime(2050, 1, 1, tzinfo=UTC)},
     "delay": {"delay": -1},
-    "due": {"due": datetime(2020, 1, 1, tzinfo=UTC)},
+    "due_at": {"due_at": datetime(2020, 1, 1, tzinfo=UTC)},
     "queue": {"queue": "a b"},
     "priority": {"priority": 101},
     "key": {"key": ""},
@@ -256,7 +256,7 @@ def same(stored: Any, given_: Any) -> bool:
 @given(good)
 def test_any_payload_that_is_accepted_is_stored_and_delivered_as_it_was(payload: Any) -> None:
     one = due(payload)
-    (many,) = schedule_messages([{"topic": TOPIC, "payload": payload, "due": one.due_at}])
+    (many,) = schedule_messages([{"topic": TOPIC, "payload": payload, "due_at": one.due_at}])
     for row in (one, many):
         assert same(row.payload, payload)
         assert same(message(row.pk).payload, payload)

@@ -86,7 +86,7 @@ def test_a_delay_and_a_time_to_live_of_days_are_exact(zone: str, schedule: Any, 
 @pytest.mark.parametrize("days", DAYS)
 def test_a_time_to_live_counts_from_a_due_time_in_any_zone(zone: str, schedule: Any, days: int) -> None:
     moment = (timezone.now() + timedelta(days=20)).astimezone(ZoneInfo(zone))
-    message = row(schedule(due=moment, expires=timedelta(days=days)).pk)
+    message = row(schedule(due_at=moment, expires=timedelta(days=days)).pk)
     assert message.expires_at is not None
     assert after(message.due_at, message.expires_at) == us(days)
 
@@ -130,7 +130,7 @@ def test_a_retry_in_days_is_due_in_so_many_seconds(zone: str, days: int) -> None
 
 @pytest.mark.parametrize("days", DAYS)
 def test_a_requeued_message_lives_as_long_as_before(zone: str, days: int) -> None:
-    pk = schedule_message(TOPIC, due=ago(), expires=timedelta(days=days)).pk
+    pk = schedule_message(TOPIC, due_at=ago(), expires=timedelta(days=days)).pk
     transitions.cancel("default", [pk])
     assert requeue_message(pk)
     message = row(pk)

@@ -73,9 +73,9 @@ class Producer:
         delay = round(self.spread * draw() ** 2, 3) if draw() < 0.9 else 0
         when: dict[str, Any] = {"delay": delay}
         if draw() < 0.5:
-            when = {"due": datetime.now(UTC) + timedelta(seconds=delay)}
+            when = {"due_at": datetime.now(UTC) + timedelta(seconds=delay)}
         # The due time that it asks for, not the one in the record: a delay counts from the call at the earliest.
-        due = when.get("due", datetime.now(UTC) + timedelta(seconds=delay))
+        due = when.get("due_at", datetime.now(UTC) + timedelta(seconds=delay))
         topic = "torture.hang" if kind == "hanging" else self.random.choice(TOPICS)
         message = schedule_message(
             topic, payload, key=key, on_conflict="keep", priority=self.random.choice((-10, 0, 0, 0, 10)), **when

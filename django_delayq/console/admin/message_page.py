@@ -267,7 +267,7 @@ def _call(message: Message) -> str:
     """Return the call that would schedule the same message, redacted."""
     content = pprint.pformat(payload.redacted(message.payload), sort_dicts=False, width=100)
     given = [repr(message.topic), content.replace("\n", "\n    ")]
-    given.append(f"due=datetime.fromisoformat({message.due_at.isoformat()!r})")
+    given.append(f"due_at=datetime.fromisoformat({message.due_at.isoformat()!r})")
     given.append(f"queue={message.queue!r}")
     if message.priority:
         given.append(f"priority={message.priority}")

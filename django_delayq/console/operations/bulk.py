@@ -157,7 +157,7 @@ class Reschedule(BulkAction, action=actions.RESCHEDULE):
             raise ValueError("reschedule needs either due or shift")
 
     def times(self) -> Times:
-        return Times(due=self.due, shift=self.shift, spread=self.spread)
+        return Times(due_at=self.due, shift=self.shift, spread=self.spread)
 
 
 @register
