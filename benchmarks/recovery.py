@@ -126,7 +126,7 @@ def flush(redis: RedisServer) -> None:
     with worker():
         scheduled = schedule_messages([{"topic": "bench.noop", "delay": 4 + i / 2500} for i in range(10_000)])
         client = redis_client.Redis.from_url(redis.url)
-        key = "{delayq:default}:delayed"
+        key = "{delayq}:default:delayed"
         until(lambda: client.zcard(key) == 10_000)
         client.flushall()
         reloaded = until(lambda: client.zcard(key) > 9_000)
@@ -240,7 +240,7 @@ def restore(redis_url: str, rows: int) -> Restored:
             [rows],
         )
         cursor.execute("ANALYZE delayq_message")
-    client, key = redis_client.Redis.from_url(redis_url), "{delayq:default}:delayed"
+    client, key = redis_client.Redis.from_url(redis_url), "{delayq}:default:delayed"
 
     def timed() -> tuple[float, float]:
         client.flushall()

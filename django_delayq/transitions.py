@@ -17,11 +17,11 @@ from django.db import IntegrityError, connections
 from django.db.models import Exists, OuterRef, Q
 
 from . import actors, failpoints
-from .clock import ceil_tenth
+from .clock import ceil_tenth, to_us
 from .models import Lease, Message, Transition, lease_is_over
 from .sql import statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved
-from .sql.rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
+from .sql.rows import BEGINNING, Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 from .states import LIVE, REQUEUEABLE, State
 from .validation import FARTHEST
@@ -178,6 +178,13 @@ def until_due(using: str, queue: str, topics: Iterable[str]) -> float | None:
     None: there is none, or the queue is paused.
     """
     return statements(using).until_due(queue, topics)
+
+
+def waits(using: str, queues: Sequence[str], topics: Sequence[str]) -> dict[str, float]:
+    """Return the seconds until the next message of each queue falls due; a queue without messages is left out."""
+    heads = statements(using).heads(queues, after=BEGINNING, end=None, limit=1, topics=topics)
+    now_us = to_us(now(using))
+    return {queue: (due_us - now_us) / 1_000_000 for queue, _id, due_us, _priority in heads}
 
 
 def claims_under_way(using: str) -> set[str]:

@@ -323,7 +323,7 @@ class Redis:
         if self.own:
             self.client.flushall()
             return "FLUSHALL"
-        for key in self.client.scan_iter(match=f"{{{self.prefix}:*"):
+        for key in self.client.scan_iter(match=f"{{{self.prefix}}}:*"):
             self.client.delete(key)
         return "the keys of this demo are deleted"
 

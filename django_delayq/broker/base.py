@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +14,8 @@ from ..sql.rows import Ticket
 
 # The most ids in one call to Redis, so that no call keeps others waiting for long.
 IDS_PER_CALL = 1000
+# A loader that claims more time than this is ignored, as in load.lua. Seconds.
+LONGEST_LEASE = 60
 
 
 class Entry(NamedTuple):
@@ -58,6 +60,8 @@ class Taken:
     left: int = 0
     next_due: float | None = None
     behind: bool = False
+    # Seconds from ``at`` until another queue needs a worker; None when no other queue has ids.
+    other_due: float | None = None
     # When the answer came (monotonic, seconds).
     at: float = field(default_factory=time.monotonic)
 
@@ -85,9 +89,36 @@ class Skew(NamedTuple):
         return isinstance(tenths, int) and self.least <= tenths <= self.most
 
 
+class DueQueue(NamedTuple):
+    """A queue with ids that are ready or fall due, and how many these are."""
+
+    name: str
+    ready: int
+    due: int
+
+
 @dataclass(frozen=True, slots=True)
-class QueueMeta:
-    """The meta of one queue in Redis, read at the time ``now_tenths`` by the broker's clock: see ``now_tenths``."""
+class DueQueues:
+    """Queues with ids that are ready or fall due, and how many more there are that were not counted.
+
+    ``next_due``: in how many seconds from ``at`` another queue has an id that falls due; None when none has.
+    """
+
+    queues: list[DueQueue] = field(default_factory=list)
+    more: int = 0
+    next_due: float | None = None
+    # When the answer came (monotonic, seconds).
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def wait(self) -> float | None:
+        """Seconds from now until an id of another queue falls due; None when none does."""
+        return None if self.next_due is None else max(0.0, self.at + self.next_due - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """The meta of all queues in Redis, read at the time ``now_tenths`` by the broker's clock."""
 
     now_tenths: int
     # Grows with each call of ``tick``. It goes back when Redis loads an old snapshot.
@@ -101,7 +132,15 @@ class QueueMeta:
     replid: str
     identity: str
     # By so many tenths the clock of the broker's server is corrected.
-    skew_tenths: int
+    skew_tenths: int = 0
+    # A process loads until then, if it does not end earlier; 0 when no process loads.
+    loader_until_tenths: int = 0
+
+    @property
+    def is_loading(self) -> bool:
+        """True while a process loads from the beginning."""
+        left = self.loader_until_tenths - self.now_tenths
+        return self.loaded_tenths is None and 0 < left <= LONGEST_LEASE * SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +219,21 @@ class Broker(Protocol):
         A broker that does not claim ahead leaves out ids that are not due yet.
         """
 
+    def due_queues(
+        self, queues: Sequence[str] | None, within: float = 0.0, *, first: str = "", enough: int | None = None
+    ) -> DueQueues:
+        """Find which of these queues (None: of all) have ids that are ready, or fall due within ``within`` seconds.
+
+        Queues that are given come in their order, others by name, the queue ``first`` before them. Those after
+        ``enough`` ids are not counted.
+        """
+
+    def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
+        """Take up to ``limit`` ids of the queues that ``due_queues`` found: an earlier queue goes before a later one.
+
+        A queue for which no room is left, and where no id falls due, is left out.
+        """
+
     def promote(self, queue: str) -> Taken:
         """Make ids ready that have fallen due, and take none of them."""
 
@@ -192,8 +246,11 @@ class Broker(Protocol):
     def exclusively(self) -> AbstractContextManager[object]:
         """Keep other processes from the ids that ``take`` returns until the block ends: they are claimed in it."""
 
-    def listen(self, queues: Sequence[str], timeout: float) -> bool:
-        """Sleep for up to ``timeout`` seconds; return whether a notification ended the sleep. ``wake`` ends it too."""
+    def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
+        """Sleep for up to ``timeout`` seconds; return whether a notification ended the sleep. ``wake`` ends it too.
+
+        None: listen to all queues that there are.
+        """
 
     def stop_listening(self) -> None:
         """Leave notifications to other processes until the next ``listen``."""
@@ -204,8 +261,11 @@ class Broker(Protocol):
     def wake(self) -> None:
         """End a ``listen`` in another thread of this process, or the next one."""
 
-    def notify(self, queue: str) -> None:
-        """End the ``listen`` of one process that listens to the queue, or the next one."""
+    def notify(self, queues: Sequence[str] | None) -> None:
+        """End the ``listen`` of one process for each of these queues, or the next one.
+
+        None: of one process that listens to all queues.
+        """
 
     def close(self) -> None:
         """Close all connections."""
@@ -227,21 +287,29 @@ class Index(Broker, Protocol):
     def flush(self) -> None:
         """Wait until Redis has answered all puts of ``put_nowait``. Raises the errors in the answers."""
 
-    def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
-        """Return the ids that ``put(fill=True)`` would put, of at most ``IDS_PER_CALL`` entries."""
+    def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
+        """Put ids of several queues as ``put(fill=True)`` does, in one round trip. At most ``IDS_PER_CALL`` a queue."""
 
-    def read_meta(self, queue: str) -> QueueMeta:
-        """Read the meta of a queue. Writes nothing."""
+    def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
+        """Return the ids of each queue that ``fill`` would put, of at most ``IDS_PER_CALL`` entries a queue."""
 
-    def tick(self, queue: str, skew: Skew | None = None) -> QueueMeta:
-        """Correct the broker's clock for a queue by a measured skew; count one more tick, and return its meta.
+    def read_meta(self) -> Meta:
+        """Read the meta. Writes nothing."""
 
-        Keys of the queue that are of another type are deleted.
+    def tick(self, skew: Skew | None = None) -> Meta:
+        """Correct the broker's clock by a measured skew; count one more tick, and return the meta.
+
+        Keys of all queues together that are of another type are deleted.
+        """
+
+    def mend(self, queues: Sequence[str]) -> bool:
+        """Delete the keys of these queues, and of those in the index, that are of another type. Return whether it did.
+
+        What was deleted is loaded again: see ``load``.
         """
 
     def load(
         self,
-        queue: str,
         *,
         ahead: float,
         worker: str,
@@ -251,16 +319,19 @@ class Index(Broker, Protocol):
         lost: bool,
         skew: Skew | None = None,
     ) -> tuple[int | None, int] | None:
-        """Begin to load a queue up to a horizon that is ``ahead`` seconds from now.
+        """Begin to load all queues up to a horizon that is ``ahead`` seconds from now.
 
         Returns the due tenth to begin at (None: at the beginning) and the due tenth of the horizon; or None while
-        another process loads, which keeps the right for ``lease`` seconds after its last sign of life. ``lost``: the
-        queue in Redis has lost ids. ``skew`` corrects the broker's clock. Raises ``ForeignBroker`` when the queue
-        belongs to another database.
+        another process loads, which keeps the right for ``lease`` seconds after its last sign of life. ``lost``:
+        Redis has lost ids. ``skew`` corrects the broker's clock. Raises ``ForeignBroker`` when Redis holds the ids of
+        another database.
         """
 
-    def loaded(self, queue: str, *, worker: str, upto_tenths: int, lease: float | None) -> bool:
-        """Record how far a load has come, or with lease None that it is done; return whether it is still valid."""
+    def loaded(self, *, worker: str, upto_tenths: int | None, lease: float | None) -> bool:
+        """Record how far a load has come, or with lease None that it is done; return whether it is still valid.
+
+        With ``upto_tenths`` None it has come no further: only the lease begins again, or ends.
+        """
 
     def server(self) -> ServerRun:
         """Ask the server for its identity and the identity of its present run."""
@@ -268,8 +339,8 @@ class Index(Broker, Protocol):
     def server_info(self) -> ServerInfo:
         """Ask the server about itself."""
 
-    def now_tenths(self, queue: str) -> int:
-        """Read the broker's clock: the clock of its server, corrected to the record's by the skew of the queue."""
+    def now_tenths(self) -> int:
+        """Read the broker's clock: the clock of its server, corrected to the record's by the skew."""
 
     def server_time(self) -> int:
         """Read the clock of the broker's server as it is, in microseconds since 1970."""

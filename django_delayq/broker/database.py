@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from .. import transitions
 from ..sql.rows import Ticket
-from .base import Entry, Put, Taken
+from .base import DueQueue, DueQueues, Entry, Put, Taken
 
 
 class DatabaseBroker:
@@ -45,8 +45,29 @@ class DatabaseBroker:
         if self._holding is not None:
             # The transaction begins when something is due: until then a take costs one query and no transaction.
             self._holding.enter_context(transitions.exclusively(self.using))
+            self._holding = None
         tickets = transitions.due(self.using, queue, topics, limit)
         return Taken(tickets, left=int(len(tickets) == limit))
+
+    def due_queues(
+        self, queues: Sequence[str] | None, within: float = 0.0, *, first: str = "", enough: int | None = None
+    ) -> DueQueues:
+        """Find the first message of each queue with one query. ``within`` is ignored, and no more is counted."""
+        found = transitions.queues(self.using) if queues is None else queues
+        found = sorted(found, key=lambda queue: (queue != first, queue)) if queues is None else found
+        if not found:
+            return DueQueues()
+        waits = transitions.waits(self.using, found, list(self.topics()))
+        due = [DueQueue(queue, 0, 1) for queue in found if waits.get(queue, 1.0) <= 0]
+        return DueQueues(due, 0, min((wait for wait in waits.values() if wait > 0), default=None))
+
+    def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
+        """Take from one queue after another."""
+        found = {}
+        for queue in due:
+            found[queue.name] = taken = self.take(queue.name, limit)
+            limit -= len(taken.tickets)
+        return found
 
     def promote(self, queue: str) -> Taken:
         """Do nothing: the due time of a row says whether it is ready."""
@@ -68,7 +89,7 @@ class DatabaseBroker:
             finally:
                 self._holding = None
 
-    def listen(self, queues: Sequence[str], timeout: float) -> bool:
+    def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
         """Sleep until the timeout or ``wake``; no other process can notify this one."""
         self._woken.wait(max(0.0, timeout))
         self._woken.clear()
@@ -84,7 +105,7 @@ class DatabaseBroker:
         """End a ``listen``, or the next one."""
         self._woken.set()
 
-    def notify(self, queue: str) -> None:
+    def notify(self, queues: Sequence[str] | None) -> None:
         """Do nothing: other processes poll."""
 
     def close(self) -> None:

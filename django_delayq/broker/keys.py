@@ -1,4 +1,4 @@
-"""The names of all Redis keys. One hash tag per queue puts the keys of a script into one slot."""
+"""The names of all Redis keys. They share one hash tag, since scripts work on several queues."""
 
 from __future__ import annotations
 
@@ -12,19 +12,33 @@ BAND = 2**45
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one queue."""
+    """The keys of one queue, and those that all queues share."""
 
     delayed: str  # sorted set: id → due tenth of a ms, plus the rank (0 best … 200 worst) in 256ths
     ready: str  # sorted set: id → rank × 2^45 + due tenth of a ms
-    meta: str  # hash: horizon, loaded, run_id, replid, identity, tick, skew, loader, loader_until
-    wake: str  # list: holds one token while a worker should take from this queue
+    wake: str  # list: holds one token while a worker that names its queues should take from this queue
+    queues: str  # of all queues; sorted set: queue → 0 while ids are ready, else the due tenth of its first delayed id
+    wake_all: str  # of all queues; list: holds one token while a worker that serves all queues should take
+    meta: str  # of all queues; hash: horizon, loaded, run_id, replid, identity, tick, skew, loader, loader_until
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue, which holds no colon."""
+        return self.delayed.rsplit(":", 2)[1]
 
 
 @cache
 def keys(namespace: str, queue: str) -> Keys:
     """Return the keys of a queue in a namespace."""
-    tag = f"{{{namespace}:{queue}}}"
-    return Keys(f"{tag}:delayed", f"{tag}:ready", f"{tag}:meta", f"{tag}:wake")
+    tag = f"{{{namespace}}}"
+    return Keys(
+        f"{tag}:{queue}:delayed",
+        f"{tag}:{queue}:ready",
+        f"{tag}:{queue}:wake",
+        f"{tag}:queues",
+        f"{tag}:wake",
+        f"{tag}:meta",
+    )
 
 
 def namespace(prefix: str, using: str) -> str:

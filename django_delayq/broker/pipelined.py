@@ -106,9 +106,12 @@ def _head(keys: Keys, identity: str, now: str | int, mode: str, in_full: bool) -
         ready=keys.ready,
         meta=keys.meta,
         wake=keys.wake,
+        queues=keys.queues,
+        wake_all=keys.wake_all,
         now=now,
         mode=mode,
         identity=identity,
+        queue=keys.queue,
     )
 
 

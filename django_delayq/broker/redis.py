@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, wraps
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import redis
 from django.db import Error as DatabaseError
+from redis.exceptions import NoScriptError
 
 from ..clock import SECOND, us_to_tenths
 from ..conf import Settings
@@ -19,17 +20,32 @@ from ..exceptions import BrokerFull, BrokerUnavailable, ClusterBroker, DelayqErr
 from ..sql.rows import Ticket
 from ..validation import PRIORITIES
 from . import scripts, server_info
-from .base import IDS_PER_CALL, Entry, Place, Put, QueueMeta, QueueSize, ServerInfo, ServerRun, Skew, Taken
+from .base import (
+    IDS_PER_CALL,
+    DueQueue,
+    DueQueues,
+    Entry,
+    Meta,
+    Place,
+    Put,
+    QueueSize,
+    ServerInfo,
+    ServerRun,
+    Skew,
+    Taken,
+)
 from .connection import connect
 from .keys import BAND, RANKS, Keys, keys, namespace
 from .listener import Listener
 from .pipelined import PipelinedConnections
 from .scripted import ScriptConnections
 
+# More ids than any queue has.
+MANY = 10**12
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
 # The fields that scripts/tick.lua returns after the time, and that ``read_meta`` reads, in this order.
-META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "skew")
+META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "skew", "loader_until")
 # The answers by which a Redis in cluster mode refuses keys.
 CLUSTER_ERRORS = (
     redis.exceptions.MovedError,
@@ -134,6 +150,10 @@ class RedisBroker:
         """Return the keys of a queue."""
         return keys(self.namespace, queue)
 
+    @property
+    def _meta_key(self) -> str:
+        return self.keys("").meta
+
     # --- Broker -------------------------------------------------------------------------------------------------------
 
     @_translated
@@ -143,23 +163,21 @@ class RedisBroker:
         total = Put()
         for start in range(0, len(entries), IDS_PER_CALL):
             rest = _flat(entries[start : start + IDS_PER_CALL])
-            word, put, present, beyond = scripts.load("put")(
+            answer = scripts.load("put")(
                 self.client,
                 delayed=k.delayed,
                 ready=k.ready,
                 meta=k.meta,
                 wake=k.wake,
+                queues=k.queues,
+                wake_all=k.wake_all,
                 now=self.now,
                 mode="fill" if fill else "set",
+                queue=queue,
                 identity=self.identity(),
                 rest=rest,
             )
-            if word == b"foreign":
-                raise ForeignBroker
-            if word == b"lost":
-                # There is no horizon yet. The loader, which runs in every worker, will find the rows.
-                beyond = len(rest) // 3
-            total += Put(put, present, beyond)
+            total += _put(answer, len(rest) // 3)
         return total
 
     @_translated
@@ -172,6 +190,8 @@ class RedisBroker:
                 delayed=k.delayed,
                 ready=k.ready,
                 meta=k.meta,
+                queues=k.queues,
+                queue=queue,
                 identity=self.identity(),
                 rest=ids[start : start + IDS_PER_CALL],
             )
@@ -181,34 +201,60 @@ class RedisBroker:
     @_translated
     def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
         """Take ids that are due, or fall due in a moment."""
+        return _taken(scripts.load("take")(self._scripted, **self._to_take(queue, limit, within)))
+
+    def _to_take(self, queue: str, limit: int, within: float) -> dict[str, Any]:
         k = self.keys(queue)
-        answer = scripts.load("take")(
+        return {
+            "delayed": k.delayed,
+            "ready": k.ready,
+            "meta": k.meta,
+            "wake": k.wake,
+            "queues": k.queues,
+            "wake_all": k.wake_all,
+            "now": self.now,
+            "limit": min(limit, IDS_PER_CALL),
+            "batch": IDS_PER_CALL,
+            "within": int(within * SECOND),
+            "queue": queue,
+            "identity": self.identity(),
+        }
+
+    @_translated
+    def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
+        """Take ids of several queues in one round trip."""
+        calls = {}
+        for queue, ready, falling_due in due:
+            share = min(limit, ready + falling_due)
+            limit -= share
+            if share or falling_due:
+                calls[queue] = self._to_take(queue, share, within)
+        answers = self._call_many("take", list(calls.values()))
+        return {queue: _taken(answer) for queue, answer in zip(calls, answers, strict=True)}
+
+    @_translated
+    def due_queues(
+        self, queues: Sequence[str] | None, within: float = 0.0, *, first: str = "", enough: int | None = None
+    ) -> DueQueues:
+        """Ask the index of queues."""
+        answer = scripts.load("due")(
             self._scripted,
-            delayed=k.delayed,
-            ready=k.ready,
-            meta=k.meta,
-            wake=k.wake,
+            meta=self._meta_key,
+            queues=self.keys("").queues,
             now=self.now,
-            limit=min(limit, IDS_PER_CALL),
-            batch=IDS_PER_CALL,
             within=int(within * SECOND),
-            identity=self.identity(),
+            enough=MANY if enough is None else enough,
+            before=first,
+            rest=queues or (),
         )
-        if answer[0] == b"foreign":
-            raise ForeignBroker
-        moved, left, next_due = answer[:3]
-        now_tenths = float(answer[3])
-        tickets = []
-        for i in range(4, len(answer), 2):
-            # Drop members and scores that are not ours: the database would refuse all ids together with them, and the
-            # sweep finds a message again whose score was no number.
-            score = _whole(answer[i + 1])
-            if score is None or not _is_id(answer[i]):
-                continue
-            rank, ready_tenths = divmod(score, BAND)
-            until = (ready_tenths - now_tenths) / SECOND
-            tickets.append(Ticket(int(answer[i]), ready_tenths, rank, until))
-        return Taken(tickets, left, float(next_due) / SECOND if next_due else None, moved == IDS_PER_CALL)
+        next_due, more = answer[:2]
+        found = [
+            DueQueue(name.decode(), ready, due)
+            for name, ready, due in zip(answer[2::3], answer[3::3], answer[4::3], strict=True)
+            # Other members are not ours.
+            if _is_queue(name)
+        ]
+        return DueQueues(found, more, float(next_due) / SECOND if next_due else None)
 
     def promote(self, queue: str) -> Taken:
         """Make ids ready that have fallen due."""
@@ -217,36 +263,49 @@ class RedisBroker:
     @_translated
     def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
         """Put taken ids back with another due time."""
-        k = self.keys(queue)
-        due_tenths = self.now_tenths(queue) + int(seconds * SECOND)
-        self.client.zadd(k.delayed, {str(ticket.id): due_tenths + ticket.rank / RANKS for ticket in tickets})
+        due_tenths = self.now_tenths() + int(seconds * SECOND)
+        self._put_back(queue, [(ticket.id, due_tenths + ticket.rank / RANKS, "") for ticket in tickets])
 
     @_translated
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
         """Put taken ids back into their former places."""
-        k = self.keys(queue)
-        ready, delayed = {}, {}
+        places: list[tuple[int, float | str, float | str]] = []
         for ticket in tickets:
             if not ticket.ready_tenths:
                 continue
             if ticket.until > 0:
-                delayed[str(ticket.id)] = ticket.ready_tenths + ticket.rank / RANKS
+                places.append((ticket.id, ticket.ready_tenths + ticket.rank / RANKS, ""))
             else:
-                ready[str(ticket.id)] = ticket.rank * BAND + ticket.ready_tenths
-        for key, scores in ((k.ready, ready), (k.delayed, delayed)):
-            if scores:
-                self.client.zadd(key, scores)
+                places.append((ticket.id, "", ticket.rank * BAND + ticket.ready_tenths))
+        self._put_back(queue, places)
+
+    def _put_back(self, queue: str, places: Sequence[tuple[int, float | str, float | str]]) -> None:
+        k = self.keys(queue)
+        scripts.load("put_back")(
+            self.client,
+            delayed=k.delayed,
+            ready=k.ready,
+            wake=k.wake,
+            queues=k.queues,
+            wake_all=k.wake_all,
+            queue=queue,
+            # As Python writes them: a double is exact with up to 17 digits.
+            rest=[repr(value) if isinstance(value, float) else value for place in places for value in place],
+        )
 
     def exclusively(self) -> AbstractContextManager[object]:
         """Do nothing: an id that was taken is no longer there for others."""
         return nullcontext()
 
     @_translated
-    def listen(self, queues: Sequence[str], timeout: float) -> bool:
+    def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
         """Sleep until one of the queues is notified."""
         if self._listener is None:
             self._listener = Listener(self._connect)
-        return self._listener.listen([self.keys(queue).wake for queue in queues], timeout)
+        return self._listener.listen(self._wake_lists(queues), timeout)
+
+    def _wake_lists(self, queues: Sequence[str] | None) -> list[str]:
+        return [self.keys("").wake_all] if queues is None else [self.keys(queue).wake for queue in queues]
 
     def stop_listening(self) -> None:
         """Leave notifications to other processes."""
@@ -264,9 +323,9 @@ class RedisBroker:
             self._listener.wake()
 
     @_translated
-    def notify(self, queue: str) -> None:
+    def notify(self, queues: Sequence[str] | None) -> None:
         """End a ``listen`` of any process."""
-        scripts.load("notify")(self.client, wake=self.keys(queue).wake)
+        self._call_many("notify", [{"wake": wake} for wake in self._wake_lists(queues)])
 
     def close(self) -> None:
         """Wait for the answers to all puts, and close all connections."""
@@ -296,33 +355,88 @@ class RedisBroker:
         self._pipelined.flush()
 
     @_translated
-    def missing(self, queue: str, entries: Sequence[Entry]) -> list[int]:
-        """Return the ids that ``put(fill=True)`` would put."""
-        k = self.keys(queue)
-        answer = scripts.load("missing")(self.client, delayed=k.delayed, ready=k.ready, rest=_flat(entries))
-        return [int(id_) for id_ in answer]
+    def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
+        """Put ids of several queues in one round trip."""
+        calls, identity = [], self.identity()
+        for queue, some in entries.items():
+            k = self.keys(queue)
+            calls.append(
+                {
+                    "delayed": k.delayed,
+                    "ready": k.ready,
+                    "meta": k.meta,
+                    "wake": k.wake,
+                    "queues": k.queues,
+                    "wake_all": k.wake_all,
+                    "now": self.now,
+                    "mode": "fill",
+                    "queue": queue,
+                    "identity": identity,
+                    "rest": _flat(some),
+                }
+            )
+        answers = self._call_many("put", calls)
+        return {queue: _put(answer, len(some)) for (queue, some), answer in zip(entries.items(), answers, strict=True)}
 
     @_translated
-    def read_meta(self, queue: str) -> QueueMeta:
-        """Read the meta of a queue."""
+    def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
+        """Return the ids that ``fill`` would put."""
+        calls = []
+        for queue, some in entries.items():
+            k = self.keys(queue)
+            calls.append(
+                {
+                    "delayed": k.delayed,
+                    "ready": k.ready,
+                    "wake": k.wake,
+                    "queues": k.queues,
+                    "wake_all": k.wake_all,
+                    "queue": queue,
+                    "rest": _flat(some),
+                }
+            )
+        answers = self._call_many("missing", calls)
+        return {queue: [int(pk) for pk in answer] for queue, answer in zip(entries, answers, strict=True)}
+
+    def _call_many(self, name: str, calls: Sequence[dict[str, Any]]) -> list[Any]:
+        """Call a script several times in one round trip. Raise the first error when all have been answered."""
+        script = scripts.load(name)
+        answers = self._pipeline(script.command(**call) for call in calls)
+        unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        again = self._pipeline(script.command(in_full=not n, **calls[place]) for n, place in enumerate(unknown))
+        for place, answer in zip(unknown, again, strict=True):
+            answers[place] = answer
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def _pipeline(self, commands: Iterable[list[Any]]) -> list[Any]:
         pipe = self.client.pipeline(transaction=False)
-        pipe.hmget(self.keys(queue).meta, META_FIELDS)
+        for command in commands:
+            pipe.execute_command(*command)
+        return pipe.execute(raise_on_error=False)
+
+    @_translated
+    def read_meta(self) -> Meta:
+        """Read the meta."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hmget(self._meta_key, META_FIELDS)
         pipe.time()
         fields, (seconds, micros) = pipe.execute()
         meta = _meta(_tenths(seconds, micros) if self.now == "" else int(self.now), fields)
         return replace(meta, now_tenths=meta.now_tenths + meta.skew_tenths)
 
     @_translated
-    def tick(self, queue: str, skew: Skew | None = None) -> QueueMeta:
-        """Count one more tick of a queue, and return its meta."""
+    def tick(self, skew: Skew | None = None) -> Meta:
+        """Count one more tick, and return the meta."""
         identity = self.identity()
-        k = self.keys(queue)
+        k = self.keys("")
         now, *fields = scripts.load("tick")(
             self.client,
-            delayed=k.delayed,
-            ready=k.ready,
             meta=k.meta,
-            wake=k.wake,
+            queues=k.queues,
+            wake_all=k.wake_all,
             now=self.now,
             identity=identity,
             **_bounds(skew),
@@ -333,9 +447,17 @@ class RedisBroker:
         return meta
 
     @_translated
+    def mend(self, queues: Sequence[str]) -> bool:
+        """Delete keys of another type."""
+        indexed: Any = self.client.zrange(self.keys("").queues, 0, -1)
+        names = {*queues, *(name.decode() for name in indexed if _is_queue(name))}
+        each = [self.keys(name) for name in sorted(names)]
+        calls = [{"delayed": k.delayed, "ready": k.ready, "wake": k.wake, "meta": k.meta} for k in each]
+        return any(self._call_many("mend", calls))
+
+    @_translated
     def load(
         self,
-        queue: str,
         *,
         ahead: float,
         worker: str,
@@ -345,10 +467,10 @@ class RedisBroker:
         lost: bool,
         skew: Skew | None = None,
     ) -> tuple[int | None, int] | None:
-        """Begin to load a queue."""
+        """Begin to load all queues."""
         word, begin, horizon = scripts.load("load")(
             self.client,
-            meta=self.keys(queue).meta,
+            meta=self._meta_key,
             now=self.now,
             ahead=int(ahead * SECOND),
             worker=worker,
@@ -366,14 +488,14 @@ class RedisBroker:
         return (int(begin) if begin else None), int(horizon)
 
     @_translated
-    def loaded(self, queue: str, *, worker: str, upto_tenths: int, lease: float | None) -> bool:
+    def loaded(self, *, worker: str, upto_tenths: int | None, lease: float | None) -> bool:
         """Record how far a load has come."""
         word = scripts.load("loaded")(
             self.client,
-            meta=self.keys(queue).meta,
+            meta=self._meta_key,
             now=self.now,
             worker=worker,
-            upto=upto_tenths,
+            upto="" if upto_tenths is None else upto_tenths,
             lease="" if lease is None else int(lease * SECOND),
         )
         return bool(word == b"ok")
@@ -398,9 +520,9 @@ class RedisBroker:
         """Ask the server about itself."""
         return server_info.read(self.client)
 
-    def now_tenths(self, queue: str) -> int:
+    def now_tenths(self) -> int:
         """Read the clock of the server, corrected to the record's."""
-        return self.read_meta(queue).now_tenths
+        return self.read_meta().now_tenths
 
     @_translated
     def server_time(self) -> int:
@@ -492,6 +614,44 @@ def _flat(entries: Sequence[Entry]) -> list[int]:
     return flat
 
 
+def _is_queue(name: bytes) -> bool:
+    return name.isascii() and len(name) <= 200
+
+
+def _taken(answer: Sequence[Any]) -> Taken:
+    """Parse the answer of scripts/take.lua."""
+    if answer[0] == b"foreign":
+        raise ForeignBroker
+    moved, left, next_due, now, other = answer[:5]
+    now_tenths = float(now)
+    tickets = []
+    for i in range(5, len(answer), 2):
+        # Drop members and scores that are not ours: the database would refuse all ids together with them, and the sweep
+        # finds a message again whose score was no number.
+        score = _whole(answer[i + 1])
+        if score is None or not _is_id(answer[i]):
+            continue
+        rank, ready_tenths = divmod(score, BAND)
+        until = (ready_tenths - now_tenths) / SECOND
+        tickets.append(Ticket(int(answer[i]), ready_tenths, rank, until))
+    return Taken(
+        tickets,
+        left,
+        float(next_due) / SECOND if next_due else None,
+        moved == IDS_PER_CALL,
+        float(other) / SECOND if other else None,
+    )
+
+
+def _put(answer: Sequence[Any], entries: int) -> Put:
+    """Parse the answer of scripts/put.lua to so many entries."""
+    word, put, present, beyond = answer
+    if word == b"foreign":
+        raise ForeignBroker
+    # Without a horizon nothing is put: the loader of a worker will find the rows.
+    return Put(beyond=entries) if word == b"lost" else Put(put, present, beyond)
+
+
 def _tenths(seconds: Any, micros: Any) -> int:
     """Return the answer of TIME in tenths of a millisecond."""
     return int(seconds) * SECOND + int(micros) // 100
@@ -502,10 +662,10 @@ def _bounds(skew: Skew | None) -> dict[str, Any]:
     return {"least_skew": "", "most_skew": ""} if skew is None else {"least_skew": skew.least, "most_skew": skew.most}
 
 
-def _meta(now_tenths: int, fields: Sequence[Any]) -> QueueMeta:
+def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
     """Parse the values of ``META_FIELDS``. A value is bytes or a number; None or empty when it is missing."""
-    tick, horizon, loaded, run_id, replid, identity, skew = fields
-    return QueueMeta(
+    tick, horizon, loaded, run_id, replid, identity, skew, loader_until = fields
+    return Meta(
         now_tenths,
         _whole(tick) or 0,
         _whole(horizon),
@@ -514,4 +674,5 @@ def _meta(now_tenths: int, fields: Sequence[Any]) -> QueueMeta:
         (replid or b"").decode(errors="replace"),
         (identity or b"").decode(errors="replace"),
         _skew(skew),
+        _whole(loader_until) or 0,
     )

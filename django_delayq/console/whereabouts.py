@@ -44,12 +44,12 @@ def locate(message: Message) -> Whereabouts | None:
 
 
 def _locate(using: str, broker: Index, message: Message) -> Whereabouts:
-    meta = broker.read_meta(message.queue)
+    meta = broker.read_meta()
     restore.refuse_foreign(using, meta)
     now_tenths = meta.now_tenths
     place = broker.places(message.queue, [message.pk])[0]
     ahead = broker.rank(message.queue, message.pk) if place.ready_tenths is not None else None
-    # A queue that no worker has filled is filled first: only messages that are due by now are missing there.
+    # A Redis that no worker has filled is filled first: only messages that are due by now are missing there.
     horizon_tenths = now_tenths if meta.horizon_tenths is None else meta.horizon_tenths
     return Whereabouts(
         delayed_until=None if place.delayed_tenths is None else from_tenths(place.delayed_tenths),
@@ -75,6 +75,6 @@ def unfilled(using: str, queues: Sequence[str]) -> list[str]:
         return []
     broker = redis_publisher.broker
     server = broker.server()
-    metas = ((queue, broker.read_meta(queue)) for queue in queues)
-    ours = (server.run_id, server.replid)
-    return [q for q, meta in metas if meta.horizon_tenths is None or (meta.run_id, meta.replid) != ours]
+    meta = broker.read_meta()
+    filled = meta.horizon_tenths is not None and (meta.run_id, meta.replid) == (server.run_id, server.replid)
+    return [] if filled else [*queues]

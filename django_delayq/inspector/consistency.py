@@ -123,13 +123,11 @@ class ConsistencyCheck:
         return self.found
 
     def _read_horizon(self) -> None:
-        meta = self.broker.read_meta(self.queue)
+        meta = self.broker.read_meta()
         restore.refuse_foreign(self.using, meta)
         if self.fix:
             worker = f"verify:{actors.host()}/{os.getpid()}"
-            self._horizon_tenths, _is_loader = restore.ensure_horizon(
-                self.using, self.broker, self.queue, worker=worker
-            )
+            self._horizon_tenths, _is_loader = restore.ensure_horizon(self.using, self.broker, worker=worker)
         elif meta.horizon_tenths is None:
             # Redis was lost, and no worker has loaded it since: all that is due within the horizon is missing.
             self._horizon_tenths = meta.now_tenths + int(conf.get().HORIZON * SECOND)
@@ -146,7 +144,7 @@ class ConsistencyCheck:
             yield [pk for pk in ids if pk not in known], len(ids)
 
     def _misplaced(self, page: list[Entry]) -> list[int]:
-        now_tenths = self.broker.now_tenths(self.queue)
+        now_tenths = self.broker.now_tenths()
         places = self.broker.places(self.queue, [entry.id for entry in page])
         found = []
         for entry, place in zip(page, places, strict=True):
@@ -157,7 +155,7 @@ class ConsistencyCheck:
 
     def _differing(self, ids: Sequence[int]) -> list[tuple[int, Mismatch | None, RecordRow | None]]:
         # Redis is read first: a message that is scheduled in between is in the record and only seems to be missing.
-        now_tenths, places = self.broker.now_tenths(self.queue), self.broker.places(self.queue, ids)
+        now_tenths, places = self.broker.now_tenths(), self.broker.places(self.queue, ids)
         rows = self._rows(ids)
         found = []
         for pk, place in zip(ids, places, strict=True):

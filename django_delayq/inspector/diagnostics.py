@@ -140,11 +140,10 @@ def _server(health: ServerInfo) -> Iterator[Finding]:
 
 
 def _identity(using: str, broker: Index) -> Finding:
-    for queue in restore.queues(using):
-        try:
-            restore.refuse_foreign(using, broker.read_meta(queue))
-        except ForeignBroker as error:
-            return Finding("Redis identity", Level.CRITICAL, f"queue {queue}: {error}", Cause.MISCONFIGURED)
+    try:
+        restore.refuse_foreign(using, broker.read_meta())
+    except ForeignBroker as error:
+        return Finding("Redis identity", Level.CRITICAL, str(error), Cause.MISCONFIGURED)
     return Finding("Redis identity", Level.OK, "belongs to this database")
 
 

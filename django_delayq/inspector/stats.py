@@ -101,9 +101,10 @@ def collect(using: str, broker: Index | None, cap: int = LIVE_CAP) -> Stats:
 
 def _queues_in_redis(broker: Index, queues: Sequence[str]) -> dict[str, QueueInRedis]:
     found = {}
+    horizon_tenths = broker.read_meta().horizon_tenths
+    horizon = None if horizon_tenths is None else from_tenths(horizon_tenths)
     for queue in queues:
-        held, meta = broker.size(queue), broker.read_meta(queue)
-        horizon = None if meta.horizon_tenths is None else from_tenths(meta.horizon_tenths)
+        held = broker.size(queue)
         found[queue] = QueueInRedis(held.delayed, held.ready, horizon)
     return found
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from ..sql.rows import BEGINNING
 from .engine import Restore
-from .filling import LOADER_LEASE, Batch, Load, fill
+from .filling import LOADER_LEASE, Load
 from .horizon import ensure_horizon, is_current, is_too_far, refuse_foreign, writable_server
-from .reading import any_scheduled, page, pages, queues, still_scheduled
+from .reading import Merged, merged, pages, queues, still_scheduled
 from .selection import InvalidPosition, Overdue, Position, Report, Selection, Stage, Tally
 from .skew import SKEW_WARNING, describe_skew, measure_skew
 
 __all__ = [
+    "BEGINNING",
     "LOADER_LEASE",
     "SKEW_WARNING",
-    "Batch",
     "InvalidPosition",
     "Load",
+    "Merged",
     "Overdue",
     "Position",
     "Report",
@@ -22,14 +24,12 @@ __all__ = [
     "Selection",
     "Stage",
     "Tally",
-    "any_scheduled",
     "describe_skew",
     "ensure_horizon",
-    "fill",
     "is_current",
     "is_too_far",
     "measure_skew",
-    "page",
+    "merged",
     "pages",
     "queues",
     "refuse_foreign",

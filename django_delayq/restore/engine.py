@@ -15,7 +15,7 @@ from itertools import starmap
 from django.db.models import Count, Min, Q, QuerySet
 
 from .. import actors, conf, pausing, signals, transitions
-from ..broker.base import IDS_PER_CALL, Entry, Index, Put, ServerRun
+from ..broker.base import IDS_PER_CALL, Entry, Index, Put
 from ..clock import SECOND, from_tenths, from_us, to_us
 from ..exceptions import BrokerUnavailable
 from ..models import Message
@@ -26,9 +26,6 @@ from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writa
 from .reading import page, queues
 from .selection import Overdue, Position, Report, Selection, Stage, Tally
 
-# The time between two messages to Redis that say how far a queue is loaded. Redis answers them after the batch that is
-# being put. Seconds.
-MARK_INTERVAL = 0.5
 # Batches that are read while one is being put.
 BATCHES_AHEAD = 4
 # Messages that one transaction gives up or spreads.
@@ -82,9 +79,10 @@ class Restore:
         self._began = transitions.now(using) if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
-        # True: a queue that was restored from its beginning to its end counts as loaded.
-        self._counts_as_load = self.selection.whole_queues and overdue != Overdue.SKIP
-        self._horizons: dict[str, int] = {}
+        # True: everything counts as loaded when it was restored from the beginning to the end.
+        self._counts_as_load = self.selection.is_everything and overdue != Overdue.SKIP and self._from is None
+        self._horizon = 0
+        self._load: Load | None = None
         # When the hold was renewed; None: nothing is held.
         self._held_at: float | None = None
 
@@ -92,9 +90,9 @@ class Restore:
 
     def preview(self) -> Report:
         """Count the messages to restore. Write nothing. Raise ``ForeignBroker`` for the Redis of another database."""
-        server = writable_server(self.broker)
+        self._read_horizon()
         for queue in self.selection.queues or queues(self.using):
-            tally = self._count(queue, server)
+            tally = self._count(queue)
             if tally.found or tally.running or queue in self.selection.queues:
                 self.report.queues[queue] = tally
         if self._from is None:
@@ -103,27 +101,24 @@ class Restore:
 
     def prepare(self) -> Report:
         """Prepare one of many short runs: like ``preview``, but count only what the run needs."""
-        server = writable_server(self.broker)
+        self._read_horizon()
         for queue in self.selection.queues or queues(self.using):
-            self._read_horizon(queue, server)
             self.report.queues[queue] = Tally()
             if self._from is None and self.overdue == Overdue.SPREAD:
                 self._total += sum(rows.filter(due_at__lte=self._cutoff).count() for rows in self._chunks(queue))
         self._counts_as_load = False
         return self.report
 
-    def _read_horizon(self, queue: str, server: ServerRun) -> int:
-        """Read up to which due time (tenths of a ms) the queue is to be filled."""
-        meta, ahead = self.broker.read_meta(queue), conf.get().HORIZON
+    def _read_horizon(self) -> None:
+        """Read up to which due time (tenths of a ms) Redis is to be filled."""
+        server = writable_server(self.broker)
+        meta, ahead = self.broker.read_meta(), conf.get().HORIZON
         refuse_foreign(self.using, meta)
-        horizon = meta.horizon_tenths or 0
+        self._horizon = meta.horizon_tenths or 0
         if not is_current(meta, server, meta.now_tenths, ahead):
-            horizon = max(horizon, meta.now_tenths + int(ahead * SECOND))
-        self._horizons[queue] = horizon
-        return horizon
+            self._horizon = max(self._horizon, meta.now_tenths + int(ahead * SECOND))
 
-    def _count(self, queue: str, server: ServerRun) -> Tally:
-        horizon = self._read_horizon(queue, server)
+    def _count(self, queue: str) -> Tally:
         tally = Tally(held=self.broker.size(queue).total)
         overdue = Q(due_at__lte=self._cutoff)
         for rows in self._chunks(queue):
@@ -131,7 +126,7 @@ class Restore:
                 found=Count("id"),
                 overdue=Count("id", filter=overdue),
                 oldest=Min("due_at", filter=overdue),
-                beyond=Count("id", filter=Q(due_at__gt=from_tenths(horizon))),
+                beyond=Count("id", filter=Q(due_at__gt=from_tenths(self._horizon))),
                 **({"expired": Count("id", filter=self._is_expired())} if self.dry_run and self.no_expired else {}),
             )
             tally.add(Tally(**counts))
@@ -224,6 +219,12 @@ class Restore:
                     if should_stop():
                         return
         self.report.position = None
+        if self._load is not None:
+            # A queue that got its first message after the preview, and before there was a horizon, was left out.
+            if self.report.queues.keys() >= set(transitions.queues(self.using)):
+                self._load.finish()
+            else:
+                self._load.abandon()
 
     def _remaining(self) -> Iterator[tuple[Stage, str, BatchEnd | None]]:
         """Yield each remaining stage and queue, and the end of its last finished batch (None: there is none)."""
@@ -293,17 +294,15 @@ class Restore:
     # --- filling --------------------------------------------------------------------------------------------------
 
     def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
-        whole = self._counts_as_load and after is None
-        horizon, loading = self._horizons[queue], False
-        worker = f"restore:{actors.host()}/{os.getpid()}/{id(self):x}"
+        horizon = self._horizon
         if not self.dry_run:
-            # If only a part of the queue is restored, a worker has to load it: the lease ends at once, so that any
-            # worker may begin.
-            lease = LOADER_LEASE if whole else NO_LEASE
-            horizon, loading = ensure_horizon(self.using, self.broker, queue, lease=lease, worker=worker)
-        load = None
-        if loading and whole:
-            load = Load(self.broker, queue, worker, horizon, mark_interval=MARK_INTERVAL, required=False)
+            # If only a part is restored, a worker has to load the rest: the lease ends at once, so that any worker may
+            # begin.
+            lease = LOADER_LEASE if self._counts_as_load else NO_LEASE
+            worker = f"restore:{actors.host()}/{os.getpid()}/{id(self):x}"
+            horizon, loading = ensure_horizon(self.using, self.broker, lease=lease, worker=worker)
+            if loading and self._counts_as_load:
+                self._load = Load(self.broker, worker, horizon)
         start = None
         if self.overdue == Overdue.SKIP:
             tally.skipped = tally.overdue
@@ -317,7 +316,7 @@ class Restore:
             done = self._foresee(queue, batches)
         else:
             put = partial(self._put, queue)
-            done = fill(batches, put, load=load, read_ahead=BATCHES_AHEAD, failpoint="mid_restore")
+            done = fill(batches, put, load=self._load, read_ahead=BATCHES_AHEAD)
         with closing(done):
             for batch, answer in done:
                 tally.put += answer.put
@@ -330,7 +329,7 @@ class Restore:
 
     def _put(self, queue: str, entries: list[Entry]) -> Put:
         put = self.broker.put(queue, entries, fill=True)
-        if put.beyond and self.broker.read_meta(queue).horizon_tenths is None:
+        if put.beyond and self.broker.read_meta().horizon_tenths is None:
             raise BrokerUnavailable("Redis was lost while it was being restored")
         return put
 
@@ -353,7 +352,7 @@ class Restore:
             else:
                 tally.spread = tally.overdue
             return
-        horizon = from_tenths(self._horizons[queue])
+        horizon = from_tenths(self._horizon)
         change = self._give_up if self.overdue == Overdue.DEAD else partial(self._spread, horizon)
         for batch in self._read(queue, after, end=self._cutoff, limit=min(self.batch_size, ROWS_PER_CHANGE)):
             ids = [entry.id for entry in batch.entries]

@@ -1,4 +1,4 @@
-"""Puts the messages of one queue into Redis, batch by batch: for the loader of a worker and for a restore."""
+"""Puts messages into Redis, batch by batch: for the loader of a worker and for a restore."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from typing import NamedTuple
 from .. import failpoints
 from ..broker.base import Entry, Index, Put
 from ..clock import to_tenths
-from ..exceptions import BrokerUnavailable
 
-# The time that the loader of a queue may be silent before another process may load the queue instead. Seconds.
+# The time that a loader may be silent before another process may load instead. Seconds.
 LOADER_LEASE = 10.0
+# The time between two messages to Redis by which a restore renews the lease. Redis answers them after the batch that is
+# being put. Seconds.
+MARK_INTERVAL = 0.5
 
 # The last due time (None when reading by id) and the last id of a batch.
 BatchEnd = tuple[datetime | None, int]
@@ -32,25 +34,27 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The loading of a queue up to its horizon, which ``worker`` has begun as the queue's loader."""
+    """The loading of all queues up to the horizon, which ``worker`` has begun as the loader."""
 
     broker: Index
-    queue: str
     worker: str
     horizon_tenths: int
-    # Redis is told after a batch how far the queue is loaded, but not more often than this. Seconds; 0: every batch.
-    mark_interval: float = 0.0
-    # True: stop with ``BrokerUnavailable`` when Redis does not know this loader any more.
-    required: bool = True
 
-    def mark(self, upto: datetime) -> bool:
-        """Tell Redis up to which due time the queue is loaded. Return whether ``worker`` is still the loader."""
-        upto_tenths = to_tenths(upto)
-        return self.broker.loaded(self.queue, worker=self.worker, upto_tenths=upto_tenths, lease=LOADER_LEASE)
+    def mark(self, upto: datetime | None = None) -> bool:
+        """Renew the lease, and tell Redis up to which due time all queues are loaded (None: no further than before).
+
+        Return whether ``worker`` is still the loader.
+        """
+        upto_tenths = None if upto is None else to_tenths(upto)
+        return self.broker.loaded(worker=self.worker, upto_tenths=upto_tenths, lease=LOADER_LEASE)
 
     def finish(self) -> None:
-        """Tell Redis that the queue is loaded up to its horizon."""
-        self.broker.loaded(self.queue, worker=self.worker, upto_tenths=self.horizon_tenths, lease=None)
+        """Tell Redis that all queues are loaded up to the horizon."""
+        self.broker.loaded(worker=self.worker, upto_tenths=self.horizon_tenths, lease=None)
+
+    def abandon(self) -> None:
+        """Let another process load: something was left out."""
+        self.broker.loaded(worker=self.worker, upto_tenths=None, lease=None)
 
 
 def fill(
@@ -59,9 +63,8 @@ def fill(
     *,
     load: Load | None = None,
     read_ahead: int = 0,
-    failpoint: str,
 ) -> Generator[tuple[Batch, Put]]:
-    """Put each batch, and yield it with the answer. With a ``load``, tell Redis afterwards how far the queue is loaded.
+    """Put each batch, and yield it with the answer. Afterwards renew the lease of ``load`` if it is time.
 
     While one batch is being put, up to ``read_ahead`` others are read, so that neither waits for the other.
     """
@@ -70,17 +73,12 @@ def fill(
     with closing(done):
         for batch, answer in done:
             yield batch, answer
-            failpoints.reach(failpoint)
-            if load is None or time.monotonic() - marked < load.mark_interval:
-                continue
-            if not load.mark(batch.entries[-1].due_at):
-                if load.required:
-                    raise BrokerUnavailable("Redis was lost while it was being loaded")
-                # The lease has run out, and another process may be the loader now. It goes on from the last mark.
-                load = None
-            marked = time.monotonic()
-    if load is not None:
-        load.finish()
+            failpoints.reach("mid_restore")
+            if load is not None and time.monotonic() - marked >= MARK_INTERVAL:
+                if not load.mark():
+                    # The lease has run out, and another process may be the loader now. It begins where Redis says.
+                    load = None
+                marked = time.monotonic()
 
 
 def _put_in_turn(batches: Iterable[Batch], put: Callable[[list[Entry]], Put]) -> Generator[tuple[Batch, Put]]:

@@ -1,22 +1,22 @@
-"""The horizon of a queue, up to which Redis is filled. The Redis of another database is refused."""
+"""The horizon, up to which Redis is filled. The Redis of another database is refused."""
 
 from __future__ import annotations
 
 from .. import conf
-from ..broker.base import Index, QueueMeta, ServerRun
+from ..broker.base import Index, Meta, ServerRun
 from ..clock import SECOND
 from ..exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..models import Identity, identity
 from .skew import measure_skew
 
-# A lease that runs out at once: a worker may begin to load the queue right away. Seconds.
+# A lease that runs out at once: a worker may begin to load right away. Seconds.
 NO_LEASE = 0.001
 # A horizon may be this much farther away than the setting says: clocks may have moved since. As in load.lua. Seconds.
 SLACK = 10.0
 
 
-def refuse_foreign(using: str, meta: QueueMeta) -> None:
-    """Raise ``ForeignBroker`` if the queue in Redis belongs to another database. Writes nothing."""
+def refuse_foreign(using: str, meta: Meta) -> None:
+    """Raise ``ForeignBroker`` if Redis holds the ids of another database. Writes nothing."""
     if not meta.identity:
         return
     ours = Identity.objects.using(using).filter(id=1).values_list("value", flat=True).first()
@@ -37,7 +37,7 @@ def writable_server(broker: Index) -> ServerRun:
     return server
 
 
-def is_too_far(meta: QueueMeta, ahead: float) -> bool:
+def is_too_far(meta: Meta, ahead: float) -> bool:
     """Return whether the horizon is farther away than ``ahead`` seconds: a worker with another HORIZON set it, or none.
 
     Producers do not put a message that is due beyond their own HORIZON, so that message would be in neither.
@@ -45,7 +45,7 @@ def is_too_far(meta: QueueMeta, ahead: float) -> bool:
     return meta.horizon_tenths is not None and meta.horizon_tenths - meta.now_tenths > (ahead + SLACK) * SECOND
 
 
-def is_current(meta: QueueMeta, server: ServerRun, now_tenths: int, ahead: float) -> bool:
+def is_current(meta: Meta, server: ServerRun, now_tenths: int, ahead: float) -> bool:
     """Return whether the horizon was set in this run of the server and is more than half of ``ahead`` seconds away."""
     if meta.horizon_tenths is None or (meta.run_id, meta.replid) != (server.run_id, server.replid):
         return False
@@ -54,20 +54,19 @@ def is_current(meta: QueueMeta, server: ServerRun, now_tenths: int, ahead: float
     return meta.horizon_tenths - now_tenths > ahead * SECOND / 2
 
 
-def ensure_horizon(using: str, broker: Index, queue: str, *, lease: float = NO_LEASE, worker: str) -> tuple[int, bool]:
-    """Give a queue a horizon if it has none that is current. Return it, and whether ``worker`` is the loader now.
+def ensure_horizon(using: str, broker: Index, *, lease: float = NO_LEASE, worker: str) -> tuple[int, bool]:
+    """Give Redis a horizon if it has none that is current. Return it, and whether ``worker`` is the loader now.
 
     Every message that is committed from then on is put by its producer. A query after this call finds the others.
     ``lease`` is in seconds, the horizon in tenths of a ms.
     """
     for _round in range(3):
-        meta = broker.read_meta(queue)
+        meta = broker.read_meta()
         refuse_foreign(using, meta)
         server, ahead = writable_server(broker), conf.get().HORIZON
         if meta.horizon_tenths is not None and is_current(meta, server, meta.now_tenths, ahead):
             return meta.horizon_tenths, False
         begun = broker.load(
-            queue,
             ahead=ahead,
             worker=worker,
             lease=lease,
@@ -78,8 +77,8 @@ def ensure_horizon(using: str, broker: Index, queue: str, *, lease: float = NO_L
         )
         if begun is not None:
             return begun[1], True
-        # A worker is loading the queue, so the queue has a horizon, and the worker loads the messages beyond it.
-        horizon = broker.read_meta(queue).horizon_tenths
+        # A worker is loading, so there is a horizon, and the worker loads the messages beyond it.
+        horizon = broker.read_meta().horizon_tenths
         if horizon is not None:
             return horizon, False
-    raise BrokerUnavailable(f"queue {queue} has no horizon though a worker is loading it")
+    raise BrokerUnavailable("Redis has no horizon though a worker is loading")

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import starmap
+from itertools import chain, islice, repeat, starmap
+from typing import NamedTuple
 
 from .. import conf, registry, transitions
 from ..broker.base import IDS_PER_CALL, Entry
 from ..clock import from_tenths
 from ..models import Message
+from ..publisher import by_queue
 from ..sql import statements
 from ..sql.expressions import After
+from ..sql.rows import BEGINNING
 from ..states import State
+
+# The rows of each queue that one query for many queues finds, and the queues in such a query.
+HEAD = 50
+QUEUES_PER_QUERY = 200
+
+
+class Merged(NamedTuple):
+    """Messages of several queues that follow each other in the order of (due, id), and the last one's place in it."""
+
+    by_queue: dict[str, list[Entry]]
+    end: tuple[datetime, int]
+
+    @property
+    def first(self) -> datetime:
+        """The earliest due time."""
+        return min(entries[0].due_at for entries in self.by_queue.values())
+
+    @property
+    def size(self) -> int:
+        """The number of messages."""
+        return sum(map(len, self.by_queue.values()))
 
 
 def page(
@@ -39,11 +64,6 @@ def page(
     if topics is not None:
         rows = rows.filter(topic__in=topics)
     return list(starmap(Entry, statements(using).places(rows.order_by("due_at", "id")[:limit])))
-
-
-def any_scheduled(using: str, queues: Sequence[str], end: datetime) -> bool:
-    """Return whether a scheduled message of these queues is due by ``end``."""
-    return Message.objects.using(using).filter(state=State.SCHEDULED, queue__in=queues, due_at__lte=end).exists()
 
 
 def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
@@ -73,6 +93,51 @@ def pages(
         if len(rows) < limit:
             return
         after = (rows[-1].due_at, rows[-1].id)
+
+
+def merged(
+    using: str,
+    queues: Sequence[str],
+    *,
+    after: tuple[datetime, int] | None = None,
+    end: datetime,
+    limit: int = IDS_PER_CALL,
+    topics: Sequence[str] | None = None,
+) -> Iterator[Merged]:
+    """Yield the scheduled messages of several queues in the one order of (due, id), after a place in that order.
+
+    One query for many queues finds the first messages of each; a queue that has more is read on page by page.
+    """
+    first: dict[str, list[Entry]] = {}
+    for place in range(0, len(queues), QUEUES_PER_QUERY):
+        some = queues[place : place + QUEUES_PER_QUERY]
+        head = limit if len(queues) == 1 else min(limit, HEAD)
+        heads = statements(using).heads(some, after=after or BEGINNING, end=end, limit=head, topics=topics)
+        for queue, *values in heads:
+            first.setdefault(queue, []).append(Entry(*values))
+
+    def pages_of(queue: str) -> Iterator[list[Entry]]:
+        rows, size = first.pop(queue), head
+        while True:
+            yield rows
+            if len(rows) < size:
+                return
+            # A queue of which much was read gets larger pages, so that a thousand queues do not fill the memory.
+            size = min(limit, size * 4)
+            mark = (rows[-1].due_at, rows[-1].id)
+            if not (rows := page(using, queue, after=mark, end=end, limit=size, topics=topics)):
+                return
+
+    if len(first) == 1:
+        for queue in list(first):
+            for rows in pages_of(queue):
+                yield Merged({queue: rows}, (rows[-1].due_at, rows[-1].id))
+        return
+    walks = [zip(repeat(queue), chain.from_iterable(pages_of(queue))) for queue in list(first)]
+    together = heapq.merge(*walks, key=lambda each: (each[1].due_us, each[1].id))
+    while some_entries := list(islice(together, limit)):
+        last = some_entries[-1][1]
+        yield Merged(by_queue(some_entries), (last.due_at, last.id))
 
 
 def queues(using: str) -> list[str]:

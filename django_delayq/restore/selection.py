@@ -41,9 +41,9 @@ class Selection:
     due_before: datetime | None = None
 
     @property
-    def whole_queues(self) -> bool:
-        """True when nothing but queues is selected."""
-        return not (self.topics or self.ids or self.due_after or self.due_before)
+    def is_everything(self) -> bool:
+        """True when all scheduled messages are selected."""
+        return not (self.queues or self.topics or self.ids or self.due_after or self.due_before)
 
     def where(self, queue: str) -> Q:
         """Return the condition for the messages of a queue; the ids are left out."""

@@ -32,6 +32,21 @@ class Statements(Protocol):
     def queues(self) -> list[str]:
         """Return the queues that hold scheduled messages, by name."""
 
+    def heads(
+        self,
+        queues: Sequence[str],
+        *,
+        after: tuple[datetime, int],
+        end: datetime | None,
+        limit: int,
+        topics: Sequence[str] | None = None,
+    ) -> Iterable[tuple[str, int, int, int]]:
+        """Return the first scheduled messages of each queue, up to ``limit``, in their order of (due, id).
+
+        Only messages after the place ``after`` in that order and due by ``end`` count. Yields queue, id, due time
+        (microseconds since 1970) and priority.
+        """
+
     def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
         """Return the seconds until the next message of a queue falls due; None: no message, or the queue is paused."""
 

@@ -12,6 +12,7 @@ from django.db.models import Q, QuerySet
 from ..clock import ceil_tenth, from_tenths, to_us
 from ..models import Lease, Message, Queue, Transition, lease_is_over
 from ..states import LIVE, State
+from .expressions import After
 from .moves import LEFT_ALONE, Decision, clock, move, moved, writing
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 
@@ -68,6 +69,24 @@ class Portable:
             if first is None:
                 return found
             found.append(first)
+
+    def heads(
+        self,
+        queues: Sequence[str],
+        *,
+        after: tuple[datetime, int],
+        end: datetime | None,
+        limit: int,
+        topics: Sequence[str] | None = None,
+    ) -> Iterator[tuple[str, int, int, int]]:
+        rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED)
+        if end is not None:
+            rows = rows.filter(due_at__lte=end)
+        if topics is not None:
+            rows = rows.filter(topic__in=topics)
+        for queue in queues:
+            for place in self.places(rows.filter(queue=queue).order_by("due_at", "id")[:limit]):
+                yield (queue, *place)
 
     def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, queue=queue, topic__in=list(topics))

@@ -117,6 +117,21 @@ WITH RECURSIVE q(queue) AS (
 SELECT queue FROM q WHERE queue IS NOT NULL
 """
 
+# One search in the index for each queue.
+HEADS = {
+    by_topic: f"""
+SELECT q.queue, m.id, (extract(epoch FROM m.due_at) * 1000000)::bigint, m.priority
+  FROM unnest(%(queues)s::text[]) q(queue)
+ CROSS JOIN LATERAL (
+    SELECT id, due_at, priority FROM delayq_message
+     WHERE state = 'scheduled' AND queue = q.queue
+       AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND due_at <= %(end)s::timestamptz {condition}
+     ORDER BY due_at, id LIMIT %(limit)s
+ ) m
+"""  # noqa: S608
+    for by_topic, condition in {False: "", True: "AND topic = ANY(%(topics)s::text[])"}.items()
+}
+
 # Every claim reads this: a transaction that has begun a claim holds a lock on the table of queues until it commits.
 PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at > clock_timestamp()"
 
@@ -411,6 +426,26 @@ class PostgreSQL:
 
     def queues(self) -> list[str]:
         return [row[0] for row in self._rows(QUEUES, None)]
+
+    def heads(
+        self,
+        queues: Sequence[str],
+        *,
+        after: tuple[datetime, int],
+        end: datetime | None,
+        limit: int,
+        topics: Sequence[str] | None = None,
+    ) -> list[tuple[str, int, int, int]]:
+        parameters = {
+            "queues": _texts(queues),
+            "due": after[0],
+            "id": after[1],
+            "end": "infinity" if end is None else end.isoformat(),
+            "limit": limit,
+        }
+        if topics is not None:
+            parameters["topics"] = _texts(topics)
+        return cast(list[tuple[str, int, int, int]], self._rows(HEADS[topics is not None], parameters))
 
     def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
         rows = self._rows(UNTIL_DUE, {"queue": queue, "topics": _texts(topics)})

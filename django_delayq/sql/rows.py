@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ..states import State
+
+# A place in the order of (due, id) before all messages.
+BEGINNING = (datetime(1970, 1, 1, tzinfo=UTC), 0)
 
 _decode = json.JSONDecoder().raw_decode
 

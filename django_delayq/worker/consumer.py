@@ -7,12 +7,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import chain
 
 from django.db import Error as DatabaseError
 
 from .. import failpoints, registry, restore, transitions
-from ..broker.base import Broker, Entry, Taken
+from ..broker.base import Broker, DueQueues, Entry, Taken
 from ..clock import from_tenths
 from ..exceptions import BrokerUnavailable
 from ..extensions import WorkerExtensions
@@ -31,6 +34,7 @@ from .orphaned_claims import OrphanedClaims
 from .pool import Pool
 from .processlock import ProcessLock
 from .quarantine import Quarantine
+from .queue_finder import QueueFinder
 from .reporting import report_moves
 from .service import backoff
 from .unknown_topics import UnknownTopics
@@ -50,6 +54,10 @@ RETRY_UNCLAIMED_AFTER = 1.0
 CLOCK_TOLERANCE = 0.1
 # The most calls to Redis by which a turn makes further ids ready, a thousand ids each.
 CATCH_UP = 10
+# A worker that names at most so many queues takes from one after another. One with more asks the index of queues first.
+FEW_QUEUES = 3
+# The index of queues counts the ids of the next queues until it has found so many, or as many as there is room for.
+ENOUGH_IDS = 100
 # A process that could not record outcomes for this long takes nothing: that work might have to be repeated. Seconds.
 LONGEST_BEHIND = 5.0
 
@@ -62,6 +70,21 @@ def due_in(row: Claimed, until: float, took: float) -> float:
     """
     left = (row.due_at - row.claimed_at).total_seconds()
     return until if left <= until <= left + took else left + took
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was taken from each queue, and what is known of the other queues."""
+
+    taken: dict[str, Taken] = field(default_factory=dict)
+    due: DueQueues = field(default_factory=DueQueues)
+    # True when a queue had ids that are ready, and there was no room for them.
+    left_out: bool = False
+
+    @property
+    def tickets(self) -> dict[str, list[Ticket]]:
+        """The tickets of the queues that gave some."""
+        return {queue: taken.tickets for queue, taken in self.taken.items() if taken.tickets}
 
 
 class Consumer(threading.Thread):
@@ -77,7 +100,7 @@ class Consumer(threading.Thread):
         using: str,
         brokers: BrokerSwitch,
         pool: Pool,
-        queues: Callable[[], tuple[str, ...]],
+        queues: QueueFinder,
         worker: str,
         budget: Budget,
         poll: float,
@@ -177,35 +200,42 @@ class Consumer(threading.Thread):
         if self._stopping.is_set():
             # A message may still run alone, and no other may begin beside it.
             return 0.0
-        answers: list[Taken] = []
-        waits_for_room = is_full = False
-        for queue in queues:
+        if self.queues.named is not None and len(queues) <= FEW_QUEUES:
             # A thread that becomes free during this turn serves the highest queue first, in the next turn.
+            steps = [partial(self._take, broker, queue) for queue in queues]
+        else:
+            steps = [partial(self._take_due, broker, queues)]
+        waits: list[float | None] = []
+        waits_for_room = is_full = False
+        for take in steps:
             room = 0 if is_full else self.budget.reserve(self._room)
             kept = 0
             began = time.monotonic()
             try:
-                deliveries, taken = self._take_and_claim(broker, queue, room)
+                deliveries, found = self._take_and_claim(broker, partial(take, room))
                 kept = self._hand_over(deliveries)
             finally:
                 self.budget.commit(room, kept)
             if deliveries:
                 self.claim_ahead.learn(time.monotonic() - began)
-            self._catch_up(broker, queue, taken)
-            if queue in self.pauses:
-                continue
-            if taken.left and (taken.tickets or taken.behind) and self.pool.is_worth_filling and self._room:
-                # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
-                return 0.0
-            waits_for_room = waits_for_room or taken.left > 0
-            is_full = is_full or (taken.left > 0 and len(taken.tickets) >= room)
-            answers.append(taken)
+            for queue, taken in found.taken.items():
+                self._catch_up(broker, queue, taken)
+                if queue in self.pauses:
+                    continue
+                if taken.left and (taken.tickets or taken.behind) and self.pool.is_worth_filling and self._room:
+                    # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
+                    return 0.0
+                waits_for_room = waits_for_room or taken.left > 0
+                is_full = is_full or (taken.left > 0 and len(taken.tickets) >= room)
+                waits.append(taken.wait)
+            waits_for_room = waits_for_room or found.left_out
+            waits.append(found.due.wait)
         if self.quarantine.is_waiting:
             waits_for_room, longest = True, min(longest, self.quarantine.seconds_left)
         self._waits_for_room = waits_for_room
         # Computed only now: during the claims the next message may have fallen due.
         lead = self._lead(broker)
-        wait = min([longest, *(max(0.0, wait - lead) for taken in answers if (wait := taken.wait) is not None)])
+        wait = min([longest, *(max(0.0, wait - lead) for wait in waits if wait is not None)])
         if waits_for_room and self.pool.is_worth_filling and self._may_go_on:
             # A thread became free between the take and the line above.
             return min(wait, 0.001)
@@ -229,57 +259,106 @@ class Consumer(threading.Thread):
             # Ids that fall due during a pause become ready, so that the best priority goes first afterwards.
             broker.promote(queue)
 
-    def _take_and_claim(self, broker: Broker, queue: str, room: int) -> tuple[list[Delivery], Taken]:
+    def _take(self, broker: Broker, queue: str, room: int) -> _Found:
+        """Take from one queue."""
+        return _Found({queue: broker.take(queue, room, self.claim_ahead.reach)})
+
+    def _take_due(self, broker: Broker, queues: Sequence[str], room: int) -> _Found:
+        """Take from the first queue, and then from those others that have ids which are due."""
+        within = self.claim_ahead.reach
+        found = _Found()
+        if queues:
+            taken = broker.take(queues[0], room, within)
+            found.taken[queues[0]] = taken
+            room -= len(taken.tickets)
+            if broker is self.brokers.database:
+                others = len(queues) > 1
+            else:
+                found.due = DueQueues(next_due=taken.other_due, at=taken.at)
+                others = taken.other_due is not None and taken.other_due <= within
+            if not others:
+                return found
+        named = self.queues.named is not None
+        pauses = self.pauses.any_known
+        found.due = due = broker.due_queues(
+            queues if named else None,
+            within,
+            first=queues[0] if queues else "",
+            enough=None if named or pauses else max(room, ENOUGH_IDS),
+        )
+        rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
+        self.queues.note([queue.name for queue in rest])
+        found.taken |= broker.take_many(rest, room, within)
+        found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in rest)
+        return found
+
+    def _take_and_claim(self, broker: Broker, take: Callable[[], _Found]) -> tuple[list[Delivery], _Found]:
         handlers = registry.handlers()
-        taken = Taken()
+        found = _Found()
         try:
             with broker.exclusively():
                 failpoints.reach("before_take")
-                taken = broker.take(queue, room, self.claim_ahead.reach)
+                found = take()
                 asked = time.monotonic()
-                claimed = self._claim(broker, queue, taken.tickets, handlers) if taken.tickets else []
+                claimed = self._claim(broker, found.tickets, handlers) if found.tickets else []
                 answered = time.monotonic()
         except (DatabaseError, BrokerUnavailable):
             # A process that cannot reach the database may fail to reach Redis too, when it parks the ids.
-            self.orphaned_claims.note_unanswered(ticket.id for ticket in taken.tickets)
+            self.orphaned_claims.note_unanswered(ticket.id for some in found.tickets.values() for ticket in some)
             raise
         self.orphaned_claims.note_answered(claimed)
         self.extensions.claimed(claimed)
-        if len(claimed) < len(taken.tickets) and broker.forgets_taken:
-            mine = {row.id for row in claimed}
-            rest = [ticket for ticket in taken.tickets if ticket.id not in mine]
-            # Claimed messages must run, whatever happens here. A sweep finds the ids that cannot be put back.
-            try:
-                self._put_back(broker, queue, rest)
-            except BrokerUnavailable as error:
-                self.brokers.report_failure(error)
-            except DatabaseError as error:
-                logger.warning(
-                    "%d ids could not be put back into Redis; a sweep will find them: %s: %s",
-                    len(rest),
-                    type(error).__name__,
-                    error,
-                )
-        until = {ticket.id: ticket.until for ticket in taken.tickets}
+        mine = {row.id for row in claimed}
+        if broker.forgets_taken:
+            for queue, tickets in found.tickets.items():
+                rest = [ticket for ticket in tickets if ticket.id not in mine]
+                if rest:
+                    self._try_to_put_back(broker, queue, rest)
+        until = {ticket.id: ticket.until for tickets in found.tickets.values() for ticket in tickets}
+        if len(found.tickets) > 1:
+            order = {pk: place for place, pk in enumerate(until)}
+            claimed.sort(key=lambda row: order[row.id])
         return [
             Delivery(row, handlers[row.topic], self.using, asked, due_in(row, until[row.id], answered - asked))
             for row in claimed
-        ], taken
+        ], found
+
+    def _try_to_put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> None:
+        """Put unclaimed ids back. Claimed messages must run, whatever happens here: a sweep finds what is left."""
+        try:
+            self._put_back(broker, queue, tickets)
+        except BrokerUnavailable as error:
+            self.brokers.report_failure(error)
+        except DatabaseError as error:
+            logger.warning(
+                "%d ids could not be put back into Redis; a sweep will find them: %s: %s",
+                len(tickets),
+                type(error).__name__,
+                error,
+            )
 
     def _claim(
-        self, broker: Broker, queue: str, tickets: Sequence[Ticket], handlers: dict[str, registry.Handler]
+        self, broker: Broker, tickets: dict[str, list[Ticket]], handlers: dict[str, registry.Handler]
     ) -> list[Claimed]:
         leases = {topic: handler.lease for topic, handler in handlers.items()}
+        if len(tickets) > 1 and self.queues.named is None:
+            # All queues are served, so one statement claims whatever queue each message is in.
+            parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
+        else:
+            parts = [*tickets.items()]
+        claimed: list[Claimed] = []
         try:
             failpoints.reach("after_take")
-            claimed = transitions.claim(
-                self.using, tickets, leases, self.worker, queue=queue, ahead=self._earliest(broker)
-            )
+            for queue, some in parts:
+                claimed += transitions.claim(
+                    self.using, some, leases, self.worker, queue=queue, ahead=self._earliest(broker)
+                )
             failpoints.reach("after_claim")
             return claimed
         except DatabaseError:
             # These ids were taken but not claimed. Without putting them back Redis would lose more ids with each try.
-            broker.park(queue, tickets, RETRY_UNCLAIMED_AFTER)
+            for name, some in tickets.items():
+                broker.park(name, some, RETRY_UNCLAIMED_AFTER)
             raise
 
     def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> None:
@@ -311,7 +390,7 @@ class Consumer(threading.Thread):
         index = self.brokers.redis
         if early and index is not None and index is broker:
             # The clock of Redis was set, and no loader has noticed yet: the ids would be ready again at once.
-            index.tick(queue, restore.measure_skew(self.using, index))
+            index.tick(restore.measure_skew(self.using, index))
         for name, entries in by_queue(elsewhere).items():
             broker.put(name, entries)
         if unknown:
@@ -374,22 +453,25 @@ class Consumer(threading.Thread):
     def _pass_on_wake_ups(self, broker: Broker) -> None:
         """Leave wake-ups to other processes for a while. Repeat one for each queue: it may just have come here."""
         broker.stop_listening()
-        for queue in self.pauses.served:
-            broker.notify(queue)
+        broker.notify(self._listens)
+
+    @property
+    def _listens(self) -> tuple[str, ...] | None:
+        """The queues whose wake-ups are for this process; None: those of all queues."""
+        return None if self.queues.named is None else self.pauses.served
 
     def _wait(self, seconds: float) -> None:
         """Wait until ``seconds`` have passed or a message may be due."""
         broker = self.brokers.current()
-        queues = self.pauses.served
-        if not queues:
+        queues = self._listens
+        if queues == ():
             self._stopping.wait(seconds)
             return
         try:
             notified = broker.listen(queues, seconds)
             if notified and not self._may_go_on:
                 # The wake-up was meant for a process with room: pass it on, and do not take the next one either.
-                for queue in queues:
-                    broker.notify(queue)
+                broker.notify(queues)
                 self._wait_for_room(seconds)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)

@@ -28,6 +28,11 @@ class KnownPauses:
         return queue in self._paused
 
     @property
+    def any_known(self) -> bool:
+        """True when a queue is known to be paused."""
+        return bool(self._paused)
+
+    @property
     def served(self) -> tuple[str, ...]:
         """The queues that are not known to be paused."""
         return tuple(queue for queue in self.queues() if queue not in self._paused)

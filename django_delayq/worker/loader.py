@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from functools import partial
+from collections import Counter
+from collections.abc import Iterator
 from typing import Self
 
 from django.db import DatabaseError
 
-from .. import actors, conf, failpoints, restore, signals
-from ..broker.base import IDS_PER_CALL, Put, QueueMeta, ServerRun, Skew
-from ..clock import SECOND
+from .. import actors, conf, failpoints, restore, signals, transitions
+from ..broker.base import IDS_PER_CALL, Meta, Put, ServerRun, Skew
+from ..clock import SECOND, from_tenths
 from ..exceptions import BrokerFull, BrokerUnavailable, ForeignBroker, UnusableBroker
 from ..extensions import RestoreObservers, RestoreStart, Service
 from ..models import Message, forget_identity, identity
@@ -27,7 +27,7 @@ IDENTITY_CHECK_INTERVAL = 5.0
 SKEW_INTERVAL = 2.0
 # When Redis is full, this many batches of ids are dropped at a time.
 BATCHES_DROPPED = 100
-# The time between two checks of a queue, and of a Redis that must not be used. Seconds.
+# The time between two checks of the meta, and of a Redis that must not be used. Seconds.
 LOAD_INTERVAL = 1.0
 UNUSABLE_CHECK_INTERVAL = 10.0
 # A process brings a horizon that is too far away nearer again at most this often: while workers with different settings
@@ -36,17 +36,17 @@ NEARER_INTERVAL = 60.0
 
 
 class _ObservedLoad:
-    """Reports a load from the beginning of a queue to the observers of restores, once a message is found."""
+    """Reports a load from the beginning to the observers of restores, once a message is found."""
 
-    def __init__(self, using: str, worker: str, queue: str, *, from_beginning: bool) -> None:
+    def __init__(self, using: str, worker: str, *, from_beginning: bool) -> None:
         self._start = RestoreStart(
             using,
             f"loader:{worker}",
-            restore.Selection(queues=(queue,)),
+            restore.Selection(),
             restore.Overdue.RUN,
             0.0,
             no_expired=False,
-            described=queue,
+            described="all queues",
             total=None,
         )
         self._actor = f"worker:{worker}"
@@ -75,7 +75,7 @@ class _ObservedLoad:
 
 
 class Loader(Service):
-    """Reads the meta of one queue once a second, and loads the queue when it is needed.
+    """Reads the meta once a second, and loads all queues of the record when it is needed.
 
     Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick
     has not grown since this process read it last. Then the record is loaded from the beginning; otherwise only the part
@@ -88,30 +88,28 @@ class Loader(Service):
     name = "loader"
     thread = "loader"
 
-    def __init__(self, using: str, brokers: BrokerSwitch, queues: Callable[[], tuple[str, ...]], worker: str) -> None:
+    def __init__(self, using: str, brokers: BrokerSwitch, worker: str) -> None:
         assert brokers.redis is not None
         self.using = using
         self.brokers = brokers
         self.broker = brokers.redis
-        self.queues = queues
         self.worker = worker
         self._server: ServerRun | None = None
         self._identified = 0.0
-        self._ticks: dict[str, int] = {}
+        # The tick that this process read last; None before the first load.
+        self._tick: int | None = None
         self._skew: Skew | None = None
         self._measured = 0.0
-        # The correction that this process saw last in Redis, in tenths; the skew that it logged last, in seconds.
-        self._corrected = 0
+        # The skew that this process logged last, in seconds.
         self._told = 0.0
-        self._turn = 0
-        # When this process last brought the horizon of a queue nearer (monotonic).
-        self._brought_nearer: dict[str, float] = {}
+        # When this process last brought the horizon nearer (monotonic).
+        self._brought_nearer = -NEARER_INTERVAL
 
     def tick(self) -> float:
-        """Check queues, load those that need it, and report to the broker switch whether Redis answered."""
+        """Check the meta, load if it is needed, and report to the broker switch whether Redis answered."""
         began = time.monotonic()
         try:
-            self._check_queues()
+            self._check()
         except UnusableBroker as error:
             self._server = None
             if isinstance(error, ForeignBroker):
@@ -132,9 +130,9 @@ class Loader(Service):
     def _make_room(self) -> None:
         """Drop ids that are due, which the database delivers meanwhile: a Redis full of our own ids would stay full."""
         with contextlib.suppress(BrokerUnavailable):
-            for queue in self.queues():
+            for queue in self.broker.due_queues(None).queues:
                 for _batch in range(BATCHES_DROPPED):
-                    if not self.broker.take(queue, IDS_PER_CALL).tickets:
+                    if not self.broker.take(queue.name, IDS_PER_CALL).tickets:
                         break
 
     def _identify(self) -> ServerRun:
@@ -144,32 +142,19 @@ class Loader(Service):
             self._identified = time.monotonic()
         return self._server
 
-    def _check_queues(self) -> None:
-        """Check the next queue and all new ones: all queues if Redis lost one or failed lately, or a clock was set."""
-        queues = self.queues()
-        clock_was_set = self._measure_skew() and self._ticks
-        turn = queues[self._turn % len(queues)]
-        self._turn += 1
-        away = self.brokers.is_away
-        lost = [self._check(queue) for queue in queues if away or queue == turn or queue not in self._ticks]
-        if any(lost) or clock_was_set:
-            for queue in queues:
-                self._check(queue)
-
-    def _measure_skew(self) -> bool:
-        """Measure the skew from time to time. Return whether the correction in Redis has turned out to be wrong."""
+    def _measure_skew(self) -> None:
+        """Measure the skew from time to time."""
         now = time.monotonic()
         if self._skew is not None and now - self._measured < SKEW_INTERVAL:
-            return False
+            return
         try:
             self._skew = restore.measure_skew(self.using, self.broker)
         except DatabaseError:
             # Redis is looked after as before while the database is away.
             self._skew = None
-            return False
+            return
         self._measured = now
         self._tell_skew(self._skew.seconds)
-        return self._corrected not in self._skew
 
     def _tell_skew(self, skew: float) -> None:
         """Log a skew that is worth a warning, once until it changes by as much, and its end."""
@@ -185,53 +170,58 @@ class Loader(Service):
             self._told = 0.0
             logger.warning("The clocks of Redis and the database agree again")
 
-    def _check(self, queue: str) -> bool:
-        """Read the meta of a queue, and load the queue if it is needed. Return whether it was lost."""
+    def _check(self) -> None:
+        """Read the meta, and load if it is needed."""
         server = self._identify()
-        known = queue in self._ticks
-        # A queue that is new here may belong to another database, and keeps its clock.
-        meta = self.broker.tick(queue, self._skew if known else None)
-        self._corrected = meta.skew_tenths if known else self._corrected
-        rolled_back = meta.tick <= self._ticks.get(queue, 0)
+        self._measure_skew()
+        # A Redis that this process has not loaded yet may belong to another database, and keeps its clock.
+        skew = None if self._tick is None else self._skew
+        meta = self.broker.tick(skew)
+        if (self._tick is None or self.brokers.is_away) and self._mend():
+            meta = self.broker.tick(skew)
+        rolled_back = meta.tick <= (self._tick or 0)
         intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
         ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
         ahead = conf.get().HORIZON
         if intact and ours and meta.loaded_tenths is not None and meta.horizon_tenths is not None:
             # There is nothing to do until half of the time to the horizon has passed.
-            whole = meta.loaded_tenths == meta.horizon_tenths and not self._is_too_far(queue, meta)
+            whole = meta.loaded_tenths == meta.horizon_tenths and not self._is_too_far(meta)
             if whole and meta.horizon_tenths - meta.now_tenths > ahead * SECOND / 2:
-                self._ticks[queue] = meta.tick
-                return False
-        lost = known and not (intact and ours)
-        if lost:
+                self._tick = meta.tick
+                return
+        if self._tick is not None and not (intact and ours):
             logger.warning(
-                "Redis lost queue %s (%s); it is loaded again from the record",
-                queue,
+                "Redis lost its ids (%s); they are loaded again from the record",
                 _reason(meta, restarted=rolled_back or not ours),
             )
-        self._load(queue, server, rolled_back=rolled_back)
+        self._load(server, rolled_back=rolled_back)
         # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
-        self._ticks[queue] = meta.tick
-        return lost
+        self._tick = meta.tick
 
-    def _is_too_far(self, queue: str, meta: QueueMeta) -> bool:
-        """Return whether the horizon of a queue is too far away, and to be brought nearer now."""
+    def _mend(self) -> bool:
+        """Have Redis delete keys of another type, over which calls may have failed. Return whether ids were lost."""
+        try:
+            queues = restore.queues(self.using)
+        except DatabaseError:
+            queues = []
+        return self.broker.mend(queues)
+
+    def _is_too_far(self, meta: Meta) -> bool:
+        """Return whether the horizon is too far away, and to be brought nearer now."""
         if not restore.is_too_far(meta, conf.get().HORIZON):
             return False
         now = time.monotonic()
-        if now - self._brought_nearer.get(queue, -NEARER_INTERVAL) < NEARER_INTERVAL:
+        if now - self._brought_nearer < NEARER_INTERVAL:
             return False
-        self._brought_nearer[queue] = now
+        self._brought_nearer = now
         logger.warning(
-            "Redis is filled farther ahead than HORIZON in queue %s, by a worker with another HORIZON or by no worker; "
-            "it is loaded again from the record",
-            queue,
+            "Redis is filled farther ahead than HORIZON, by a worker with another HORIZON or by no worker; "
+            "it is loaded again from the record"
         )
         return True
 
-    def _load(self, queue: str, server: ServerRun, *, rolled_back: bool) -> None:
+    def _load(self, server: ServerRun, *, rolled_back: bool) -> None:
         begun = self.broker.load(
-            queue,
             ahead=conf.get().HORIZON,
             worker=self.worker,
             lease=restore.LOADER_LEASE,
@@ -245,39 +235,51 @@ class Loader(Service):
         start, horizon = begun
         failpoints.reach("after_horizon")
         began = time.monotonic()
-        batches = map(restore.Batch, restore.pages(self.using, queue, start_tenths=start, end_tenths=horizon))
-        put = partial(self.broker.put, queue, fill=True)
-        load = restore.Load(self.broker, queue, self.worker, horizon)
-        found, total = 0, Put()
-        with _ObservedLoad(self.using, self.worker, queue, from_beginning=start is None) as observed:
-            for batch, answer in restore.fill(batches, put, load=load, failpoint="mid_load"):
-                total += answer
-                found += len(batch.entries)
-                observed.progress(answer, len(batch.entries))
+        found: Counter[str] = Counter()
+        put: Counter[str] = Counter()
+        with _ObservedLoad(self.using, self.worker, from_beginning=start is None) as observed:
+            for queue, answer in self._fill(start, horizon):
+                found[queue] += answer.put + answer.present + answer.beyond
+                put[queue] += answer.put
+                observed.progress(answer, answer.put + answer.present + answer.beyond)
         if start is None:
             logger.info(
-                "Loaded queue %s from the record: %d messages due within %g s, %d of them put, in %.2f s",
-                queue,
-                found,
+                "Loaded Redis from the record: %d messages of %d queues due within %g s, %d of them put, in %.2f s",
+                found.total(),
+                len(found),
                 conf.get().HORIZON,
-                total.put,
+                put.total(),
                 time.monotonic() - began,
             )
-            signals.emit(
-                signals.messages_restored,
-                Message,
-                queue=queue,
-                found=found,
-                put=total.put,
-                actor=f"worker:{self.worker}",
-                using=self.using,
-            )
+            for queue in sorted(found):
+                signals.emit(
+                    signals.messages_restored,
+                    Message,
+                    queue=queue,
+                    found=found[queue],
+                    put=put[queue],
+                    actor=f"worker:{self.worker}",
+                    using=self.using,
+                )
         elif found:
-            logger.debug("Loaded queue %s ahead: %d messages", queue, found)
+            logger.debug("Loaded Redis ahead: %d messages of %d queues", found.total(), len(found))
+
+    def _fill(self, start: int | None, horizon: int) -> Iterator[tuple[str, Put]]:
+        """Put the messages of all queues, those that are due first before others. Yield the answer for each queue."""
+        load = restore.Load(self.broker, self.worker, horizon)
+        # Read after the horizon was advanced: the producer puts the first message of a queue that is missing here.
+        queues = transitions.queues(self.using)
+        after = None if start is None else (from_tenths(start), 0)
+        for page in restore.merged(self.using, queues, after=after, end=from_tenths(horizon)):
+            yield from self.broker.fill(page.by_queue).items()
+            failpoints.reach("mid_load")
+            if not load.mark(page.end[0]):
+                raise BrokerUnavailable("Redis was lost while it was being loaded")
+        load.finish()
 
 
-def _reason(meta: QueueMeta, *, restarted: bool) -> str:
-    """Return in words how a queue was lost."""
+def _reason(meta: Meta, *, restarted: bool) -> str:
+    """Return in words how Redis lost its ids."""
     if meta.horizon_tenths is None:
         return "it is empty"
     return "it was restarted or went back in time" if restarted else "its content was damaged"

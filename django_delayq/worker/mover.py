@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..exceptions import BrokerUnavailable
 from ..extensions import Service
 from .broker_switch import BrokerSwitch
+from .queue_finder import QueueFinder
 
 # The longest sleep: a message scheduled meanwhile may be due earlier than the next one known. Seconds.
 MOVE_INTERVAL = 0.5
@@ -18,19 +17,21 @@ class Mover(Service):
     name = "mover"
     thread = "timing"
 
-    def __init__(self, brokers: BrokerSwitch, queues: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, brokers: BrokerSwitch, queues: QueueFinder) -> None:
         assert brokers.redis is not None
         self.brokers = brokers
         self.broker = brokers.redis
         self.queues = queues
 
     def tick(self) -> float:
-        """Move the due ids of each queue."""
+        """Move the due ids of each queue that has some."""
         if self.brokers.current() is not self.broker:
             return MOVE_INTERVAL
         try:
-            answers = [self.broker.promote(queue) for queue in self.queues()]
+            due = self.broker.due_queues(self.queues.named)
+            answers = self.broker.take_many(due.queues, 0)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
             return MOVE_INTERVAL
-        return min([MOVE_INTERVAL, *(wait for taken in answers if (wait := taken.wait) is not None)])
+        waits = [due.wait, *(taken.wait for taken in answers.values())]
+        return min([MOVE_INTERVAL, *(wait for wait in waits if wait is not None)])

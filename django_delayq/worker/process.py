@@ -92,7 +92,7 @@ class WorkerProcess:
             return
         if "loader" in roles:
             parts.brokers.has_loader = True
-            yield Loader(using, parts.brokers, parts.queues, parts.name)
+            yield Loader(using, parts.brokers, parts.name)
         if "sweeper" in roles:
             yield Sweeper(using, parts.brokers, parts.queues, registry.handlers)
         if "mover" in roles and self.consumer is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from .. import conf, registry, transitions
 from ..extensions import Service
@@ -18,7 +19,7 @@ class QueueFinder(Service):
     """Gives the queues named on the command line, else those of the settings, else all queues that it finds.
 
     Of the found queues the default queue comes first, then, by name, those of handlers and those that hold messages.
-    The upkeep thread replaces the tuple of found queues as a whole; any thread may read it.
+    The upkeep thread and the consumer replace the tuple of found queues as a whole (``_lock``); any thread may read it.
     """
 
     name = "queue finder"
@@ -26,25 +27,42 @@ class QueueFinder(Service):
     def __init__(self, using: str, named: tuple[str, ...] = (), on_change: Callable[[], None] = lambda: None) -> None:
         self.using = using
         self._on_change = on_change
-        self._fixed = named or conf.get().QUEUES
+        # The queues that the command line or the settings name; None: all queues are served.
+        self.named = named or conf.get().QUEUES or None
         self._seen: dict[str, float] = {}
-        self._found: tuple[str, ...] = self._fixed or self._order(set())
+        self._lock = threading.Lock()
+        self._served: frozenset[str] = frozenset()
+        self._found: tuple[str, ...] = self.named or self._order(set())
 
     def __call__(self) -> tuple[str, ...]:
         return self._found
 
+    def note(self, queues: Collection[str]) -> None:
+        """Take note of queues that hold messages, as the broker says: a new one is served before the next search."""
+        if self.named is None and not self._served.issuperset(queues):
+            with self._lock:
+                self._seen.update(dict.fromkeys(queues, time.monotonic()))
+                self._replace()
+
     def tick(self) -> float:
         """Search the record, and call ``on_change`` when other queues are found than before."""
-        if self._fixed:
+        if self.named is not None:
             return 3600.0
+        found = transitions.queues(self.using)
         now = time.monotonic()
-        self._seen = {queue: at for queue, at in self._seen.items() if now - at < REMEMBERED}
-        self._seen.update(dict.fromkeys(transitions.queues(self.using), now))
-        found = self._order(set(self._seen))
-        if found != self._found:
-            self._found = found
+        with self._lock:
+            self._seen = {queue: at for queue, at in self._seen.items() if now - at < REMEMBERED}
+            self._seen.update(dict.fromkeys(found, now))
+            changed = self._replace()
+        if changed:
             self._on_change()
         return SEARCH_INTERVAL
+
+    def _replace(self) -> bool:
+        """Replace the tuple of found queues; return whether it changed."""
+        before, self._found = self._found, self._order(set(self._seen))
+        self._served = frozenset(self._found)
+        return self._found != before
 
     def _order(self, found: set[str]) -> tuple[str, ...]:
         default = conf.get().DEFAULT_QUEUE

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 
 from .. import conf, restore, transitions
-from ..broker.base import Entry, Put
+from ..broker.base import Entry
 from ..exceptions import BrokerUnavailable
 from ..extensions import Service
 from .broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
 
-# Rows in one query, and queries for each queue in one tick.
-ROWS_PER_QUERY = 1000
-QUERIES_PER_TICK = 5
+# Rows that one tick handles.
+ROWS_PER_TICK = 5000
 # The time between two rounds that start at the very beginning. The rounds between start at the low-water mark, which
 # lags behind by the same time, for transactions that committed late. Seconds.
 FULL_ROUND = 60.0
@@ -26,21 +25,11 @@ FULL_ROUND = 60.0
 CLAIMING = 0.3
 
 
-@dataclass(slots=True)
-class _Round:
-    """The progress of the sweep of one queue."""
-
-    cursor: tuple[datetime, int] | None = None
-    low: datetime | None = None
-    full_at: float = 0.0
-    first: datetime | None = None
-
-
 class Sweeper(Service):
     """Searches the record for messages overdue by more than the grace, and puts the ones that Redis lacks.
 
     A lost message, however it got lost, is late by the grace and the interval at most. The work of a tick is bounded: a
-    long backlog is swept in pages.
+    long backlog is swept in pages, in the order of the due times, whatever the queues.
     """
 
     name = "sweeper"
@@ -59,70 +48,86 @@ class Sweeper(Service):
         self.broker = brokers.redis
         self.queues = queues
         self.topics = topics
-        self._rounds: dict[str, _Round] = {}
+        # The place in the order of (due, id) where the round goes on; None: the next tick begins a round.
+        self._cursor: tuple[datetime, int] | None = None
+        # The due time of the first message that the present round found.
+        self._first: datetime | None = None
+        # Up to which due time the present round has come at least.
+        self._reached = restore.BEGINNING[0]
+        self._full_at = 0.0
 
     def tick(self) -> float:
-        """Sweep some pages of each queue, unless no message is overdue or Redis is away."""
+        """Sweep some pages, unless no message is overdue or Redis is away."""
         interval = conf.get().SWEEP_INTERVAL
         if self.brokers.current() is not self.broker:
             return interval
         overdue_since = transitions.now(self.using) - timedelta(seconds=conf.get().GRACE)
-        queues = self.queues()
-        if not restore.any_scheduled(self.using, queues, overdue_since):
+        try:
+            put = self._sweep(overdue_since)
+        except BrokerUnavailable as error:
+            self.brokers.report_failure(error)
             return interval
-        for queue in queues:
-            try:
-                put = self._sweep(queue, overdue_since)
-            except BrokerUnavailable as error:
-                self.brokers.report_failure(error)
-                return interval
-            if put.put:
-                logger.warning("The sweep of queue %s put %d messages that Redis had lost", queue, put.put)
+        for queue, number in sorted(put.items()):
+            logger.warning("The sweep of queue %s put %d messages that Redis had lost", queue, number)
         return interval
 
-    def _sweep(self, queue: str, overdue_since: datetime) -> Put:
-        """Go on with the round of a queue, for some pages at most."""
-        state = self._rounds.setdefault(queue, _Round())
-        total = Put()
-        for _page in range(QUERIES_PER_TICK):
-            if state.cursor is None:
-                self._begin(state, overdue_since)
-            rows = restore.page(
-                self.using,
-                queue,
-                after=state.cursor,
-                start=state.low,
-                end=overdue_since,
-                limit=ROWS_PER_QUERY,
-                topics=list(self.topics()),
-            )
-            if rows and state.first is None:
-                state.first = rows[0].due_at
-            if rows:
-                total += self._fill(queue, rows)
-            if len(rows) < ROWS_PER_QUERY:
-                state.cursor = None
+    def _sweep(self, overdue_since: datetime) -> Counter[str]:
+        """Go on with the round, for some pages at most. Return how many messages of each queue were put."""
+        if self._cursor is None:
+            self._cursor = self._beginning(overdue_since)
+        pages = restore.merged(
+            self.using, self.queues(), after=self._cursor, end=overdue_since, topics=list(self.topics())
+        )
+        missing: dict[str, list[Entry]] = {}
+        rows = 0
+        for page in pages:
+            if not rows and self._is_loading():
+                # The load brings them, and Redis has not lost them: it was never told. The next tick begins here.
+                return Counter()
+            self._first = self._first or page.first
+            for queue, entries in self._missing(page.by_queue):
+                missing.setdefault(queue, []).extend(entries)
+            self._cursor = page.end
+            rows += page.size
+            if rows >= ROWS_PER_TICK:
                 break
-            state.cursor = (rows[-1].due_at, rows[-1].id)
-        return total
+        else:
+            self._cursor = None
+        return self._fill(missing)
 
-    def _fill(self, queue: str, rows: list[Entry]) -> Put:
-        """Put the messages that Redis lacks and that are still scheduled a moment later."""
-        missing = set(self.broker.missing(queue, rows))
+    def _is_loading(self) -> bool:
+        """Return whether Redis is still to be loaded from the beginning."""
+        meta = self.broker.read_meta()
+        return meta.horizon_tenths is None or meta.is_loading
+
+    def _missing(self, entries: dict[str, list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+        """Yield the messages that Redis lacks."""
+        for queue, ids in self.broker.missing(entries).items():
+            if ids:
+                lacking = set(ids)
+                yield queue, [entry for entry in entries[queue] if entry.id in lacking]
+
+    def _fill(self, missing: dict[str, list[Entry]]) -> Counter[str]:
+        """Put the messages of these that are still scheduled a moment later."""
+        put: Counter[str] = Counter()
         if not missing:
-            return Put(present=len(rows))
+            return put
         # Most likely a consumer has just taken these ids and is about to claim them.
         time.sleep(CLAIMING)
-        still = restore.still_scheduled(self.using, missing)
-        return self.broker.put(queue, [row for row in rows if row.id in still], fill=True) if still else Put()
+        still = restore.still_scheduled(self.using, [entry.id for entries in missing.values() for entry in entries])
+        for queue, entries in missing.items():
+            left = [entry for entry in entries if entry.id in still]
+            if left:
+                put[queue] += self.broker.put(queue, left, fill=True).put
+        return +put
 
-    def _begin(self, state: _Round, overdue_since: datetime) -> None:
-        """Begin a round: at the very beginning from time to time, else at the low-water mark."""
+    def _beginning(self, overdue_since: datetime) -> tuple[datetime, int]:
+        """Return where a round begins: at the very beginning from time to time, else at the low-water mark."""
+        first, self._first = self._first, None
+        reached, self._reached = self._reached, overdue_since
         now = time.monotonic()
-        if now >= state.full_at:
-            state.full_at = now + FULL_ROUND
-            state.low = None
-        else:
-            lag = overdue_since - timedelta(seconds=FULL_ROUND)
-            state.low = lag if state.first is None else min(state.first, lag)
-        state.first = None
+        if now >= self._full_at:
+            self._full_at = now + FULL_ROUND
+            return restore.BEGINNING
+        lag = min(reached, overdue_since) - timedelta(seconds=FULL_ROUND)
+        return (lag if first is None else min(first, lag), 0)

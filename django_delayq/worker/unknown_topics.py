@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from itertools import islice
 
 from .. import registry, restore, transitions
 from ..broker.base import Broker
@@ -60,9 +61,6 @@ class UnknownTopics:
             by_time[self._time(ticket.id) if topic in known else RETRY_UNKNOWN_AFTER].append(ticket)
         for seconds, tickets in by_time.items():
             broker.park(queue, tickets, seconds)
-        if min(by_time) < RETRY_UNKNOWN_AFTER:
-            # Nobody who sleeps knows that an id falls due in a moment.
-            broker.notify(queue)
 
     def _time(self, pk: int) -> float:
         """Return for how long to park an id that another live worker can deliver."""
@@ -115,17 +113,14 @@ class NewTopics(Service):
         now = transitions.now(self.using)
         if broker is None or self.brokers.current() is not broker or not new:
             return
-        if not restore.any_scheduled(self.using, list(new), now):
-            return
+        by_topics: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for queue, topics in new.items():
-            after = None
-            for _page in range(MOST_PAGES):
-                rows = restore.page(self.using, queue, after=after, end=now, topics=topics)
-                if not rows:
-                    break
-                try:
-                    broker.put(queue, rows, fill=True)
-                except BrokerUnavailable as error:
-                    self.brokers.report_failure(error)
-                    return
-                after = (rows[-1].due_at, rows[-1].id)
+            by_topics[tuple(topics)].append(queue)
+        for some, queues in by_topics.items():
+            pages = restore.merged(self.using, queues, end=now, topics=some)
+            try:
+                for page in islice(pages, MOST_PAGES):
+                    broker.fill(page.by_queue)
+            except BrokerUnavailable as error:
+                self.brokers.report_failure(error)
+                return

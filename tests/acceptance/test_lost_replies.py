@@ -74,7 +74,7 @@ def test_the_reply_of_a_script_may_get_lost(
 def test_ids_taken_by_a_take_whose_reply_was_lost_are_delivered(
     start: Start, proxy: Proxy, client: redis.Redis
 ) -> None:
-    start("--threads", "1").wait_for("Loaded queue default")
+    start("--threads", "1").wait_for("Loaded Redis")
     wait_until(schedule_message("t.ok"), State.CONSUMED)
     proxy.lose_reply_to(*[digest("take")] * 3)
     messages = schedule_messages({"topic": "t.tx"} for _ in range(10))
@@ -85,7 +85,7 @@ def test_ids_taken_by_a_take_whose_reply_was_lost_are_delivered(
 
 
 def test_a_lost_wake_up_delays_no_message_for_long(start: Start, proxy: Proxy) -> None:
-    start("--threads", "1").wait_for("Loaded queue default")
+    start("--threads", "1").wait_for("Loaded Redis")
     proxy.lose_reply_to(b"BLPOP", b"BLPOP")
     messages = [schedule_message("t.tx", delay=0.1 * n) for n in range(10)]
     wait_until_all(State.CONSUMED, 10)

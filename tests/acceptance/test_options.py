@@ -178,7 +178,7 @@ def test_a_worker_without_consumers_delivers_nothing_but_makes_it_ready(start: S
     from django.conf import settings
 
     with redis.Redis.from_url(settings.CACHES["delayq"]["LOCATION"]) as client:
-        ready = "{delayq:default}:ready"
+        ready = "{delayq}:default:ready"
         eventually(lambda: client.zscore(ready, str(message.pk)) is not None, "it is ready")
     message.refresh_from_db()
     assert message.state == State.SCHEDULED

@@ -47,15 +47,15 @@ def test_a_flush_with_thousands_waiting_loses_none_and_delivers_none_twice(
     start: Start, redis_server: RedisServer
 ) -> None:
     worker = start("--processes", "2")
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     messages = many(A_LOT, over=2.5, start=0.3)
     eventually(consumed(A_LOT // 10), "the first are delivered")
     with of(redis_server) as client:
         client.flushall()
-    worker.wait_for(r"Redis lost queue default \(it is empty\)")
+    worker.wait_for(r"Redis lost its ids \(it is empty\)")
     wait_until_all(State.CONSUMED, A_LOT)
     assert effects_per_message() == once_each(messages)
-    assert worker.count("Loaded queue default from the record: [1-9]") >= 1
+    assert worker.count("Loaded Redis from the record: [1-9]") >= 1
 
 
 def test_flush_after_flush_after_flush_is_no_different(start: Start, redis_server: RedisServer) -> None:
@@ -70,13 +70,13 @@ def test_flush_after_flush_after_flush_is_no_different(start: Start, redis_serve
 
 def test_a_redis_killed_and_started_empty_is_filled_again(start: Start, redis_server: RedisServer) -> None:
     worker = start("--processes", "2")
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     messages = many(300, over=2.5)
     later = schedule_message("t.tx", delay=4)
     eventually(consumed(50), "the first are delivered")
     redis_server.kill()
     redis_server.start()
-    worker.wait_for("Redis lost queue default")
+    worker.wait_for("Redis lost its ids")
     with of(redis_server) as client:
         eventually(lambda: client.zscore(KEYS.delayed, str(later.pk)) is not None, "the future is loaded again")
     wait_until_all(State.CONSUMED, 301)
@@ -119,7 +119,7 @@ def test_a_worker_that_starts_without_redis_finds_it_later(start: Start, redis_s
     worker = start()
     wait_until(schedule_message("t.tx"), State.CONSUMED)
     redis_server.start()
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     later = wait_until(schedule_message("t.tx"), State.CONSUMED)
     eventually(
         lambda: log_of(wait_until(schedule_message("t.ok"), State.CONSUMED))[1].ready_at is not None,
@@ -134,7 +134,7 @@ def test_a_redis_restarted_from_an_old_dump_resurrects_nothing_and_lacks_nothing
     with RedisServer(persistence="rdb") as server, of(server) as client:
         configure(REDIS=server.url)
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         delivered = many(20, over=0.5, start=0.5)
         cancelled = many(5, over=0.1, start=2.5)
         moved = many(5, over=0.1, start=2.5)
@@ -145,7 +145,7 @@ def test_a_redis_restarted_from_an_old_dump_resurrects_nothing_and_lacks_nothing
         unknown = many(20, over=1.5, start=1.0)
         server.kill()
         server.start()
-        worker.wait_for(r"Redis lost queue default \(it was restarted or went back in time\)")
+        worker.wait_for(r"Redis lost its ids \(it was restarted or went back in time\)")
         eventually(lambda: states() == {State.CONSUMED: 45, State.CANCELLED: 5}, "all are delivered")
         assert effects_per_message() == once_each([*delivered, *moved, *unknown])
         worker.stop()
@@ -192,7 +192,7 @@ def test_ids_taken_but_never_claimed_come_back(start: Start, redis_server: Redis
 
 
 def test_ids_without_a_scheduled_message_are_dropped(start: Start, redis_server: RedisServer) -> None:
-    start().wait_for("Loaded queue default")
+    start().wait_for("Loaded Redis")
     done = wait_until(schedule_message("t.tx"), State.CONSUMED)
     with of(redis_server) as client:
         client.zadd(KEYS.ready, {str(done.pk): 1, "999999999": 2})
@@ -245,7 +245,7 @@ def test_messages_that_redis_evicts_are_delivered(start: Start, configure: Confi
         evictions.subscribe(f"__keyspace@0__:{KEYS.delayed}")
         configure(REDIS=server.url)
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         messages = many(300, over=1.5, start=3.0)
         assert client.zcard(KEYS.delayed) == 300
         full = threading.Event()
@@ -287,7 +287,7 @@ def test_a_message_beyond_the_horizon_is_in_redis_only_when_it_comes_near(
     start: Start, configure: Configure, redis_server: RedisServer
 ) -> None:
     configure(HORIZON=5)
-    start().wait_for("Loaded queue default")
+    start().wait_for("Loaded Redis")
     far = schedule_message("t.tx", delay=3600)
     near = schedule_message("t.tx", delay=9)
     with of(redis_server) as client:
@@ -318,7 +318,7 @@ def test_a_failover_to_a_replica_that_lags_loses_nothing(
     with Proxy(redis_server.port) as proxy, of(redis_server) as master, of(replica) as client:
         configure(REDIS=proxy.url)
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         eventually(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
         known = many(50, over=2.0, start=1.0)
         eventually(lambda: client.zscore(KEYS.delayed, str(known[-1].pk)), "the replica knows them")
@@ -330,7 +330,7 @@ def test_a_failover_to_a_replica_that_lags_loses_nothing(
         client.replicaof("no", "one")
         assert client.zscore(KEYS.delayed, last) is None
         proxy.turn_to(replica.port)
-        worker.wait_for("Redis lost queue default")
+        worker.wait_for("Redis lost its ids")
         wait_until_all(State.CONSUMED, 100)
         assert effects_per_message() == once_each([*known, *unknown])
         worker.stop()

@@ -85,7 +85,7 @@ def test_a_worker_closes_an_unpaid_order_after_its_time_and_its_pieces_can_be_so
     settings: Any, start: Start
 ) -> None:
     settings.SHOP_SPEED = 900  # a quarter of an hour in one second
-    start().wait_for("Loaded queue default")
+    start().wait_for("Loaded Redis")
 
     order = place(pieces=3)
     assert available() == 7

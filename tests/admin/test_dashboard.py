@@ -293,16 +293,14 @@ def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> No
 # --- banners ----------------------------------------------------------------------------------------------------------
 
 
-def fill(*queues: str) -> None:
-    """Give queues a horizon in Redis, as a worker does."""
-    broker = RedisBroker(conf.get(), samples.DB, timeout=10)
-    for queue in queues:
-        restore.ensure_horizon(samples.DB, broker, queue, worker="test")
+def fill() -> None:
+    """Give Redis a horizon, as a worker does."""
+    restore.ensure_horizon(samples.DB, RedisBroker(conf.get(), samples.DB, timeout=10), worker="test")
 
 
 def test_a_healthy_installation_has_no_banner(viewer: Client) -> None:
     worker()
-    fill("default")
+    fill()
     samples.scheduled()
     assert problems(viewer.get(URL)) == []
 
@@ -313,7 +311,7 @@ ALARMED = (URL, "/admin/delayq_console/health/", "/admin/django_delayq/queue/", 
 def test_an_emptied_redis_without_a_worker_alarms_on_every_page_of_state(
     viewer: Client, redis_client: redis.Redis
 ) -> None:
-    fill("default", "mail")
+    fill()
     samples.scheduled()
     samples.scheduled(queue="mail")
     redis_client.flushall()
@@ -330,7 +328,7 @@ def test_an_emptied_redis_without_a_worker_alarms_on_every_page_of_state(
     [(level, text)] = problems(viewer.get(URL))
     assert level == "warning"
     assert text.endswith("the live workers fill Redis again.")
-    fill("default", "mail")
+    fill()
     panels.forget()
     assert problems(viewer.get(URL)) == []
     assert "Contents ok filled from the record" in samples.text(viewer.get(ALARMED[1]))
@@ -338,7 +336,7 @@ def test_an_emptied_redis_without_a_worker_alarms_on_every_page_of_state(
 
 def test_queues_without_a_worker_share_one_banner(viewer: Client) -> None:
     names = ("a", "b", "c", "d", "e")
-    fill(*names)
+    fill()
     for name in names:
         late(1, queue=name)
     [(level, text)] = problems(viewer.get(URL))
@@ -354,14 +352,14 @@ def test_queues_without_a_worker_share_one_banner(viewer: Client) -> None:
 
 
 def test_paused_queues_need_no_worker(viewer: Client) -> None:
-    fill("mail")
+    fill()
     late(1, queue="mail")
     pause_queue("mail")
     assert [level for level, _text in problems(viewer.get(URL))] == ["info"]
 
 
 def test_overdue_messages_without_a_worker_get_a_banner(viewer: Client) -> None:
-    fill("mail")
+    fill()
     late(2, queue="mail")
     worker(queues=("default",))
     worker("w/2", queues=("mail",), seen=600)
@@ -374,7 +372,7 @@ def test_overdue_messages_without_a_worker_get_a_banner(viewer: Client) -> None:
 
 
 def test_a_message_that_waits_for_long_gets_a_banner(viewer: Client) -> None:
-    fill("default")
+    fill()
     worker()
     late(seconds=250)
     page = viewer.get(URL)
@@ -385,7 +383,7 @@ def test_a_message_that_waits_for_long_gets_a_banner(viewer: Client) -> None:
 
 
 def test_a_paused_queue_says_by_whom_and_why_and_is_no_alarm(viewer: Client) -> None:
-    fill("mail")
+    fill()
     late(seconds=250, queue="mail")
     pause_queue("mail", reason=HOSTILE)
     page = viewer.get(URL)
@@ -407,7 +405,7 @@ def test_a_redis_that_may_drop_messages_gets_a_banner(viewer: Client, monkeypatc
 
 
 def test_migrations_that_are_not_applied_get_a_banner(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill("default")
+    fill()
     late(seconds=250)
     worker()
     monkeypatch.setattr(page_data, "pending_migrations", lambda using: ["0002_more"])

@@ -51,7 +51,7 @@ def restorer(db: None) -> Client:
 def loaded(db: None) -> RedisBroker:
     """Give Redis a horizon, so that scheduled messages go into it."""
     there = RedisBroker(conf.get(), DB, timeout=2)
-    restore.ensure_horizon(DB, there, "default", lease=0.001, worker="test")
+    restore.ensure_horizon(DB, there, lease=0.001, worker="test")
     return there
 
 

@@ -136,7 +136,7 @@ def fill(queue: str) -> RedisBroker:
     redis_publisher = publisher.get(samples.DB)
     assert redis_publisher is not None
     assert isinstance(redis_publisher.broker, RedisBroker)
-    restore.ensure_horizon(samples.DB, redis_publisher.broker, queue, lease=0.001, worker="w")
+    restore.ensure_horizon(samples.DB, redis_publisher.broker, lease=0.001, worker="w")
     return redis_publisher.broker
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -91,21 +90,20 @@ class Bench:
         raise AssertionError("nothing was delivered")
 
 
-def redis_broker(url: str | None = None, *, queues: Sequence[str] = (QUEUE,), using: str = "default") -> RedisBroker:
-    """Make a broker on Redis, and give its queues a horizon as a loader does."""
+def redis_broker(url: str | None = None, *, using: str = "default", horizon: bool = True) -> RedisBroker:
+    """Make a broker on Redis, and give it a horizon as a loader does."""
     settings = conf.get()
     if url is not None:
         settings = conf.parse({"REDIS": url})[0]
     broker = RedisBroker(settings, using, timeout=2.0)
-    for queue in queues:
-        open_horizon(broker, queue, using)
+    if horizon:
+        open_horizon(broker, using)
     return broker
 
 
-def open_horizon(broker: RedisBroker, queue: str = QUEUE, using: str = "default") -> None:
+def open_horizon(broker: RedisBroker, using: str = "default") -> None:
     """Do what a loader does for an empty record."""
     begun = broker.load(
-        queue,
         ahead=600.0,
         worker="test",
         lease=10.0,
@@ -114,7 +112,7 @@ def open_horizon(broker: RedisBroker, queue: str = QUEUE, using: str = "default"
         lost=False,
     )
     assert begun is not None
-    assert broker.loaded(queue, worker="test", upto_tenths=begun[1], lease=None)
+    assert broker.loaded(worker="test", upto_tenths=begun[1], lease=None)
 
 
 def database_broker() -> DatabaseBroker:

@@ -23,7 +23,7 @@ def test_methods_without_an_effect_cost_no_query(django_assert_num_queries: Djan
         broker.remove(QUEUE, [1])
         broker.park(QUEUE, [Ticket(1)], 1.0)
         broker.put_back(QUEUE, [Ticket(1)])
-        broker.notify(QUEUE)
+        broker.notify([QUEUE])
         broker.stop_listening()
         broker.reset_listener()
         broker.close()

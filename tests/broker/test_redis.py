@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_delayq import conf
 from django_delayq.broker import describe
-from django_delayq.broker.base import Entry, Put, QueueMeta
+from django_delayq.broker.base import Entry, Meta, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable, ForeignBroker
@@ -36,9 +36,9 @@ def settings_for(server: RedisServer) -> conf.Settings:
 
 def opened(broker: RedisBroker) -> RedisBroker:
     """Give the queue a horizon, as a loader does."""
-    begun = broker.load(QUEUE, ahead=600, worker="t", lease=10, identity="me", server=broker.server(), lost=False)
+    begun = broker.load(ahead=600, worker="t", lease=10, identity="me", server=broker.server(), lost=False)
     assert begun is not None
-    assert broker.loaded(QUEUE, worker="t", upto_tenths=begun[1], lease=None)
+    assert broker.loaded(worker="t", upto_tenths=begun[1], lease=None)
     return broker
 
 
@@ -106,7 +106,7 @@ def test_a_message_due_earlier_than_the_earliest_ends_a_listen_and_a_later_one_d
         waiting = pool.submit(worker.listen, [QUEUE], 30.0)
         wait_for_listeners(server)
         producer.put(QUEUE, [entry(2, due_in=400)])
-        producer.notify("elsewhere")
+        producer.notify(["elsewhere"])
         assert not waiting.done()
         producer.put(QUEUE, [entry(3, due_in=200)])
         assert waiting.result(timeout=10) is True
@@ -123,7 +123,7 @@ def test_a_listen_ends_when_any_of_its_queues_is_notified(
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(worker.listen, ["a", "b"], 30.0)
             wait_for_listeners(server)
-            other.notify(queue)
+            other.notify([queue])
             assert waiting.result(timeout=10) is True
 
 
@@ -134,7 +134,7 @@ def test_a_notification_wakes_one_of_two_and_is_used_once(
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(lambda one: answers.append(one.listen([QUEUE], 30.0)), one) for one in brokers]
         wait_for_listeners(server, times=2)
-        brokers[0].notify(QUEUE)
+        brokers[0].notify([QUEUE])
         while not answers:
             time.sleep(0.002)
         assert answers == [True]
@@ -146,7 +146,7 @@ def test_a_notification_wakes_one_of_two_and_is_used_once(
 
 
 def test_a_notification_while_nobody_listens_ends_the_next_listen_at_once(broker: RedisBroker) -> None:
-    broker.notify(QUEUE)
+    broker.notify([QUEUE])
     began = time.monotonic()
     assert broker.listen([QUEUE], 30.0) is True
     assert time.monotonic() - began < 10
@@ -183,7 +183,7 @@ def test_a_parked_id_comes_back_after_its_time_with_its_rank(broker: RedisBroker
     next_due = broker.take(QUEUE, 1).next_due
     assert next_due is not None
     assert 55 < next_due < 60.01
-    broker.now = str(broker.read_meta(QUEUE).now_tenths + 60 * SECOND)
+    broker.now = str(broker.read_meta().now_tenths + 60 * SECOND)
     assert [(ticket.id, ticket.rank) for ticket in broker.take(QUEUE, 1).tickets] == [(1, 107)]
 
 
@@ -191,8 +191,8 @@ def test_a_redis_of_another_database_is_refused(brokers: tuple[RedisBroker, Redi
     one, other = brokers
     server = one.server()
     with pytest.raises(ForeignBroker):
-        other.load(QUEUE, **TERMS, identity="somebody else", server=server, lost=True)  # type: ignore[arg-type]
-    assert other.load(QUEUE, **TERMS, identity="me", server=server, lost=False) is not None  # type: ignore[arg-type]
+        other.load(**TERMS, identity="somebody else", server=server, lost=True)  # type: ignore[arg-type]
+    assert other.load(**TERMS, identity="me", server=server, lost=False) is not None  # type: ignore[arg-type]
 
 
 METHODS: dict[str, Callable[[RedisBroker], object]] = {
@@ -200,11 +200,11 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "remove": lambda broker: broker.remove(QUEUE, [1]),
     "take": lambda broker: broker.take(QUEUE, 1),
     "listen": lambda broker: broker.listen([QUEUE], 30.0),
-    "notify": lambda broker: broker.notify(QUEUE),
-    "read_meta": lambda broker: broker.read_meta(QUEUE),
-    "tick": lambda broker: broker.tick(QUEUE),
+    "notify": lambda broker: broker.notify([QUEUE]),
+    "read_meta": lambda broker: broker.read_meta(),
+    "tick": lambda broker: broker.tick(),
     "server": lambda broker: broker.server(),
-    "missing": lambda broker: broker.missing(QUEUE, [entry(1)]),
+    "missing": lambda broker: broker.missing({QUEUE: [entry(1)]}),
 }
 
 
@@ -259,19 +259,20 @@ def test_another_run_of_the_server_is_told_apart(server: RedisServer, broker: Re
     assert after.run_id != before.run_id
 
 
-def test_reading_the_meta_of_a_queue_counts_no_tick(broker: RedisBroker) -> None:
-    before = broker.read_meta(QUEUE)
-    assert before == replace(broker.read_meta(QUEUE), now_tenths=before.now_tenths)
-    after = broker.tick(QUEUE)
+def test_reading_the_meta_counts_no_tick(broker: RedisBroker) -> None:
+    before = broker.read_meta()
+    assert before == replace(broker.read_meta(), now_tenths=before.now_tenths)
+    after = broker.tick()
     assert after == replace(before, now_tenths=after.now_tenths, tick=before.tick + 1)
     assert after.horizon_tenths == after.loaded_tenths is not None
     assert (after.run_id, after.identity) == (broker.server().run_id, "me")
-    assert before.now_tenths <= after.now_tenths <= broker.now_tenths(QUEUE)
+    assert before.now_tenths <= after.now_tenths <= broker.now_tenths()
 
 
-def test_the_meta_of_an_empty_queue_is_empty(broker: RedisBroker) -> None:
-    meta = broker.read_meta("empty")
-    assert meta == QueueMeta(meta.now_tenths, 0, None, None, "", "", "", 0)
+def test_the_meta_of_an_empty_redis_is_empty(broker: RedisBroker) -> None:
+    broker.client.flushall()
+    meta = broker.read_meta()
+    assert meta == Meta(meta.now_tenths, 0, None, None, "", "", "")
 
 
 def test_threads_share_a_broker(broker: RedisBroker) -> None:

@@ -110,7 +110,7 @@ def test_a_forked_process_has_connections_of_its_own(server: RedisServer, other:
 def test_a_small_pool_gets_its_connection_back(server: RedisServer, other: redis.Redis) -> None:
     made = RedisBroker(conf.parse({"REDIS": f"{server.url}?max_connections=1"})[0], "default", timeout=5.0)
     made.take(QUEUE, 1)
-    made.notify(QUEUE)
+    made.notify([QUEUE])
     made.take(QUEUE, 1)
     made.close()
 

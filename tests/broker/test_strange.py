@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_delayq import conf
-from django_delayq.broker.base import Entry
+from django_delayq.broker.base import DueQueue, Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.sql.rows import Ticket
@@ -30,19 +30,23 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "park": lambda broker: broker.park(QUEUE, [TICKET], 1.0),
     "put_back": lambda broker: broker.put_back(QUEUE, [TICKET]),
     "listen": lambda broker: broker.listen([QUEUE], 0.2),
-    "notify": lambda broker: broker.notify(QUEUE),
+    "notify": lambda broker: broker.notify([QUEUE]),
     "put_nowait": lambda broker: broker.put_nowait(QUEUE, [ENTRY]),
     "put_nowait and flush": lambda broker: (broker.put_nowait(QUEUE, [ENTRY]), broker.flush()),
-    "missing": lambda broker: broker.missing(QUEUE, [ENTRY]),
-    "read_meta": lambda broker: broker.read_meta(QUEUE),
-    "tick": lambda broker: broker.tick(QUEUE),
+    "missing": lambda broker: broker.missing({QUEUE: [ENTRY]}),
+    "fill": lambda broker: broker.fill({QUEUE: [ENTRY]}),
+    "take_many": lambda broker: broker.take_many([DueQueue(QUEUE, 1, 1)], 5),
+    "due_queues": lambda broker: broker.due_queues(None),
+    "mend": lambda broker: broker.mend([QUEUE]),
+    "read_meta": lambda broker: broker.read_meta(),
+    "tick": lambda broker: broker.tick(),
     "load": lambda broker: broker.load(
-        QUEUE, ahead=60, worker="w", lease=10, identity="i", server=broker.server(), lost=False
+        ahead=60, worker="w", lease=10, identity="i", server=broker.server(), lost=False
     ),
-    "loaded": lambda broker: broker.loaded(QUEUE, worker="w", upto_tenths=5, lease=None),
+    "loaded": lambda broker: broker.loaded(worker="w", upto_tenths=5, lease=None),
     "server": lambda broker: broker.server(),
     "server_info": lambda broker: broker.server_info(),
-    "now_tenths": lambda broker: broker.now_tenths(QUEUE),
+    "now_tenths": lambda broker: broker.now_tenths(),
     "server_time": lambda broker: broker.server_time(),
     "size": lambda broker: broker.size(QUEUE),
     "places": lambda broker: broker.places(QUEUE, [7]),
@@ -136,11 +140,11 @@ MEMBERS: list[dict[Any, float]] = [
 def test_strange_members_and_scores_neither_stop_a_broker_nor_stay(
     broker: RedisBroker, key: str, members: dict[Any, float]
 ) -> None:
-    broker.load(QUEUE, ahead=600, worker="w", lease=10, identity="i", server=broker.server(), lost=False)
+    broker.load(ahead=600, worker="w", lease=10, identity="i", server=broker.server(), lost=False)
     k = broker.keys(QUEUE)
     broker.client.zadd(getattr(k, key), members)
     broker.put(QUEUE, [Entry.at(70, datetime.now(UTC), 0), ENTRY])
-    assert set(broker.missing(QUEUE, [Entry.at(1, datetime.now(UTC), 0)])) <= {1}
+    assert set(broker.missing({QUEUE: [Entry.at(1, datetime.now(UTC), 0)]})[QUEUE]) <= {1}
     assert broker.size(QUEUE).total == len(members) + 2
     assert {70, 7} <= {pk for batch in broker.ids(QUEUE) for pk in batch}
     broker.places(QUEUE, [1, 2, 3, 4, 5, 70])
@@ -162,18 +166,18 @@ def test_strange_members_and_scores_neither_stop_a_broker_nor_stay(
 @pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "1e300", "-1", "9" * 30, b"\xff\xfe"], ids=repr)
 def test_rubbish_in_the_meta_stops_no_method(broker: RedisBroker, field: str, rubbish: str | bytes) -> None:
     terms: dict[str, Any] = {"ahead": 600, "worker": "w", "lease": 10, "identity": "i", "lost": False}
-    assert broker.load(QUEUE, **terms, server=broker.server())
+    assert broker.load(**terms, server=broker.server())
     broker.client.hset(broker.keys(QUEUE).meta, field, rubbish)
-    broker.read_meta(QUEUE)
+    broker.read_meta()
     broker.put(QUEUE, [ENTRY])
-    broker.tick(QUEUE)
-    begun = broker.load(QUEUE, **terms, server=broker.server())
+    broker.tick()
+    begun = broker.load(**terms, server=broker.server())
     if begun is None:
         # Another loader, for ten seconds at most.
         assert field == "loader"
         return
-    assert broker.loaded(QUEUE, worker="w", upto_tenths=begun[1], lease=None)
-    meta = broker.tick(QUEUE)
+    assert broker.loaded(worker="w", upto_tenths=begun[1], lease=None)
+    meta = broker.tick()
     assert meta.loaded_tenths == meta.horizon_tenths == begun[1]
     assert begun[1] < meta.now_tenths + 601 * 10_000
 

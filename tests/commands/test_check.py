@@ -90,7 +90,7 @@ def test_a_redis_that_hides_its_settings_is_a_warning(redis_client: redis.Redis,
 
 
 def test_the_redis_of_another_database_is_exit_code_78(redis_client: redis.Redis) -> None:
-    redis_client.hset("{delayq:default}:meta", "identity", "somebody else")
+    redis_client.hset("{delayq}:meta", "identity", "somebody else")
     assert run("delayq_check").code == 78
 
 

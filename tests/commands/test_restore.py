@@ -19,7 +19,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.management import _common as common
 from django_delayq.models import Identity, Message, identity
-from django_delayq.restore import InvalidPosition, Overdue, Position, Restore, Selection, engine
+from django_delayq.restore import InvalidPosition, Overdue, Position, Restore, Selection, engine, filling, reading
 from django_delayq.sql.moves import move
 from django_delayq.states import State
 from testproject.servers import RedisServer
@@ -102,7 +102,6 @@ def test_two_restores_at_once_put_each_message_once() -> None:
 def test_messages_beyond_the_horizon_are_left_to_the_worker_that_loads_the_queue() -> None:
     redis_broker = broker()
     begun = redis_broker.load(
-        "default",
         ahead=60,
         worker="somebody",
         lease=60,
@@ -120,7 +119,7 @@ def test_messages_beyond_the_horizon_are_left_to_the_worker_that_loads_the_queue
     assert set(held()) == set(ids)
     assert not set(later) & set(held())
     # The load of the queue is not finished.
-    assert redis_broker.read_meta("default").horizon_tenths == begun[1]
+    assert redis_broker.read_meta().horizon_tenths == begun[1]
 
 
 def test_messages_put_by_producers_during_a_restore_stay_as_they_are() -> None:
@@ -150,18 +149,18 @@ def test_messages_with_the_same_due_time_are_all_put() -> None:
 def test_a_restore_of_all_queues_leaves_nothing_for_a_loader() -> None:
     schedule(3)
     run("delayq_restore")
-    meta = broker().read_meta("default")
+    meta = broker().read_meta()
     assert meta.loaded_tenths == meta.horizon_tenths is not None
 
 
 def test_a_partial_restore_leaves_the_loading_to_a_worker() -> None:
     ids = schedule(3)
     run("delayq_restore", "--id", str(ids[0]))
-    meta = broker().read_meta("default")
+    meta = broker().read_meta()
     assert meta.horizon_tenths is not None
     assert meta.loaded_tenths is None
     server = broker().server()
-    begun = broker().load("default", ahead=600, worker="w", lease=10, identity=meta.identity, server=server, lost=False)
+    begun = broker().load(ahead=600, worker="w", lease=10, identity=meta.identity, server=server, lost=False)
     assert begun is not None
 
 
@@ -348,7 +347,7 @@ def test_a_resumed_restore_never_says_that_the_whole_queue_is_loaded(redis_clien
     second.preview()
     second.run()
     assert held() == due_tenths(*ids[3:])
-    meta = broker().read_meta("default")
+    meta = broker().read_meta()
     assert meta.horizon_tenths is not None
     assert meta.loaded_tenths is None
 
@@ -449,7 +448,7 @@ def test_the_preview_shows_the_oldest_overdue_message() -> None:
 
 def test_the_redis_of_another_database_is_not_restored(redis_client: redis.Redis) -> None:
     schedule(2, due=-20)
-    redis_client.hset("{delayq:default}:meta", "identity", "somebody else")
+    redis_client.hset("{delayq}:meta", "identity", "somebody else")
     before = record()
     for words in ([], ["--dry-run"], ["--overdue", "dead", "--yes"]):
         assert run("delayq_restore", *words).code == 78
@@ -500,7 +499,7 @@ def test_pages_are_read_along_the_index(django_assert_num_queries: Any) -> None:
         try:
             after = (timezone.now(), 5)
             with django_assert_num_queries(1) as queries:
-                restore.page("default", "default", after=after, end=timezone.now())
+                reading.page("default", "default", after=after, end=timezone.now())
             cursor.execute("EXPLAIN " + queries[0]["sql"])
             plan = "\n".join(line for (line,) in cursor.fetchall())
         finally:
@@ -537,11 +536,11 @@ def test_batches_read_ahead_are_not_put_once_redis_is_away(monkeypatch: pytest.M
     schedule(9)
     read, ending = threading.Semaphore(0), threading.Event()
     tried: list[list[Entry]] = []
-    reading, shutdown = restore.page, ThreadPoolExecutor.shutdown
+    read_page, shutdown = reading.page, ThreadPoolExecutor.shutdown
 
     def page(*given: Any, **named: Any) -> list[Entry]:
         read.release()
-        return reading(*given, **named)
+        return read_page(*given, **named)
 
     def shut(pool: ThreadPoolExecutor, *given: Any, **named: Any) -> None:
         ending.set()
@@ -572,7 +571,7 @@ def test_a_failed_load_mark_ends_a_restore_and_its_thread(monkeypatch: pytest.Mo
     def loaded(*_given: Any, **_named: Any) -> bool:
         raise BrokerUnavailable("no answer")
 
-    monkeypatch.setattr(engine, "MARK_INTERVAL", 0.0)
+    monkeypatch.setattr(filling, "MARK_INTERVAL", 0.0)
     monkeypatch.setattr(RedisBroker, "loaded", loaded)
     # The error keeps the frame in which it was raised alive, so the thread must have ended by itself.
     with pytest.raises(BrokerUnavailable) as failed:
@@ -585,13 +584,13 @@ def test_a_restore_reads_a_few_batches_ahead_and_keeps_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     schedule(9)
-    reading, putting = restore.page, RedisBroker.put
+    read_page, putting = reading.page, RedisBroker.put
     batches: list[list[int]] = []
     put: list[list[int]] = []
     full, too_full = threading.Event(), threading.Event()
 
     def page(*given: Any, **named: Any) -> list[Entry]:
-        entries = reading(*given, **named)
+        entries = read_page(*given, **named)
         batches.append([entry.id for entry in entries])
         if len(batches) > engine.BATCHES_AHEAD:
             full.set()

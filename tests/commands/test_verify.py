@@ -16,7 +16,7 @@ from .conftest import Ran, claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
-DELAYED, READY = "{delayq:default}:delayed", "{delayq:default}:ready"
+DELAYED, READY = "{delayq}:default:delayed", "{delayq}:default:ready"
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ def test_a_check_without_fix_changes_nothing(redis_client: redis.Redis) -> None:
 
 
 def test_the_redis_of_another_database_is_neither_compared_nor_changed(redis_client: redis.Redis) -> None:
-    redis_client.hset("{delayq:default}:meta", "identity", "somebody else")
+    redis_client.hset("{delayq}:meta", "identity", "somebody else")
     redis_client.zadd(READY, {"7": 5})
     assert run("delayq_verify", "--fix").code == 78
     assert redis_client.zcard(READY) == 1

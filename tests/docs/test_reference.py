@@ -254,7 +254,7 @@ def test_every_redis_key_is_documented() -> None:
     }
     assert documented.keys() == set(dataclasses.astuple(keys("delayq", "mail")))
     other = keys(namespace("delayq", "other"), "mail")
-    assert f"``{other.delayed.rpartition(':')[0]}``" in text_of("reference/redis-keys")
+    assert f"``{other.meta.rpartition(':')[0]}``" in text_of("reference/redis-keys")
     types = dict(
         zip(
             (field.name for field in dataclasses.fields(Keys)), dataclasses.astuple(keys("delayq", "mail")), strict=True
@@ -263,8 +263,10 @@ def test_every_redis_key_is_documented() -> None:
     assert {name: documented[key] for name, key in types.items()} == {
         "delayed": "sorted set",
         "ready": "sorted set",
-        "meta": "hash",
         "wake": "list",
+        "queues": "sorted set",
+        "wake_all": "list",
+        "meta": "hash",
     }
 
 

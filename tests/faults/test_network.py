@@ -103,7 +103,7 @@ def verdict_on_late_ones(lines: Path, number: int = NUMBER) -> Verdict:
 
 def test_a_slow_redis_makes_nothing_early_or_lost(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
     worker = begin(delayq=through(to_redis))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     to_redis.delay = 0.3
     wave(tmp_path / "lines")
     assert verdict(tmp_path / "lines") == Verdict(NUMBER)
@@ -114,7 +114,7 @@ def test_torn_or_lost_replies_of_redis_lose_no_message(
     begin: Begin, to_redis: Proxy, tmp_path: Path, habit: str
 ) -> None:
     worker = begin(delayq=through(to_redis))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     setattr(to_redis, habit, 5)
     number = 0
     while to_redis.hits < 3:
@@ -127,7 +127,7 @@ def test_torn_or_lost_replies_of_redis_lose_no_message(
 
 def test_silent_connections_to_redis_lose_nothing(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
     worker = begin(delayq=through(to_redis))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     wave(tmp_path / "lines")
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     assert to_redis.forget() >= 3
@@ -146,7 +146,7 @@ def test_silent_connections_to_redis_lose_nothing(begin: Begin, to_redis: Proxy,
 
 def test_a_redis_out_of_reach_for_some_seconds_loses_nothing(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
     worker = begin(delayq=through(to_redis))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     wave(tmp_path / "lines", over=3.0)
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     to_redis.swallow()
@@ -194,7 +194,7 @@ def test_a_slow_database_loses_nothing(
 ) -> None:
     configure(LEASE=3)
     worker = begin("--threads", "8", prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     to_database.delay = 0.3
     wave(tmp_path / "lines", number=20)
     assert verdict_on_late_ones(tmp_path / "lines", 20).wrong == []
@@ -205,7 +205,7 @@ def test_torn_or_lost_replies_of_the_database_lose_no_message(
     begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path, habit: str
 ) -> None:
     worker = begin(prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     setattr(to_database, habit, 12)
     wave(tmp_path / "lines")
     eventually(lambda: to_database.hits >= 5 or drained(), "it happens")
@@ -220,7 +220,7 @@ def test_silent_connections_to_the_database_lose_nothing(
 ) -> None:
     """The worker hangs until its connections are reset. Another one delivers meanwhile, and nothing runs twice."""
     worker = begin(prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     wave(tmp_path / "lines", over=3.0)
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     assert to_database.forget() >= 3
@@ -240,7 +240,7 @@ def test_a_database_out_of_reach_for_some_seconds_loses_nothing(
     begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     worker = begin(prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     messages = wave(tmp_path / "lines", over=3.0)
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     to_database.swallow()
@@ -258,7 +258,7 @@ def test_a_worker_that_cannot_write_outcomes_down_takes_no_more(
 ) -> None:
     """Only the recorder's connection is dead. A worker that went on would lose every delivery as a crashed one."""
     worker = begin(prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     lines = str(tmp_path / "lines")
     for _ in range(5):
         wait_until(schedule_message("t.file", lines), State.CONSUMED)

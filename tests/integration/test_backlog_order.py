@@ -42,7 +42,7 @@ def test_an_overdue_backlog_runs_longest_overdue_first(
         pause_queue("default")
     parts = assembled(threads=1)
     if parts.brokers.redis is not None:
-        Loader("default", parts.brokers, parts.queues, "w").tick()
+        Loader("default", parts.brokers, "w").tick()
         assert parts.brokers.redis.size("default").ready == len(ids)
     parts.pool.start()
     try:

@@ -55,7 +55,7 @@ class Skewed:
         self.broker = broker
         self.set_ahead = set_ahead
         parts.brokers.redis = broker
-        self.loader = Loader(DB, parts.brokers, parts.queues, "w")
+        self.loader = Loader(DB, parts.brokers, "w")
 
     @property
     def consumer(self) -> Consumer:
@@ -69,9 +69,9 @@ class Skewed:
     def put(self, message: Message) -> None:
         self.broker.put(message.queue, [Entry.at(message.pk, message.due_at, message.priority)])
 
-    def correction(self, queue: str = QUEUE) -> float:
+    def correction(self) -> float:
         """Return by how many seconds Redis corrects its clock."""
-        return self.broker.read_meta(queue).skew_tenths / SECOND
+        return self.broker.read_meta().skew_tenths / SECOND
 
     def due_there(self, message: Message) -> int | None:
         """Return the due tenth at which the message waits in Redis."""
@@ -110,7 +110,7 @@ def test_a_loader_corrects_the_clock_of_redis_to_that_of_the_record(skewed: Skew
     skewed.load()
     skewed.load()
     before = to_tenths(transitions.now(DB))
-    now = skewed.broker.now_tenths(QUEUE)
+    now = skewed.broker.now_tenths()
     assert skewed.correction() == pytest.approx(-ahead, abs=5)
     # A measurement is as exact as its round trips are short. A busy machine may make them long.
     assert before - 5 * SECOND <= now <= to_tenths(transitions.now(DB)) + 5 * SECOND
@@ -156,12 +156,12 @@ def test_a_put_with_a_clock_set_ahead_is_taken_when_due(skewed: Skewed) -> None:
     assert (claims(message), skewed.due_there(message)) == ([], to_tenths(message.due_at))
 
 
-def test_a_clock_that_is_set_is_followed_in_all_queues_by_the_next_measurement(skewed: Skewed) -> None:
+def test_a_clock_that_is_set_is_followed_by_the_next_measurement(skewed: Skewed) -> None:
     skewed.load()
     for ahead in (HOUR, -HOUR, 0.0):
         skewed.set_ahead(ahead)
         skewed.load()
-        assert [skewed.correction(queue) for queue in (QUEUE, OTHER)] == pytest.approx([-ahead] * 2, abs=5)
+        assert skewed.correction() == pytest.approx(-ahead, abs=5)
         message = schedule_message("t.ok")
         skewed.put(message)
         skewed.consumer.turn()
@@ -172,11 +172,11 @@ def test_clocks_that_agree_are_not_corrected(redis_client: redis.Redis, assemble
     parts = assembled()
     broker = parts.brokers.redis
     assert broker is not None
-    loader = Loader(DB, parts.brokers, parts.queues, "w")
+    loader = Loader(DB, parts.brokers, "w")
     for _tick in range(5):
         loader._measured = -loading.SKEW_INTERVAL
         loader.tick()
-    assert broker.read_meta(QUEUE).skew_tenths == 0
+    assert broker.read_meta().skew_tenths == 0
 
 
 def test_the_log_tells_once_that_clocks_differ_and_once_that_they_agree(
@@ -216,8 +216,8 @@ def test_a_loader_goes_on_while_the_database_is_away(skewed: Skewed, monkeypatch
 
     skewed.load()
     monkeypatch.setattr(transitions, "now", fail)
-    tick = skewed.broker.read_meta(QUEUE).tick
+    tick = skewed.broker.read_meta().tick
     skewed.load()
     skewed.load()
-    assert skewed.broker.read_meta(QUEUE).tick > tick
+    assert skewed.broker.read_meta().tick > tick
     assert skewed.parts.brokers.current() is skewed.broker

@@ -45,7 +45,8 @@ def test_claimed_messages_run_although_redis_goes_away_while_the_rest_is_put_bac
 
     monkeypatch.setattr(brokers.redis, "take", take)
     monkeypatch.setattr(brokers.redis, "put", put)
-    deliveries, _taken = consumer._take_and_claim(brokers.redis, "default", 10)
+    redis = brokers.redis
+    deliveries, _taken = consumer._take_and_claim(redis, lambda: consumer._take(redis, "default", 10))
     assert [delivery.id for delivery in deliveries] == [ready.pk]
     assert brokers.current() is brokers.database
 

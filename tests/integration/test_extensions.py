@@ -222,7 +222,7 @@ def test_a_load_that_fails_without_a_text_is_reported_as_failed(monkeypatch: pyt
             errors.append(error)
 
     monkeypatch.setattr(extensions, "_restore_observers", [Observer])
-    with pytest.raises(RuntimeError), _ObservedLoad(DB, "w", "default", from_beginning=True) as observed:
+    with pytest.raises(RuntimeError), _ObservedLoad(DB, "w", from_beginning=True) as observed:
         observed.progress(Put(put=1), 1)
         raise RuntimeError
     assert errors == ["RuntimeError"]

@@ -37,7 +37,7 @@ def consumer(request: pytest.FixtureRequest, redis_client: redis.Redis, assemble
     """A consumer with room for three messages."""
     parts = assembled(threads=3, redis=request.param == "redis")
     if (broker := parts.brokers.redis) is not None:
-        broker.load(QUEUE, ahead=600, worker="t", lease=10, identity="t", server=broker.server(), lost=True)
+        broker.load(ahead=600, worker="t", lease=10, identity="t", server=broker.server(), lost=True)
     return parts.consumer
 
 

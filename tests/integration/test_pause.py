@@ -305,8 +305,7 @@ def consumer(redis_client: redis.Redis, assembled: Assemble) -> Consumer:
     parts = assembled(threads=4, queues=(QUEUE, "other"))
     broker = parts.brokers.redis
     assert broker is not None
-    for queue in (QUEUE, "other"):
-        broker.load(queue, ahead=600, worker="t", lease=10, identity="t", server=broker.server(), lost=True)
+    broker.load(ahead=600, worker="t", lease=10, identity="t", server=broker.server(), lost=True)
     return parts.consumer
 
 

@@ -40,7 +40,7 @@ def test_ids_that_no_database_can_hold_are_dropped(broker: RedisBroker) -> None:
 
 def test_an_id_that_is_ready_too_early_waits_for_its_due_time(broker: RedisBroker) -> None:
     k = broker.keys("default")
-    due_tenths = broker.now_tenths("default") + 3600 * SECOND
+    due_tenths = broker.now_tenths() + 3600 * SECOND
     broker.client.zadd(k.ready, {"7": 100 * BAND + due_tenths})
     assert broker.take("default", 10).tickets == []
     assert broker.places("default", [7]) == [Place(due_tenths, None)]
@@ -57,7 +57,7 @@ def test_the_wait_for_a_wake_up_begins_anew_after_redis_did_not_answer(broker: R
     # It was woken, to ask the database.
     assert wait_readable([broker._listener._read], 0)
     assert not broker.listen(["default"], 5)
-    notifying = threading.Timer(0.1, lambda: broker.notify("default"))
+    notifying = threading.Timer(0.1, lambda: broker.notify(["default"]))
     notifying.start()
     assert broker.listen(["default"], 5)
     notifying.join()
@@ -75,7 +75,7 @@ def test_a_busy_process_takes_no_wake_up_from_an_idle_one(
         return int(broker.client.info("clients")["blocked_clients"])
 
     if how == "after a notification":
-        broker.notify("default")
+        broker.notify(["default"])
         assert broker.listen(["default"], 5)
     else:
         assert not broker.listen(["default"], 0.01)
@@ -86,19 +86,19 @@ def test_a_busy_process_takes_no_wake_up_from_an_idle_one(
     listener.start()
     eventually(waiting, "the idle one waits")
     assert waiting() == 1
-    broker.notify("default")
+    broker.notify(["default"])
     listener.join(30)
     assert heard == [True]
     idle.close()
 
 
 def test_a_connection_that_redis_closed_while_nobody_waited_is_replaced(broker: RedisBroker) -> None:
-    broker.notify("default")
+    broker.notify(["default"])
     assert broker.listen(["default"], 5)
     assert broker._listener is not None
     first = broker._listener._connection._sock
     broker.client.client_kill_filter(skipme=True, _type="normal")
-    broker.notify("default")
+    broker.notify(["default"])
     assert broker.listen(["default"], 5)
     assert broker._listener._connection._sock is not first
 

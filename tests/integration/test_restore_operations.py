@@ -496,7 +496,7 @@ def test_a_restore_goes_on_when_its_operation_cannot_be_written(
 @pytest.fixture
 def loader(redis_client: redis.Redis) -> Iterator[Loader]:
     brokers = BrokerSwitch(DB, dict)
-    yield Loader(DB, brokers, lambda: ("default", "other"), "host/1-loader")
+    yield Loader(DB, brokers, "host/1-loader")
     brokers.close()
 
 
@@ -508,7 +508,7 @@ def test_a_load_from_the_beginning_is_shown_and_an_ordinary_load_is_not(
     for _ in range(4):
         loader.tick()
     shown = only()
-    assert (shown.action, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
+    assert (shown.action, shown.state, shown.described) == ("restore", OperationState.DONE, "all queues")
     assert (shown.started_by, shown.done, shown.outcomes) == ("worker:host/1-loader", 5, {"put": 5})
     assert held() == due_tenths(*ids)
 
@@ -537,7 +537,7 @@ def test_a_loader_goes_on_without_the_table_of_operations(
 
 
 def test_a_load_that_fails_with_an_error_without_text_is_shown_as_failed(redis_client: redis.Redis) -> None:
-    with pytest.raises(TimeoutError), _ObservedLoad(DB, "host/1", "default", from_beginning=True) as observed:
+    with pytest.raises(TimeoutError), _ObservedLoad(DB, "host/1", from_beginning=True) as observed:
         observed.progress(Put(put=3), 3)
         raise TimeoutError
     failed = only()
@@ -592,7 +592,7 @@ def test_a_worker_heals_a_restore_that_was_flushed_in_the_middle(start: Start, r
     there.close()
     worker = start()
     eventually(lambda: states()[State.CONSUMED] == 600, "what was due is consumed")
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     assert held() == due_tenths(*later)
 
 
@@ -622,8 +622,7 @@ def check() -> Operation:
 def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     there = broker()
-    for queue in ("default", "other"):
-        restore.ensure_horizon(DB, there, queue, lease=0.001, worker="test")
+    restore.ensure_horizon(DB, there, lease=0.001, worker="test")
     there.put("default", [])
     missing, extra = schedule(3)[:1], 999_999_999
     schedule(2, queue="other")

@@ -42,11 +42,11 @@ def make_ready(parts: Parts, pk: int) -> None:
     broker = redis_of(parts)
     k = broker.keys("default")
     broker.client.zrem(k.delayed, str(pk))
-    broker.client.zadd(k.ready, {str(pk): 100 * BAND + broker.now_tenths("default")})
+    broker.client.zadd(k.ready, {str(pk): 100 * BAND + broker.now_tenths()})
 
 
 def load(parts: Parts) -> None:
-    Loader(DB, parts.brokers, lambda: ("default",), "w").tick()
+    Loader(DB, parts.brokers, "w").tick()
 
 
 def live_worker(*topics: str, queue: str = "default", seen: float = 0.0) -> None:
@@ -128,7 +128,7 @@ def test_a_new_worker_fetches_the_parked_ids_of_a_topic_that_only_it_knows(parts
 
     def park() -> None:
         broker.client.zrem(k.ready, str(message.pk))
-        broker.client.zadd(k.delayed, {str(message.pk): broker.now_tenths("default") + 600 * SECOND})
+        broker.client.zadd(k.delayed, {str(message.pk): broker.now_tenths() + 600 * SECOND})
 
     def is_ready() -> bool:
         broker.promote("default")

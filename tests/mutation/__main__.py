@@ -169,7 +169,27 @@ MUTANTS = [
     ),
     mutant(
         "sweeper that starts at a cursor",
-        (f"{WORKER}/sweeper.py", "state.low = None", "state.low = overdue_since"),
+        (f"{WORKER}/sweeper.py", "return restore.BEGINNING", "return overdue_since, 0"),
+    ),
+    mutant(
+        "sweeper that forgets the backlog",
+        (f"{WORKER}/sweeper.py", "(lag if first is None else min(first, lag), 0)", "(lag, 0)"),
+    ),
+    mutant(
+        "load that takes Redis for loaded too early",
+        (f"{WORKER}/loader.py", "if not load.mark(page.end[0]):", "if not load.mark(from_tenths(horizon)):"),
+    ),
+    mutant(
+        "put that leaves the index of queues alone",
+        (f"{LUA}/put.lua", "note(queues, queue, needed_at(delayed, ready))", ""),
+    ),
+    mutant(
+        "take that does not tell of other queues",
+        (f"{LUA}/take.lua", "if other then", "if false then"),
+    ),
+    mutant(
+        "sweep beside a load",
+        (f"{WORKER}/sweeper.py", "return meta.horizon_tenths is None or meta.is_loading", "return False"),
     ),
     mutant(
         "horizon advanced after the query",
@@ -180,16 +200,17 @@ MUTANTS = [
         "restore that clears first",
         (
             ENGINE,
-            "horizon, loading = self._horizons[queue], False",
+            "horizon = self._horizon if not self.dry_run:",
             (
-                "horizon, loading = self._horizons[queue], False\n"
-                "self.broker.client.delete(self.broker.keys(queue).delayed, self.broker.keys(queue).ready)"
+                "horizon = self._horizon\n"
+                "self.broker.client.delete(self.broker.keys(queue).delayed, self.broker.keys(queue).ready)\n"
+                "if not self.dry_run:"
             ),
         ),
     ),
     mutant(
         "resumed restore that says the whole queue is loaded",
-        (ENGINE, "whole = self._counts_as_load and after is None", "whole = self._counts_as_load"),
+        (ENGINE, "and overdue != Overdue.SKIP and self._from is None", "and overdue != Overdue.SKIP"),
     ),
     mutant(
         "spread that holds no queue",
@@ -293,7 +314,7 @@ MUTANTS = [
         "take from the queue of another database",
         (f"{LUA}/take.lua", "if is_foreign(meta, identity) then", "if false then"),
     ),
-    mutant("key of another type left", (f"{LUA}/tick.lua", 'redis.call("DEL", delayed)', "")),
+    mutant("key of another type left", (f"{LUA}/include/types.lua", 'redis.call("DEL", key)', "")),
     mutant(
         "Redis that flaps used at once",
         (f"{WORKER}/broker_switch.py", "or time.monotonic() < self._held_until", ""),
@@ -363,8 +384,12 @@ MUTANTS = [
         (f"{WORKER}/consumer.py", "if early and index is not None", "if False and index is not None"),
     ),
     mutant(
-        "clock that is set and followed in one queue only",
-        (f"{WORKER}/loader.py", "if any(lost) or clock_was_set:", "if any(lost):"),
+        "clock that is set and not followed",
+        (
+            f"{WORKER}/loader.py",
+            "skew = None if self._tick is None else self._skew",
+            "skew = None",
+        ),
     ),
     mutant(
         "backlog in the order in which Redis learned of it",

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, conf, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import scripts
-from django_delayq.broker.base import Entry
+from django_delayq.broker.base import DueQueue, Entry
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.sql.rows import Ticket
@@ -62,7 +62,7 @@ def test_the_documented_rights_suffice_and_nothing_else_is_tried(start: Start, c
         make_user(client, documented_rights())
         configure(REDIS=url_of(server))
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         messages = schedule_messages({"topic": "t.tx", "delay": 0.01 * n} for n in range(50))
         retried = schedule_message("t.second_time")
         moved, gone = schedule_message("t.tx", delay=600), schedule_message("t.tx", delay=600)
@@ -81,7 +81,7 @@ def test_the_documented_rights_suffice_and_nothing_else_is_tried(start: Start, c
         assert run("delayq_restore").code == 0
         assert client.zcard(KEYS.delayed) == len(waiting)
         client.flushall()
-        worker.wait_for("Redis lost queue default")
+        worker.wait_for("Redis lost its ids")
         eventually(lambda: client.zcard(KEYS.delayed) == len(waiting), "it is loaded again")
         assert effects_per_message() == once_each([*messages, retried, moved])
         assert worker.stop() == 0
@@ -128,8 +128,8 @@ def every_method(broker: RedisBroker) -> dict[str, Callable[[], object]]:
     ready, early = Ticket(7, 18_000_000_000_000, 100), Ticket(8, 18_000_000_000_000, 100, 1.0)
     terms: dict[str, Any] = {"ahead": 60.0, "worker": "w", "lease": 10.0, "identity": "i", "lost": False}
     return {
-        "load": lambda: broker.load("default", **terms, server=broker.server()),
-        "loaded": lambda: broker.loaded("default", worker="w", upto_tenths=5, lease=None),
+        "load": lambda: broker.load(**terms, server=broker.server()),
+        "loaded": lambda: broker.loaded(worker="w", upto_tenths=5, lease=None),
         "put": lambda: broker.put("default", entries),
         "put_nowait": lambda: broker.put_nowait("default", entries),
         "flush": broker.flush,
@@ -138,14 +138,18 @@ def every_method(broker: RedisBroker) -> dict[str, Callable[[], object]]:
         "promote": lambda: broker.promote("default"),
         "park": lambda: broker.park("default", [ready], 1.0),
         "put_back": lambda: broker.put_back("default", [ready, early]),
-        "notify": lambda: broker.notify("default"),
+        "notify": lambda: broker.notify(["default"]),
         "listen": lambda: broker.listen(["default"], 5.0),
-        "missing": lambda: broker.missing("default", entries),
-        "read_meta": lambda: broker.read_meta("default"),
-        "tick": lambda: broker.tick("default"),
+        "missing": lambda: broker.missing({"default": entries}),
+        "fill": lambda: broker.fill({"default": entries}),
+        "take_many": lambda: broker.take_many([DueQueue("default", 1, 1)], 5),
+        "due_queues": lambda: broker.due_queues(None),
+        "mend": lambda: broker.mend(["default"]),
+        "read_meta": broker.read_meta,
+        "tick": broker.tick,
         "server": broker.server,
         "server_info": broker.server_info,
-        "now_tenths": lambda: broker.now_tenths("default"),
+        "now_tenths": broker.now_tenths,
         "server_time": broker.server_time,
         "size": lambda: broker.size("default"),
         "places": lambda: broker.places("default", [1]),
@@ -209,7 +213,7 @@ def test_a_valid_password_is_never_shown(start: Start, configure: Configure, cap
         client.config_set("requirepass", SECRET)
         configure(REDIS=f"redis://:{SECRET}@127.0.0.1:{server.port}/0")
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         assert log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None
         said = [run(*words) for words in COMMANDS]
         server.kill()
@@ -232,7 +236,7 @@ def test_the_redis_of_another_database_is_found_by_the_check_and_left_alone_by_t
         before = {key: client.dump(key) for key in client.scan_iter()}
         ran = run("delayq_check")
         assert ran.code == 78
-        assert re.search(r"CRITICAL Redis identity: queue default: .*another database", ran.out)
+        assert re.search(r"CRITICAL Redis identity: .*another database", ran.out)
         assert run("delayq_check", "--nagios").code == 2
         ran = run("delayq_restore")
         assert ran.code != 0

@@ -98,7 +98,7 @@ def test_a_failover_forgets_messages_and_effects_together(
         network = stack.enter_context(Proxy(postgres_server.port))
         url = postgres_server.url.replace(str(postgres_server.port), str(network.port))
         worker = stack.enter_context(Worker("--processes", "1", prefix=f"env DATABASE_URL={url}"))
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         rows = wave("t.tx", over=4.0)
         others = wave("t.file", payload=str(lines), over=4.0)
         eventually(lambda: standby.ask("SELECT count(*) FROM delayq_message") == 2 * NUMBER, "the standby has them")

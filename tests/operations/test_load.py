@@ -100,7 +100,7 @@ def test_thousands_of_deliveries_leave_nothing_behind_in_the_worker(start: Start
     with RedisServer() as server:
         configure(REDIS=server.url)
         worker = start("--threads", "4")
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         done = deliver(1500, 0)
         before = Footprint(worker, server)
         for _round in range(3):

@@ -28,7 +28,7 @@ def test_messages_are_delivered_from_the_database_while_redis_is_full(start: Sta
     with RedisServer() as server, of(server) as client:
         configure(REDIS=server.url)
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         waiting = schedule_messages({"topic": "t.tx", "delay": 1.0 + 0.01 * n} for n in range(20))
         client.config_set("maxmemory", 1)
         with pytest.raises(redis.ResponseError, match="used memory"):
@@ -53,7 +53,7 @@ def test_a_redis_filled_by_our_own_ids_empties_itself_as_they_fall_due(start: St
     with RedisServer() as server, of(server) as client:
         configure(REDIS=server.url)
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         messages = schedule_messages({"topic": "t.tx", "delay": 2.0 + 0.001 * n} for n in range(300))
         assert client.zcard(KEYS.delayed) == 300
         client.config_set("maxmemory", 1)

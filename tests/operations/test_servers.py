@@ -37,7 +37,7 @@ def test_every_installed_redis_supports_everything(start: Start, configure: Conf
     with ThisRedis(program) as server, of(server) as client:
         configure(REDIS=server.url)
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis")
         messages = schedule_messages({"topic": "t.tx", "delay": 0.5 + 0.01 * n} for n in range(50))
         client.config_set("maxmemory", 1)
         full = schedule_message("t.tx", delay=0.1)
@@ -72,7 +72,7 @@ def test_a_failover_by_sentinel_under_a_working_worker_loses_nothing(
     settings.DJANGO_REDIS_CONNECTION_FACTORY = FACTORY
     configure(REDIS="guarded")
     worker = start(prefix="env DJANGO_SETTINGS_MODULE=tests.operations.sentinel_settings")
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     messages = schedule_messages({"topic": "t.tx", "delay": 0.3 + 0.05 * n} for n in range(100))
     with of(master) as client:
         assert client.zcard(KEYS.delayed) > 0

@@ -53,7 +53,7 @@ def port(request: pytest.FixtureRequest, authority: Authority) -> Iterator[int]:
 def test_a_worker_delivers_over_tls(start: Start, configure: Configure, port: int, authority: Authority) -> None:
     configure(REDIS=f"rediss://localhost:{port}/0?ssl_ca_certs={authority.certificate}", REDIS_TIMEOUT=2)
     worker = start()
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis")
     message = wait_until(schedule_message("t.tx", delay=0.2), State.CONSUMED)
     assert log_of(message)[1].ready_at is not None
     assert worker.count("Redis is away") == 0

@@ -40,7 +40,7 @@ def loader(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.R
     publisher.get.cache_clear()
     monkeypatch.setattr(publisher, "CLOCK_MARGIN", MARGIN)
     brokers = BrokerSwitch("default", dict)
-    yield Loader("default", brokers, lambda: ("default",), "racing")
+    yield Loader("default", brokers, "racing")
     brokers.close()
 
 
@@ -60,7 +60,7 @@ def in_thread(work: Callable[[], object], over: threading.Event) -> threading.Th
 def test_no_message_around_the_horizon_is_left_out_by_all(loader: Loader, redis_client: redis.Redis) -> None:
     loader.tick()
     rounds = 3
-    first = loader.broker.read_meta("default").horizon_tenths
+    first = loader.broker.read_meta().horizon_tenths
     assert first is not None
     over = threading.Event()
 
@@ -90,7 +90,7 @@ def test_no_message_around_the_horizon_is_left_out_by_all(loader: Loader, redis_
     assert there is not None
     there.broker.close()
     publisher.get.cache_clear()
-    meta = loader.broker.read_meta("default")
+    meta = loader.broker.read_meta()
     assert meta.loaded_tenths == meta.horizon_tenths
     found = ConsistencyCheck("default", loader.broker, "default", pause=0.0).run()
     assert found.compared > 100
@@ -106,7 +106,6 @@ def test_a_horizon_that_was_farther_away_under_another_setting_is_loaded_anew(
     """A producer with the nearer HORIZON leaves out what the farther one had covered."""
     broker = RedisBroker(loader.broker.settings, "default", timeout=2.0)  # type: ignore[attr-defined]
     begun = broker.load(
-        "default",
         ahead=before,
         worker="old",
         lease=10.0,
@@ -115,12 +114,12 @@ def test_a_horizon_that_was_farther_away_under_another_setting_is_loaded_anew(
         lost=False,
     )
     assert begun is not None
-    assert broker.loaded("default", worker="old", upto_tenths=begun[1], lease=None)
+    assert broker.loaded(worker="old", upto_tenths=begun[1], lease=None)
     broker.close()
     between = schedule_message("t.ok", delay=HORIZON + 3.0)
     assert redis_client.zcard(KEYS.delayed) == 0
     loader.tick()
-    meta = loader.broker.read_meta("default")
+    meta = loader.broker.read_meta()
     assert meta.horizon_tenths is not None
     assert meta.horizon_tenths < meta.now_tenths + (HORIZON + 1) * 10_000
 

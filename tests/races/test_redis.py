@@ -26,7 +26,7 @@ def brokers(together: Together, settings: Any) -> Any:
     """Return clients of one loaded Redis."""
     assert REDIS_SERVER is not None
     there = [RedisBroker(conf.Settings(REDIS=REDIS_SERVER.url), "default", timeout=5.0) for _ in range(6)]
-    there[0].load(QUEUE, ahead=600, worker="test", lease=10, identity="test", server=there[0].server(), lost=False)
+    there[0].load(ahead=600, worker="test", lease=10, identity="test", server=there[0].server(), lost=False)
     yield there
     for broker in there:
         broker.close()
@@ -122,7 +122,7 @@ def test_a_redis_flushed_during_a_fill_can_be_filled_again(together: Together, b
         *[lambda b=b: fill(b) for b in brokers[:2]],
         brokers[2].client.flushall,
     )
-    brokers[0].load(QUEUE, ahead=600, worker="x", lease=10, identity="test", server=brokers[0].server(), lost=True)
+    brokers[0].load(ahead=600, worker="x", lease=10, identity="test", server=brokers[0].server(), lost=True)
     fill(brokers[0])
     delivering = Delivering()
     delivering.over.set()
@@ -137,7 +137,7 @@ def test_two_loaders_load_a_queue_once(together: Together, brokers: list[RedisBr
         answers = together(
             *[
                 lambda b=b, n=n, server=server: b.load(
-                    QUEUE, ahead=600, worker=f"w{n}", lease=10, identity="test", server=server, lost=False
+                    ahead=600, worker=f"w{n}", lease=10, identity="test", server=server, lost=False
                 )
                 for n, b in enumerate(brokers)
             ]

@@ -31,11 +31,11 @@ KEYS = keys("delayq", "default")
 def foreign(redis_client: redis.Redis) -> redis.Redis:
     """Redis as the worker of another database leaves it, with the ids of two of its messages."""
     publisher.get.cache_clear()
-    broker = redis_broker(queues=[])
+    broker = redis_broker(horizon=False)
     terms: dict[str, Any] = {"ahead": 600.0, "worker": "w", "lease": 10.0, "lost": False}
-    begun = broker.load("default", **terms, identity=str(uuid4()), server=broker.server())
+    begun = broker.load(**terms, identity=str(uuid4()), server=broker.server())
     assert begun is not None
-    assert broker.loaded("default", worker="w", upto_tenths=begun[1], lease=None)
+    assert broker.loaded(worker="w", upto_tenths=begun[1], lease=None)
     redis_client.zadd(KEYS.delayed, {"1": 2**44, "2": 2**44})
     redis_client.zadd(KEYS.ready, {"3": 2**44, "4": 2**44})
     broker.close()
@@ -95,7 +95,7 @@ def test_an_empty_redis_and_an_own_one_are_used(redis_client: redis.Redis) -> No
     schedule_message(TOPIC, delay=60)
     flush()
     assert held(redis_client) == set()
-    redis_broker(queues=["default"]).close()
+    redis_broker().close()
     pk = schedule_message(TOPIC, delay=60).pk
     flush()
     assert held(redis_client) == {pk}
@@ -108,15 +108,15 @@ def test_an_empty_redis_and_an_own_one_are_used(redis_client: redis.Redis) -> No
 def test_an_identity_that_was_made_anew_is_noticed(redis_client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
     """A test that empties all tables takes the identity along, and a worker makes another one."""
     publisher.get.cache_clear()
-    redis_broker(queues=["default"]).close()
+    redis_broker().close()
     schedule_message(TOPIC, delay=60)
     flush()
     Identity.objects.all().delete()
     redis_client.flushall()
     fresh = str(Identity.objects.create(id=1).value)
     terms: dict[str, Any] = {"ahead": 600.0, "worker": "w", "lease": 10.0, "lost": False}
-    broker = redis_broker(queues=[])
-    assert broker.load("default", **terms, identity=fresh, server=broker.server())
+    broker = redis_broker(horizon=False)
+    assert broker.load(**terms, identity=fresh, server=broker.server())
     broker.close()
     assert known_identity("default") != fresh
     ids = [schedule_message(TOPIC, delay=60).pk for _ in range(60)]
@@ -134,7 +134,7 @@ def all_verbs(number: int) -> None:
 
 
 def test_the_identity_costs_no_query_and_no_round_trip(redis_client: redis.Redis) -> None:
-    redis_broker(queues=["default"]).close()
+    redis_broker().close()
     teach(redis_client)
     counted = []
     for number in range(2):

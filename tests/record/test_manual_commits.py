@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture(autouse=True)
 def _horizon(redis_client: redis.Redis) -> None:
     publisher.get.cache_clear()
-    redis_broker(queues=["default"]).close()
+    redis_broker().close()
 
 
 @pytest.fixture(autouse=True)

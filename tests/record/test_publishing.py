@@ -26,7 +26,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.clock import SECOND
 from django_delayq.models import Message
 from testproject.servers import RedisServer
-from tests.broker.bench import open_horizon, redis_broker
+from tests.broker.bench import redis_broker
 
 from .steps import TOPIC, at_once, claim, due, later
 
@@ -48,7 +48,7 @@ class Undo(Exception):
 def _horizon(redis_client: redis.Redis) -> None:
     """Return Redis as a loader leaves it: messages that are due within ten minutes go there."""
     publisher.get.cache_clear()
-    redis_broker(queues=["default", "slow"]).close()
+    redis_broker().close()
 
 
 def held(client: redis.Redis, queue: str = "default", namespace: str = "delayq") -> set[int]:
@@ -241,7 +241,7 @@ def test_a_replaced_message_is_put_into_its_new_queue(redis_client: redis.Redis)
 
 @both
 def test_each_database_has_keys_of_its_own(redis_client: redis.Redis) -> None:
-    redis_broker(queues=["default"], using="other").close()
+    redis_broker(using="other").close()
     there = schedule_message(TOPIC, delay=60, using="other").pk
     assert held(redis_client) == set()
     assert held(redis_client, namespace="delayq@other") == {there}
@@ -343,8 +343,7 @@ def test_messages_are_published_again_when_redis_is_back(away: RedisServer) -> N
     away.kill()
     soon()
     away.start()
-    broker = redis_broker(away.url, queues=[])
-    open_horizon(broker, "default")
+    broker = redis_broker(away.url)
     deadline = time.monotonic() + 10
     with redis.Redis(port=away.port) as client:
         while not held(client):

@@ -75,6 +75,8 @@ class Bench:
         if "identity" in script.arguments:
             # Most tests do not mind whose queue it is.
             values.setdefault("identity", "")
+        if "queue" in script.arguments:
+            declared["queue"] = self.keys.queue
         return plain(script(self.client, rest=rest, **declared, **values))
 
     def put(self, *entries: tuple[int, int, int], mode: str = "set", now: int = NOW) -> Any:
@@ -86,7 +88,7 @@ class Bench:
     ) -> tuple[int, int, float | None, list[int]]:
         """Take; returns how many moved, how many are left, in how many tenths the next is due, and the ids taken."""
         answer = self.call("take", now=now, limit=limit, batch=batch, within=within)
-        moved, left, next_due, _now, *taken = answer
+        moved, left, next_due, _now, _other, *taken = answer
         return moved, left, float(next_due) if next_due else None, [int(number) for number in taken[::2]]
 
 

@@ -8,7 +8,15 @@ import pytest
 
 from .bench import NOW, Bench, Delayed, Places, Ready
 
-META: dict[Any, Any] = {"horizon": "7", "loaded": "6", "run_id": "r", "replid": "p", "identity": "i"}
+META: dict[Any, Any] = {
+    "horizon": "7",
+    "loaded": "6",
+    "run_id": "r",
+    "replid": "p",
+    "identity": "i",
+    "loader_until": "9",
+    "skew": "5",
+}
 UNMEASURED = {"least_skew": "", "most_skew": ""}
 
 
@@ -56,33 +64,53 @@ def test_many_notifications_leave_one_token(bench: Bench) -> None:
 
 
 def test_tick_of_an_empty_redis_finds_nothing_but_itself(bench: Bench) -> None:
-    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 1, "", "", "", "", "", ""]
+    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 1, "", "", "", "", "", "", ""]
     assert bench.meta() == {"tick": "1"}
 
 
 def test_tick_returns_the_meta_and_grows(bench: Bench) -> None:
     bench.client.hset(bench.keys.meta, mapping={**META, "tick": "41"})
-    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 42, "7", "6", "r", "p", "i", ""]
-    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 43, "7", "6", "r", "p", "i", ""]
+    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW + 5), 42, "7", "6", "r", "p", "i", "5", "9"]
+    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW + 5), 43, "7", "6", "r", "p", "i", "5", "9"]
     assert bench.meta() == {**META, "tick": "43"}
 
 
-def test_tick_deletes_keys_of_another_type_and_has_the_queue_loaded_again(bench: Bench) -> None:
+@pytest.mark.parametrize("name", ["delayed", "ready"])
+def test_mend_deletes_keys_of_another_type_and_has_redis_loaded_again(bench: Bench, name: str) -> None:
     bench.client.hset(bench.keys.meta, mapping=META)
-    for key in (bench.keys.delayed, bench.keys.ready, bench.keys.wake):
+    for key in (getattr(bench.keys, name), bench.keys.wake):
+        bench.client.set(key, "somebody's")
+    assert bench.call("mend") == 1
+    assert bench.client.exists(bench.keys.delayed, bench.keys.ready, bench.keys.wake) == 0
+    assert bench.meta() == {name: value for name, value in META.items() if name != "loaded"}
+    assert bench.call("mend") == 0
+
+
+def test_mend_keeps_a_healthy_queue_as_it_is(bench: Bench) -> None:
+    bench.set({1: Delayed(NOW), 2: Ready(NOW)})
+    bench.call("notify")
+    bench.client.hset(bench.keys.meta, mapping=META)
+    before = {key: bench.client.dump(key) for key in bench.client.scan_iter()}
+    assert bench.call("mend") == 0
+    assert {key: bench.client.dump(key) for key in bench.client.scan_iter()} == before
+
+
+def test_tick_deletes_keys_of_another_type_and_has_redis_loaded_again(bench: Bench) -> None:
+    bench.client.hset(bench.keys.meta, mapping=META)
+    for key in (bench.keys.queues, bench.keys.wake_all):
         bench.client.set(key, "somebody's")
     assert bench.call("tick", now=NOW, **UNMEASURED)[2:4] == ["7", ""]
-    assert bench.client.exists(bench.keys.delayed, bench.keys.ready, bench.keys.wake) == 0
+    assert bench.client.exists(bench.keys.queues, bench.keys.wake_all) == 0
     bench.client.delete(bench.keys.meta)
     bench.client.set(bench.keys.meta, "somebody's")
-    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 1, "", "", "", "", "", ""]
+    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 1, "", "", "", "", "", "", ""]
 
 
 def test_tick_keeps_a_healthy_queue_as_it_is(bench: Bench) -> None:
     bench.set({1: Delayed(NOW), 2: Ready(NOW)})
     bench.call("notify")
     bench.client.hset(bench.keys.meta, mapping=META)
-    assert bench.call("tick", now=NOW, **UNMEASURED)[2:] == ["7", "6", "r", "p", "i", ""]
+    assert bench.call("tick", now=NOW, **UNMEASURED)[2:] == ["7", "6", "r", "p", "i", "5", "9"]
     assert bench.places() == {1: Delayed(NOW), 2: Ready(NOW)}
     assert bench.tokens() == 1
 

@@ -70,7 +70,7 @@ def _signature(source: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
                 break
             if match[1]:
                 found[match[1]].setdefault(int(match[2]), name)
-            elif int(match[3]) == len(found["ARGV"]) + 1 and name in ("entries", "ids"):
+            elif int(match[3]) == len(found["ARGV"]) + 1 and name in ("entries", "ids", "names"):
                 rest = True
     for kind, by_number in found.items():
         if sorted(by_number) != list(range(1, len(by_number) + 1)):

@@ -1,4 +1,4 @@
--- Record how far the loader has come. With lease "" it has finished, and another loader may begin.
+-- Record how far the loader has come (upto "": no further). With lease "" it has finished, and another loader may begin.
 -- Returns "ok", or "lost" when this worker is no longer the loader: Redis was lost meanwhile, or the worker was slow.
 local meta = KEYS[1]
 local now, worker, upto, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -6,7 +6,9 @@ local now, worker, upto, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if redis.call("HGET", meta, "loader") ~= worker then
   return "lost"
 end
-redis.call("HSET", meta, "loaded", upto)
+if upto ~= "" then
+  redis.call("HSET", meta, "loaded", upto)
+end
 if lease == "" then
   redis.call("HDEL", meta, "loader", "loader_until")
 else

@@ -3,12 +3,13 @@
 -- ones, uses mode "fill", which adds what is missing and makes nothing later.
 -- Entries: id, due tenth, rank, id, due tenth, rank, …
 -- Returns "ok" and how many were put, were present and are due beyond the horizon; "lost" when there is no horizon; or
--- "foreign" when the queue belongs to another database.
-local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now, mode, identity, entries = ARGV[1], ARGV[2], ARGV[3], 4
+-- "foreign" when Redis holds the ids of another database.
+local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local now, mode, identity, queue, entries = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 5
 -- @include clock
 -- @include places
 -- @include notify
+-- @include index
 -- @include whole
 local known = redis.call("HMGET", meta, "horizon", "identity")
 if identity ~= "" and known[2] and known[2] ~= identity then
@@ -65,7 +66,11 @@ for i = entries, #ARGV, 3 do
     end
   end
 end
+if wanted or mode == "fill" then
+  note(queues, queue, needed_at(delayed, ready))
+end
 if wanted then
   notify(wake)
+  notify(wake_all)
 end
 return {"ok", put, present, beyond}

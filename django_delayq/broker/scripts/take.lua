@@ -3,16 +3,17 @@
 -- ("within"). These do not become ready first: then another worker could take them.
 -- A ready message that falls due later still, since the clock has gone back, is moved back to delayed.
 -- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none is delayed)
--- and the time, then id, ready score, id, ready score, … The score holds the due time, in the future for a message that
--- is taken early.
--- Returns only "foreign" when the queue belongs to another database.
-local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- the time, and in how many tenths another queue needs a worker ("" when none does), then id, ready score, id, ready
+-- score, … The score holds the due time, in the future for a message that is taken early.
+-- Returns only "foreign" when Redis holds the ids of another database.
+local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now, limit, batch, within = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local identity = ARGV[5]
+local identity, queue = ARGV[5], ARGV[6]
 -- @include clock
 -- @include places
 -- @include notify
 -- @include owner
+-- @include index
 if is_foreign(meta, identity) then
   return {"foreign"}
 end
@@ -25,7 +26,7 @@ for i = 1, #due, 2 do
   local score = tonumber(due[i + 1])
   redis.call("ZADD", ready, ready_score(math.floor(score), rank_of(score)), due[i])
 end
-local answer = {#due / 2, 0, "", string.format("%.2f", now + part)}
+local answer = {#due / 2, 0, "", string.format("%.2f", now + part), ""}
 local room, early = limit, 0
 while room > 0 and early < batch do
   local popped = redis.call("ZPOPMIN", ready, math.min(room, batch - early))
@@ -62,7 +63,17 @@ local head = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
 if head[2] then
   answer[3] = string.format("%.3f", math.max(0, math.floor(tonumber(head[2])) - now - part))
 end
+note(queues, queue, answer[2] > 0 and 0 or head[2] and math.floor(tonumber(head[2])) or nil)
+local first = redis.call("ZRANGE", queues, 0, 1, "WITHSCORES")
+local other = first[2]
+if first[1] == queue then
+  other = first[4]
+end
+if other then
+  answer[5] = string.format("%.3f", math.max(0, tonumber(other) - now - part))
+end
 if answer[2] > 0 then
   notify(wake)
+  notify(wake_all)
 end
 return answer

@@ -1,34 +1,22 @@
--- Count one more tick of a queue, and return its meta. If a process gets a tick that is not greater than its last one,
--- Redis went back to an old snapshot. Keys of another type than ours are deleted: every script would stumble over them.
--- Nothing is written when the queue belongs to another database.
+-- Count one more tick, and return the meta. If a process gets a tick that is not greater than its last one, Redis went
+-- back to an old snapshot. Keys of another type than ours are deleted: every script would stumble over them.
+-- Nothing is written when Redis holds the ids of another database.
 -- Between least_skew and most_skew (tenths, or "") lies how far the record's clock is ahead of the server's.
--- Returns now, tick, horizon, loaded, run_id, replid, identity, skew ("" for what is missing).
-local delayed, ready, meta, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- Returns now, tick, horizon, loaded, run_id, replid, identity, skew, loader_until ("" for what is missing).
+local meta, queues, wake_all = KEYS[1], KEYS[2], KEYS[3]
 local now, identity, least_skew, most_skew = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- @include clock
 -- @include owner
 -- @include skew
-local function is_wrong(found, kind)
-  return found.ok ~= "none" and found.ok ~= kind
-end
-
+-- @include types
 local tick = 0
-if is_wrong(redis.call("TYPE", meta), "hash") then
-  redis.call("DEL", meta)
-end
+drop_wrong(meta, "hash")
 if not is_foreign(meta, identity) then
-  -- Without "loaded" the queue is loaded from the beginning.
-  if is_wrong(redis.call("TYPE", delayed), "zset") then
-    redis.call("DEL", delayed)
+  if drop_wrong(queues, "zset") then
+    -- A load from the beginning writes the index again.
     redis.call("HDEL", meta, "loaded")
   end
-  if is_wrong(redis.call("TYPE", ready), "zset") then
-    redis.call("DEL", ready)
-    redis.call("HDEL", meta, "loaded")
-  end
-  if is_wrong(redis.call("TYPE", wake), "list") then
-    redis.call("DEL", wake)
-  end
+  drop_wrong(wake_all, "list")
   adjust_skew(least_skew, most_skew)
   tick = redis.pcall("HINCRBY", meta, "tick", 1)
   if type(tick) == "table" and (string.find(tick.err, "not an integer") or string.find(tick.err, "overflow")) then
@@ -39,7 +27,7 @@ if not is_foreign(meta, identity) then
   end
 end
 local answer = {string.format("%.0f", clock(now)), tick}
-for i, field in ipairs({"horizon", "loaded", "run_id", "replid", "identity", "skew"}) do
+for i, field in ipairs({"horizon", "loaded", "run_id", "replid", "identity", "skew", "loader_until"}) do
   answer[2 + i] = redis.call("HGET", meta, field) or ""
 end
 return answer

@@ -1,0 +1,45 @@
+-- Find the queues that have ids which are ready, or fall due within the next tenths ("within"): the given ones of the
+-- index, or all of it when none is given. Changes nothing. Queues come by name, the one called "before" before others.
+-- The keys of a queue are built from its name: all keys of a deployment share one hash tag.
+-- Returns in how many tenths the next other queue needs a worker ("" when none does) and how many more queues there
+-- are, then queue, number ready, number due, queue, … The numbers end with the queue at which they reach "enough".
+local meta, queues = KEYS[1], KEYS[2]
+local now, within, enough, before, names = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], 5
+-- @include clock
+local part
+now, part = clock(now)
+local upto = now + within
+local found, next_at = {}, nil
+if #ARGV >= names then
+  for i = names, #ARGV do
+    local at = tonumber(redis.call("ZSCORE", queues, ARGV[i]) or "")
+    if at and at <= upto then
+      found[#found + 1] = ARGV[i]
+    elseif at and (next_at == nil or at < next_at) then
+      next_at = at
+    end
+  end
+else
+  found = redis.call("ZRANGEBYSCORE", queues, "-inf", string.format("%.0f", upto))
+  local later = redis.call("ZRANGEBYSCORE", queues, "(" .. string.format("%.0f", upto), "+inf", "WITHSCORES", "LIMIT", 0, 1)
+  next_at = tonumber(later[2] or "")
+  table.sort(found, function(one, other)
+    return one ~= other and (one == before or (other ~= before and one < other))
+  end)
+end
+local answer = {next_at and string.format("%.3f", next_at - now - part) or "", #found}
+local number = 0
+for _, queue in ipairs(found) do
+  if number >= enough then
+    break
+  end
+  local base = string.sub(queues, 1, -7) .. queue
+  local ready = redis.call("ZCARD", base .. ":ready")
+  local due = redis.call("ZCOUNT", base .. ":delayed", "-inf", "(" .. string.format("%.0f", upto + 1))
+  number = number + ready + due
+  answer[2] = answer[2] - 1
+  answer[#answer + 1] = queue
+  answer[#answer + 1] = ready
+  answer[#answer + 1] = due
+end
+return answer
