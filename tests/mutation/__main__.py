@@ -164,6 +164,34 @@ MUTANTS = [
         (f"{WORKER}/quarantine.py", "return delivery.crashes >= self._suspect_crashes", "return False"),
     ),
     mutant(
+        "topics that others know parked as if nobody did",
+        (
+            f"{WORKER}/unknown_topics.py",
+            "if topic in known else RETRY_UNKNOWN_AFTER",
+            "if False else RETRY_UNKNOWN_AFTER",
+        ),
+    ),
+    mutant(
+        "dead workers that know topics",
+        (
+            f"{WORKER}/unknown_topics.py",
+            "rows = Worker.objects.using(using).filter(seen_at__gt=alive_since)",
+            "rows = Worker.objects.using(using)",
+        ),
+    ),
+    mutant(
+        "consumer that goes on while outcomes wait",
+        (f"{WORKER}/consumer.py", "or self.pool.recorder.behind > LONGEST_BEHIND", ""),
+    ),
+    mutant(
+        "orphaned claims that include those of an answer",
+        (TRANSITIONS, "claims = claims.filter(at__gt=since)", "pass"),
+    ),
+    mutant(
+        "refund that is lost",
+        (f"{WORKER}/budget.py", "numbers[0] += self._refunded", "numbers[0] += 0"),
+    ),
+    mutant(
         "two suspects at a time",
         (f"{WORKER}/quarantine.py", "(self._lock is None or self._lock.acquire(wait=False))", "True"),
     ),
