@@ -49,6 +49,11 @@ class Proxy:
         self._upstream = port
         self.cut()
 
+    @property
+    def is_used(self) -> bool:
+        """True when a connection is open."""
+        return bool(self._open())
+
     def cut(self) -> None:
         """Break all connections."""
         for link in self._open():

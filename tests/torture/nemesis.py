@@ -134,6 +134,8 @@ class Nemesis:
                 worker.kill()
             for worker in workers:
                 self.arena.replace(worker)
+        # A fault of the network would find no connection.
+        eventually(lambda: all(way.is_used for way in self.arena.to_postgres[1:]), "all workers are back")
 
     def kill_supervisor(self) -> None:
         """Kill a supervisor; its children notice, and end in order."""

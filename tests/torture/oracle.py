@@ -562,7 +562,7 @@ class Oracle:
             for before, row in pairwise(log):
                 if row.is_claim:
                     self._measure(pk, log, before, row)
-        quiet, steady = sorted(self.report.lateness["quiet"]), self.evidence.run["steady"]
+        quiet, steady = sorted(self.report.lateness.get("quiet", [])), self.evidence.run["steady"]
         if len(quiet) >= MANY and quiet[len(quiet) * 99 // 100] > steady:
             self.report.found("late", f"99th percentile of quiet times: {quiet[len(quiet) * 99 // 100]:.3f} s")
 

@@ -750,6 +750,11 @@ def test_a_run_that_was_spoiled_is_called_by_its_name(
     assert int(number[1]) > 0, said
 
 
+def test_a_run_without_a_quiet_moment_has_a_report() -> None:
+    run = {"lease": 5, "kinds": [], "steady": 1, "marks": {}, "seed": "1", "size": "smoke", "seconds": 1.0}
+    assert "GOOD" in oracle.tell(oracle.Oracle(oracle.Evidence(run)).judge(), run)
+
+
 def test_every_kind_of_wrong_has_a_run_that_shows_it() -> None:
     assert {kind for kind, _name, _spoil in SPOILS} == set(oracle.KINDS)
 
