@@ -62,7 +62,7 @@ def schedule(each: int, *, due_in: float = 60.0) -> list[Message]:
     """Schedule so many messages for each queue, in turns; the later ones are due later."""
     now = timezone.now()
     return schedule_messages(
-        {"topic": TOPIC, "queue": QUEUES[n % len(QUEUES)], "due": now + timedelta(seconds=due_in, milliseconds=n)}
+        {"topic": TOPIC, "queue": QUEUES[n % len(QUEUES)], "due_at": now + timedelta(seconds=due_in, milliseconds=n)}
         for n in range(each * len(QUEUES))
     )
 

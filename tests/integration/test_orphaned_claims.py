@@ -14,7 +14,7 @@ from pytest_django import DjangoAssertNumQueries
 from django_delayq import cancel_message, schedule_message, transitions
 from django_delayq.broker.base import Entry
 from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.models import Message
+from django_delayq.models import Message, identity
 from django_delayq.sql.rows import Claimed
 from django_delayq.states import State
 from django_delayq.verdicts import Verdict
@@ -37,7 +37,7 @@ def consumer(request: pytest.FixtureRequest, redis_client: redis.Redis, assemble
     """A consumer with room for three messages."""
     parts = assembled(threads=3, redis=request.param == "redis")
     if (broker := parts.brokers.redis) is not None:
-        broker.load(ahead=600, worker="t", lease=10, identity="t", server=broker.server(), lost=True)
+        broker.load(ahead=600, worker="t", lease=10, identity=identity(DB), server=broker.server(), lost=True)
     return parts.consumer
 
 

@@ -27,7 +27,7 @@ from django_delayq import (
     transitions,
 )
 from django_delayq.broker.keys import keys
-from django_delayq.models import Message, Queue, Transition
+from django_delayq.models import Message, Queue, Transition, identity
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.worker import known_pauses
@@ -305,7 +305,7 @@ def consumer(redis_client: redis.Redis, assembled: Assemble) -> Consumer:
     parts = assembled(threads=4, queues=(QUEUE, "other"))
     broker = parts.brokers.redis
     assert broker is not None
-    broker.load(ahead=600, worker="t", lease=10, identity="t", server=broker.server(), lost=True)
+    broker.load(ahead=600, worker="t", lease=10, identity=identity(DB), server=broker.server(), lost=True)
     return parts.consumer
 
 

@@ -87,7 +87,7 @@ def test_the_operator_is_told_once(foreign: redis.Redis, caplog: pytest.LogCaptu
     schedule_message(TOPIC, delay=60)
     ran = run("delayq_check", "--min-workers", "0")
     assert ran.code == 78
-    assert "CRITICAL Redis identity: queue default: " in ran.out
+    assert "CRITICAL Redis identity: " in ran.out
 
 
 def test_an_empty_redis_and_an_own_one_are_used(redis_client: redis.Redis) -> None:
