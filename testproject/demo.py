@@ -195,6 +195,11 @@ def _serve(stack: ExitStack, port: int | None) -> None:
     users.filter(username=USER).delete()
     users.create_superuser(USER, password=password)
     stack.callback(users.filter(username=USER).delete)
+
+    from testproject import samples
+
+    stack.callback(samples.clear)
+    print(samples.leave(), end="")
     site = stack.enter_context(Site(port))
     print(f"\nThe admin: {site.url}admin/   user: {USER}   password: {password}   (Ctrl-C ends it)", flush=True)
     with contextlib.suppress(KeyboardInterrupt):

@@ -10,7 +10,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.cookiejar import CookieJar
 from pathlib import Path
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
@@ -95,6 +98,40 @@ def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path: Path, number
             assert process.returncode == 130
             assert "nothing is left running" in rest
         eventually(lambda: is_gone(process, said), "everything that it started has ended")
+
+
+def test_a_demo_that_serves_leaves_messages_of_each_kind_and_says_where_to_look(tmp_path: Path) -> None:
+    with demo(tmp_path, "--serve") as process:
+        said = read_until(process, r"The admin: http")
+        url = re.search(r"The admin: (\S+) +user: (\S+) +password: (\S+)", said)
+        assert url is not None
+        pages = browse(*url.groups())
+        process.send_signal(signal.SIGINT)
+        rest, _nothing = process.communicate(timeout=60)
+
+    assert process.returncode == 0, rest
+    for line in ("37 messages due in the future", "5 overdue in a paused queue", "6 dead", "3 expired, 3 cancelled"):
+        assert line in said
+    for state, number in (("scheduled", 43), ("dead", 6), ("expired", 3), ("consumed", 1)):
+        found = re.search(r"([\d,]+) message", pages[state])
+        assert found is not None
+        assert int(found[1].replace(",", "")) >= number, state
+    assert is_gone(process, said + rest)
+
+
+def browse(root: str, user: str, password: str) -> dict[str, str]:
+    """Log in to the admin, and return the text of the list of messages in each state."""
+    client = build_opener(HTTPCookieProcessor(CookieJar()))
+    form = client.open(f"{root}login/").read().decode()
+    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', form)
+    assert token is not None
+    fields = {"username": user, "password": password, "csrfmiddlewaretoken": token[1], "next": "/admin/"}
+    client.open(f"{root}login/", urlencode(fields).encode())
+    pages = {}
+    for state in ("scheduled", "dead", "expired", "consumed"):
+        url = f"{root}django_delayq/message/?{urlencode({'q': f'state:{state}'})}"
+        pages[state] = re.sub(r"<[^>]+>", " ", client.open(url).read().decode())
+    return pages
 
 
 def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
