@@ -411,6 +411,8 @@ class PgBouncerServer(Server):
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
             f"auth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
             f"default_pool_size = {self._pool_size}\nmax_client_conn = 500\nignore_startup_parameters = options\n"
+            # By default it says for 15 s of a database that is back that it is not.
+            "server_login_retry = 1\n"
         )
         for file in (users, settings):
             file.chmod(0o644)

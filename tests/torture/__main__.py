@@ -1,4 +1,4 @@
-"""``python -m tests.torture [smoke|nightly|soak|apart] [--seed N] [--minutes M] [--keep FOLDER]``."""
+"""``python -m tests.torture [smoke|nightly|soak|apart] [--seed N] [--minutes M] [--only FAULT]``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.torture import oracle
@@ -35,6 +36,7 @@ def main() -> int:
     parser.add_argument("size", choices=SIZES, nargs="?", default="smoke")
     parser.add_argument("--seed", default=None, help="which faults, when, and to whom (default: another each time)")
     parser.add_argument("--minutes", type=float, help="how long faults go on")
+    parser.add_argument("--only", metavar="FAULT", action="append", default=[], help="only this fault (repeatable)")
     parser.add_argument("--keep", type=Path, help="leave journals, logs and a dump of the tables in this new folder")
     given = parser.parse_args()
     seed = given.seed or str(random.randrange(10**6))
@@ -43,12 +45,12 @@ def main() -> int:
         size = dataclasses.replace(size, seconds=given.minutes * 60)
     if given.keep:
         given.keep.mkdir(parents=True)
-        return torture(given.keep, given.size, size, seed)
+        return torture(given.keep, given.size, size, seed, given.only)
     with tempfile.TemporaryDirectory(prefix="delayq-torture-") as folder:
-        return torture(Path(folder), given.size, size, seed)
+        return torture(Path(folder), given.size, size, seed, given.only)
 
 
-def torture(folder: Path, name: str, size: Size, seed: str) -> int:
+def torture(folder: Path, name: str, size: Size, seed: str, only: Sequence[str] = ()) -> int:
     """Run the torture: break, heal, wait, and ask the oracle, whose exit code is returned."""
     began = time.time()
     print(f"torture {name}, seed {seed}", flush=True)
@@ -56,7 +58,7 @@ def torture(folder: Path, name: str, size: Size, seed: str) -> int:
         until = time.time() + size.seconds
         arena.begin(until)
         arena.rest(6)
-        nemesis = Nemesis(arena, seed)
+        nemesis = Nemesis(arena, seed, only)
         nemesis.run(until)
         drained = drain(arena)
         run = {

@@ -19,9 +19,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from testproject.binaries import PGBOUNCER_ADVICE, find_pgbouncer
 from testproject.cleaner import PID_FILE, family, send
-from testproject.servers import PostgresServer, RedisServer
+from testproject.servers import PgBouncerServer, PostgresServer, RedisServer
 from tests.proxy import Proxy
+from tests.skewed import SkewedRedis, find_libfaketime
+from tests.torture.full_disk import FillablePostgres, find_compiler
 from tests.torture.journal import Journal
 from tests.torture.sizes import DELAYQ, Size
 
@@ -35,6 +38,11 @@ CREATE TABLE torture.sched (id bigint, due timestamptz NOT NULL, kind text NOT N
 CREATE INDEX ON torture.sched (cancel_at) WHERE cancel_at IS NOT NULL;
 -- No constraint: a duplicate is to be seen, not refused.
 CREATE TABLE torture.effect (id bigint, delivery int, pid int, at timestamptz DEFAULT clock_timestamp());
+-- What was deleted from the record, with the state that it was in.
+CREATE TABLE torture.gone (id bigint, state text);
+CREATE FUNCTION torture.note_gone() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO torture.gone VALUES (OLD.id, OLD.state); RETURN NULL; END $$;
+CREATE TRIGGER torture_gone AFTER DELETE ON delayq_message FOR EACH ROW EXECUTE FUNCTION torture.note_gone();
 """
 LEFT = "SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'running')"
 
@@ -93,20 +101,35 @@ class Arena:
         self.others: dict[str, Process] = {}
         # These are children of a supervisor that was killed.
         self.orphans: list[int] = []
+        # Faults that need a program which this machine does not have, and why.
+        self.lacks: dict[str, str] = {}
+        if find_libfaketime() is None:
+            self.lacks["clock"] = "libfaketime was not found (pip install libfaketime)"
+        if find_pgbouncer() is None:
+            self.lacks["pooler"] = f"no pgbouncer was found. {PGBOUNCER_ADVICE}"
+        if find_compiler() is None:
+            self.lacks["disk-full"] = "no C compiler was found"
+        # The isolation level of all transactions of the processes at a place, by its name in psycopg.
+        self.isolation: dict[int, str] = {}
         self.until = 0.0
         self._names = 0
+        self._pooled: set[Proxy] = set()
         self._ended: list[Process] = []
         self._stack = contextlib.ExitStack()
         self._next_sample = 0.0
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
+            server = RedisServer if self._is_without("clock") else SkewedRedis
             self.redis, self.replica = (
-                stack.enter_context(RedisServer("--slowlog-log-slower-than", "10000")) for _ in range(2)
+                stack.enter_context(server("--slowlog-log-slower-than", "10000")) for _ in range(2)
             )
             self.to_master = stack.enter_context(Proxy(self.redis.port))
             self._follow()
-            self.postgres = stack.enter_context(PostgresServer(fsync=True))
+            database = PostgresServer if self._is_without("disk-full") else FillablePostgres
+            self.postgres = stack.enter_context(database(fsync=True, max_connections=100))
+            if not self._is_without("pooler"):
+                self.pgbouncer = stack.enter_context(PgBouncerServer(self.postgres, pool_size=20))
             places = range(1 + self.size.workers)
             self.to_redis = [stack.enter_context(Proxy(self.redis.port)) for _place in places]
             self.to_postgres = [stack.enter_context(Proxy(self.postgres.port)) for _place in places]
@@ -125,6 +148,9 @@ class Arena:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
+    def _is_without(self, kind: str) -> bool:
+        return kind in self.lacks or self.size.weights.get(kind) == 0
+
     def environment(self, place: int) -> dict[str, str]:
         """Return the environment of a process at a place: 0 for all but workers."""
         return {
@@ -135,6 +161,7 @@ class Arena:
             "REDIS_URL": self.to_redis[place].url,
             "TORTURE_DIR": str(self.folder),
             "TORTURE_DELAYQ": json.dumps(DELAYQ),
+            "TORTURE_ISOLATION": self.isolation.get(place, "READ_COMMITTED"),
             "DEBUG": "0",
         }
 
@@ -161,11 +188,14 @@ class Arena:
     def start_producer(self, number: int, poison: int = 0) -> None:
         name = self._name("producer")
         options = ("--seed", f"{self.seed} {name}", "--rate", str(self.size.rate), "--spread", str(self.size.spread))
-        more = ("--poison", str(poison), "--until", str(self.until))
+        more = ("--poison", str(poison), "--queues", str(self.size.queues), "--until", str(self.until))
         self.others[f"producer {number}"] = Process(self, name, "tests.torture.producer", *options, *more)
 
     def restore(self) -> Process:
         return Process(self, self._name("restore"), "django", "delayq_restore", "--json")
+
+    def rivals(self, seed: str) -> Process:
+        return Process(self, self._name("rivals"), "tests.torture.rivals", seed)
 
     def _name(self, what: str) -> str:
         self._names += 1
@@ -310,6 +340,20 @@ class Arena:
         self._follow()
         return int(told - heard)
 
+    def set_redis_clock(self, ahead: float) -> None:
+        """Set the clock of Redis so many seconds ahead of the machine's (negative: behind)."""
+        assert isinstance(self.redis, SkewedRedis)
+        self.redis.set_ahead_at_start(ahead)
+
+    def turn_pooler(self, way: Proxy) -> None:
+        """Have a way to the database lead over the pooler from now on; one that did leads straight to it again."""
+        if way in self._pooled:
+            self._pooled.remove(way)
+            way.turn_to(self.postgres.port)
+        else:
+            self._pooled.add(way)
+            way.turn_to(self.pgbouncer.port)
+
     def _follow(self) -> None:
         with self.replica_client() as client:
             client.replicaof("127.0.0.1", str(self.to_master.port))
@@ -326,7 +370,7 @@ class Arena:
     def dump(self) -> None:
         """Write the tables to files, for more than the oracle reports."""
         with psycopg.connect(self.postgres.url) as connection:
-            for table in ("torture.sched", "torture.effect", "delayq_message", "delayq_transition"):
+            for table in ("torture.sched", "torture.effect", "torture.gone", "delayq_message", "delayq_transition"):
                 copy = f"COPY {table} TO STDOUT (FORMAT csv, HEADER)"
                 with (self.folder / f"{table}.csv").open("wb") as file, connection.cursor().copy(copy) as rows:
                     for data in rows:

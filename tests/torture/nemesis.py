@@ -9,23 +9,31 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import redis
 
 from tests.proxy import Proxy
 from tests.torture.arena import Arena, Process, eventually, signal_all
+from tests.torture.full_disk import FillablePostgres
 from tests.torture.sizes import DELAYQ
 
 LEASE = float(DELAYQ["LEASE"])
+# Half of all connections but the one that runs this.
+END_SOME = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE backend_type = 'client backend' AND application_name <> 'nemesis' AND pid <> pg_backend_pid() AND random() < 0.5
+"""
+LEVELS = ("READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE")
 
 
 class Nemesis:
     """Has a method for each kind of fault, which returns when the fault is healed or its healing is under way."""
 
-    def __init__(self, arena: Arena, seed: str) -> None:
+    def __init__(self, arena: Arena, seed: str, only: Sequence[str] = ()) -> None:
         self.arena = arena
         self.random = random.Random(f"{seed} nemesis")
         self.journal = arena.journal
@@ -41,7 +49,9 @@ class Nemesis:
             "freeze-child": self.freeze_child,
             "freeze-worker": self.freeze_worker,
             "roll": self.roll,
+            "isolation": self.isolation,
             "restores": self.restores,
+            "rivals": self.rivals,
             "flush": self.flush,
             "drop-key": self.drop_key,
             "lost-reply": self.lost_reply,
@@ -54,12 +64,26 @@ class Nemesis:
             "redis-freeze": self.redis_freeze,
             "redis-cut": self.redis_cut,
             "redis-evict": self.redis_evict,
+            "clock": self.clock,
             "database-fast": self.database_fast,
             "database-immediate": self.database_immediate,
             "database-kill": self.database_kill,
             "database-cut": self.database_cut,
             "database-blackhole": self.database_blackhole,
             "database-half-open": self.database_half_open,
+            "database-full": self.database_full,
+            "disk-full": self.disk_full,
+            "pooler": self.pooler,
+            "table-lock": self.table_lock,
+        }
+        if unknown := set(only) - self.faults.keys():
+            raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
+        for kind, lack in arena.lacks.items():
+            print(f"{kind} is left out: {lack}", flush=True)
+            del self.faults[kind]
+        never = {kind for kind, weight in arena.size.weights.items() if weight == 0}
+        self.faults = {
+            kind: self.faults[kind] for kind in self.faults if kind not in never and (kind in only or not only)
         }
 
     def plan(self) -> Iterator[str]:
@@ -179,19 +203,36 @@ class Nemesis:
         # Frozen workers end late, and when all of them are frozen nothing is delivered.
         self._all_thawed()
         with self.fault("roll"):
-            for worker in list(self.arena.workers):
-                worker.popen.terminate()
-                try:
-                    worker.popen.wait(60)
-                except subprocess.TimeoutExpired:
-                    self.journal.write("worker ended by itself", text=f"{worker.name} does not end")
-                self.arena.replace(worker).wait_until_there()
+            self._roll()
+
+    def isolation(self) -> None:
+        """Roll all workers, so that each has another isolation level; producers follow when they are started again."""
+        self._all_thawed()
+        with self.fault("isolation") as more:
+            for place in range(1 + len(self.arena.workers)):
+                self.arena.isolation[place] = self.random.choice(LEVELS)
+            more["levels"] = self.arena.isolation
+            self._roll()
+
+    def _roll(self) -> None:
+        for worker in list(self.arena.workers):
+            worker.popen.terminate()
+            try:
+                worker.popen.wait(60)
+            except subprocess.TimeoutExpired:
+                self.journal.write("worker ended by itself", text=f"{worker.name} does not end")
+            self.arena.replace(worker).wait_until_there()
 
     def restores(self) -> None:
         """Run two restores at once."""
         with self.fault("restores") as more:
             pair = [self.arena.restore() for _ in range(2)]
             more["code"] = max(process.popen.wait(60) for process in pair)
+
+    def rivals(self) -> None:
+        """Requeue and purge the same dead messages at once."""
+        with self.fault("rivals") as more:
+            more["code"] = self.arena.rivals(str(self.random.random())).popen.wait(60)
 
     # --- Redis --------------------------------------------------------------------------------------------------------
 
@@ -300,6 +341,16 @@ class Nemesis:
             client.config_set("maxmemory", 0)
             client.config_set("maxmemory-policy", "noeviction")
 
+    def clock(self) -> None:
+        """Set the clock of Redis far ahead or back, and after a while right again."""
+        ahead = self.random.choice((-3600, -30, -2, 2, 30, 3600))
+        with self.fault("clock", ahead=ahead) as more:
+            self.arena.set_redis_clock(ahead)
+            self.arena.rest(self.random.uniform(*self.arena.size.partition))
+            with contextlib.suppress(redis.RedisError), self.arena.redis_client() as client:
+                more["bite"] = abs(client.time()[0] - time.time()) > 1
+            self.arena.set_redis_clock(0)
+
     # --- the database -------------------------------------------------------------------------------------------------
 
     def database_fast(self) -> None:
@@ -337,3 +388,51 @@ class Nemesis:
         """Silence the present connections as with Redis. The kernel's keepalives are there to end them."""
         with self.fault("database-half-open") as more:
             more["bite"] = self._forget(self.ways(self.arena.to_postgres))
+
+    def database_full(self) -> None:
+        """End connections and take their places, until no more are free. Who comes back is refused for a while."""
+        url = self.arena.postgres.url
+        with self.fault("database-full") as more, contextlib.ExitStack() as stack:
+            more["bite"] = 0
+            first = stack.enter_context(psycopg.connect(url, autocommit=True))
+            until = time.monotonic() + self.random.uniform(*self.arena.size.partition)
+            ended = False
+            while time.monotonic() < until:
+                try:
+                    stack.enter_context(psycopg.connect(url, application_name="nemesis"))
+                except psycopg.OperationalError:
+                    if not ended:
+                        ended = True
+                        first.execute(END_SOME)
+                    else:
+                        more["bite"] += 1
+                        self.arena.rest(0.1)
+
+    def disk_full(self) -> None:
+        """Let no file of the database grow for a while. One that cannot write its log ends, and is started again."""
+        postgres = self.arena.postgres
+        assert isinstance(postgres, FillablePostgres)
+        with self.fault("disk-full") as more:
+            postgres.fill()
+            self.arena.rest(self.random.uniform(*self.arena.size.partition))
+            try:
+                with psycopg.connect(postgres.url) as connection:
+                    connection.execute("CREATE TEMP TABLE big AS SELECT * FROM generate_series(1, 10000)")
+                more["bite"] = False
+            except psycopg.OperationalError as error:
+                more["bite"] = str(error)
+            postgres.empty()
+            postgres.start()
+            eventually(postgres.answers, "PostgreSQL is back")
+
+    def pooler(self) -> None:
+        """Put a pooler between some processes and the database, or take it away again."""
+        with self.fault("pooler"):
+            for way in self.ways(self.arena.to_postgres):
+                self.arena.turn_pooler(way)
+
+    def table_lock(self) -> None:
+        """Lock the table of messages for longer than a lease, as a migration or ``VACUUM FULL`` does."""
+        with self.fault("table-lock"), psycopg.connect(self.arena.postgres.url) as connection:
+            connection.execute("LOCK TABLE delayq_message IN ACCESS EXCLUSIVE MODE")
+            self.arena.rest(LEASE + self.random.uniform(1, 5))

@@ -3,9 +3,10 @@
 It imports neither the app nor Django, and has a table of moves of its own. It reads
 
 * ``torture.sched``, a row for each message in the transaction that scheduled it; ``torture.effect``, the effects of
-  transactional handlers; the two tables of the record;
+  transactional handlers; ``torture.gone``, what was deleted; the two tables of the record;
 * ``FOLDER/lines/*.log``, what handlers wrote while they ran; ``FOLDER/journals/*.jsonl``, what producers were told,
-  what a canceller was answered, and what the nemesis did to whom and when; ``FOLDER/run.json``, the settings.
+  what a canceller and those who requeue and purge were answered, and what the nemesis did to whom and when;
+  ``FOLDER/run.json``, the settings.
 
 Exit code 1 when a fault was found.
 """
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-# No message of a torture is requeued, rescheduled or expired.
+# No message of a torture is rescheduled or expired, and only one that is refused is requeued.
 MOVES = {
     (None, "scheduled"),
     ("scheduled", "running"),
@@ -36,11 +37,14 @@ MOVES = {
     ("running", "cancelled"),
     ("running", "running"),
 }
+REQUEUE = ("dead", "scheduled")
 FINAL = {"consumed", "dead", "cancelled"}
 # A start is early from so many seconds before the due time: clocks are read that exactly.
 EARLY = 0.001
 # A claim may come so many seconds before the message falls due and its handler begins.
 AHEAD = 0.01
+# Once the clock of Redis was set, workers correct it by what they have measured, and a claim may come this early.
+AHEAD_OF_WRONG_CLOCK = 0.11
 # A worker process is warmed up after so many seconds.
 WARM_UP = 30.0
 # A script of so many ms by Redis's clock kept others waiting, however busy the machine was.
@@ -51,11 +55,14 @@ BLUR = 0.05
 RECORDED = 2.0
 # A message that kills its process.
 POISON = "poison"
+# A message whose first delivery is refused: it is dead until somebody requeues it, or purges it.
+REFUSED = "refused"
 # The 99th percentile is judged from so many deliveries without a fault near.
 MANY = 1000
 
 REDIS_FAULTS = frozenset(
     {
+        "clock",
         "drop-key",
         "flush",
         "lost-reply",
@@ -72,17 +79,23 @@ REDIS_FAULTS = frozenset(
 )
 FREEZES = frozenset({"freeze-child", "freeze-worker"})
 # After these faults consumers had to start or to find their server again: lateness counts from then.
-STANDSTILLS = frozenset({"kill-all", "kill-worker", "kill-supervisor", "roll"})
+STANDSTILLS = frozenset({"isolation", "kill-all", "kill-worker", "kill-supervisor", "roll"})
 DATABASE_FAULTS = frozenset(
     {
         "database-blackhole",
         "database-cut",
         "database-fast",
+        "database-full",
         "database-half-open",
         "database-immediate",
         "database-kill",
+        "disk-full",
+        "pooler",
+        "table-lock",
     }
 )
+# The database answers nobody meanwhile, and so no lease can end: workers wait before they believe that one ran out.
+LOCKS = frozenset({"table-lock"})
 
 
 class Row(NamedTuple):
@@ -175,6 +188,10 @@ class Evidence:
     answers: list[Answer] = field(default_factory=list)
     acked: set[int] = field(default_factory=set)
     orphaned: set[int] = field(default_factory=set)
+    gone: dict[int, str] = field(default_factory=dict)
+    # What those who requeue and purge were told.
+    requeued: int = 0
+    purged: int = 0
     notes: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -198,6 +215,9 @@ def read(folder: Path, dsn: str) -> Evidence:
             _read_faults(evidence, entries)
         elif path.name.startswith("canceller"):
             _read_answers(evidence, entries)
+        elif path.name.startswith("rivals"):
+            evidence.requeued += sum(entry["number"] for entry in entries if entry["what"] == "requeued")
+            evidence.purged += sum(entry["number"] for entry in entries if entry["what"] == "purged")
         else:
             for entry in entries:
                 if entry["what"] in ("acked", "dies"):
@@ -211,6 +231,7 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
         evidence.scheduled[pk] = Scheduled(due, kind)
     for pk, delivery in connection.execute("SELECT id, delivery FROM torture.effect ORDER BY id, delivery"):
         evidence.effects[pk].append(delivery)
+    evidence.gone.update(connection.execute("SELECT id, state FROM torture.gone").fetchall())
     for pk, *facts in connection.execute("SELECT id, topic, state, deliveries FROM delayq_message"):
         evidence.messages[pk] = Message(*facts)
     # A claim by query has no time when its id was ready, and never comes before the due time.
@@ -278,6 +299,7 @@ KINDS = (
     "illegal path",
     "consumed without effect",
     "effect without consumed",
+    "failure without a cause",
     "late",
     "wrong answer",
     "worker ended by itself",
@@ -310,7 +332,9 @@ class Oracle:
             self.nothing_is_unexpected,
             self.every_path_is_legal,
             self.nothing_is_early,
+            self.purged_means_dead,
             self.effects_and_states_agree,
+            self.failures_have_a_cause,
             self.duplicates_are_explained,
             self.cancelled_means_cancelled,
             self.nothing_is_late,
@@ -323,7 +347,7 @@ class Oracle:
 
     def nothing_is_lost(self) -> None:
         messages = self.evidence.messages
-        for pk in sorted(self.evidence.scheduled.keys() - messages.keys()):
+        for pk in sorted(self.evidence.scheduled.keys() - messages.keys() - self.evidence.gone.keys()):
             self.report.found("lost", f"{pk} was committed and is not in the record")
         for pk in sorted(self.evidence.acked - self.evidence.scheduled.keys()):
             self.report.found("lost", f"{pk}: the producer was told of its commit, and it is not there")
@@ -338,8 +362,10 @@ class Oracle:
                 self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}; strange: {deaths}")
 
     def _may_be_dead(self, pk: int) -> bool:
-        """Tell whether a message may be dead: it is poison, and died alone. No other may be."""
+        """Tell whether a message may be dead: it is poison and died alone, or its first delivery was refused."""
         log = self.evidence.log[pk]
+        if self._kind(pk) == REFUSED:
+            return log[-1].delivery == 1 and log[-1].failed
         deaths = [row for row in log if row.is_death]
         if self._kind(pk) != "poison":
             return False
@@ -377,7 +403,10 @@ class Oracle:
         at = 0.0
         for row in log:
             claims += row.is_claim
-            if row.before != before or (row.before, row.after) not in MOVES:
+            is_legal = (row.before, row.after) in MOVES or (
+                (row.before, row.after) == REQUEUE and message.topic == "torture.refuse"
+            )
+            if row.before != before or not is_legal:
                 yield f"{before} is followed by {row.before} → {row.after}"
             if row.is_claim and row.delivery != claims:
                 yield f"claim {claims} is called delivery {row.delivery}"
@@ -391,14 +420,33 @@ class Oracle:
         if before != message.state or claims != message.deliveries:
             yield f"it ends {before} after {claims} claims; the message says {message.state}, {message.deliveries}"
 
+    def purged_means_dead(self) -> None:
+        """Check that nothing was deleted but what was dead, and that requeued and purged are as many as was said."""
+        for pk, state in self.evidence.gone.items():
+            if state != "dead" or self._kind(pk) != REFUSED:
+                self.report.found("lost", f"{pk} was deleted while it was {state}")
+        requeues = sum((row.before, row.after) == REQUEUE for log in self.evidence.log.values() for row in log)
+        for what, done, told in (
+            ("requeued", requeues, self.evidence.requeued),
+            ("purged", len(self.evidence.gone), self.evidence.purged),
+        ):
+            self.report.counts[what] += done
+            if done != told:
+                self.report.found("wrong answer", f"{done} messages were {what}, and {told} by the answers")
+
     def nothing_is_early(self) -> None:
+        set_at = min((fault.begin for fault in self.faults if fault.kind == "clock"), default=float("inf"))
         for pk, log in self.evidence.log.items():
             dues = [row.due for row in log[:1]]
             if pk in self.evidence.scheduled:
                 # The due time that the producer asked for, not the one in the record.
                 dues.append(self.evidence.scheduled[pk].due)
             for row in log:
-                early = max(row.due, *dues) - min(row.at + AHEAD, row.ready or row.at)
+                if row.at > set_at:
+                    # Redis says by a clock like that when a message was ready.
+                    early = max(row.due, *dues) - (row.at + AHEAD_OF_WRONG_CLOCK)
+                else:
+                    early = max(row.due, *dues) - min(row.at + AHEAD, row.ready or row.at)
                 if row.is_claim and early > EARLY:
                     self.report.found("early", f"{pk}: delivery {row.delivery}, {early:.3f} s")
             for line in self.evidence.lines.get(pk, ()):
@@ -421,6 +469,21 @@ class Oracle:
             success = [row.delivery for row in self.evidence.log.get(pk, ()) if row.after == "consumed"]
             if rows and success and success != rows:
                 self.report.found("effect without consumed", f"{pk}: success of {success}, effect of {rows}")
+
+    def failures_have_a_cause(self) -> None:
+        """Check that each failed delivery failed as ordered, or while something was done to the database.
+
+        A conflict of transactions at a high isolation level is no failure: the message is delivered again.
+        """
+        for pk, log in self.evidence.log.items():
+            ordered = {line.delivery for line in self.evidence.lines.get(pk, ()) if line.what == "fail"}
+            for row in log:
+                if row.before != "running" or not row.failed or row.is_death or row.delivery in ordered:
+                    continue
+                claim = self._claim(pk, row.delivery)
+                begin = row.at if claim is None else claim.at
+                if not any(fault.kind in DATABASE_FAULTS for fault in self._between(begin - RECORDED, row.at)):
+                    self.report.found("failure without a cause", f"{pk}: delivery {row.delivery} at {row.at:.3f}")
 
     def duplicates_are_explained(self) -> None:
         for pk, message in self.evidence.messages.items():
@@ -467,7 +530,7 @@ class Oracle:
         for fault in self._between(claim.at - BLUR, until):
             if fault.kind in FREEZES and claim.pid in fault.pids:
                 return "W2"
-            away = fault.kind in DATABASE_FAULTS and fault.end - fault.begin > self.lease / 2
+            away = fault.kind in DATABASE_FAULTS - LOCKS and fault.end - fault.begin > self.lease / 2
             if away and until - claim.at > self.lease - BLUR:
                 return "W2"
         return None
@@ -633,6 +696,8 @@ class Oracle:
             self.report.counts[f"fault {fault.kind}"] += 1
             if fault.kind == "restores" and fault.code and not self._disturbed(fault):
                 self.report.found("restore failed", f"exit code {fault.code} at {fault.begin:.3f}")
+            if fault.kind == "rivals" and fault.code:
+                self.report.found("client ended by itself", f"rivals, exit code {fault.code} at {fault.begin:.3f}")
 
     def _slow(self, note: dict[str, Any]) -> None:
         """Find slow scripts. Redis counts its wait for a processor too: only what no waiting explains is wrong."""

@@ -19,6 +19,7 @@ from tests.torture.journal import Journal
 CALM = 36.0
 # Half of the topics are transactional.
 TOPICS = ("torture.row", "torture.row", "torture.line", "torture.async")
+OTHER_TOPICS = {"hanging": "torture.hang", "refused": "torture.refuse"}
 AUDIT = """
 INSERT INTO torture.sched (id, due, kind, key, cancel_at) VALUES (%s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
 """
@@ -27,11 +28,12 @@ INSERT INTO torture.sched (id, due, kind, key, cancel_at) VALUES (%s, %s, %s, %s
 class Producer:
     """Schedules until its time is over, or until it dies between a commit and the put that follows it."""
 
-    def __init__(self, seed: str, rate: float, spread: float, poison: int, until: float) -> None:
+    def __init__(self, seed: str, rate: float, spread: float, poison: int, queues: int, until: float) -> None:
         self.random = random.Random(seed)
         self.rate = rate
         self.spread = spread
         self.poison = poison
+        self.queues = queues
         self.until = until
         self.journal = Journal(Path(os.environ["TORTURE_DIR"], "journals", f"producer-{os.getpid()}.jsonl"))
 
@@ -76,13 +78,21 @@ class Producer:
             when = {"due_at": datetime.now(UTC) + timedelta(seconds=delay)}
         # The due time that it asks for, not the one in the record: a delay counts from the call at the earliest.
         due = when.get("due_at", datetime.now(UTC) + timedelta(seconds=delay))
-        topic = "torture.hang" if kind == "hanging" else self.random.choice(TOPICS)
+        # A queue of its own, or that of the handler.
+        lane = self.random.randrange(2 * self.queues)
         message = schedule_message(
-            topic, payload, key=key, on_conflict="keep", priority=self.random.choice((-10, 0, 0, 0, 10)), **when
+            OTHER_TOPICS.get(kind) or self.random.choice(TOPICS),
+            payload,
+            key=key,
+            on_conflict="keep",
+            queue=f"lane-{lane}" if lane < self.queues else None,
+            priority=self.random.choice((-10, 0, 0, 0, 10)),
+            **when,
         )
         if message.existed:
             return None
-        cancel = message.due_at if draw() < 0.02 else None
+        # One that is refused is for those who requeue and purge.
+        cancel = message.due_at if draw() < 0.02 and kind != "refused" else None
         with connection.cursor() as cursor:
             cursor.execute(AUDIT, [message.pk, due, kind, key, cancel, self.random.uniform(-1.0, 0.3)])
         return int(message.pk)
@@ -105,6 +115,8 @@ class Producer:
             return "slow", {**payload, "work": self.random.uniform(0.2, 1.2)}
         if chance < 0.13:
             return "failing", {**payload, "fails": self.random.randint(1, 3)}
+        if chance < 0.15:
+            return "refused", payload
         return "plain", {**payload, "work": self.random.choice((0.0, 0.002, 0.02))}
 
     def die(self) -> None:
@@ -117,10 +129,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--spread", type=float, required=True)
     parser.add_argument("--poison", type=int, default=0)
+    parser.add_argument("--queues", type=int, required=True)
     parser.add_argument("--until", type=float, required=True)
     given = parser.parse_args()
     django.setup()
-    Producer(given.seed, given.rate, given.spread, given.poison, given.until).run()
+    Producer(given.seed, given.rate, given.spread, given.poison, given.queues, given.until).run()
 
 
 if __name__ == "__main__":

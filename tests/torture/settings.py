@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 
+from psycopg import IsolationLevel
+
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DATABASES, INSTALLED_APPS
 
@@ -16,6 +18,7 @@ DEBUG = False
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.torture.app"]
 DATABASES["default"]["CONN_MAX_AGE"] = None
 DATABASES["default"]["OPTIONS"]["connect_timeout"] = 3
+DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[os.environ["TORTURE_ISOLATION"]]
 DELAYQ = {"REDIS": os.environ["REDIS_URL"], **json.loads(os.environ["TORTURE_DELAYQ"])}
 
 if sys.platform == "linux":

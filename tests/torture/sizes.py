@@ -28,19 +28,24 @@ class Size:
     poison: int
     # Seconds that a network carries nothing.
     partition: tuple[float, float]
-    # Times that a kind of fault comes in each round of all kinds; once if it is not named.
+    # Times that a kind of fault comes in each round of all kinds; once if it is not named, never if it is 0.
     weights: dict[str, int]
+    # Queues among which producers draw, beside those of the handlers.
+    queues: int
 
 
 # About a third of all faults kill a worker process.
 LONG = {"kill-child": 7, "kill-worker": 4, "kill-producer": 4, "flush": 2, "freeze-child": 2, "restores": 2}
 
-SMOKE = Size(50, 60, 3, 2, 2, 4, 12, (0.2, 1.0), 75, 1, (1, 3), {"kill-child": 4})
-NIGHTLY = Size(13 * 60, 50, 3, 2, 2, 6, 60, (1, 6), 150, 8, (5, 20), LONG)
-SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20, (5, 40), LONG)
+# Faults that need servers of their own, or more time than a smoke has.
+LARGE = ("clock", "database-full", "disk-full", "isolation", "pooler", "table-lock")
+
+SMOKE = Size(50, 60, 3, 2, 2, 4, 12, (0.2, 1.0), 75, 1, (1, 3), {"kill-child": 4, **dict.fromkeys(LARGE, 0)}, 3)
+NIGHTLY = Size(13 * 60, 50, 3, 2, 2, 6, 60, (1, 6), 150, 8, (5, 20), LONG, 60)
+SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20, (5, 40), LONG, 60)
 
 # Each fault comes once and by itself: the next one when the longest mark after the one before is over.
-APART = Size(12 * 60, 50, 3, 2, 2, 6, 12, (16, 17), 75, 2, (3, 9), {})
+APART = Size(12 * 60, 50, 3, 2, 2, 6, 12, (16, 17), 75, 2, (3, 9), {}, 60)
 
 SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK, "apart": APART}
 

@@ -38,6 +38,8 @@ class Scene:
         self.answers: list[dict[str, Any]] = []
         self.acked: list[int] = []
         self.orphaned: list[int] = []
+        self.gone: list[tuple[int, str]] = []
+        self.rivals: list[dict[str, Any]] = []
         self.kinds_of_faults = ["kill-child", "redis-empty"]
 
     def message(self, pk: int, topic: str, due: float, kind: str = "plain") -> None:
@@ -75,6 +77,15 @@ class Scene:
         self.answers.append({"what": "asked", "id": pk, "at": at})
         self.answers.append({"what": "answered", "id": pk, "at": at + 0.01, "verdict": verdict})
 
+    def requeue(self, pk: int, at: float) -> None:
+        self.move(pk, "dead", "scheduled", at, at)
+        self.rivals.append({"what": "requeued", "number": 1})
+
+    def purge(self, pk: int) -> None:
+        self.gone.append((pk, self.states[pk]))
+        self.forget(pk)
+        self.rivals.append({"what": "purged", "number": 1})
+
     def forget(self, pk: int) -> None:
         del self.states[pk]
         del self.log[pk]
@@ -100,7 +111,13 @@ class Scene:
             {"what": "acked", "at": NOON, "ids": self.acked},
             {"what": "dies", "at": NOON, "ids": self.orphaned},
         ]
-        for name, entries in (("nemesis", self.nemesis), ("canceller-1", self.answers), ("producer-1", acked)):
+        journals = {
+            "nemesis": self.nemesis,
+            "canceller-1": self.answers,
+            "rivals-1": self.rivals,
+            "producer-1": acked,
+        }
+        for name, entries in journals.items():
             text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
             (folder / "journals" / f"{name}.jsonl").write_text(text)
         with psycopg.connect(dsn) as connection:
@@ -136,6 +153,8 @@ class Scene:
                     """,
                     {"pk": pk, **row},
                 )
+        for gone in self.gone:
+            connection.execute("INSERT INTO torture.gone VALUES (%s, %s)", gone)
         for effect in self.effects:
             connection.execute("INSERT INTO torture.effect (id, delivery, pid) VALUES (%s, %s, 1)", effect)
 
@@ -156,6 +175,10 @@ UNLUCKY = 11
 CUT_OFF = 12
 UNANNOUNCED = 13
 CANCELLED_AFTER_CRASH = 14
+REFUSED = 15
+REQUEUED = 16
+PURGED = 17
+WRONG_CLOCK = 18
 
 DIED = "worker process died"
 GIVEN_UP = f"{DIED}; it ran alone; 3 deliveries crashed"
@@ -328,6 +351,29 @@ def a_message_is_cancelled_after_a_crash(scene: Scene) -> None:
     scene.move(CANCELLED_AFTER_CRASH, "scheduled", "cancelled", at + 0.115, at)
 
 
+def messages_are_refused_requeued_and_purged(scene: Scene) -> None:
+    for pk in (REFUSED, REQUEUED, PURGED):
+        scene.message(pk, "torture.refuse", NOON + 180, "refused")
+        scene.claim(pk, NOON + 180.01, 21)
+        scene.ran(pk, 1, 21, NOON + 180.02, "fail")
+        scene.end(pk, "dead", NOON + 180.04, error="Reject")
+    scene.requeue(REQUEUED, NOON + 185)
+    scene.claim(REQUEUED, NOON + 185.01, 21)
+    scene.ran(REQUEUED, 2, 21, NOON + 185.02, "end")
+    scene.end(REQUEUED, "consumed", NOON + 185.05)
+    scene.purge(PURGED)
+
+
+def a_message_is_claimed_a_little_early_by_a_wrong_clock(scene: Scene) -> None:
+    scene.fault("clock", NOON + 195, NOON + 199)
+    scene.message(WRONG_CLOCK, "torture.row", NOON + 200)
+    scene.claim(WRONG_CLOCK, NOON + 199.9, 21)
+    scene.log[WRONG_CLOCK][-1]["ready"] = NOON + 170
+    scene.ran(WRONG_CLOCK, 1, 21, NOON + 200.01)
+    scene.effects.append((WRONG_CLOCK, 1))
+    scene.end(WRONG_CLOCK, "consumed", NOON + 200.05)
+
+
 FATES: list[Callable[[Scene], None]] = [
     a_row_is_written_once,
     a_failure_is_reported_and_retried,
@@ -342,6 +388,8 @@ FATES: list[Callable[[Scene], None]] = [
     the_database_is_away_for_longer_than_a_lease,
     a_producer_is_killed_before_it_tells_redis,
     a_message_is_cancelled_after_a_crash,
+    messages_are_refused_requeued_and_purged,
+    a_message_is_claimed_a_little_early_by_a_wrong_clock,
 ]
 
 
@@ -400,6 +448,46 @@ def _(scene: Scene) -> None:
     scene.acked.append(99)
 
 
+@spoil("lost", "a message was purged though it was requeued before")
+def _(scene: Scene) -> None:
+    scene.states[REQUEUED] = "scheduled"
+    scene.purge(REQUEUED)
+
+
+@spoil("lost", "a message that nobody refused was purged")
+def _(scene: Scene) -> None:
+    scene.purge(POISON)
+
+
+@spoil("lost", "a message was given up at its second delivery")
+def _(scene: Scene) -> None:
+    scene.end(REQUEUED, "dead", NOON + 185.05, error="Reject")
+    del scene.log[REQUEUED][-2]
+    scene.log[REQUEUED][-1]["number"] -= 1
+
+
+@spoil("illegal path", "a dead message came back, and nobody may requeue it")
+def _(scene: Scene) -> None:
+    scene.requeue(POISON, NOON + 60)
+
+
+@spoil("wrong answer", "more were requeued than was said")
+def _(scene: Scene) -> None:
+    scene.rivals = [entry for entry in scene.rivals if entry["what"] != "requeued"]
+
+
+@spoil("wrong answer", "fewer were purged than was said")
+def _(scene: Scene) -> None:
+    scene.rivals.append({"what": "purged", "number": 1})
+
+
+@spoil("unexplained duplicate", "two effects, and the table was locked for longer than the lease")
+def _(scene: Scene) -> None:
+    for entry in scene.nemesis:
+        if entry["kind"] == "database-blackhole":
+            entry["kind"] = "table-lock"
+
+
 @spoil("unexpected", "a message of a transaction that was rolled back")
 def _(scene: Scene) -> None:
     del scene.scheduled[TOO_LATE]
@@ -419,6 +507,18 @@ def _(scene: Scene) -> None:
 @spoil("early", "a claim by query before the due time")
 def _(scene: Scene) -> None:
     scene.log[ROW][1].update(at=NOON - 0.005, ready=None)
+
+
+@spoil("early", "a claim much too early, while the clock of Redis was wrong")
+def _(scene: Scene) -> None:
+    scene.log[WRONG_CLOCK][1]["at"] -= 0.02
+
+
+@spoil("early", "a claim a little early, before the clock of Redis was set")
+def _(scene: Scene) -> None:
+    for entry in scene.nemesis:
+        if entry["kind"] == "clock":
+            entry["at"] += 10
 
 
 @spoil("early", "ready before the due time")
@@ -576,6 +676,11 @@ def _(scene: Scene) -> None:
 @spoil("effect without consumed", "a row of another delivery than the one that succeeded")
 def _(scene: Scene) -> None:
     scene.effects[0] = (ROW, 2)
+
+
+@spoil("failure without a cause", "a delivery failed, and its handler did not")
+def _(scene: Scene) -> None:
+    scene.lines = [line for line in scene.lines if line[:2] != ("fail", RETRIED)]
 
 
 @spoil("late", "nothing was wrong, and it came late")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from django.db import connection
 
-from django_delayq import Delivered, handler
+from django_delayq import Delivered, Reject, handler
 
 # More attempts than any fault can use up: only poison may end as dead.
 RETRY = [0.2, 0.4, *[1.0] * 28]
@@ -60,6 +60,16 @@ def hang(message: Delivered) -> None:
     if message.deliveries == 1:
         _note("fail", message)
         time.sleep(3600)
+    _note("end", message)
+
+
+@handler("torture.refuse", retry=RETRY)
+def refuse(message: Delivered) -> None:
+    """Refuse the first delivery, so that the message is dead until it is requeued or purged."""
+    _note("start", message)
+    if message.deliveries == 1:
+        _note("fail", message)
+        raise Reject("as ordered")
     _note("end", message)
 
 

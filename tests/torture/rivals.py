@@ -1,0 +1,70 @@
+"""``python -m tests.torture.rivals SEED`` requeues and purges the same dead messages at once, and notes both."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+
+import django
+
+from tests.torture.journal import Journal
+
+# Messages over which the two quarrel at once.
+BATCH = 5
+
+
+class Rivals:
+    """Two threads, of which one requeues and the other purges what they are given."""
+
+    def __init__(self, seed: str) -> None:
+        self.random = random.Random(seed)
+        self.journal = Journal(Path(os.environ["TORTURE_DIR"], "journals", f"rivals-{os.getpid()}.jsonl"))
+        self.barrier = threading.Barrier(2)
+
+    def run(self) -> None:
+        """Share out all messages that are dead now."""
+        from django_delayq.models import Message
+        from django_delayq.states import State
+
+        ids = list(Message.objects.filter(topic="torture.refuse", state=State.DEAD).values_list("pk", flat=True))
+        self.random.shuffle(ids)
+        batches = [ids[begin : begin + BATCH] for begin in range(0, len(ids), BATCH)]
+        purger = threading.Thread(target=self.purge, args=(batches,))
+        purger.start()
+        self.requeue(batches)
+        purger.join()
+
+    def meet(self) -> None:
+        """Wait for the other thread, then for a moment: which comes first differs from batch to batch."""
+        self.barrier.wait()
+        time.sleep(self.random.uniform(0, 0.03))
+
+    def requeue(self, batches: list[list[int]]) -> None:
+        from django_delayq import Verdict, requeue_message
+        from django_delayq.models import Message
+
+        for ids in batches:
+            self.meet()
+            answers = requeue_message(Message.objects.filter(pk__in=ids))
+            self.journal.write("requeued", number=answers[Verdict.REQUEUED])
+
+    def purge(self, batches: list[list[int]]) -> None:
+        from django.db import connection
+
+        from django_delayq import purge
+        from django_delayq.states import State
+
+        dead = purge.finished("default", [State.DEAD], 0, topics=["torture.refuse"])
+        for ids in batches:
+            self.meet()
+            self.journal.write("purged", number=sum(purge.purge(dead.filter(pk__in=ids))))
+        connection.close()
+
+
+if __name__ == "__main__":
+    django.setup()
+    Rivals(sys.argv[1]).run()
