@@ -26,8 +26,12 @@ class Service:
 
     # The log shows this name.
     name = "service"
-    # Services of one thread take turns. A service that may be busy for seconds has a thread of its own.
+    # Services of one thread take turns, and share a database connection. A service that may be busy for seconds has a
+    # thread of its own, and so a connection of its own.
     thread = "upkeep"
+    # True: the work is the same in every process, and one process does it for all while Redis answers. The others do it
+    # once a minute.
+    is_shared = False
     # After each further error in a row the worker waits longer, up to this many seconds.
     longest_backoff = 5.0
 

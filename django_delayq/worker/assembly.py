@@ -11,6 +11,7 @@ from ..extensions import WorkerExtensions
 from .broker_switch import BrokerSwitch
 from .budget import Budget
 from .consumer import Consumer
+from .lease_renewer import LeaseRenewer
 from .options import Options, worker_name
 from .page import Page
 from .pool import Pool
@@ -18,6 +19,7 @@ from .processlock import ProcessLock
 from .queue_finder import QueueFinder
 from .reaper import Reaper
 from .recorder import Recorder
+from .service import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +87,6 @@ def assemble(
         quarantine_lock,
         stopping,
     )
+    recorder.meanwhile = Turns([LeaseRenewer(using, pool)])
     reaper = Reaper(using, f"worker:{name}", extensions)
     return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper)

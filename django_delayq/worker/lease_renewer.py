@@ -22,10 +22,13 @@ LEASE_CHECK_INTERVAL = 0.25
 
 
 class LeaseRenewer(Service):
-    """Renews leases: one query a second while handlers run for long, and none otherwise."""
+    """Renews leases: one query a second while handlers run for long, and none otherwise.
+
+    It runs in the recorder's thread, on its connection: a batch of outcomes waits for no lock, so neither keeps the other
+    waiting for longer than a statement takes.
+    """
 
     name = "lease renewer"
-    thread = "lease-renewer"
     longest_backoff = 1.0
 
     def __init__(self, using: str, pool: Pool) -> None:

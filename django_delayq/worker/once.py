@@ -8,7 +8,6 @@ from . import connections
 from .assembly import assemble
 from .delivery import Delivery
 from .executor import timed_out
-from .lease_renewer import LeaseRenewer
 from .options import Options
 from .service import in_threads
 from .timeouts import TimeoutWatch
@@ -36,7 +35,7 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
             stuck.extend(deliveries)
             stop.set()
 
-    runners = in_threads([TimeoutWatch(pool, on_stuck), LeaseRenewer(options.using, pool)])
+    runners = in_threads([TimeoutWatch(pool, on_stuck)])
     recorder.start()
     pool.start()
     for runner in runners:

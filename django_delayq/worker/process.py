@@ -18,7 +18,6 @@ from .delivery import Delivery
 from .executor import timed_out
 from .heartbeat import Heartbeat
 from .janitor import Janitor
-from .lease_renewer import LeaseRenewer
 from .loader import Loader
 from .mover import Mover
 from .options import Options, all_roles
@@ -86,7 +85,6 @@ class WorkerProcess:
         yield from parts.extensions.services(roles)
         if self.consumer is not None:
             yield TimeoutWatch(parts.pool, self._on_stuck, stuck_after)
-            yield LeaseRenewer(using, parts.pool)
             yield NewTopics(using, parts.brokers, parts.queues, parts.name)
         if parts.brokers.redis is None:
             return

@@ -21,7 +21,7 @@ from ..states import State
 from . import connections
 from .delivery import Delivery
 from .reporting import publish_scheduled, report_failure, report_success, wants_successes
-from .service import backoff
+from .service import Turns, backoff
 
 logger = logging.getLogger("django_delayq")
 
@@ -52,6 +52,8 @@ class Recorder(threading.Thread):
 
     ``on_recorded`` is called with the number of deliveries whose outcomes were written.
 
+    ``meanwhile`` are services that use the connection of this thread between two batches.
+
     Any thread submits: ``_pending`` is a deque to which they append and from which this thread takes, both atomic.
     ``_is_some`` is set after an append and cleared before this thread takes; ``_is_idle`` is cleared before it takes
     and set when it finds no outcome. ``_locked`` and ``_writing_since`` are this thread's own; others only read the
@@ -61,6 +63,8 @@ class Recorder(threading.Thread):
     def __init__(self, using: str, on_recorded: Callable[[int], None], extensions: WorkerExtensions) -> None:
         super().__init__(name="delayq-recorder", daemon=True)
         self.using = using
+        # Set before the thread starts.
+        self.meanwhile: Turns | None = None
         self.extensions = extensions
         self._on_recorded = on_recorded
         self._pending: deque[Ended] = deque()
@@ -107,7 +111,7 @@ class Recorder(threading.Thread):
         began = 0.0
         try:
             while True:
-                self._is_some.wait()
+                self._is_some.wait(self._tend())
                 self._is_some.clear()
                 while self._pending:
                     self._is_idle.clear()
@@ -119,11 +123,16 @@ class Recorder(threading.Thread):
                     self._writing_since = None
                     self._on_recorded(sum(not isinstance(e.outcome, Release) and e not in self._locked for e in batch))
                     self._retry_locked()
+                    self._tend()
                 self._is_idle.set()
                 if self._stopping and not self._pending:
                     return
         finally:
             connections.close_all()
+
+    def _tend(self) -> float | None:
+        """Tick the services of this thread that are due. Return the seconds until the next one; None: there is none."""
+        return None if self.meanwhile is None else self.meanwhile.run_due()
 
     def _gather(self, began: float) -> float:
         """Wait a moment after the last batch ``began``, unless many outcomes wait; return when this batch begins."""

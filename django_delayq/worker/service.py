@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from django.db import Error as DatabaseError
 
@@ -17,36 +17,38 @@ from . import connections
 logger = logging.getLogger("django_delayq")
 
 
-class Runner(threading.Thread):
-    """Runs services in one thread, each after the wait that its last tick returned, until stopped.
+# A process without the duty ticks the services of the duty only when they are overdue by this time: should the holder of
+# the duty be alive and do nothing, work is late by this time and not for ever. Seconds.
+STANDBY = 60.0
 
-    The thread owns everything but ``_stopping``, which any thread may set.
+
+class Turns:
+    """Ticks services in turn, each after the wait that its last tick returned. Used by one thread.
+
+    ``has_duty`` tells whether this process does what one process does for all (``Service.is_shared``).
     """
 
-    def __init__(self, name: str, services: Sequence[Service]) -> None:
-        super().__init__(name=f"delayq-{name}", daemon=True)
+    def __init__(self, services: Sequence[Service], has_duty: Callable[[], bool] = lambda: True) -> None:
+        self._has_duty = has_duty
         self.services = list(services)
-        self._stopping = threading.Event()
         # By the place of the service: names may repeat, since any app can add services.
         self._due = [0.0] * len(self.services)
         self._errors = [0] * len(self.services)
 
-    def stop(self) -> None:
-        """End the thread after the tick that runs."""
-        self._stopping.set()
+    def run_due(self, is_stopping: Callable[[], bool] = lambda: False) -> float:
+        """Tick each service that is due, until ``is_stopping``. Return the seconds until the next one is due."""
+        for place in range(len(self.services)):
+            if is_stopping():
+                break
+            if self._due_at(place) <= time.monotonic():
+                wait = self._tick(place)
+                self._due[place] = time.monotonic() + wait
+        return max(0.0, min(map(self._due_at, range(len(self.services)))) - time.monotonic())
 
-    def run(self) -> None:
-        """Tick each service when it is due."""
-        try:
-            while not self._stopping.is_set():
-                for place in range(len(self.services)):
-                    if self._stopping.is_set():
-                        return
-                    if self._due[place] <= time.monotonic():
-                        self._due[place] = time.monotonic() + self._tick(place)
-                self._stopping.wait(max(0.0, min(self._due) - time.monotonic()))
-        finally:
-            connections.close_all()
+    def _due_at(self, place: int) -> float:
+        # The first tick of every service is due at once: it may report, or find work that was left.
+        is_standby = self.services[place].is_shared and self._due[place] and not self._has_duty()
+        return self._due[place] + STANDBY if is_standby else self._due[place]
 
     def _tick(self, place: int) -> float:
         """Tick the service at this place. Return how many seconds it waits."""
@@ -81,12 +83,33 @@ class Runner(threading.Thread):
         return wait
 
 
-def in_threads(services: Iterable[Service]) -> list[Runner]:
+class Runner(threading.Thread):
+    """Runs services in one thread until stopped. Any thread may call ``stop``."""
+
+    def __init__(self, name: str, turns: Turns) -> None:
+        super().__init__(name=f"delayq-{name}", daemon=True)
+        self._turns = turns
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End the thread after the tick that runs."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Tick each service when it is due."""
+        try:
+            while not self._stopping.is_set():
+                self._stopping.wait(self._turns.run_due(self._stopping.is_set))
+        finally:
+            connections.close_all()
+
+
+def in_threads(services: Iterable[Service], has_duty: Callable[[], bool] = lambda: True) -> list[Runner]:
     """Return a runner for each thread that the services name, in their order."""
     by_thread: dict[str, list[Service]] = {}
     for service in services:
         by_thread.setdefault(service.thread, []).append(service)
-    return [Runner(thread, theirs) for thread, theirs in by_thread.items()]
+    return [Runner(thread, Turns(theirs, has_duty)) for thread, theirs in by_thread.items()]
 
 
 def backoff(failures: int, most: float) -> float:
