@@ -29,8 +29,12 @@ from .own_servers import own_servers
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="messages in the restore")
+    parser.add_argument("--fleet", type=int, metavar="PROCESSES", help="only count what so many idle processes cost")
     arguments = parser.parse_args()
     with own_servers() as (redis, postgres):
+        if arguments.fleet:
+            fleet(redis, postgres, arguments.fleet)
+            return
         lateness()
         redis_stopped(redis)
         flush(redis)
@@ -199,6 +203,34 @@ def idle(redis: RedisServer, postgres: PostgresServer) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER SYSTEM RESET log_min_duration_statement")
         cursor.execute("SELECT pg_reload_conf()")
+
+
+def fleet(redis: RedisServer, postgres: PostgresServer, processes: int) -> None:
+    """Count what an idle fleet costs: every command by INFO, also those that scripts call, and every transaction."""
+    from django.db import connection
+
+    client = redis_client.Redis.from_url(redis.url)
+
+    def counts() -> tuple[int, int]:
+        stats = client.info("commandstats")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_clear_snapshot()")
+            cursor.execute("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+            (commits,) = cursor.fetchone()
+        return sum(each["calls"] for each in stats.values()), commits
+
+    with worker("--processes", str(processes)):
+        # The first loads, heartbeats and searches are over, and idle connections are closed.
+        time.sleep(20)
+        before = counts()
+        time.sleep(60)
+        after = counts()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) - 1 FROM pg_stat_activity WHERE datname = current_database()")
+            (connections,) = cursor.fetchone()
+        say(f"{processes} idle processes, per second: Redis commands", f"{(after[0] - before[0]) / 60:.1f}")
+        say("  … transactions", f"{(after[1] - before[1]) / 60:.1f}")
+        say("  … database connections", f"{connections}")
 
 
 def retried() -> None:

@@ -333,6 +333,12 @@ class Index(Broker, Protocol):
         With ``upto_tenths`` None it has come no further: only the lease begins again, or ends.
         """
 
+    def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
+        """Take a duty that nobody else has for ``lease`` seconds, or go on with it; None: give it up.
+
+        Returns whether this worker has it.
+        """
+
     def server(self) -> ServerRun:
         """Ask the server for its identity and the identity of its present run."""
 

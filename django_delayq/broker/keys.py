@@ -19,6 +19,7 @@ class Keys:
     wake: str  # list: holds one token while a worker that names its queues should take from this queue
     queues: str  # of all queues; sorted set: queue → 0 while ids are ready, else the due tenth of its first delayed id
     wake_all: str  # of all queues; list: holds one token while a worker that serves all queues should take
+    duty: str  # of all queues, and followed by the digest of a duty; string: the worker that has it
     meta: str  # of all queues; hash: horizon, loaded, run_id, replid, identity, tick, skew, loader, loader_until
 
     @property
@@ -37,6 +38,7 @@ def keys(namespace: str, queue: str) -> Keys:
         f"{tag}:{queue}:wake",
         f"{tag}:queues",
         f"{tag}:wake",
+        f"{tag}:duty",
         f"{tag}:meta",
     )
 

@@ -501,6 +501,13 @@ class RedisBroker:
         return bool(word == b"ok")
 
     @_translated
+    def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
+        """Take a duty, go on with it, or give it up."""
+        milliseconds = "" if lease is None else int(lease * 1000)
+        key = f"{self.keys('').duty}:{duty}"
+        return bool(scripts.load("duty")(self.client, duty=key, worker=worker, lease=milliseconds))
+
+    @_translated
     def server(self) -> ServerRun:
         """Ask the server for its identity."""
         pipe = self.client.pipeline(transaction=False)

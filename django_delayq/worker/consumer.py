@@ -41,10 +41,9 @@ from .unknown_topics import UnknownTopics
 
 logger = logging.getLogger("django_delayq")
 
-# While no message is due, the consumer asks again after the first time multiplied by the number of queues, in case a
-# wake-up was lost, and at the latest after the second. Seconds.
-IDLE_WAIT_PER_QUEUE = 2.0
-LONGEST_IDLE_WAIT = 10.0
+# While no message is due, the consumer asks again after this time. A wake-up that was lost together with the process
+# that got it is repeated earlier, by the mover of the process that has the duty. Seconds.
+IDLE_WAIT = 10.0
 # An id that another move has locked just now becomes ready again after this time. Seconds.
 RECLAIM_LOCKED_AFTER = 0.25
 # Ids that were taken when the database did not answer become ready again after this time. Seconds.
@@ -194,8 +193,7 @@ class Consumer(threading.Thread):
         self._release_orphaned()
         self._check_pauses(broker)
         queues = self.pauses.served
-        idle_wait = min(IDLE_WAIT_PER_QUEUE * len(queues), LONGEST_IDLE_WAIT)
-        longest = self.poll if broker is self.brokers.database else idle_wait
+        longest = self.poll if broker is self.brokers.database else IDLE_WAIT
         self.quarantine.run(lambda: self._pass_on_wake_ups(broker), self._beat_and_check_stop)
         if self._stopping.is_set():
             # A message may still run alone, and no other may begin beside it.

@@ -21,8 +21,9 @@ class Janitor(Service):
     """Deletes a few batches once a minute."""
 
     name = "janitor"
+    is_shared = True
     interval = 60.0
-    batches = 20
+    batches = 2
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -42,4 +43,4 @@ class Janitor(Service):
         transitions.drop_leases(self.using)
         dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
         Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()
-        return 0.5 if is_more else self.interval
+        return 0.1 if is_more else self.interval

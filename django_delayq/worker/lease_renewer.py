@@ -24,7 +24,7 @@ LEASE_CHECK_INTERVAL = 0.25
 class LeaseRenewer(Service):
     """Renews leases: one query a second while handlers run for long, and none otherwise.
 
-    It runs in the recorder's thread, on its connection: a batch of outcomes waits for no lock, so neither keeps the other
+    It runs in the recorder's thread, on its connection: neither waits for a locked row, so neither keeps the other
     waiting for longer than a statement takes.
     """
 

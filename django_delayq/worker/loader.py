@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Self
 
 from django.db import DatabaseError
@@ -33,6 +34,8 @@ UNUSABLE_CHECK_INTERVAL = 10.0
 # A process brings a horizon that is too far away nearer again at most this often: while workers with different settings
 # run side by side, they would take turns. Seconds.
 NEARER_INTERVAL = 60.0
+# Pages (of 1000 messages) that one tick loads: the other services of the thread take their turns between them.
+PAGES_PER_TICK = 10
 
 
 class _ObservedLoad:
@@ -86,7 +89,6 @@ class Loader(Service):
     """
 
     name = "loader"
-    thread = "loader"
 
     def __init__(self, using: str, brokers: BrokerSwitch, worker: str) -> None:
         assert brokers.redis is not None
@@ -98,6 +100,8 @@ class Loader(Service):
         self._identified = 0.0
         # The tick that this process read last; None before the first load.
         self._tick: int | None = None
+        # The load that goes on with the next tick.
+        self._loading: Iterator[None] | None = None
         self._skew: Skew | None = None
         self._measured = 0.0
         # The skew that this process logged last, in seconds.
@@ -105,11 +109,21 @@ class Loader(Service):
         # When this process last brought the horizon nearer (monotonic).
         self._brought_nearer = -NEARER_INTERVAL
 
+    @property
+    def is_shared(self) -> bool:  # type: ignore[override]
+        """True while Redis answers: each process asks for itself whether a Redis that was away is back."""
+        return not self.brokers.is_away
+
     def tick(self) -> float:
         """Check the meta, load if it is needed, and report to the broker switch whether Redis answered."""
         began = time.monotonic()
         try:
-            self._check()
+            loading = self._loading or self._check()
+            # A load that raises is over, and so is one that yields no further page.
+            self._loading = None
+            if loading is not None and sum(1 for _page in islice(loading, PAGES_PER_TICK)) == PAGES_PER_TICK:
+                self._loading = loading
+                return 0.0
         except UnusableBroker as error:
             self._server = None
             if isinstance(error, ForeignBroker):
@@ -170,8 +184,8 @@ class Loader(Service):
             self._told = 0.0
             logger.warning("The clocks of Redis and the database agree again")
 
-    def _check(self) -> None:
-        """Read the meta, and load if it is needed."""
+    def _check(self) -> Iterator[None] | None:
+        """Read the meta. Return the load that is needed, if one is: it yields after each page."""
         server = self._identify()
         self._measure_skew()
         # A Redis that this process has not loaded yet may belong to another database, and keeps its clock.
@@ -188,15 +202,13 @@ class Loader(Service):
             whole = meta.loaded_tenths == meta.horizon_tenths and not self._is_too_far(meta)
             if whole and meta.horizon_tenths - meta.now_tenths > ahead * SECOND / 2:
                 self._tick = meta.tick
-                return
+                return None
         if self._tick is not None and not (intact and ours):
             logger.warning(
                 "Redis lost its ids (%s); they are loaded again from the record",
                 _reason(meta, restarted=rolled_back or not ours),
             )
-        self._load(server, rolled_back=rolled_back)
-        # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
-        self._tick = meta.tick
+        return self._load(server, meta.tick, rolled_back=rolled_back)
 
     def _mend(self) -> bool:
         """Have Redis delete keys of another type, over which calls may have failed. Return whether ids were lost."""
@@ -220,7 +232,8 @@ class Loader(Service):
         )
         return True
 
-    def _load(self, server: ServerRun, *, rolled_back: bool) -> None:
+    def _load(self, server: ServerRun, tick: int, *, rolled_back: bool) -> Iterator[None]:
+        """Load, unless another process does. ``tick`` is the one that showed the need."""
         begun = self.broker.load(
             ahead=conf.get().HORIZON,
             worker=self.worker,
@@ -230,18 +243,23 @@ class Loader(Service):
             lost=rolled_back,
             skew=self._skew,
         )
-        if begun is None:
-            return
-        start, horizon = begun
+        if begun is not None:
+            yield from self._load_between(*begun)
+        # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
+        self._tick = tick
+
+    def _load_between(self, start: int | None, horizon: int) -> Iterator[None]:
         failpoints.reach("after_horizon")
         began = time.monotonic()
         found: Counter[str] = Counter()
         put: Counter[str] = Counter()
         with _ObservedLoad(self.using, self.worker, from_beginning=start is None) as observed:
-            for queue, answer in self._fill(start, horizon):
-                found[queue] += answer.put + answer.present + answer.beyond
-                put[queue] += answer.put
-                observed.progress(answer, answer.put + answer.present + answer.beyond)
+            for answers in self._fill(start, horizon):
+                for queue, answer in answers.items():
+                    found[queue] += answer.put + answer.present + answer.beyond
+                    put[queue] += answer.put
+                    observed.progress(answer, answer.put + answer.present + answer.beyond)
+                yield
         if start is None:
             logger.info(
                 "Loaded Redis from the record: %d messages of %d queues due within %g s, %d of them put, in %.2f s",
@@ -264,17 +282,18 @@ class Loader(Service):
         elif found:
             logger.debug("Loaded Redis ahead: %d messages of %d queues", found.total(), len(found))
 
-    def _fill(self, start: int | None, horizon: int) -> Iterator[tuple[str, Put]]:
-        """Put the messages of all queues, those that are due first before others. Yield the answer for each queue."""
+    def _fill(self, start: int | None, horizon: int) -> Iterator[dict[str, Put]]:
+        """Put the messages of all queues, those that are due first before others. Yield the answers for each page."""
         load = restore.Load(self.broker, self.worker, horizon)
         # Read after the horizon was advanced: the producer puts the first message of a queue that is missing here.
         queues = transitions.queues(self.using)
         after = None if start is None else (from_tenths(start), 0)
         for page in restore.merged(self.using, queues, after=after, end=from_tenths(horizon)):
-            yield from self.broker.fill(page.by_queue).items()
+            answers = self.broker.fill(page.by_queue)
             failpoints.reach("mid_load")
             if not load.mark(page.end[0]):
                 raise BrokerUnavailable("Redis was lost while it was being loaded")
+            yield answers
         load.finish()
 
 

@@ -15,6 +15,7 @@ from . import connections
 from .assembly import assemble
 from .budget import Budget
 from .delivery import Delivery
+from .duty import Duty
 from .executor import timed_out
 from .heartbeat import Heartbeat
 from .janitor import Janitor
@@ -71,13 +72,17 @@ class WorkerProcess:
         self.consumer = parts.consumer if options.has("consumer") else None
         topics = registry.handlers() if self.consumer is not None else ()
         self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads, topics)
-        self.runners = in_threads(self._services(stuck_after))
+        self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
+        self.runners = in_threads(self._services(stuck_after), self.duty.is_held)
+
+    def _roles(self) -> frozenset[str]:
+        return frozenset(role for role in all_roles() if self.options.has(role))
 
     def _services(self, stuck_after: float) -> Iterator[Service]:
         """Yield the services of the roles that this process has."""
         parts, using = self.parts, self.options.using
-        roles = frozenset(role for role in all_roles() if self.options.has(role))
-        yield from (parts.queues, self.heartbeat)
+        roles = self._roles()
+        yield from (self.duty, parts.queues, self.heartbeat)
         if "reaper" in roles:
             yield parts.reaper
         if "janitor" in roles:
@@ -92,9 +97,9 @@ class WorkerProcess:
             parts.brokers.has_loader = True
             yield Loader(using, parts.brokers, parts.name)
         if "sweeper" in roles:
-            yield Sweeper(using, parts.brokers, parts.queues, registry.handlers)
-        if "mover" in roles and self.consumer is None:
-            yield Mover(parts.brokers, parts.queues)
+            yield Sweeper(using, parts.brokers, parts.queues.search, registry.handlers)
+        if "mover" in roles:
+            yield Mover(parts.brokers, parts.queues, beside_consumer=self.consumer is not None)
 
     def stop(self) -> None:
         """Have the process end in order. Safe in a signal handler."""
@@ -186,6 +191,7 @@ class WorkerProcess:
         for runner in self.runners:
             runner.join(timeout=2)
         self.recorder.join(timeout=2)
+        self.duty.release()
         try:
             self.heartbeat.delete()
         except Exception as error:  # noqa: BLE001

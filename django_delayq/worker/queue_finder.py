@@ -11,8 +11,9 @@ from ..extensions import Service
 
 # A queue that is named nowhere is served for this long after it held a message. Seconds.
 REMEMBERED = 3600.0
-# The time between two searches of the record for queues that hold messages. Seconds.
-SEARCH_INTERVAL = 6.0
+# The time between two searches of the record for queues that hold messages. The broker tells earlier of a new queue,
+# and the sweep searches by itself. Seconds.
+SEARCH_INTERVAL = 30.0
 
 
 class QueueFinder(Service):
@@ -45,9 +46,14 @@ class QueueFinder(Service):
                 self._replace()
 
     def tick(self) -> float:
-        """Search the record, and call ``on_change`` when other queues are found than before."""
+        """Search the record from time to time."""
+        self.search()
+        return SEARCH_INTERVAL if self.named is None else 3600.0
+
+    def search(self) -> tuple[str, ...]:
+        """Search the record, call ``on_change`` when other queues are found than before, and return the queues."""
         if self.named is not None:
-            return 3600.0
+            return self._found
         found = transitions.queues(self.using)
         now = time.monotonic()
         with self._lock:
@@ -56,7 +62,7 @@ class QueueFinder(Service):
             changed = self._replace()
         if changed:
             self._on_change()
-        return SEARCH_INTERVAL
+        return self._found
 
     def _replace(self) -> bool:
         """Replace the tuple of found queues; return whether it changed."""

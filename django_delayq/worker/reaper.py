@@ -22,6 +22,7 @@ class Reaper(Service):
     """
 
     name = "reaper"
+    is_shared = True
     # The interval and the time for a confirmation are the 5 seconds after which the messages of a dead host are free.
     interval = 3.0
     # More than the longest time after which the lease renewer tries again. Seconds.

@@ -17,9 +17,13 @@ from . import connections
 logger = logging.getLogger("django_delayq")
 
 
-# A process without the duty ticks the services of the duty only when they are overdue by this time: should the holder of
-# the duty be alive and do nothing, work is late by this time and not for ever. Seconds.
+# A process without the duty ticks the services of the duty only when they are overdue by this time: should the holder
+# of the duty be alive and do nothing, work is late by this time and not for ever. Seconds.
 STANDBY = 60.0
+
+
+# A thread closes its database connections while none of its services is due for this long. Seconds.
+RELEASED_FOR = 4.0
 
 
 class Turns:
@@ -99,7 +103,10 @@ class Runner(threading.Thread):
         """Tick each service when it is due."""
         try:
             while not self._stopping.is_set():
-                self._stopping.wait(self._turns.run_due(self._stopping.is_set))
+                wait = self._turns.run_due(self._stopping.is_set)
+                if wait >= RELEASED_FOR:
+                    connections.close_all()
+                self._stopping.wait(wait)
         finally:
             connections.close_all()
 

@@ -33,7 +33,7 @@ class Sweeper(Service):
     """
 
     name = "sweeper"
-    thread = "timing"
+    is_shared = True
 
     def __init__(
         self,

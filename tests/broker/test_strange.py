@@ -23,6 +23,7 @@ ENTRY = Entry.at(7, datetime.now(UTC) + timedelta(seconds=60), 0)
 TICKET = Ticket(7, 18_000_000_000_000, 100)
 
 METHODS: dict[str, Callable[[RedisBroker], object]] = {
+    "hold_duty": lambda broker: broker.hold_duty("d", "w", 4.0),
     "put": lambda broker: broker.put(QUEUE, [ENTRY]),
     "remove": lambda broker: broker.remove(QUEUE, [7]),
     "take": lambda broker: broker.take(QUEUE, 5),

@@ -266,6 +266,7 @@ def test_every_redis_key_is_documented() -> None:
         "wake": "list",
         "queues": "sorted set",
         "wake_all": "list",
+        "duty": "string",
         "meta": "hash",
     }
 
@@ -289,7 +290,7 @@ def test_the_scripts_that_are_named_exist() -> None:
 
 
 def _writes(script: str) -> bool:
-    return re.search(r'"(ZADD|ZREM|ZPOPMIN|HSET|HDEL|HINCRBY|LPUSH)"|@include notify', script) is not None
+    return re.search(r'"(ZADD|ZREM|ZPOPMIN|HSET|HDEL|HINCRBY|LPUSH|SET)"|@include notify', script) is not None
 
 
 def test_the_scores_are_the_documented_ones(redis_client: redis.Redis) -> None:

@@ -109,8 +109,7 @@ def test_the_consumer_comes_back_in_time_to_claim_ahead(consumer: Consumer, monk
     consumer.pauses.queues = lambda: ("other", QUEUE)
     messages = due_in_an_hour(consumer)
     set_clock_before(consumer, messages[0], CLAIM_AHEAD + 0.0001)
-    monkeypatch.setattr("django_delayq.worker.consumer.IDLE_WAIT_PER_QUEUE", 100.0)
-    monkeypatch.setattr("django_delayq.worker.consumer.LONGEST_IDLE_WAIT", 100.0)
+    monkeypatch.setattr("django_delayq.worker.consumer.IDLE_WAIT", 100.0)
     assert 0 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001
 
 

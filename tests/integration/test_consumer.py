@@ -19,7 +19,7 @@ from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.worker import consumer as consumer_module
 from django_delayq.worker.assembly import Parts
-from django_delayq.worker.consumer import LONGEST_IDLE_WAIT
+from django_delayq.worker.consumer import IDLE_WAIT
 from tests.integration.claims import claimed
 from tests.integration.conftest import Assemble
 from tests.workers import eventually
@@ -97,7 +97,7 @@ def test_a_process_whose_outcomes_cannot_be_recorded_takes_nothing(
 def test_an_idle_worker_with_many_queues_checks_each_in_time(parts: Parts) -> None:
     consumer = parts.consumer
     consumer.pauses.queues = lambda: tuple(f"queue-{number}" for number in range(50))
-    assert consumer.turn() <= LONGEST_IDLE_WAIT
+    assert consumer.turn() <= IDLE_WAIT
 
 
 def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assembled: Assemble) -> None:

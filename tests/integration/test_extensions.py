@@ -18,7 +18,7 @@ from django_delayq.states import State
 from django_delayq.worker.loader import _ObservedLoad
 from django_delayq.worker.once import drain
 from django_delayq.worker.options import Options
-from django_delayq.worker.service import Runner
+from django_delayq.worker.service import Runner, Turns
 from django_delayq.worker.supervisor import DeadChild, Supervisor
 from tests.integration.claims import DB, claimed
 from tests.integration.conftest import Assemble
@@ -98,7 +98,7 @@ def running() -> Iterator[Callable[..., None]]:
     runners: list[Runner] = []
 
     def run(*services: Service) -> None:
-        runners.append(Runner("test", services))
+        runners.append(Runner("test", Turns(services)))
         runners[-1].start()
 
     yield run

@@ -188,6 +188,14 @@ MUTANTS = [
         (TRANSITIONS, "claims = claims.filter(at__gt=since)", "pass"),
     ),
     mutant(
+        "duty that two processes have",
+        (f"{LUA}/duty.lua", "if holder and holder ~= worker then", "if false then"),
+    ),
+    mutant(
+        "shared work that no process does without the duty",
+        (f"{WORKER}/service.py", "self._due[place] + STANDBY", "self._due[place] + 1e12"),
+    ),
+    mutant(
         "refund that is lost",
         (f"{WORKER}/budget.py", "numbers[0] += self._refunded", "numbers[0] += 0"),
     ),

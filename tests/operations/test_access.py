@@ -138,6 +138,7 @@ def every_method(broker: RedisBroker) -> dict[str, Callable[[], object]]:
         "promote": lambda: broker.promote("default"),
         "park": lambda: broker.park("default", [ready], 1.0),
         "put_back": lambda: broker.put_back("default", [ready, early]),
+        "hold_duty": lambda: [broker.hold_duty("d", "w", lease) for lease in (4.0, None)],
         "notify": lambda: broker.notify(["default"]),
         "listen": lambda: broker.listen(["default"], 5.0),
         "missing": lambda: broker.missing({"default": entries}),

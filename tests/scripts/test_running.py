@@ -43,7 +43,7 @@ def test_every_script_has_a_header_that_says_what_it_returns(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_that_a_script_uses_is_declared_and_of_the_queue(name: str) -> None:
     script = scripts.load(name)
-    assert set(script.keys) <= {"delayed", "ready", "meta", "wake", "queues", "wake_all"}
+    assert set(script.keys) <= {"delayed", "ready", "meta", "wake", "queues", "wake_all", "duty"}
     called = set(re.findall(r'redis\.call\(\s*"\w+", (\w+)', script.source))
     if "drop_wrong" in script.source:
         # A function for any key.
@@ -120,7 +120,7 @@ def test_the_keys_of_a_queue_share_one_slot_whatever_its_name(prefix: str, queue
     assert not conf.parse({"PREFIX": prefix})[1]
     of_queue = keys(namespace(prefix, alias), queue)
     names = astuple(of_queue)
-    assert len(set(names)) == len(names) == 6
+    assert len(set(names)) == len(names) == 7
     assert of_queue.queue == queue
     assert len({key_slot(name.encode()) for name in names}) == 1
     tag = re.fullmatch(r"\{([^{}]+)\}:\w+", of_queue.meta)

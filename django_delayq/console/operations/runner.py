@@ -23,6 +23,7 @@ class OperationRunner(Service):
     # Also the role that runs it.
     name = "operator"
     thread = "operator"
+    is_shared = True
     interval = 5.0
 
     def __init__(self, using: str, worker: str) -> None:

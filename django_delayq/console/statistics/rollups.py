@@ -159,6 +159,7 @@ class RollupCompactor(Service):
     """Puts hours in the place of old minutes, and deletes old hours. Once a minute, on a day's minutes at most."""
 
     name = "rollup compactor"
+    is_shared = True
     interval = 60.0
     hours = 24
 
