@@ -158,7 +158,8 @@ def test_a_put_with_a_clock_set_ahead_is_taken_when_due(skewed: Skewed) -> None:
 
 def test_a_clock_that_is_set_is_followed_by_the_next_measurement(skewed: Skewed) -> None:
     skewed.load()
-    for ahead in (HOUR, -HOUR, 0.0):
+    # A small step is followed without a load.
+    for ahead in (HOUR, -HOUR, 0.0, 30.0, -30.0):
         skewed.set_ahead(ahead)
         skewed.load()
         assert skewed.correction() == pytest.approx(-ahead, abs=5)
