@@ -168,7 +168,7 @@ def test_roles_may_be_shared_out_among_workers(start: Start) -> None:
     consumer = start("--roles", "consumers,recorder", "--worker-name", "consuming")
     wait_until(message, State.CONSUMED)
     assert log_of(message)[1].actor.startswith("worker:consuming/")
-    assert consumer.count("Loaded queue") == 0
+    assert consumer.count("Loaded Redis") == 0
 
 
 def test_a_worker_without_consumers_delivers_nothing_but_makes_it_ready(start: Start) -> None:

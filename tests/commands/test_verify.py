@@ -7,6 +7,7 @@ import pytest
 import redis
 from django.utils import timezone
 
+from django_delayq.broker.keys import keys
 from django_delayq.clock import SECOND
 from django_delayq.models import Message
 from django_delayq.states import State
@@ -68,7 +69,7 @@ def test_a_queue_that_nothing_knows_is_told_and_leaves_no_key(arguments: list[st
 def test_a_queue_that_only_redis_knows_is_compared_and_emptied(redis_client: redis.Redis) -> None:
     [pk] = schedule(1, queue="gone")
     run("delayq_restore")
-    assert redis_client.zcard("{delayq:gone}:delayed") == 1
+    assert redis_client.zcard(keys("delayq", "gone").delayed) == 1
     Message._base_manager.filter(pk=pk).delete()
     ran = run("delayq_verify", "--queue", "gone", "--json")
     assert (ran.code, ran.json["queues"]["gone"]["extra"]) == (3, 1)

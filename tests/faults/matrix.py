@@ -260,7 +260,7 @@ class _Run:
     def wait_until_reached(self) -> None:
         assert self.program is not None
         if self.case.who == "worker":
-            self.program.wait_for(f"Loaded queue {self.case.queue}")
+            self.program.wait_for("Loaded Redis from the record")
             self._cut_power()
             schedule_all(self.case.queue, str(self.lines))
         self._reached_by = self.program.wait_for_failpoint()

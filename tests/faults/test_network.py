@@ -122,6 +122,7 @@ def test_torn_or_lost_replies_of_redis_lose_no_message(
         eventually(lambda: drained(number), "all are finished")  # noqa: B023
     assert judge("default", number, tmp_path / "lines") == Verdict(number)
     # The worker has not given Redis up for good.
+    setattr(to_redis, habit, 0)
     worker.wait_for("Redis is back")
 
 

@@ -36,7 +36,7 @@ def test_a_redis_with_a_wrong_clock_makes_no_message_early_or_late(
         configure(REDIS=server.url)
         server.set_ahead(ahead)
         worker = start()
-        worker.wait_for("Loaded queue default")
+        worker.wait_for("Loaded Redis from the record")
         failing = schedule_message("t.fail", retry=["5m"] * 9)
         later = schedule_message("t.tx", delay="5m")
         eventually(lambda: Message.objects.get(pk=failing.pk).attempts == 1, "the first attempt")
@@ -54,7 +54,7 @@ def test_a_redis_with_a_wrong_clock_makes_no_message_early_or_late(
 def test_a_redis_that_fails_over_to_another_clock_is_corrected(configure: Configure, start: Start) -> None:
     with SkewedRedis() as server:
         configure(REDIS=server.url)
-        start().wait_for("Loaded queue default")
+        start().wait_for("Loaded Redis from the record")
         deliver_some()
         later = schedule_message("t.tx", delay="5m")
         for ahead in (3600, -3600):
@@ -63,7 +63,7 @@ def test_a_redis_that_fails_over_to_another_clock_is_corrected(configure: Config
             server.start()
             with of(server) as client:
                 # Redis came back empty.
-                eventually(partial(client.hget, "{delayq:default}:meta", "skew"), "a new correction")
+                eventually(partial(client.hget, "{delayq}:meta", "skew"), "a new correction")
             deliver_some()
         assert state(later) == (State.SCHEDULED, 0)
         assert not any(is_early(claim) for claim in claims())
@@ -78,12 +78,12 @@ def test_a_host_with_a_wrong_clock_delivers_on_time_and_finds_what_redis_lost(
         pytest.skip("needs libfaketime: pip install libfaketime")
     prefix = f"env LD_PRELOAD={library} FAKETIME={ahead:+d}s FAKETIME_DONT_FAKE_MONOTONIC=1"
     worker = start(prefix=prefix)
-    worker.wait_for("Loaded queue default")
+    worker.wait_for("Loaded Redis from the record")
     deliver_some()
     later = schedule_message("t.tx", delay="5m")
     lost = schedule_message("t.tx", delay=2)
     with of(redis_server) as client:
-        client.zrem("{delayq:default}:delayed", lost.pk)
+        client.zrem("{delayq}:default:delayed", lost.pk)
     wait_until(lost, State.CONSUMED)
     assert state(later) == (State.SCHEDULED, 0)
     assert not any(is_early(claim) for claim in claims())
