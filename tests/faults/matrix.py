@@ -20,6 +20,7 @@ from django.test import override_settings
 
 from django_delayq import transitions
 from django_delayq.models import Message, lease_is_over
+from django_delayq.models import Worker as WorkerRow
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import LIVE
 from tests import known_scripts
@@ -234,11 +235,14 @@ class _Run:
         return self._stack.enter_context(Program(*arguments, failpoints=self.failpoints, network=self.network))
 
     def _worker(self, roles: str) -> Program:
-        # Without a reaper: the healthy worker's, or the one of the reaper's own case, does the work.
-        return self._program(
-            *("django", "run_delayq", "--processes", "1", "--threads", "2"),
-            *("--queues", self.case.queue, "--roles", roles, "--graceful-timeout", "10"),
-        )
+        # Without a reaper: the healthy worker's, or the one of the reaper's own case, does the work. A loader has keys
+        # of its own: of several that share them, one would load for all.
+        keys = {"PREFIX": self.case.queue} if self.case.who == "loader" else {}
+        with override_settings(DELAYQ={**settings.DELAYQ, **keys}):
+            return self._program(
+                *("django", "run_delayq", "--processes", "1", "--threads", "2"),
+                *("--queues", self.case.queue, "--roles", roles, "--graceful-timeout", "10"),
+            )
 
     def _cut_power(self) -> None:
         """Make sure that the supervisor will not see its child's end."""
@@ -260,7 +264,8 @@ class _Run:
     def wait_until_reached(self) -> None:
         assert self.program is not None
         if self.case.who == "worker":
-            self.program.wait_for("Loaded Redis from the record")
+            rows = WorkerRow.objects.filter(queues=[self.case.queue])
+            eventually(rows.exists, "the worker has shown that it is alive")
             self._cut_power()
             schedule_all(self.case.queue, str(self.lines))
         self._reached_by = self.program.wait_for_failpoint()
