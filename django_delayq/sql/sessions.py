@@ -25,6 +25,8 @@ ASK = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')
 # lowest byte.
 CONFLICTS = ("40001", "40P01")
 SQLITE_BUSY = 5
+# Causes of an error that are looked at.
+MOST_CAUSES = 20
 
 
 @dataclass(slots=True)
@@ -105,10 +107,14 @@ def is_conflict(error: BaseException | None) -> bool:
 
     The error may have been raised from the driver's.
     """
-    while error is not None:
-        if getattr(error, "sqlstate", None) in CONFLICTS:
+    # A handler may raise anything: attributes of any type, and causes that go round in a circle.
+    for _ in range(MOST_CAUSES):
+        if error is None:
+            break
+        sqlstate, code = getattr(error, "sqlstate", None), getattr(error, "sqlite_errorcode", None)
+        if isinstance(sqlstate, str) and sqlstate in CONFLICTS:
             return True
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == SQLITE_BUSY:
+        if isinstance(code, int) and code & 0xFF == SQLITE_BUSY:
             return True
         error = error.__cause__
     return False
