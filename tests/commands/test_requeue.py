@@ -9,7 +9,6 @@ import pytest
 from django.utils import timezone
 
 from django_delayq import cancel_message, transitions
-from django_delayq.console.models import AuditEvent
 from django_delayq.management import _common as common
 from django_delayq.models import Message
 from django_delayq.states import State
@@ -50,6 +49,14 @@ def test_a_mistaken_cancel_is_undone_at_the_old_due_times() -> None:
     last = Message.objects.get(pk=ids[0]).transitions.last()
     assert last is not None
     assert (last.reason, last.actor.startswith("command:delayq_requeue ")) == ("a mistake", True)
+
+
+@pytest.mark.console
+def test_a_requeue_by_command_is_in_the_audit() -> None:
+    from django_delayq.console.models import AuditEvent
+
+    cancelled(5, due=300)
+    run("delayq_requeue", "--topic", "t.ok", "--state", "cancelled", "--reason", "a mistake", "--yes")
     written = AuditEvent.objects.latest("pk")
     assert (written.action, written.target) == ("requeue", "topic t.ok, state cancelled")
     assert written.outcomes == {"requeued": 5}
