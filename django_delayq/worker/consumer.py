@@ -37,7 +37,7 @@ from .quarantine import Quarantine
 from .queue_finder import QueueFinder
 from .reporting import report_moves
 from .service import backoff
-from .unknown_topics import UnknownTopics
+from .unknown_topics import LEFT_TO_OTHERS, UnknownTopics
 
 logger = logging.getLogger("django_delayq")
 
@@ -128,6 +128,8 @@ class Consumer(threading.Thread):
         self._takes_one = False
         self._unknown: set[str] = set()
         self._errors = 0
+        # True when ids were put back for other workers in this turn.
+        self._leaves_to_others = False
         # True when the consumer can go on as soon as there is room.
         self._waits_for_room = False
 
@@ -158,14 +160,16 @@ class Consumer(threading.Thread):
                             "The consumer claims nothing, and tries again until it can: %s",
                             in_words(error),
                         )
-                    seconds, wait = backoff(self._errors, 2.0), self._wait_after_error
+                    seconds, wait = backoff(self._errors, 2.0), self._stand_back
                 except Exception:
                     self._errors += 1
-                    seconds, wait = backoff(self._errors, 5.0), self._wait_after_error
+                    seconds, wait = backoff(self._errors, 5.0), self._stand_back
                     logger.exception("The consumer failed and is tried again in %.1f s", seconds)
                 finally:
                     connections.after_task()
-                if seconds > 0:
+                if self._leaves_to_others:
+                    self._wait_for_others()
+                elif seconds > 0:
                     wait(seconds)
         finally:
             self.release()
@@ -392,7 +396,7 @@ class Consumer(threading.Thread):
         for name, entries in by_queue(elsewhere).items():
             broker.put(name, entries)
         if unknown:
-            self.unknown_topics.park(broker, queue, unknown)
+            self._leaves_to_others |= self.unknown_topics.park(broker, queue, unknown)
         if locked and self.pauses.is_paused(queue):
             broker.put_back(queue, locked)
         elif locked:
@@ -440,13 +444,18 @@ class Consumer(threading.Thread):
         self.beat = time.monotonic()
         return self._stopping.is_set()
 
-    def _wait_after_error(self, seconds: float) -> None:
-        """Wait after an error; only ``stop`` cuts this short."""
+    def _stand_back(self, seconds: float) -> None:
+        """Wait, and leave wake-ups to other processes; only ``stop`` cuts this short."""
         try:
             self._pass_on_wake_ups(self.brokers.current())
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
         self._stopping.wait(seconds)
+
+    def _wait_for_others(self) -> None:
+        """Have another worker take, before the next turn, the ids that were put back for it."""
+        self._leaves_to_others = False
+        self._stand_back(LEFT_TO_OTHERS)
 
     def _pass_on_wake_ups(self, broker: Broker) -> None:
         """Leave wake-ups to other processes for a while. Repeat one for each queue: it may just have come here."""

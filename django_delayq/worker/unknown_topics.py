@@ -16,10 +16,13 @@ from ..models import Worker
 from ..sql.rows import Ticket
 from .broker_switch import BrokerSwitch
 
-# An id whose topic another live worker knows becomes ready again after the first time, which doubles each time that
-# this process takes the id again: that worker may be busy. While no live worker knows the topic, and at the latest,
-# it becomes ready after the second. Seconds.
-FIRST_HAND_OVER = 0.05
+# An id whose topic another live worker knows becomes ready again at once, and this process leaves it to others for the
+# first time. When this process takes the id again, the other worker may be busy: the id becomes ready after the second
+# time, then after twice that, and so on up to the third. While no live worker knows the topic, it becomes ready after
+# the fourth. Seconds.
+LEFT_TO_OTHERS = 0.01
+SECOND_HAND_OVER = 0.05
+LONGEST_HAND_OVER = 1.0
 RETRY_UNKNOWN_AFTER = 30.0
 # The ids of which a process remembers how often it handed them over.
 MOST_REMEMBERED = 10_000
@@ -53,21 +56,26 @@ class UnknownTopics:
         self._known: dict[str, set[str]] = {}
         self._asked: float | None = None
 
-    def park(self, broker: Broker, queue: str, strays: Sequence[tuple[Ticket, str]]) -> None:
-        """Park ids with their topics: for a moment when another live worker can deliver them, else for long."""
+    def park(self, broker: Broker, queue: str, strays: Sequence[tuple[Ticket, str]]) -> bool:
+        """Park ids with their topics: for a moment when another live worker can deliver them, else for long.
+
+        Return whether there are ids of the first kind. Then the process leaves wake-ups and ids to others for
+        ``LEFT_TO_OTHERS`` seconds: it would only take the same ids again.
+        """
         known = self._known_in(queue)
         by_time: dict[float, list[Ticket]] = defaultdict(list)
         for ticket, topic in strays:
             by_time[self._time(ticket.id) if topic in known else RETRY_UNKNOWN_AFTER].append(ticket)
         for seconds, tickets in by_time.items():
             broker.park(queue, tickets, seconds)
+        return any(topic in known for _ticket, topic in strays)
 
     def _time(self, pk: int) -> float:
         """Return for how long to park an id that another live worker can deliver."""
         times = self._times[pk] = self._times.pop(pk, -1) + 1
         if len(self._times) > MOST_REMEMBERED:
             del self._times[next(iter(self._times))]
-        return min(RETRY_UNKNOWN_AFTER, FIRST_HAND_OVER * 2.0 ** min(times, 20))
+        return min(LONGEST_HAND_OVER, SECOND_HAND_OVER * 2.0 ** min(times - 1, 20)) if times else 0.0
 
     def _known_in(self, queue: str) -> set[str]:
         now = time.monotonic()

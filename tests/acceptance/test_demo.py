@@ -83,7 +83,7 @@ def test_the_demo_wipes_redis_loses_nothing_and_ends_with_the_log_of_a_message_r
     moves = re.findall(r"^ +[\d.]+ s +(\w*) +→ (\w+)", log, re.MULTILINE)
     again = [("scheduled", "running"), ("running", "scheduled")]
     assert moves == [("", "scheduled"), *again, *again, ("scheduled", "running"), ("running", "consumed")]
-    assert log.count("503") == 2
+    assert log.count("HTTP Error 503") == 2
     assert is_gone(process, said)
 
 

@@ -8,17 +8,18 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_delayq import schedule_message
+from django_delayq import conf, schedule_message
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.models import Worker
 from django_delayq.sql.rows import Ticket
-from django_delayq.worker import unknown_topics
+from django_delayq.worker import consumer, unknown_topics
 from django_delayq.worker.assembly import Parts
 from django_delayq.worker.loader import Loader
-from django_delayq.worker.unknown_topics import FIRST_HAND_OVER, RETRY_UNKNOWN_AFTER, NewTopics
+from django_delayq.worker.unknown_topics import LONGEST_HAND_OVER, RETRY_UNKNOWN_AFTER, NewTopics
 from tests.integration.claims import DB
+from tests.workers import PATIENCE, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -89,7 +90,7 @@ def test_an_id_is_parked_for_a_moment_that_grows_while_another_worker_knows_its_
     for _time in range(12):
         assert is_parked(parts, stray)
         make_ready(parts, stray)
-    assert parked == [FIRST_HAND_OVER * 2**n for n in range(10)] + [RETRY_UNKNOWN_AFTER] * 2
+    assert parked == [0, 0.05, 0.1, 0.2, 0.4, 0.8] + [LONGEST_HAND_OVER] * 6
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,30 @@ def test_a_worker_that_sleeps_hears_of_an_id_that_is_handed_over(parts: Parts, s
     assert broker.client.llen(broker.keys("default").wake) == 1
 
 
+def test_an_id_is_left_to_the_worker_that_gets_the_wake_up(
+    parts: Parts, stray: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This test is the other worker, and comes late. The consumer would take the id again only after a minute."""
+    monkeypatch.setattr(consumer, "LEFT_TO_OTHERS", 60.0)
+    live_worker(NEW)
+    other = RedisBroker(conf.get(), DB, timeout=PATIENCE)
+    wake = other.keys("").wake_all
+    parts.consumer.start()
+    try:
+        eventually(lambda: parts.consumer.unknown_topics._times and other.client.llen(wake), "there is a wake-up")
+        assert other.listen(None, PATIENCE)
+        assert [ticket.id for ticket in other.take("default", 10).tickets] == [stray]
+        assert parts.consumer.unknown_topics._times == {stray: 0}
+    finally:
+        other.close()
+        parts.consumer.stop()
+        parts.consumer.join()
+
+
 def test_ids_beyond_those_that_are_remembered_begin_anew(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unknown_topics, "MOST_REMEMBERED", 2)
     strays = parts.consumer.unknown_topics
-    assert [strays._time(pk) for pk in (1, 2, 1, 3, 1, 2)] == [0.05, 0.05, 0.1, 0.05, 0.2, 0.05]
+    assert [strays._time(pk) for pk in (1, 2, 1, 3, 1, 2)] == [0, 0, 0.05, 0, 0.1, 0]
 
 
 def test_a_new_worker_fetches_the_parked_ids_of_a_topic_that_only_it_knows(parts: Parts) -> None:

@@ -172,6 +172,14 @@ MUTANTS = [
         ),
     ),
     mutant(
+        "ids that a process takes again at once",
+        (f"{WORKER}/consumer.py", "self._leaves_to_others |= self.unknown_topics", "self.unknown_topics"),
+    ),
+    mutant(
+        "ids that are handed over ever later",
+        (f"{WORKER}/unknown_topics.py", "min(LONGEST_HAND_OVER,", "min(RETRY_UNKNOWN_AFTER,"),
+    ),
+    mutant(
         "dead workers that know topics",
         (
             f"{WORKER}/unknown_topics.py",
@@ -362,34 +370,6 @@ MUTANTS = [
             "if isinstance(error, CLUSTER_ERRORS):",
             "if not isinstance(error, (redis.RedisError, OSError)):\n    raise error\nif isinstance(error, ()):",
         ),
-    ),
-    mutant(
-        "topics that others know parked as if nobody did",
-        (
-            f"{WORKER}/unknown_topics.py",
-            "if topic in known else RETRY_UNKNOWN_AFTER",
-            "if False else RETRY_UNKNOWN_AFTER",
-        ),
-    ),
-    mutant(
-        "dead workers that know topics",
-        (
-            f"{WORKER}/unknown_topics.py",
-            "rows = Worker.objects.using(using).filter(seen_at__gt=alive_since)",
-            "rows = Worker.objects.using(using)",
-        ),
-    ),
-    mutant(
-        "consumer that goes on while outcomes wait",
-        (f"{WORKER}/consumer.py", "or self.pool.recorder.behind > LONGEST_BEHIND", ""),
-    ),
-    mutant(
-        "orphaned claims that include those of an answer",
-        (TRANSITIONS, "claims = claims.filter(at__gt=since)", "pass"),
-    ),
-    mutant(
-        "refund that is lost",
-        (f"{WORKER}/budget.py", "numbers[0] += self._refunded", "numbers[0] += 0"),
     ),
     mutant(
         "take that keeps ready what is early",
