@@ -1,8 +1,9 @@
-"""The costs of a message in a steady flow: ``python -m benchmarks.profile [--rate 1000] [--seconds 10]``.
+"""The costs of a message: ``python -m benchmarks.profile [--rate 1000] [--seconds 10]``, or ``[--drain 100000]``.
 
-Runs one worker process, and a sender that schedules one message at a time, each due 1 to 3 s later. Prints the
-lateness; the CPU time of each process for each message; the statements of PostgreSQL, where it has pg_stat_statements;
-the scripts of Redis by its own clock; and the functions in which the worker spent its time, where py-spy is installed.
+Runs one worker process, and a sender that schedules one message at a time, each due 1 to 3 s later; or has the worker
+drain messages that are due already. Prints the lateness; the CPU time of each process for each message; the statements
+of PostgreSQL, where it has pg_stat_statements; the scripts of Redis by its own clock; and the functions in which the
+worker spent its time, where py-spy is installed.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rate", type=float, default=1000, help="messages a second")
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument(
+        "--drain", type=int, metavar="N", help="drain N messages that are due, instead of a steady flow"
+    )
     arguments = parser.parse_args()
     with (
         own_servers(**driver.POSTGRES_SETTINGS, **_extension()) as (redis, postgres),
         tempfile.TemporaryDirectory(prefix="delayq-profile-") as directory,
     ):
-        _profile(redis, postgres, Path(directory), arguments.rate, arguments.seconds)
+        _profile(redis, postgres, Path(directory), arguments.rate, arguments.seconds, arguments.drain)
 
 
 def _extension() -> dict[str, str]:
@@ -62,7 +66,11 @@ def _extension() -> dict[str, str]:
         return {}
 
 
-def _profile(redis: RedisServer, postgres: PostgresServer, directory: Path, rate: float, seconds: float) -> None:
+def _profile(
+    redis: RedisServer, postgres: PostgresServer, directory: Path, rate: float, seconds: float, drain: int | None
+) -> None:
+    from django_delayq import pause_queue, resume_queue
+
     from . import ours
 
     marks, client = directory / "marks", redis_client.Redis.from_url(redis.url)
@@ -75,16 +83,27 @@ def _profile(redis: RedisServer, postgres: PostgresServer, directory: Path, rate
         if extended:
             connection.execute("CREATE EXTENSION pg_stat_statements")
             connection.execute("SELECT pg_stat_statements_reset()")
+        if drain:
+            pause_queue("default")
+            AdapterCalls(ours).schedule_bulk(drain, 0)
+            connection.execute("ANALYZE delayq_message, delayq_transition")
+            if extended:
+                connection.execute("SELECT pg_stat_statements_reset()")
         client.config_resetstat()
         client.config_set("slowlog-log-slower-than", 1000)
         client.slowlog_reset()
         before = _cpu(worker, redis, postgres)
         with _sampled(worker, directory / "samples", seconds + MAX_DELAY_SECONDS) as samples:
-            sent = int(AdapterCalls(ours).late(rate, seconds, MAX_DELAY_SECONDS)["sent"])
+            if drain:
+                sent = drain
+                resume_queue("default")
+            else:
+                sent = int(AdapterCalls(ours).late(rate, seconds, MAX_DELAY_SECONDS)["sent"])
             driver.wait(lambda: marks.stat().st_size // MARK.size > sent, driver.START_SECONDS)
+            driver.wait(ours.all_recorded, driver.START_SECONDS)
         after = _cpu(worker, redis, postgres)
         late = sorted((m.at - m.due) * 1000 for m in map(Mark._make, MARK.iter_unpack(marks.read_bytes())) if m.number)
-        print(
+        print(f"{sent} messages, drained") if drain else print(
             f"{sent} messages at {rate:g}/s, late by {quantile(late, 0.5):.2f} ms (median), {quantile(late, 0.99):.2f}"
         )
         _table(["CPU", "µs a message"], [[name, (after[name] - before[name]) * 1e6 / sent] for name in after])
