@@ -100,19 +100,7 @@ class PipelinedConnection(PinnedConnection):
 @lru_cache(maxsize=256)
 def _head(keys: Keys, identity: str, now: str | int, mode: str, in_full: bool) -> list[Any]:
     """Return the command without its entries."""
-    return scripts.load("put").command(
-        in_full=in_full,
-        delayed=keys.delayed,
-        ready=keys.ready,
-        meta=keys.meta,
-        wake=keys.wake,
-        queues=keys.queues,
-        wake_all=keys.wake_all,
-        now=now,
-        mode=mode,
-        identity=identity,
-        queue=keys.queue,
-    )
+    return scripts.load("put").command(keys, in_full=in_full, now=now, mode=mode, identity=identity)
 
 
 class PipelinedConnections:

@@ -150,10 +150,6 @@ class RedisBroker:
         """Return the keys of a queue."""
         return keys(self.namespace, queue)
 
-    @property
-    def _meta_key(self) -> str:
-        return self.keys("").meta
-
     # --- Broker -------------------------------------------------------------------------------------------------------
 
     @_translated
@@ -164,18 +160,7 @@ class RedisBroker:
         for start in range(0, len(entries), IDS_PER_CALL):
             rest = _flat(entries[start : start + IDS_PER_CALL])
             answer = scripts.load("put")(
-                self.client,
-                delayed=k.delayed,
-                ready=k.ready,
-                meta=k.meta,
-                wake=k.wake,
-                queues=k.queues,
-                wake_all=k.wake_all,
-                now=self.now,
-                mode="fill" if fill else "set",
-                queue=queue,
-                identity=self.identity(),
-                rest=rest,
+                self.client, k, rest, now=self.now, mode="fill" if fill else "set", identity=self.identity()
             )
             total += _put(answer, len(rest) // 3)
         return total
@@ -185,38 +170,22 @@ class RedisBroker:
         """Forget ids."""
         k = self.keys(queue)
         for start in range(0, len(ids), IDS_PER_CALL):
-            answer = scripts.load("remove")(
-                self.client,
-                delayed=k.delayed,
-                ready=k.ready,
-                meta=k.meta,
-                queues=k.queues,
-                queue=queue,
-                identity=self.identity(),
-                rest=ids[start : start + IDS_PER_CALL],
-            )
+            some = ids[start : start + IDS_PER_CALL]
+            answer = scripts.load("remove")(self.client, k, some, identity=self.identity())
             if answer == b"foreign":
                 raise ForeignBroker
 
     @_translated
     def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
         """Take ids that are due, or fall due in a moment."""
-        return _taken(scripts.load("take")(self._scripted, **self._to_take(queue, limit, within)))
+        return _taken(scripts.load("take")(self._scripted, self.keys(queue), **self._to_take(limit, within)))
 
-    def _to_take(self, queue: str, limit: int, within: float) -> dict[str, Any]:
-        k = self.keys(queue)
+    def _to_take(self, limit: int, within: float) -> dict[str, Any]:
         return {
-            "delayed": k.delayed,
-            "ready": k.ready,
-            "meta": k.meta,
-            "wake": k.wake,
-            "queues": k.queues,
-            "wake_all": k.wake_all,
             "now": self.now,
             "limit": min(limit, IDS_PER_CALL),
             "batch": IDS_PER_CALL,
             "within": int(within * SECOND),
-            "queue": queue,
             "identity": self.identity(),
         }
 
@@ -228,8 +197,8 @@ class RedisBroker:
             share = min(limit, ready + falling_due)
             limit -= share
             if share or falling_due:
-                calls[queue] = self._to_take(queue, share, within)
-        answers = self._call_many("take", list(calls.values()))
+                calls[queue] = self._to_take(share, within)
+        answers = self._call_many("take", [(self.keys(queue), call) for queue, call in calls.items()])
         return {queue: _taken(answer) for queue, answer in zip(calls, answers, strict=True)}
 
     @_translated
@@ -239,13 +208,12 @@ class RedisBroker:
         """Ask the index of queues."""
         answer = scripts.load("due")(
             self._scripted,
-            meta=self._meta_key,
-            queues=self.keys("").queues,
+            self.keys(""),
+            queues or (),
             now=self.now,
             within=int(within * SECOND),
             enough=MANY if enough is None else enough,
             before=first,
-            rest=queues or (),
         )
         next_due, more = answer[:2]
         found = [
@@ -280,18 +248,9 @@ class RedisBroker:
         self._put_back(queue, places)
 
     def _put_back(self, queue: str, places: Sequence[tuple[int, float | str, float | str]]) -> None:
-        k = self.keys(queue)
-        scripts.load("put_back")(
-            self.client,
-            delayed=k.delayed,
-            ready=k.ready,
-            wake=k.wake,
-            queues=k.queues,
-            wake_all=k.wake_all,
-            queue=queue,
-            # As Python writes them: a double is exact with up to 17 digits.
-            rest=[repr(value) if isinstance(value, float) else value for place in places for value in place],
-        )
+        # As Python writes them: a double is exact with up to 17 digits.
+        rest = [repr(value) if isinstance(value, float) else value for place in places for value in place]
+        scripts.load("put_back")(self.client, self.keys(queue), rest)
 
     def exclusively(self) -> AbstractContextManager[object]:
         """Do nothing: an id that was taken is no longer there for others."""
@@ -302,10 +261,14 @@ class RedisBroker:
         """Sleep until one of the queues is notified."""
         if self._listener is None:
             self._listener = Listener(self._connect)
-        return self._listener.listen(self._wake_lists(queues), timeout)
+        return self._listener.listen([k.wake for k in self._woken(queues)], timeout)
 
-    def _wake_lists(self, queues: Sequence[str] | None) -> list[str]:
-        return [self.keys("").wake_all] if queues is None else [self.keys(queue).wake for queue in queues]
+    def _woken(self, queues: Sequence[str] | None) -> list[Keys]:
+        """Return keys whose ``wake`` is what a worker of these queues listens to."""
+        if queues is None:
+            k = self.keys("")
+            return [replace(k, wake=k.wake_all)]
+        return [self.keys(queue) for queue in queues]
 
     def stop_listening(self) -> None:
         """Leave notifications to other processes."""
@@ -325,7 +288,7 @@ class RedisBroker:
     @_translated
     def notify(self, queues: Sequence[str] | None) -> None:
         """End a ``listen`` of any process."""
-        self._call_many("notify", [{"wake": wake} for wake in self._wake_lists(queues)])
+        self._call_many("notify", [(k, {}) for k in self._woken(queues)])
 
     def close(self) -> None:
         """Wait for the answers to all puts, and close all connections."""
@@ -357,53 +320,26 @@ class RedisBroker:
     @_translated
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
         """Put ids of several queues in one round trip."""
-        calls, identity = [], self.identity()
-        for queue, some in entries.items():
-            k = self.keys(queue)
-            calls.append(
-                {
-                    "delayed": k.delayed,
-                    "ready": k.ready,
-                    "meta": k.meta,
-                    "wake": k.wake,
-                    "queues": k.queues,
-                    "wake_all": k.wake_all,
-                    "now": self.now,
-                    "mode": "fill",
-                    "queue": queue,
-                    "identity": identity,
-                    "rest": _flat(some),
-                }
-            )
+        how = {"now": self.now, "mode": "fill", "identity": self.identity()}
+        calls = [(self.keys(queue), {**how, "rest": _flat(some)}) for queue, some in entries.items()]
         answers = self._call_many("put", calls)
         return {queue: _put(answer, len(some)) for (queue, some), answer in zip(entries.items(), answers, strict=True)}
 
     @_translated
     def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
         """Return the ids that ``fill`` would put."""
-        calls = []
-        for queue, some in entries.items():
-            k = self.keys(queue)
-            calls.append(
-                {
-                    "delayed": k.delayed,
-                    "ready": k.ready,
-                    "wake": k.wake,
-                    "queues": k.queues,
-                    "wake_all": k.wake_all,
-                    "queue": queue,
-                    "rest": _flat(some),
-                }
-            )
+        calls = [(self.keys(queue), {"rest": _flat(some)}) for queue, some in entries.items()]
         answers = self._call_many("missing", calls)
         return {queue: [int(pk) for pk in answer] for queue, answer in zip(entries, answers, strict=True)}
 
-    def _call_many(self, name: str, calls: Sequence[dict[str, Any]]) -> list[Any]:
+    def _call_many(self, name: str, calls: Sequence[tuple[Keys, dict[str, Any]]]) -> list[Any]:
         """Call a script several times in one round trip. Raise the first error when all have been answered."""
         script = scripts.load(name)
-        answers = self._pipeline(script.command(**call) for call in calls)
+        answers = self._pipeline(script.command(k, **arguments) for k, arguments in calls)
         unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-        again = self._pipeline(script.command(in_full=not n, **calls[place]) for n, place in enumerate(unknown))
+        again = self._pipeline(
+            script.command(calls[place][0], in_full=not n, **calls[place][1]) for n, place in enumerate(unknown)
+        )
         for place, answer in zip(unknown, again, strict=True):
             answers[place] = answer
         for answer in answers:
@@ -421,7 +357,7 @@ class RedisBroker:
     def read_meta(self) -> Meta:
         """Read the meta."""
         pipe = self.client.pipeline(transaction=False)
-        pipe.hmget(self._meta_key, META_FIELDS)
+        pipe.hmget(self.keys("").meta, META_FIELDS)
         pipe.time()
         fields, (seconds, micros) = pipe.execute()
         meta = _meta(_tenths(seconds, micros) if self.now == "" else int(self.now), fields)
@@ -431,15 +367,8 @@ class RedisBroker:
     def tick(self, skew: Skew | None = None) -> Meta:
         """Count one more tick, and return the meta."""
         identity = self.identity()
-        k = self.keys("")
         now, *fields = scripts.load("tick")(
-            self.client,
-            meta=k.meta,
-            queues=k.queues,
-            wake_all=k.wake_all,
-            now=self.now,
-            identity=identity,
-            **_bounds(skew),
+            self.client, self.keys(""), now=self.now, identity=identity, **_bounds(skew)
         )
         meta = _meta(int(now), fields)
         if identity and meta.identity not in ("", identity):
@@ -451,9 +380,7 @@ class RedisBroker:
         """Delete keys of another type."""
         indexed: Any = self.client.zrange(self.keys("").queues, 0, -1)
         names = {*queues, *(name.decode() for name in indexed if _is_queue(name))}
-        each = [self.keys(name) for name in sorted(names)]
-        calls = [{"delayed": k.delayed, "ready": k.ready, "wake": k.wake, "meta": k.meta} for k in each]
-        return any(self._call_many("mend", calls))
+        return any(self._call_many("mend", [(self.keys(name), {}) for name in sorted(names)]))
 
     @_translated
     def load(
@@ -470,7 +397,7 @@ class RedisBroker:
         """Begin to load all queues."""
         word, begin, horizon = scripts.load("load")(
             self.client,
-            meta=self._meta_key,
+            self.keys(""),
             now=self.now,
             ahead=int(ahead * SECOND),
             worker=worker,
@@ -492,7 +419,7 @@ class RedisBroker:
         """Record how far a load has come."""
         word = scripts.load("loaded")(
             self.client,
-            meta=self._meta_key,
+            self.keys(""),
             now=self.now,
             worker=worker,
             upto="" if upto_tenths is None else upto_tenths,
@@ -504,8 +431,9 @@ class RedisBroker:
     def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
         """Take a duty, go on with it, or give it up."""
         milliseconds = "" if lease is None else int(lease * 1000)
-        key = f"{self.keys('').duty}:{duty}"
-        return bool(scripts.load("duty")(self.client, duty=key, worker=worker, lease=milliseconds))
+        k = self.keys("")
+        named = replace(k, duty=f"{k.duty}:{duty}")
+        return bool(scripts.load("duty")(self.client, named, worker=worker, lease=milliseconds))
 
     @_translated
     def server(self) -> ServerRun:

@@ -69,15 +69,12 @@ class Bench:
         return int(self.client.llen(self.keys.wake))
 
     def call(self, name: str, *, rest: Any = (), **values: Any) -> Any:
-        """Call a script with those keys of the queue that it declares."""
+        """Call a script on the queue."""
         script = scripts.load(name)
-        declared = {key: getattr(self.keys, key) for key in script.keys}
         if "identity" in script.arguments:
             # Most tests do not mind whose queue it is.
             values.setdefault("identity", "")
-        if "queue" in script.arguments:
-            declared["queue"] = self.keys.queue
-        return plain(script(self.client, rest=rest, **declared, **values))
+        return plain(script(self.client, self.keys, rest, **values))
 
     def put(self, *entries: tuple[int, int, int], mode: str = "set", now: int = NOW) -> Any:
         """Put entries of id, due, rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -63,13 +64,19 @@ def test_every_include_is_replaced(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{}, {"wake": "w", "now": 1}, {"wok": "w"}, {"wake": "w", "rest": [1]}],
-    ids=["too few", "too many", "another name", "a list it has not"],
+    ("name", "values"),
+    [
+        ("notify", {"now": 1}),
+        ("notify", {"wake": "w"}),
+        ("notify", {"rest": [1]}),
+        ("loaded", {"now": 1, "worker": "w", "upto": 2}),
+        ("loaded", {"now": 1, "worker": "w", "upto": 2, "lise": 3}),
+    ],
+    ids=["too many", "a key", "a list it has not", "too few", "another name"],
 )
-def test_a_wrong_name_is_a_type_error(redis_client: redis.Redis, values: dict[str, object]) -> None:
-    with pytest.raises(TypeError, match="script notify takes"):
-        scripts.load("notify")(redis_client, **values)  # type: ignore[arg-type]
+def test_a_wrong_argument_is_a_type_error(redis_client: redis.Redis, name: str, values: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"script {name} takes"):
+        scripts.load(name)(redis_client, keys("p", "q"), **values)
     assert not redis_client.keys()
 
 

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import redis
 
+from ..keys import Keys
+
 _HERE = Path(__file__).parent
 _INCLUDE = re.compile(r"^-- @include (\w+)$", re.MULTILINE)
 _SIGNATURE = re.compile(r"^local ([\w, ]+) = (.+)$", re.MULTILINE)
@@ -38,21 +40,26 @@ class Script:
         )
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         self.keys, self.arguments, self.rest = _signature(self.source)
-        self._names = {*self.keys, *self.arguments}
 
-    def __call__(self, client: Commands, *, rest: Sequence[Any] = (), **values: Any) -> Any:
-        """Run the script. Every key and argument is given by name; ``rest`` is the list at the end."""
+    def __call__(self, client: Commands, keys: Keys, rest: Sequence[Any] = (), **arguments: Any) -> Any:
+        """Run the script; the arguments are those of ``command``."""
         try:
-            return client.execute_command(*self.command(rest, **values))
+            return client.execute_command(*self.command(keys, rest, **arguments))
         except redis.exceptions.NoScriptError:
-            return client.execute_command(*self.command(rest, in_full=True, **values))
+            return client.execute_command(*self.command(keys, rest, in_full=True, **arguments))
 
-    def command(self, rest: Sequence[Any] = (), *, in_full: bool = False, **values: Any) -> list[Any]:
-        """Return the command that runs the script; ``in_full`` for a server that does not know the script yet."""
-        if values.keys() != self._names or (rest and not self.rest):
-            raise TypeError(f"script {self.name} takes {self.keys + self.arguments}, not {sorted(values)}")
-        named = [values[name] for name in (*self.keys, *self.arguments)]
+    def command(self, keys: Keys, rest: Sequence[Any] = (), *, in_full: bool = False, **arguments: Any) -> list[Any]:
+        """Return the command that runs the script; ``in_full`` for a server that does not know the script yet.
+
+        The script gets those of the keys that it names, and the name of their queue if it asks for it. Every other
+        argument is given by name; ``rest`` is the list at the end.
+        """
+        if "queue" in self.arguments:
+            arguments["queue"] = keys.queue
+        if arguments.keys() != set(self.arguments) or (rest and not self.rest):
+            raise TypeError(f"script {self.name} takes {self.arguments}, not {sorted(arguments)}")
         head = ["EVAL", self.source] if in_full else ["EVALSHA", self.digest]
+        named = [*(getattr(keys, name) for name in self.keys), *(arguments[name] for name in self.arguments)]
         return [*head, len(self.keys), *named, *rest]
 
 
