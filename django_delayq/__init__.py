@@ -30,9 +30,17 @@ if TYPE_CHECKING:
         RetryLater,
     )
     from .pausing import apause_queue, aresume_queue, pause_queue, resume_queue
-    from .registry import Delivered, handler
+    from .registry import Delivered, HandlerFunction, RegisteredHandler, handler
     from .retry import RetryPolicy
-    from .scheduling import OnConflict, aschedule_message, aschedule_messages, schedule_message, schedule_messages
+    from .scheduling import (
+        MessageDict,
+        MessageOptions,
+        OnConflict,
+        aschedule_message,
+        aschedule_messages,
+        schedule_message,
+        schedule_messages,
+    )
     from .transitions import Answer
     from .verdicts import Verdict
 
@@ -61,9 +69,11 @@ _HOMES = {
         "RetryLater",
     ),
     "pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
-    "registry": ("Delivered", "handler"),
+    "registry": ("Delivered", "HandlerFunction", "RegisteredHandler", "handler"),
     "retry": ("RetryPolicy",),
     "scheduling": (
+        "MessageDict",
+        "MessageOptions",
         "OnConflict",
         "aschedule_message",
         "aschedule_messages",
@@ -97,6 +107,10 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "OnConflict",
     "handler",
     "Delivered",
+    "HandlerFunction",
+    "RegisteredHandler",
+    "MessageOptions",
+    "MessageDict",
     "RetryPolicy",
     "RetryLater",
     "Reject",

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, overload
 
-from asgiref.sync import sync_to_async
 from django.db import router
 from django.db.models import Count, Exists, Max, Min, OuterRef, QuerySet
 
@@ -23,6 +22,7 @@ from .exceptions import InvalidMessage
 from .models import Message
 from .states import FINAL, LIVE, REQUEUEABLE, State
 from .transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
+from .twins import async_twin
 from .verdicts import Verdict
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -187,14 +187,9 @@ Target = int | Message
 
 
 @overload
-def cancel_message(
-    target: Target | None = ...,
-    *,
-    topic: str = ...,
-    key: str | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
-) -> Answer: ...
+def cancel_message(target: Target, *, reason: str = ..., using: str | None = ...) -> Answer: ...
+@overload
+def cancel_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
 @overload
 def cancel_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
 def cancel_message(
@@ -219,23 +214,27 @@ def cancel_message(
 
 @overload
 def reschedule_message(
-    target: Target | None = ...,
-    *,
-    due_at: datetime | None = ...,
-    delay: Duration | None = ...,
-    topic: str = ...,
-    key: str | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
+    target: Target, *, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
 ) -> Answer: ...
 @overload
 def reschedule_message(
-    target: QuerySet[Message],
-    *,
-    due_at: datetime | None = ...,
-    delay: Duration | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
+    target: Target, *, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def reschedule_message(
+    *, topic: str, key: str, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def reschedule_message(
+    *, topic: str, key: str, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def reschedule_message(
+    target: QuerySet[Message], *, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
+) -> Counter[Verdict]: ...
+@overload
+def reschedule_message(
+    target: QuerySet[Message], *, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
 ) -> Counter[Verdict]: ...
 def reschedule_message(
     target: Target | QuerySet[Message] | None = None,
@@ -260,14 +259,9 @@ def reschedule_message(
 
 
 @overload
-def run_message_now(
-    target: Target | None = ...,
-    *,
-    topic: str = ...,
-    key: str | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
-) -> Answer: ...
+def run_message_now(target: Target, *, reason: str = ..., using: str | None = ...) -> Answer: ...
+@overload
+def run_message_now(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
 @overload
 def run_message_now(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
 def run_message_now(
@@ -284,14 +278,11 @@ def run_message_now(
 
 @overload
 def requeue_message(
-    target: Target | None = ...,
-    *,
-    delay: Duration | None = ...,
-    spread: Duration | None = ...,
-    topic: str = ...,
-    key: str | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
+    target: Target, *, delay: Duration | None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def requeue_message(
+    *, topic: str, key: str, delay: Duration | None = ..., reason: str = ..., using: str | None = ...
 ) -> Answer: ...
 @overload
 def requeue_message(
@@ -398,22 +389,7 @@ def selected(queryset: QuerySet[Message]) -> array[int]:
 
 # --- the same for async code ------------------------------------------------------------------------------------------
 
-
-async def acancel_message(target: Any = None, **options: Any) -> Any:
-    """Cancel from async code: ``cancel_message`` with the same arguments."""
-    return await sync_to_async(cancel_message, thread_sensitive=True)(target, **options)
-
-
-async def areschedule_message(target: Any = None, **options: Any) -> Any:
-    """Reschedule from async code: ``reschedule_message`` with the same arguments."""
-    return await sync_to_async(reschedule_message, thread_sensitive=True)(target, **options)
-
-
-async def arun_message_now(target: Any = None, **options: Any) -> Any:
-    """Run now from async code: ``run_message_now`` with the same arguments."""
-    return await sync_to_async(run_message_now, thread_sensitive=True)(target, **options)
-
-
-async def arequeue_message(target: Any = None, **options: Any) -> Any:
-    """Requeue from async code: ``requeue_message`` with the same arguments."""
-    return await sync_to_async(requeue_message, thread_sensitive=True)(target, **options)
+acancel_message = async_twin(cancel_message)
+areschedule_message = async_twin(reschedule_message)
+arun_message_now = async_twin(run_message_now)
+arequeue_message = async_twin(requeue_message)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from .durations import Duration, seconds
+
 
 class DelayqError(Exception):
     """Something went wrong in django-delayq."""
@@ -70,16 +72,18 @@ class HandlerTimeout(BaseException):
 class RetryLater(Exception):
     """Raise it in a handler to have the message delivered again after ``delay``.
 
-    ``delay`` is a timedelta or a number of seconds. The delivery counts as a failed attempt, so that ``max_attempts``
-    bounds how often this can happen, unless ``counts=False``.
+    ``delay`` is a timedelta, a number of seconds, or text such as ``"5m"``. The delivery counts as a failed attempt, so
+    that ``max_attempts`` bounds how often this can happen, unless ``counts=False``. Raises ``ValueError`` for an
+    impossible delay.
     """
 
-    def __init__(self, delay: timedelta | float, reason: str = "", *, counts: bool = True) -> None:
+    def __init__(self, delay: Duration, reason: str = "", *, counts: bool = True) -> None:
         super().__init__(reason or "the handler asked for a later delivery")
-        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-        self.counts = counts
-        if self.delay < timedelta(0):
+        wait = seconds(delay)
+        if wait < 0:
             raise ValueError("RetryLater needs a delay of 0 or more")
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=wait)
+        self.counts = counts
 
 
 class Reject(Exception):

@@ -6,9 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 from django.db import router
 
@@ -19,6 +17,7 @@ from .exceptions import InvalidMessage
 from .models import Message, Queue
 from .outcomes import storable
 from .sql.moves import writing
+from .twins import async_twin
 
 logger = logging.getLogger("django_delayq")
 
@@ -65,14 +64,8 @@ def resume_queue(name: str, *, using: str | None = None) -> bool:
     return was_paused
 
 
-async def apause_queue(name: str, **options: Any) -> Queue:
-    """Pause a queue from async code: ``pause_queue`` with the same arguments."""
-    return await sync_to_async(pause_queue, thread_sensitive=True)(name, **options)
-
-
-async def aresume_queue(name: str, *, using: str | None = None) -> bool:
-    """Resume a queue from async code: ``resume_queue`` with the same arguments."""
-    return await sync_to_async(resume_queue, thread_sensitive=True)(name, using=using)
+apause_queue = async_twin(pause_queue)
+aresume_queue = async_twin(resume_queue)
 
 
 def paused(using: str) -> dict[str, Queue]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from types import MethodType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -18,9 +18,28 @@ from . import conf, retry, validation
 from .durations import Duration, seconds
 from .exceptions import HandlerConflict, InvalidMessage
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+    from typing_extensions import Unpack
 
-class Delivered(Protocol):
-    """One delivery of a message, as its handler receives it.
+    from .models import Message
+    from .scheduling import MessageOptions
+
+    # ``Delivered`` without brackets is ``Delivered[Any]``.
+    Payload = TypeVarWithDefault("Payload", default=Any)
+    Payload_co = TypeVarWithDefault("Payload_co", covariant=True, default=Any)
+    Payload_contra = TypeVarWithDefault("Payload_contra", contravariant=True, default=Any)
+    Result_co = TypeVarWithDefault("Result_co", covariant=True, default=Any)
+else:
+    Payload_co = TypeVar("Payload_co", covariant=True)
+    Payload_contra = TypeVar("Payload_contra", contravariant=True)
+    Result_co = TypeVar("Result_co", covariant=True)
+
+Result = TypeVar("Result")
+
+
+class Delivered(Protocol[Payload_co]):
+    """One delivery of a message, as its handler receives it. ``Delivered[X]`` has a payload of the type X.
 
     ``attempt`` counts from 1 the deliveries that the retry policy counts. ``deliveries`` counts every claim; together
     with ``id`` it makes a fence that is never used twice. The timeout ends the handler at ``deadline`` (None: never).
@@ -31,11 +50,21 @@ class Delivered(Protocol):
     queue: str
     key: str | None
     priority: int
-    payload: Any
     headers: dict[str, Any]
     due_at: datetime
+    expires_at: datetime | None
     attempt: int
     deliveries: int
+
+    @property
+    def payload(self) -> Payload_co: ...
+
+    @property
+    def attempts_left(self) -> int | None:
+        """The number of attempts that the retry policy allows after this one: 0 in the last one.
+
+        None when the policy names no number. An exception that the policy does not retry ends the message earlier.
+        """
 
     @property
     def deadline(self) -> datetime | None: ...
@@ -53,8 +82,33 @@ class Delivered(Protocol):
     async def aextend(self, more: Duration) -> datetime | None: ...
 
 
-HandlerFunction = Callable[[Any], Any] | Callable[[Any], Coroutine[Any, Any, Any]]
-F = TypeVar("F", bound=HandlerFunction)
+class HandlerFunction(Protocol[Payload_contra, Result_co]):
+    """A function, sync or async, that ``handler`` accepts: it takes a delivered message as its only argument."""
+
+    def __call__(self, message: Delivered[Payload_contra], /) -> Result_co: ...
+
+
+class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
+    """A function that ``handler`` has registered: itself, with its ``topic`` and two methods that schedule messages."""
+
+    topic: str
+
+    def schedule(
+        self, payload: Payload_contra | None = None, *, using: str | None = None, **options: Unpack[MessageOptions]
+    ) -> Message:
+        """Schedule a message of this handler's topic, with the options of ``schedule_message``."""
+        # From the package, at the call: scheduling needs models, and a handler may be registered before there are any.
+        from . import schedule_message
+
+        return schedule_message(_topic(self), payload, using=using, **options)
+
+    async def aschedule(
+        self, payload: Payload_contra | None = None, *, using: str | None = None, **options: Unpack[MessageOptions]
+    ) -> Message:
+        """Schedule from async code what ``schedule`` schedules."""
+        from . import aschedule_message
+
+        return await aschedule_message(_topic(self), payload, using=using, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +117,10 @@ class Handler:
 
     topic: str
     function: HandlerFunction
-    policy: retry.RetryPolicy | None
+    # None: the setting counts. A timeout of False: never.
+    own_retry: retry.RetryPolicy | None
     own_lease: float | None
-    own_timeout: float | None
-    has_timeout: bool
+    own_timeout: float | Literal[False] | None
     transactional: bool
     queue: str | None
     is_async: bool
@@ -77,7 +131,7 @@ class Handler:
 
     @property
     def retry(self) -> retry.RetryPolicy:
-        return conf.get().RETRY if self.policy is None else self.policy
+        return conf.get().RETRY if self.own_retry is None else self.own_retry
 
     @property
     def lease(self) -> float:
@@ -85,33 +139,44 @@ class Handler:
 
     @property
     def timeout(self) -> float | None:
-        return self.own_timeout if self.has_timeout else conf.get().TIMEOUT
+        if self.own_timeout is False:
+            return None
+        return conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout
 
 
-_DEFAULT: Any = object()
 _handlers: dict[str, Handler] = {}
 
 
 def handler(
     topic: str,
     *,
-    retry: retry.RetryLike | Any = _DEFAULT,
+    retry: retry.RetryLike | None = None,
     lease: Duration | None = None,
-    timeout: Duration | Any | None = _DEFAULT,
+    timeout: Duration | Literal[False] | None = None,
     transactional: bool = False,
     queue: str | None = None,
-) -> Callable[[F], F]:
+) -> Callable[[Callable[[Delivered[Payload]], Result]], RegisteredHandler[Payload, Result]]:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
     Returning is success; raising is failure, answered by ``retry`` (a ``RetryPolicy``, a list of delays, a function, or
-    None for never; default ``DELAYQ["RETRY"]``). ``lease``: how long a delivery belongs to its worker before another
+    False for never; default ``DELAYQ["RETRY"]``). ``lease``: how long a delivery belongs to its worker before another
     worker may claim the message (default ``DELAYQ["LEASE"]``; the worker extends it while the handler runs).
-    ``timeout``: the handler is ended after this time (default ``DELAYQ["TIMEOUT"]``; None: never). Times are seconds,
-    timedeltas, or text such as ``"90s"``.
+    ``timeout``: the handler is ended after this time (default ``DELAYQ["TIMEOUT"]``; False: never). Times are seconds,
+    timedeltas, or text such as ``"90s"``. None is the default of each.
 
     ``transactional``: run it in a transaction on the message's database whose last statement records the success, so
     that its effects in that database happen exactly once. ``queue``: where messages of this topic go when
     ``schedule_message`` names no queue.
+
+    The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
+    a message of the topic.
+
+    ::
+
+        @handler("orders.close", retry=["1m", "10m"])
+        def close(message): ...
+
+        close.schedule({"order": 5}, delay="15m", key="5")
 
     Raises ``HandlerConflict`` when the topic has a handler already, ``TypeError`` for what cannot handle a message (a
     class, a generator function, a function that does not take one argument), and ``ValueError`` for impossible options.
@@ -119,17 +184,17 @@ def handler(
     if callable(topic):
         raise InvalidMessage('@handler needs the topic of its messages: write @handler("orders.close")')
     topic = validation.topic(topic)
-    policy = None if retry is _DEFAULT else _policy(retry)
+    own_retry = None if retry is None else _policy(retry)
     own_lease = None if lease is None else _seconds("lease", lease)
-    own_timeout = None if timeout is _DEFAULT or timeout is None else _seconds("timeout", timeout)
+    own_timeout = timeout if timeout is None or timeout is False else _seconds("timeout", timeout)
     if own_lease is not None and not 1 <= own_lease <= 86_400:
         raise ValueError("lease must be between 1 second and 1 day")
-    if own_timeout is not None and not 0.01 <= own_timeout <= 30 * 86_400:
-        raise ValueError("timeout must be between 10 ms and 30 days, or None")
+    if own_timeout is not None and own_timeout is not False and not 0.01 <= own_timeout <= 30 * 86_400:
+        raise ValueError("timeout must be between 10 ms and 30 days, or False for never")
     if queue is not None:
         validation.queue(queue)
 
-    def register(function: F) -> F:
+    def register(function: Callable[[Delivered[Payload]], Result]) -> RegisteredHandler[Payload, Result]:
         _check(function)
         present = _handlers.get(topic)
         if present is not None and not _same(present.function, function):
@@ -137,17 +202,56 @@ def handler(
         _handlers[topic] = Handler(
             topic,
             function,
-            policy,
+            own_retry,
             own_lease,
             own_timeout,
-            timeout is not _DEFAULT,
             transactional,
             queue,
             any(map(iscoroutinefunction, _layers(function))),
         )
-        return function
+        registered: RegisteredHandler[Payload, Result] = _schedulable(topic, function)
+        return registered
 
     return register
+
+
+def _schedulable(topic: str, function: Any) -> Any:
+    """Give the function its topic and the methods of ``RegisteredHandler``.
+
+    What takes no attributes (methods, functions in C) is returned inside of a ``functools.partial``, which takes them.
+    """
+    present: Any = getattr(function, "schedule", None)
+    is_ours = getattr(present, "__func__", None) is RegisteredHandler.schedule
+    if present is not None and not is_ours:
+        # An object that has a method of this name of its own.
+        return function
+    if not is_ours or present.__self__ is not function:
+        # The method may be that of a handler which this function wraps: functools.wraps copies attributes.
+        try:
+            function.schedule = MethodType(RegisteredHandler.schedule, function)
+        except AttributeError:
+            return _schedulable(topic, functools.partial(function))
+        function.aschedule = MethodType(RegisteredHandler.aschedule, function)
+        function.topic = topic
+        return function
+    former = _handlers.get(function.topic)
+    if function.topic != _SEVERAL and (former is None or former.function is not function):
+        # Only tests forget handlers.
+        function.topic = topic
+    elif function.topic != topic:
+        function.topic = _SEVERAL
+    return function
+
+
+# The topic of a function that handles several: none of them is its own.
+_SEVERAL = ""
+
+
+def _topic(function: Any) -> str:
+    if function.topic == _SEVERAL:
+        raise InvalidMessage(f"{_name(function)} handles several topics: name one of them in schedule_message()")
+    topic: str = function.topic
+    return topic
 
 
 def _layers(function: Any) -> list[Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from .durations import Duration, seconds
 
@@ -17,11 +17,26 @@ LONGEST = timedelta(days=366)
 Chooser = Callable[[int, BaseException | None], "Duration | None"]
 
 
+class Delays(Protocol):
+    """A list or a tuple of delays. A text is none: it cannot tell whether it contains any object whatever."""
+
+    def __iter__(self) -> Iterator[Duration]: ...
+    def __getitem__(self, index: int, /) -> Duration: ...
+    def __contains__(self, value: object, /) -> bool: ...
+
+
+# One class of exceptions, or several: what ``except`` takes.
+Errors = type[BaseException] | tuple[type[BaseException], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """A rule for retrying failures of a handler. Make one with ``fixed``, ``exponential`` or ``custom``.
 
     ``delay(attempt, error)`` returns the delay after the ``attempt``-th failure (the first is 1), or None to give up.
+
+    ``fixed`` and ``exponential`` retry every exception, or only those that ``on`` names, and in any case none of those
+    that ``never`` names: classes of exceptions, whose subclasses count too. A timeout is a ``HandlerTimeout``.
 
     >>> policy = RetryPolicy.fixed(["4m", "10m"])
     >>> [policy.delay(n) for n in (1, 2, 3)]
@@ -36,9 +51,12 @@ class RetryPolicy:
     jitter: float = 0.0
     max_attempts: int | None = None
     chooser: Chooser | None = field(default=None, compare=False)
+    # The exceptions that are retried, except for those that are refused.
+    retried: tuple[type[BaseException], ...] = (BaseException,)
+    refused: tuple[type[BaseException], ...] = ()
 
     @classmethod
-    def fixed(cls, delays: Iterable[Duration]) -> RetryPolicy:
+    def fixed(cls, delays: Delays, *, on: Errors = BaseException, never: Errors = ()) -> RetryPolicy:
         """Retry after the given delays, one after the other, then give up: ``n`` delays are ``n + 1`` attempts.
 
         A usual schedule for payment callbacks is ``["4m", "10m", "10m", "1h", "2h", "6h", "15h"]``.
@@ -47,7 +65,8 @@ class RetryPolicy:
         given: object = delays
         if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping | Set):
             raise ValueError(f"a list of delays is wanted, such as ['10s', '1m'], not {type(given).__name__}")
-        return cls("fixed", delays=tuple(_sane(delay) for delay in delays))
+        retried, refused = _chosen(on, never)
+        return cls("fixed", delays=tuple(_sane(delay) for delay in delays), retried=retried, refused=refused)
 
     @classmethod
     def exponential(
@@ -58,6 +77,8 @@ class RetryPolicy:
         cap: Duration = "1h",
         jitter: float = 0.1,
         max_attempts: int | None = 10,
+        on: Errors = BaseException,
+        never: Errors = (),
     ) -> RetryPolicy:
         """Retry after ``base``, ``base * factor``, ``base * factor²`` … with ``cap`` as the longest delay.
 
@@ -71,6 +92,7 @@ class RetryPolicy:
             raise ValueError(f"jitter must be a number between 0 and 1, not {jitter!r:.40}")
         if max_attempts is not None and not (type(max_attempts) is int and max_attempts >= 1):
             raise ValueError(f"max_attempts must be a whole number, 1 or more, or None, not {max_attempts!r:.40}")
+        retried, refused = _chosen(on, never)
         return cls(
             "exponential",
             base=_sane(base),
@@ -78,6 +100,8 @@ class RetryPolicy:
             cap=_sane(cap),
             jitter=float(jitter),
             max_attempts=max_attempts,
+            retried=retried,
+            refused=refused,
         )
 
     @classmethod
@@ -98,6 +122,8 @@ class RetryPolicy:
             raise ValueError("attempts are counted from 1")
         if self.max_attempts is not None and attempt >= self.max_attempts:
             return None
+        if error is not None and (not isinstance(error, self.retried) or isinstance(error, self.refused)):
+            return None
         if self.kind == "fixed":
             wait = self.delays[attempt - 1] if attempt <= len(self.delays) else None
         elif self.kind == "exponential":
@@ -116,18 +142,36 @@ class RetryPolicy:
         # S311: spreading load needs no secret randomness.
         return wait * (1 + random.random() * self.jitter)
 
+    @property
+    def attempts(self) -> int | None:
+        """The number of attempts that the policy allows; None when it names no number."""
+        if self.kind != "fixed":
+            return self.max_attempts
+        attempts = len(self.delays) + 1
+        return attempts if self.max_attempts is None else min(attempts, self.max_attempts)
+
     def limited(self, max_attempts: int | None) -> RetryPolicy:
         """Return the same policy, which gives up after ``max_attempts`` attempts at the latest."""
         if max_attempts is None:
             return self
         if self.max_attempts is not None:
             max_attempts = min(max_attempts, self.max_attempts)
-        return RetryPolicy(
-            self.kind, self.delays, self.base, self.factor, self.cap, self.jitter, max_attempts, self.chooser
-        )
+        return replace(self, max_attempts=max_attempts)
+
+    def for_errors_of(self, other: RetryPolicy) -> RetryPolicy:
+        """Return the same policy, which retries the exceptions that ``other`` retries."""
+        return replace(self, retried=other.retried, refused=other.refused)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the policy as it is stored with a message. Raises ``ValueError`` for a policy that is a function."""
+        """Return the policy as it is stored with a message.
+
+        Raises ``ValueError`` for a policy that is a function or names exceptions: a row holds no code.
+        """
+        if (self.retried, self.refused) != ((BaseException,), ()):
+            raise ValueError(
+                "a retry policy that names exceptions (on, never) belongs to the handler; it cannot be stored. "
+                "The handler's on and never hold for a message with a policy of its own too"
+            )
         if self.kind == "fixed":
             stored: dict[str, Any] = {"fixed": list(self.delays)}
         elif self.kind == "exponential":
@@ -156,21 +200,44 @@ class RetryPolicy:
             raise ValueError(f"not a stored retry policy: {error}") from error
 
 
-RetryLike = RetryPolicy | Chooser | Iterable[Duration] | None
+# The values of ``retry=`` at a call, where the policy is stored with the message, and those at a handler.
+StorableRetry = RetryPolicy | Delays | Literal[False]
+RetryLike = StorableRetry | Chooser
 
 
 def as_policy(value: RetryLike) -> RetryPolicy:
-    """Return the policy for a value of ``retry=``: a policy, a list of delays, a function, or None for "never"."""
+    """Return the policy for a value of ``retry=``: a policy, a list of delays, a function, or False for "never"."""
     if isinstance(value, RetryPolicy):
         return value
-    if value is None:
+    if value is False:
         return RetryPolicy.never()
     if callable(value):
         return RetryPolicy.custom(value)
     try:
         return RetryPolicy.fixed(value)
     except ValueError as error:
-        raise ValueError(f"retry is a RetryPolicy, a list of delays, a function or None: {error}") from None
+        raise ValueError(f"retry is a RetryPolicy, a list of delays, a function, or False for never: {error}") from None
+
+
+def _chosen(on: Errors, never: Errors) -> tuple[tuple[type[BaseException], ...], tuple[type[BaseException], ...]]:
+    """Check which exceptions are retried and which are not."""
+    retried, refused = _classes("on", on), _classes("never", never)
+    if not retried:
+        raise ValueError("on names no exception: nothing would be retried; write retry=False for that")
+    for error in retried:
+        if issubclass(error, refused):
+            raise ValueError(f"on and never contradict each other: {error.__name__} would never be retried")
+    return retried, refused
+
+
+def _classes(option: str, errors: Errors) -> tuple[type[BaseException], ...]:
+    classes = errors if isinstance(errors, tuple) else (errors,)
+    for error in classes:
+        given: object = error
+        if not (isinstance(given, type) and issubclass(given, BaseException)):
+            shown = given.__name__ if isinstance(given, type) else type(given).__name__
+            raise ValueError(f"{option} is a class of exceptions, or a tuple of such classes, not {shown}")
+    return classes
 
 
 def _is_number(value: object) -> bool:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, Required, TypedDict
 
-from asgiref.sync import sync_to_async
 from django.db import router
 from django.db.models.base import ModelState
 
@@ -22,10 +20,11 @@ from .broker.base import Entry
 from .durations import Duration
 from .exceptions import InvalidMessage, KeyConflict
 from .models import Message
-from .retry import RetryLike
+from .retry import StorableRetry
 from .sql.moves import writing
 from .sql.rows import Inserted, NewMessage, decoded
 from .states import State
+from .twins import async_twin
 
 # Messages that travel to the database together.
 INSERTED_TOGETHER = 1000
@@ -46,6 +45,31 @@ class OnConflict(StrEnum):
     DEBOUNCE = "debounce"
 
 
+OnConflictLike = OnConflict | Literal["error", "keep", "replace", "debounce"]
+
+
+class MessageOptions(TypedDict, total=False):
+    """The options that one message may have: the keyword arguments of ``schedule_message`` but ``using``."""
+
+    delay: Duration | None
+    due_at: datetime | None
+    queue: str | None
+    priority: int
+    key: str | None
+    on_conflict: OnConflictLike
+    expires: Duration | None
+    max_attempts: int | None
+    retry: StorableRetry | None
+    headers: Mapping[str, Any] | None
+
+
+class MessageDict(MessageOptions, total=False):
+    """One message for ``schedule_messages``: a topic, a payload, and the options of ``schedule_message``."""
+
+    topic: Required[str]
+    payload: Any
+
+
 def schedule_message(
     topic: str,
     payload: Any = None,
@@ -55,10 +79,10 @@ def schedule_message(
     queue: str | None = None,
     priority: int = 0,
     key: str | None = None,
-    on_conflict: OnConflict | str = OnConflict.ERROR,
+    on_conflict: OnConflictLike = OnConflict.ERROR,
     expires: Duration | None = None,
     max_attempts: int | None = None,
-    retry: RetryLike = None,
+    retry: StorableRetry | None = None,
     headers: Mapping[str, Any] | None = None,
     using: str | None = None,
 ) -> Message:
@@ -71,9 +95,9 @@ def schedule_message(
     datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
     ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100; among due messages the greater one goes first. ``key``: at
     most one live message per topic and key; ``on_conflict`` chooses the fate of a second one ("error", "keep",
-    "replace", "debounce"). ``expires``: do not start it any more this long after its due time. ``retry`` (a policy or a
-    list of delays, not a function) and ``max_attempts`` override the handler's. ``headers``: a small dict that travels
-    along.
+    "replace", "debounce"). ``expires``: do not start it any more this long after its due time. ``retry`` (a policy, a
+    list of delays, or False for never; no function) and ``max_attempts`` override the handler's, which keeps its choice
+    of exceptions. ``headers``: a small dict that travels along.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
     is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
@@ -96,7 +120,7 @@ def schedule_message(
     return _schedule_keyed(using, new, new.key)
 
 
-def schedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | None = None) -> list[Message]:
+def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = None) -> list[Message]:
     """Schedule many messages at once, all or none; returns them in the same order.
 
     Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. Up to a thousand
@@ -164,14 +188,17 @@ def _checked(
     key: str | None = None,
     expires: Duration | None = None,
     max_attempts: int | None = None,
-    retry: RetryLike = None,
+    retry: StorableRetry | None = None,
     headers: Mapping[str, Any] | None = None,
-    on_conflict: OnConflict | str = OnConflict.ERROR,
+    on_conflict: OnConflictLike = OnConflict.ERROR,
 ) -> NewMessage:
     """Check all arguments of ``schedule_message`` before anything is written."""
     topic = validation.topic(topic)
     if delay is not None and due_at is not None:
         raise InvalidMessage("give delay or due_at, not both")
+    choice = _on_conflict(on_conflict)
+    if key is None and choice is not OnConflict.ERROR:
+        raise InvalidMessage(f"on_conflict={choice.value!r} needs a key: without one no message conflicts with another")
     return NewMessage(
         topic,
         validation.queue(registry.default_queue(topic) if queue is None else queue),
@@ -184,15 +211,15 @@ def _checked(
         validation.expires(expires),
         None if retry is None else _stored_policy(retry),
         validation.max_attempts(max_attempts),
-        _on_conflict(on_conflict),
+        choice,
     )
 
 
 _NONE = timedelta(0)
-_OPTIONS = frozenset(inspect.signature(_checked).parameters)
+_OPTIONS = MessageDict.__required_keys__ | MessageDict.__optional_keys__
 
 
-def _stored_policy(value: RetryLike) -> str:
+def _stored_policy(value: StorableRetry) -> str:
     try:
         return json.dumps(retry.as_policy(value).to_json())
     except ValueError as error:
@@ -278,11 +305,5 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
     return message
 
 
-async def aschedule_message(topic: str, payload: Any = None, **options: Any) -> Message:
-    """Schedule one message from async code: ``schedule_message`` with the same arguments."""
-    return await sync_to_async(schedule_message, thread_sensitive=True)(topic, payload, **options)
-
-
-async def aschedule_messages(messages: Iterable[Mapping[str, Any]], *, using: str | None = None) -> list[Message]:
-    """Schedule many messages from async code: ``schedule_messages`` with the same arguments."""
-    return await sync_to_async(schedule_messages, thread_sensitive=True)(messages, using=using)
+aschedule_message = async_twin(schedule_message)
+aschedule_messages = async_twin(schedule_messages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from django_delayq import (
+    MessageDict,
     cancel_message,
     pause_queue,
     resume_queue,
@@ -24,11 +25,12 @@ SETTLED_WITHIN = 20.0
 def leave() -> str:
     """Leave the messages, wait until each is what it is to be, and return what to click."""
     pause_queue(QUEUE, reason="left by the demo: nothing in it is delivered")
-    news = [{"topic": "news.send", "payload": {"email": f"reader{n}@example.com"}} for n in range(40)]
+    readers = [f"reader{n}@example.com" for n in range(40)]
+    news: list[MessageDict] = [{"topic": "news.send", "payload": {"email": reader}} for reader in readers]
     later = schedule_messages({**each, "delay": 600 + 900 * n} for n, each in enumerate(news))
     overdue = schedule_messages({**each, "queue": QUEUE} for each in news[:5])
     expired = schedule_messages({**each, "queue": QUEUE, "expires": "1s"} for each in news[5:8])
-    broken = {"topic": "payments.callback", "payload": {"order": NO_ORDER}}
+    broken: MessageDict = {"topic": "payments.callback", "payload": {"order": NO_ORDER}}
     dead = schedule_messages({**broken, "max_attempts": 1} for _ in range(4))
     dead += schedule_messages({"topic": "orders.remind", "payload": {}, "max_attempts": 1} for _ in range(2))
     failed = schedule_message("payments.callback", {"order": NO_ORDER}, retry=["1h", "6h"])

@@ -23,6 +23,7 @@ from .. import transitions
 from ..durations import Duration, seconds
 from ..exceptions import HandlerTimeout, LeaseLost, Superseded
 from ..registry import Handler
+from ..retry import RetryPolicy
 from ..sql.rows import Claimed, LeaseRenewal
 
 logger = logging.getLogger("django_delayq")
@@ -54,6 +55,7 @@ class Delivery:
         "deliveries",
         "due_at",
         "due_mono",
+        "expires_at",
         "handler",
         "headers",
         "id",
@@ -81,6 +83,7 @@ class Delivery:
         self.payload = claimed.payload
         self.headers = claimed.headers
         self.due_at = claimed.due_at
+        self.expires_at = claimed.expires_at
         self.attempt = claimed.attempts + 1
         self.deliveries = claimed.deliveries
         self.claimed = claimed
@@ -103,6 +106,12 @@ class Delivery:
         return f"<Delivery {self.deliveries} of message {self.id}, topic {self.topic}>"
 
     # --- for the handler ----------------------------------------------------------------------------------------------
+
+    @property
+    def attempts_left(self) -> int | None:
+        """The number of attempts that the retry policy allows after this one; None when it names no number."""
+        allowed = self.policy.attempts
+        return None if allowed is None else max(0, allowed - self.attempt)
 
     @property
     def deadline(self) -> datetime | None:
@@ -153,6 +162,14 @@ class Delivery:
         return deadline
 
     # --- for the worker -----------------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The retry policy of the message: its own, which retries the handler's exceptions, or else the handler's."""
+        stored, policy = self.claimed.retry, self.handler.retry
+        if stored is not None:
+            policy = RetryPolicy.from_json(stored).for_errors_of(policy)
+        return policy.limited(self.claimed.max_attempts)
 
     @property
     def crashes(self) -> int:

@@ -20,7 +20,6 @@ from django.db import transaction
 from .. import failpoints, retry, transitions
 from ..exceptions import HandlerTimeout, Reject, RetryLater, Superseded
 from ..outcomes import TRACEBACK_LIMIT, Ack, GiveUp, Outcome, Recorded, Release, Retry, storable
-from ..retry import RetryPolicy
 from ..sql.rows import Success
 from ..sql.sessions import is_conflict
 from . import guard
@@ -140,17 +139,11 @@ def _settle(delivery: Delivery, returned: Any) -> None:
         )
 
 
-def _policy(delivery: Delivery) -> RetryPolicy:
-    stored = delivery.claimed.retry
-    policy = delivery.handler.retry if stored is None else RetryPolicy.from_json(stored)
-    return policy.limited(delivery.claimed.max_attempts)
-
-
 def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:
     described = storable(f"{type(error).__name__}: {text or _text(error)}")
     trace = storable("".join(traceback.format_exception(error)), TRACEBACK_LIMIT)
     try:
-        delay = _policy(delivery).delay(delivery.attempt, error)
+        delay = delivery.policy.delay(delivery.attempt, error)
     except Exception:
         # A retry policy that raises must not decide the fate of a message.
         logger.exception("The retry policy of topic %s failed; the default policy decides", delivery.topic)
@@ -171,7 +164,7 @@ def _conflict(delivery: Delivery, error: BaseException) -> Release | None:
 
 
 def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
-    limit = _policy(delivery).max_attempts
+    limit = delivery.policy.max_attempts
     described = storable(f"RetryLater: {_text(error)}")
     if error.counts and limit is not None and delivery.attempt >= limit:
         return GiveUp(f"{described} (attempt {delivery.attempt} of {limit})")

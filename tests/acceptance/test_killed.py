@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
-from django_delayq import schedule_message, schedule_messages, transitions
+from django_delayq import MessageDict, schedule_message, schedule_messages, transitions
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
 from tests.acceptance.conftest import Gate, Start
@@ -89,7 +89,7 @@ def test_the_effects_of_a_transaction_cut_off_by_a_kill_happen_once(start: Start
 
 @BOTH
 def test_a_poison_message_dies_with_a_reason_and_harms_no_other(start: Start) -> None:
-    good = [{"topic": "t.effect"} for _ in range(10)]
+    good: list[MessageDict] = [{"topic": "t.effect"} for _ in range(10)]
     schedule_messages([*good, {"topic": "t.kill"}, *good])
     start("--threads", "2")
     poison = wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
@@ -102,7 +102,7 @@ def test_a_poison_message_dies_with_a_reason_and_harms_no_other(start: Start) ->
 @BOTH
 def test_messages_that_die_with_a_poison_message_are_not_taken_for_poison(start: Start) -> None:
     """All of them run at the same time as the poison again and again, and none of them becomes dead."""
-    innocent = [{"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(6)]
+    innocent: list[MessageDict] = [{"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(6)]
     schedule_messages([{"topic": "t.kill"}, *innocent])
     start("--threads", "10")
     wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
@@ -111,7 +111,7 @@ def test_messages_that_die_with_a_poison_message_are_not_taken_for_poison(start:
 
 
 def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) -> None:
-    innocent = [{"topic": "t.sleep", "payload": {"seconds": 0.3}} for _ in range(3)]
+    innocent: list[MessageDict] = [{"topic": "t.sleep", "payload": {"seconds": 0.3}} for _ in range(3)]
     schedule_messages([{"topic": "t.kill"}, *innocent, {"topic": "t.kill"}])
     start("--threads", "10")
     eventually(lambda: states() == {State.CONSUMED: 3, State.DEAD: 2}, "each is what it is")

@@ -33,7 +33,8 @@ def scheduled(payload: Any = None, **options: Any) -> Message:
 
 
 def many(number: int, **options: Any) -> list[Message]:
-    return schedule_messages([{"topic": TOPIC, "delay": "1h", **options}] * number)
+    terms: Any = {"topic": TOPIC, "delay": "1h", **options}
+    return schedule_messages([terms] * number)
 
 
 def running(payload: Any = None, *, lease: float = 60.0, **options: Any) -> Message:

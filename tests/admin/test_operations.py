@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import schedule_messages, transitions
+from django_delayq import transitions
 from django_delayq.actions import ACTIONS
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
@@ -66,7 +66,7 @@ def lease_runs_out(operation: Operation) -> None:
 
 
 def scheduled(number: int, **options: Any) -> list[int]:
-    return [m.pk for m in schedule_messages([{"topic": samples.TOPIC, "delay": "1h", **options}] * number)]
+    return [message.pk for message in samples.many(number, **options)]
 
 
 def states() -> Counter[str]:

@@ -80,7 +80,7 @@ def digest_of(payload: Any) -> str:
     return hashlib.sha256(repr(payload).encode()).hexdigest()
 
 
-@receives("t.echo", retry=None)
+@receives("t.echo", retry=False)
 def note_the_payload(message: Delivered) -> None:
     leave(message, digest_of(message.payload))
 
@@ -149,18 +149,18 @@ def watch_for_a_cancel(message: Delivered) -> None:
     raise RuntimeError("cancelled")
 
 
-@receives("t.slow", timeout="0.3s", retry=None)
+@receives("t.slow", timeout="0.3s", retry=False)
 def outlast_the_timeout(message: Delivered) -> None:
     while True:
         time.sleep(0.01)
 
 
-@receives("t.slow_async", timeout="0.3s", retry=None)
+@receives("t.slow_async", timeout="0.3s", retry=False)
 async def outlast_the_timeout_async(message: Delivered) -> None:
     await asyncio.sleep(60)
 
 
-@receives("t.slow_returned", timeout="0.3s", retry=None)
+@receives("t.slow_returned", timeout="0.3s", retry=False)
 def return_what_outlasts_the_timeout(message: Delivered) -> Any:
     return outlast_the_timeout_async(message)
 
@@ -196,7 +196,7 @@ def kill_after_effect(message: Delivered) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@receives("t.exit", retry=None)
+@receives("t.exit", retry=False)
 def leave_the_building(message: Delivered) -> None:
     raise SystemExit(3)
 
@@ -205,7 +205,7 @@ class Unusual(BaseException):
     """An error that is not an Exception."""
 
 
-@receives("t.base", retry=None)
+@receives("t.base", retry=False)
 def raise_base(message: Delivered) -> None:
     raise Unusual("not an Exception")
 
@@ -267,7 +267,7 @@ def raise_counter(pk: int) -> None:
     Effect.objects.filter(pk=pk).update(delivery=F("delivery") + 1)
 
 
-@receives("t.collide", retry=None, lease="5s", transactional=True)
+@receives("t.collide", retry=False, lease="5s", transactional=True)
 def change_a_shared_row(message: Delivered) -> None:
     """See the database as it is, wait, and change a row that others have changed meanwhile."""
     assert Effect.objects.filter(pk=message.payload["rows"][0]).exists()
@@ -275,7 +275,7 @@ def change_a_shared_row(message: Delivered) -> None:
     raise_counter(message.payload["rows"][0])
 
 
-@receives("t.deadlock", retry=None, transactional=True)
+@receives("t.deadlock", retry=False, transactional=True)
 def change_two_rows_in_an_order(message: Delivered) -> None:
     first, second = message.payload["rows"]
     raise_counter(first)

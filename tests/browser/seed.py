@@ -78,7 +78,7 @@ def _retried() -> Message:
 
 
 def _dead(topic: str, error: str, *, number: int, **options: Any) -> list[Message]:
-    given = [{"topic": topic, "payload": {"order": place}, **options} for place in range(number)]
+    given: list[Any] = [{"topic": topic, "payload": {"order": place}, **options} for place in range(number)]
     values = {"dead": True, "reason": "gave up after 5 attempts", "error": error, "traceback": TRACEBACK}
     return [samples.failed(_claimed(message), **values) for message in schedule_messages(given)]
 

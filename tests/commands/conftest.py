@@ -51,7 +51,7 @@ def run(*words: str) -> Ran:
 def schedule(number: int = 1, *, due: float = 60.0, **more: Any) -> list[int]:
     """Schedule messages: the first is due in ``due`` seconds, each of the others a millisecond after the one before."""
     now = timezone.now()
-    given = [
+    given: list[Any] = [
         {"topic": "t.ok", "due_at": now + timedelta(seconds=max(due, -50), milliseconds=place), **more}
         for place in range(number)
     ]

@@ -302,7 +302,7 @@ def test_the_examples_of_monitoring_see_a_success_and_a_failure(
 
 def test_the_example_of_signals_counts(run_page: Run) -> None:
     names = run_page("reference/signals")
-    handler("docs.dies", retry=None)(refuse)
+    handler("docs.dies", retry=False)(refuse)
     try:
         schedule_message("docs.dies")
         deliver()

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import transaction
 
-from django_delayq import schedule_message, schedule_messages
+from django_delayq import MessageDict, schedule_message, schedule_messages
 from django_delayq.models import Message
 from tests.app.models import Effect
 
@@ -16,10 +16,10 @@ SPREAD = 1.0
 NOTE = "scheduled"
 
 
-def message(queue: str, lines: str, number: int) -> dict[str, Any]:
+def message(queue: str, lines: str, number: int) -> MessageDict:
     """Return one of the messages: half write to the database, most others to a file, three fail at first."""
     # In pairs, so that one of each kind is taken together.
-    terms = {"queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
+    terms: Any = {"queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
     if number % 2:
         return {"topic": "t.tx", **terms}
     if number in (8, 12, 16):

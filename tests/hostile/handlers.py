@@ -33,7 +33,7 @@ def execute(sql: str) -> None:
 # --- those that end their process, or try -----------------------------------------------------------------------------
 
 
-@handler("h.memory", retry=None)
+@handler("h.memory", retry=False)
 def exhaust_memory(message: Delivered) -> None:
     """Ask for more memory than the process may have. A limit protects the machine."""
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -58,7 +58,7 @@ def exit_at_once(message: Delivered) -> None:
     os._exit(message.payload)
 
 
-@handler("h.recursion", retry=None)
+@handler("h.recursion", retry=False)
 def recurse(message: Delivered) -> None:
     recurse(message)
 
@@ -83,16 +83,16 @@ def fork_and_wait(message: Delivered) -> str | None:
     return str(os.waitstatus_to_exitcode(ended[1]))
 
 
-@handler("h.fork", retry=None)
+@handler("h.fork", retry=False)
 def fork(message: Delivered) -> None:
     if (code := fork_and_wait(message)) is not None:
         leave(message, code)
 
 
-handler("h.fork_tx", retry=None, transactional=True)(fork)
+handler("h.fork_tx", retry=False, transactional=True)(fork)
 
 
-@handler("h.fork_async", retry=None)
+@handler("h.fork_async", retry=False)
 async def fork_in_the_event_loop(message: Delivered) -> None:
     if (code := fork_and_wait(message)) is not None:
         await sync_to_async(leave)(message, code)
@@ -129,7 +129,7 @@ def commit_behind_djangos_back(message: Delivered) -> None:
         raise RuntimeError("after all that")
 
 
-@handler("h.savepoints", transactional=True, retry=None)
+@handler("h.savepoints", transactional=True, retry=False)
 def use_savepoints(message: Delivered) -> None:
     leave(message)
     with contextlib.suppress(RuntimeError), transaction.atomic():
@@ -190,7 +190,7 @@ def change_the_session(message: Delivered) -> None:
         execute(sql)
 
 
-@handler("h.session", retry=None)
+@handler("h.session", retry=False)
 def show_the_session(message: Delivered) -> None:
     """Write down the settings of the session that this message finds in its thread."""
     found = {}
@@ -306,23 +306,23 @@ RAISES: dict[str, Callable[[], BaseException]] = {
 }
 
 
-@handler("h.raises", retry=None)
+@handler("h.raises", retry=False)
 def raise_it(message: Delivered) -> None:
     raise RAISES[message.payload]()
 
 
-@handler("h.raises_tx", retry=None, transactional=True)
+@handler("h.raises_tx", retry=False, transactional=True)
 def raise_it_with_effects(message: Delivered) -> None:
     leave(message)
     raise RAISES[message.payload]()
 
 
-@handler("h.raises_async", retry=None)
+@handler("h.raises_async", retry=False)
 async def raise_it_async(message: Delivered) -> None:
     raise RAISES[message.payload]()
 
 
-def _bad_policy(attempt: int, error: BaseException) -> Any:
+def _bad_policy(attempt: int, error: BaseException | None) -> Any:
     return str(error)
 
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq import pause_queue, resume_queue, schedule_messages
+from django_delayq import MessageDict, pause_queue, resume_queue, schedule_messages
 from django_delayq.models import Message
 from django_delayq.states import State
 from django_delayq.worker.loader import Loader
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def overdue(count: int) -> list[int]:
     """Schedule messages, each overdue longer than the one before. Return their ids, the longest overdue first."""
     now = timezone.now()
-    messages = [
+    messages: list[MessageDict] = [
         {"topic": "t.effect", "due_at": now - timedelta(milliseconds=10 * number)} for number in range(1, count + 1)
     ]
     ids = [message.pk for message in schedule_messages(messages)]

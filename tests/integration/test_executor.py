@@ -1,20 +1,22 @@
-"""What handlers return: work that nobody has run is run or fails, and is never recorded as consumed."""
+"""The outcome of a handler: work that nobody has run is run or fails, and the policy answers what it raises."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 
-from django_delayq import handler, registry
-from django_delayq.outcomes import Ack, Outcome, Recorded, Retry
+from django_delayq import RetryLater, RetryPolicy, handler, registry
+from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Retry
 from django_delayq.worker import executor
 from django_delayq.worker.delivery import Delivery
 from tests.app.handlers import leave
@@ -243,3 +245,60 @@ def _returns(value: object) -> Callable[[Any], object]:
 def test_a_handler_that_returns_nothing_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert run(leave) == Ack()
     assert not caplog.records
+
+
+# --- failures and the retry policy ------------------------------------------------------------------------------------
+
+
+def fails_with(error: BaseException) -> Callable[[Any], None]:
+    def fail(message: Delivery) -> None:
+        raise error
+
+    return fail
+
+
+class Busy(ConnectionError): ...
+
+
+@pytest.mark.parametrize("own", [None, {"fixed": [7, 7]}], ids=["the handler's", "the message's own"])
+@pytest.mark.parametrize(
+    ("error", "is_retried"),
+    [(ConnectionError(), True), (Busy(), False), (ValueError(), False), (RetryLater("5m"), True)],
+    ids=repr,
+)
+def test_only_exceptions_that_the_handlers_policy_names_are_retried(
+    own: dict[str, Any] | None, error: Exception, is_retried: bool
+) -> None:
+    policy = RetryPolicy.fixed(["7s", "7s"], on=(OSError,), never=Busy)
+    handler(TOPIC, retry=policy)(fails_with(error))
+    (delivery,) = claimed(TOPIC)
+    delivery.claimed = delivery.claimed._replace(retry=own)
+    outcome = executor.execute(delivery, "worker:w")
+    if is_retried:
+        assert isinstance(outcome, Retry)
+        assert outcome.delay.total_seconds() == (300 if isinstance(error, RetryLater) else 7)
+    else:
+        assert isinstance(outcome, GiveUp)
+
+
+@pytest.mark.parametrize("delay", [-1, "soon", None, float("nan")], ids=repr)
+def test_an_impossible_delay_of_retry_later_is_a_failure_of_the_handler(delay: Any) -> None:
+    def ask(message: Delivery) -> None:
+        raise RetryLater(delay)
+
+    assert error_of(run(ask)).startswith("ValueError: ")
+
+
+def test_a_delivery_knows_how_many_attempts_are_left_and_when_its_message_expires() -> None:
+    handler(TOPIC, retry=["1s", "1s", "1s"])(leave)
+    (delivery,) = claimed(TOPIC)
+    assert (delivery.attempt, delivery.attempts_left, delivery.expires_at) == (1, 3, None)
+    row = delivery.claimed
+    until = row.due_at + timedelta(hours=1)
+    later = Delivery(row._replace(attempts=1, max_attempts=3, expires_at=until), delivery.handler, "default")
+    assert (later.attempt, later.attempts_left, later.expires_at) == (2, 1, until)
+    last = Delivery(row._replace(attempts=5, retry={"fixed": []}), delivery.handler, "default")
+    assert (last.attempt, last.attempts_left) == (6, 0)
+    policy = RetryPolicy.exponential(max_attempts=None)
+    endless = Delivery(row, dataclasses.replace(delivery.handler, own_retry=policy), "default")
+    assert endless.attempts_left is None

@@ -6,17 +6,22 @@ import contextlib
 import gc
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, get_type_hints
 from zoneinfo import ZoneInfo
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
 from django_delayq import (
+    Delivered,
     InvalidMessage,
     KeyConflict,
+    MessageDict,
+    MessageOptions,
+    OnConflict,
     PayloadTooLarge,
     RetryPolicy,
     cancel_message,
@@ -59,7 +64,7 @@ class Level(IntEnum):
 
 
 def test_members_of_enums_are_written_as_their_values() -> None:
-    terms: dict[str, Any] = {"topic": Named.TOPIC, "queue": Named.QUEUE, "priority": Level.HIGH, "max_attempts": 3}
+    terms: Any = {"topic": Named.TOPIC, "queue": Named.QUEUE, "priority": Level.HIGH, "max_attempts": 3}
     for returned in (schedule_message(**terms), *schedule_messages([terms])):
         for row in (returned, message(returned.pk)):
             assert (type(row.topic), row.topic, row.queue, row.priority) == (str, TOPIC, "slow", 7)
@@ -113,7 +118,7 @@ def test_a_due_time_is_rounded_up_to_a_tenth_of_a_millisecond() -> None:
 def test_an_expiry_over_a_change_of_the_clocks_keeps_its_length() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     local = datetime(2050, 10, 30, 1, 30, tzinfo=berlin)
-    terms: dict[str, Any] = {"topic": TOPIC, "due_at": local, "expires": "2h"}
+    terms: Any = {"topic": TOPIC, "due_at": local, "expires": "2h"}
     for row in (schedule_message(**terms), *schedule_messages([terms])):
         stored = message(row.pk)
         assert stored.expires_at == row.expires_at
@@ -131,12 +136,49 @@ def test_a_message_goes_to_its_handlers_queue_unless_the_call_names_one() -> Non
         registry.unregister("record.queued")
 
 
-def test_a_policy_is_stored_as_json_and_a_function_is_refused() -> None:
+def test_a_policy_is_stored_as_json_and_one_with_code_is_refused() -> None:
     policy = RetryPolicy.exponential("5s", max_attempts=3)
     assert RetryPolicy.from_json(message(later(retry=policy).pk).retry) == policy
+    assert message(later(retry=False).pk).retry == {"fixed": []}
+    assert message(later(retry=None).pk).retry is None
     with pytest.raises(InvalidMessage, match="function"):
         later(retry=lambda attempt, error: 5)
-    assert Message.objects.count() == 1
+    with pytest.raises(InvalidMessage, match="names exceptions"):
+        later(retry=RetryPolicy.exponential(never=ValueError))
+    assert Message.objects.count() == 3
+
+
+@pytest.mark.parametrize("choice", ["keep", "replace", OnConflict.DEBOUNCE])
+def test_a_choice_on_conflict_without_a_key_is_refused(choice: Any) -> None:
+    with pytest.raises(InvalidMessage, match=rf"^on_conflict='{choice}' needs a key"):
+        schedule_message(TOPIC, on_conflict=choice)
+    with pytest.raises(InvalidMessage, match=r"^message 1: .* needs a key"):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "on_conflict": choice}])
+    assert not Message.objects.exists()
+
+
+def test_the_options_of_one_message_and_of_many_are_the_same_and_have_the_same_types() -> None:
+    arguments = get_type_hints(schedule_message)
+    del arguments["return"]
+    assert arguments.pop("using") == str | None
+    assert get_type_hints(MessageDict) == arguments
+    assert {*get_type_hints(MessageOptions), "topic", "payload"} == arguments.keys()
+
+
+def test_a_handler_schedules_messages_of_its_topic_by_itself() -> None:
+    @handler("record.own", queue="slow")
+    def own(message: Delivered[dict[str, int]]) -> None: ...
+
+    try:
+        one = own.schedule({"n": 1}, delay="10m", key="k")
+        two = async_to_sync(own.aschedule)({"n": 2}, priority=3)
+        assert own.schedule({"n": 3}, key="k", on_conflict="keep").pk == one.pk
+    finally:
+        registry.unregister("record.own")
+    assert [(row.topic, row.queue, row.payload) for row in (message(one.pk), message(two.pk))] == [
+        ("record.own", "slow", {"n": 1}),
+        ("record.own", "slow", {"n": 2}),
+    ]
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -157,7 +199,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("terms", WRONG.values(), ids=list(WRONG))
-def test_an_impossible_message_is_refused_before_anything_is_written(terms: dict[str, Any]) -> None:
+def test_an_impossible_message_is_refused_before_anything_is_written(terms: Any) -> None:
     terms = {"topic": TOPIC, **terms}
     with pytest.raises(InvalidMessage):
         schedule_message(**terms)
@@ -179,7 +221,7 @@ def test_an_error_in_a_batch_has_the_type_of_the_single_call() -> None:
 
 
 def test_many_messages_are_written_in_their_order_with_all_they_have() -> None:
-    wanted = [
+    wanted: list[MessageDict] = [
         {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(1_203)
     ]
     wanted[5] |= {"key": "five", "expires": "1h", "retry": ["4m"], "max_attempts": 2, "headers": {"h": 1}}

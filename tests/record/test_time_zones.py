@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -68,7 +68,7 @@ def row(pk: int) -> Message:
 def schedule(request: pytest.FixtureRequest) -> Any:
     """Schedule a message alone, or as bulk."""
     if request.param == "many":
-        return lambda **options: schedule_messages([{"topic": TOPIC, **options}])[0]
+        return lambda **options: schedule_messages([cast(Any, {"topic": TOPIC, **options})])[0]
     key: dict[str, Any] = {"key": "k"} if request.param == "with a key" else {}
     return lambda **options: schedule_message(TOPIC, **key, **options)
 

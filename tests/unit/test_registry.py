@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,8 @@ from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from django.apps import apps
 from django.test import override_settings
 
-from django_delayq import RetryPolicy, handler, registry
+import django_delayq
+from django_delayq import Delivered, RetryPolicy, handler, registry
 from django_delayq.exceptions import HandlerConflict, InvalidMessage
 
 if TYPE_CHECKING:
@@ -26,7 +29,9 @@ TOPIC = "unit.registry"
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    registry.unregister(TOPIC)
+    for topic in registry.handlers():
+        if topic.startswith(TOPIC):
+            registry.unregister(topic)
 
 
 def _name(value: Any) -> str:
@@ -93,10 +98,13 @@ def test_options_that_are_given_win_over_the_settings(settings: Settings) -> Non
     assert registry.default_queue(TOPIC) == "slow"
 
 
-def test_none_means_never_and_is_not_the_default() -> None:
-    handler(TOPIC, retry=None, timeout=None)(at_module_level)
+def test_false_means_never_and_none_means_the_default(settings: Settings) -> None:
+    settings.DELAYQ = {"TIMEOUT": 44, "RETRY": ["5s"]}
+    handler(TOPIC, retry=False, timeout=False)(at_module_level)
     assert found().retry.delay(1) is None
     assert found().timeout is None
+    handler(TOPIC, retry=None, timeout=None, lease=None, queue=None)(at_module_level)
+    assert (found().timeout, found().retry) == (44, RetryPolicy.fixed([5]))
 
 
 def test_an_async_function_is_registered_as_async() -> None:
@@ -131,7 +139,7 @@ def test_impossible_options_are_refused_at_the_decorator(terms: dict[str, Any]) 
     [
         ({"lease": "soon"}, "lease: not a duration: 'soon'"),
         ({"timeout": "soon"}, "timeout: not a duration: 'soon'"),
-        ({"retry": 5}, "retry is a RetryPolicy, a list of delays, a function or None: a list of delays is wanted"),
+        ({"retry": 5}, "retry is a RetryPolicy, a list of delays, a function, or False for never: a list of"),
     ],
     ids=repr,
 )
@@ -286,3 +294,96 @@ def test_two_objects_without_names_conflict(make: Any) -> None:
         handler(TOPIC)(make())
     assert found().function is one
     assert found().lease == 5
+
+
+# --- what a handler schedules -----------------------------------------------------------------------------------------
+
+
+def test_a_registered_function_keeps_its_name_its_kind_and_its_pickle() -> None:
+    registered = handler(TOPIC)(coroutine)
+    assert registered is coroutine
+    assert inspect.iscoroutinefunction(registered)
+    assert pickle.loads(pickle.dumps(registered)) is coroutine
+    assert (registered.topic, vars(coroutine)["topic"], coroutine.__name__) == (TOPIC, TOPIC, "coroutine")
+    assert handler(TOPIC + ".async")(sync_to_async(at_module_level)).topic == TOPIC + ".async"
+
+
+def test_a_registered_handler_schedules_a_message_of_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    async def twin(*args: Any, **options: Any) -> None:
+        calls.append((args, options))
+
+    monkeypatch.setattr(django_delayq, "schedule_message", lambda *args, **options: calls.append((args, options)))
+    monkeypatch.setattr(django_delayq, "aschedule_message", twin)
+    close = handler(TOPIC)(local())
+    close.schedule({"order": 5}, delay="15m", key="5")
+    close.schedule(payload=6, using="other")
+    async_to_sync(close.aschedule)({"order": 7}, due_at=None)
+    assert calls == [
+        ((TOPIC, {"order": 5}), {"using": None, "delay": "15m", "key": "5"}),
+        ((TOPIC, 6), {"using": "other"}),
+        ((TOPIC, {"order": 7}), {"using": None, "due_at": None}),
+    ]
+
+
+def local() -> Callable[[Delivered], None]:
+    """Return a function without attributes."""
+
+    def close(message: Delivered) -> None: ...
+
+    return close
+
+
+@pytest.mark.parametrize("function", [Class().method, print, partial(print), Class()], ids=_name)
+def test_whatever_can_be_a_handler_has_a_topic_and_can_still_be_called(function: Any) -> None:
+    registered = handler(TOPIC)(function)
+    assert registered.topic == TOPIC
+    assert callable(registered.schedule)
+    registered(Mock())
+    assert found().function is function
+
+
+def test_a_function_of_several_topics_schedules_for_none_of_them() -> None:
+    function: Any = local()
+    topics = [f"{TOPIC}.{number}" for number in range(3)]
+    for topic in topics:
+        assert handler(topic)(function) is function
+    for schedule in (function.schedule, async_to_sync(function.aschedule)):
+        with pytest.raises(InvalidMessage, match="handles several topics"):
+            schedule()
+    for topic in topics:
+        registry.unregister(topic)
+    assert handler(TOPIC)(function).topic == ""
+
+
+def test_a_function_that_is_registered_again_keeps_its_topic() -> None:
+    function = local()
+    handler(TOPIC)(function)
+    assert handler(TOPIC, lease=5)(function).topic == TOPIC
+
+
+def test_a_handler_that_wraps_another_one_has_a_topic_of_its_own() -> None:
+    inner = handler(TOPIC)(local())
+
+    @handler(TOPIC + ".outer")
+    @wraps(inner)
+    def outer(message: Any) -> None: ...
+
+    assert (inner.topic, outer.topic) == (TOPIC, TOPIC + ".outer")
+    assert vars(outer)["schedule"].__self__ is outer
+    assert vars(inner)["schedule"].__self__ is inner
+
+
+def test_an_object_with_methods_of_these_names_keeps_them() -> None:
+    class Own:
+        def __call__(self, message: Any) -> None: ...
+
+        def schedule(self) -> str:
+            return "own"
+
+    own: Any = Own()
+    registered: Any = handler(TOPIC)(own)
+    assert registered is own
+    assert registered.schedule() == "own"
+    assert not hasattr(registered, "topic")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq.durations import Duration
+from django_delayq.exceptions import HandlerTimeout
 from django_delayq.retry import LONGEST, RetryPolicy, as_policy
 
 PAYMENT = ["4m", "10m", "10m", "1h", "2h", "6h", "15h"]
@@ -28,7 +30,7 @@ def test_fixed_delays_come_one_after_the_other_and_then_end() -> None:
 
 def test_a_fixed_policy_of_one_text_is_refused_and_not_read_letter_by_letter() -> None:
     with pytest.raises(ValueError, match="a list of delays"):
-        RetryPolicy.fixed("10m")
+        RetryPolicy.fixed(cast(Any, "10m"))
 
 
 def test_exponential_delays_double_up_to_the_cap() -> None:
@@ -152,10 +154,82 @@ def test_json_that_is_no_stored_policy_is_refused(stored: Any) -> None:
         RetryPolicy.from_json(stored)
 
 
+# --- which exceptions -------------------------------------------------------------------------------------------------
+
+
+class Timeout(ConnectionError): ...
+
+
+@pytest.mark.parametrize("make", [RetryPolicy.exponential, partial(RetryPolicy.fixed, ["1s", "1s"])], ids=["", "fixed"])
+def test_a_policy_retries_the_exceptions_that_it_names_and_none_that_it_excludes(make: Any) -> None:
+    def is_retried(error: BaseException | None, **which: Any) -> bool:
+        return make(**which).limited(9).delay(1, error) is not None
+
+    assert is_retried(SystemExit())
+    assert is_retried(Timeout(), on=ConnectionError)
+    assert is_retried(KeyError(), on=(ConnectionError, LookupError))
+    assert not is_retried(ValueError(), on=(ConnectionError,))
+    assert not is_retried(HandlerTimeout(), on=(Exception,))
+    assert not is_retried(Timeout(), on=ConnectionError, never=(Timeout,))
+    assert not is_retried(UnicodeError(), never=ValueError)
+    assert is_retried(KeyError(), never=ValueError)
+    assert is_retried(None, on=KeyError)
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ({"on": ()}, "on names no exception"),
+        ({"on": "ConnectionError"}, "on is a class of exceptions, or a tuple of such classes, not str"),
+        ({"on": [ValueError]}, "on is a class of exceptions, or a tuple of such classes, not list"),
+        ({"never": (ValueError, int)}, "never is a class of exceptions, or a tuple of such classes, not int"),
+        ({"never": ValueError()}, "never is .* not ValueError"),
+        ({"on": (Timeout,), "never": (ConnectionError,)}, "contradict each other: Timeout would never be retried"),
+    ],
+    ids=repr,
+)
+def test_an_impossible_choice_of_exceptions_is_refused_when_the_policy_is_made(which: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RetryPolicy.exponential(**which)
+    with pytest.raises(ValueError, match=message):
+        RetryPolicy.fixed([1], **which)
+
+
+@pytest.mark.parametrize("which", [{"on": ConnectionError}, {"never": ConnectionError}], ids=repr)
+def test_a_policy_that_names_exceptions_cannot_be_stored(which: Any) -> None:
+    with pytest.raises(ValueError, match=r"names exceptions \(on, never\) belongs to the handler"):
+        RetryPolicy.fixed([1], **which).to_json()
+
+
+def test_a_policy_can_take_over_the_exceptions_of_another() -> None:
+    policy = RetryPolicy.fixed([1]).for_errors_of(RetryPolicy.exponential(on=OSError, never=ConnectionError))
+    assert policy.delay(1, OSError()) == timedelta(seconds=1)
+    assert policy.delay(1, ConnectionError()) is None
+    assert policy.delay(1, KeyError()) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "attempts"),
+    [
+        (RetryPolicy.never(), 1),
+        (RetryPolicy.fixed(PAYMENT), 8),
+        (RetryPolicy.fixed(PAYMENT).limited(3), 3),
+        (RetryPolicy.fixed([1]).limited(3), 2),
+        (RetryPolicy.exponential(), 10),
+        (RetryPolicy.exponential(max_attempts=None), None),
+        (RetryPolicy.custom(lambda attempt, error: 1), None),
+        (RetryPolicy.custom(lambda attempt, error: 1).limited(4), 4),
+    ],
+    ids=repr,
+)
+def test_a_policy_tells_how_many_attempts_it_allows(policy: RetryPolicy, attempts: int | None) -> None:
+    assert policy.attempts == attempts
+
+
 def test_everything_that_retry_accepts_becomes_a_policy() -> None:
     policy = RetryPolicy.fixed([1])
     assert as_policy(policy) is policy
-    assert as_policy(None).delay(1) is None
+    assert as_policy(False).delay(1) is None
     assert as_policy(["4m"]).delay(1) == timedelta(minutes=4)
     assert as_policy(lambda attempt, error: 7).delay(1) == timedelta(seconds=7)
 
@@ -165,6 +239,7 @@ def test_everything_that_retry_accepts_becomes_a_policy() -> None:
     [
         (5, "a list of delays is wanted, such as ['10s', '1m'], not int"),
         ("5m", "a list of delays is wanted, such as ['10s', '1m'], not str"),
+        (None, "a list of delays is wanted, such as ['10s', '1m'], not NoneType"),
         ({"10s": 1}, "a list of delays is wanted, such as ['10s', '1m'], not dict"),
         ({"10s"}, "a list of delays is wanted, such as ['10s', '1m'], not set"),
         (["soon"], "not a duration: 'soon'; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'"),
@@ -174,7 +249,7 @@ def test_everything_that_retry_accepts_becomes_a_policy() -> None:
 def test_a_value_that_is_no_policy_is_refused_in_a_sentence(value: Any, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         as_policy(value)
-    assert str(caught.value) == f"retry is a RetryPolicy, a list of delays, a function or None: {message}"
+    assert str(caught.value) == f"retry is a RetryPolicy, a list of delays, a function, or False for never: {message}"
 
 
 @pytest.mark.parametrize(
