@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import transaction
 
 from django_delayq import MessageDict, schedule_message, schedule_messages
@@ -19,12 +17,12 @@ NOTE = "scheduled"
 def message(queue: str, lines: str, number: int) -> MessageDict:
     """Return one of the messages: half write to the database, most others to a file, three fail at first."""
     # In pairs, so that one of each kind is taken together.
-    terms: Any = {"queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
+    terms: MessageDict = {"topic": "t.file", "queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
     if number % 2:
-        return {"topic": "t.tx", **terms}
+        return {**terms, "topic": "t.tx"}
     if number in (8, 12, 16):
-        return {"topic": "t.second_time", **terms}
-    return {"topic": "t.file", "payload": lines, **terms}
+        return {**terms, "topic": "t.second_time"}
+    return {**terms, "payload": lines}
 
 
 def schedule_all(queue: str, lines: str, number: int = NUMBER) -> list[Message]:

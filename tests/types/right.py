@@ -1,0 +1,115 @@
+"""Right uses of the API, with the types that mypy and pyright find for them. They are checked, and never run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict, assert_type
+
+from django.db.models import QuerySet
+
+from django_delayq import (
+    Answer,
+    Delivered,
+    HandlerFunction,
+    MessageDict,
+    OnConflict,
+    RegisteredHandler,
+    RetryLater,
+    RetryPolicy,
+    Verdict,
+    acancel_message,
+    apause_queue,
+    areschedule_message,
+    aschedule_message,
+    aschedule_messages,
+    cancel_message,
+    handler,
+    requeue_message,
+    reschedule_message,
+    run_message_now,
+    schedule_message,
+    schedule_messages,
+)
+from django_delayq.models import Message, Queue
+
+DELAYS = ["1m", "10m"]
+WHEN = datetime(2050, 1, 1, tzinfo=UTC)
+
+
+class Order(TypedDict):
+    order: int
+
+
+@handler("orders.close", retry=["1m", timedelta(hours=1)], timeout="30s", lease=None)
+def close(message: Delivered[Order]) -> None:
+    assert_type(message.payload, Order)
+    assert_type(message.due_at, datetime)
+    assert_type(message.expires_at, datetime | None)
+    assert_type(message.attempts_left, int | None)
+    raise RetryLater("5m")
+
+
+@handler("orders.tell", retry=RetryPolicy.exponential(on=(ConnectionError,), never=ValueError), timeout=False)
+async def tell(message: Delivered) -> int:
+    assert_type(message.payload, Any)
+    await message.aextend("5m")
+    return 1
+
+
+@handler("orders.any", retry=lambda attempt, error: None if isinstance(error, ValueError) else 60 * attempt)
+def accept_anything(message: Any) -> None: ...
+
+
+class Callee:
+    def __call__(self, message: object) -> None: ...
+
+    def method(self, message: Delivered) -> None: ...
+
+
+registered = handler("orders.object", retry=False)(Callee())
+method = handler("orders.method", retry=DELAYS)(Callee().method)
+wrapped: Callable[[HandlerFunction], RegisteredHandler] = handler("orders.wrapped")
+several: HandlerFunction = close
+
+
+async def call(delivered: Delivered[Order]) -> None:
+    close(delivered)
+    assert_type(await tell(delivered), int)
+
+
+def schedule() -> None:
+    assert_type(schedule_message("orders.close", {"order": 5}, delay="15m", key="5", on_conflict="keep"), Message)
+    schedule_message("orders.close", due_at=WHEN, on_conflict=OnConflict.DEBOUNCE, key="5", retry=DELAYS)
+    schedule_message("orders.close", retry=False, headers={"tenant": 1}, expires=timedelta(days=1), using="other")
+    rows: list[MessageDict] = [{"topic": "orders.close", "payload": {"order": 5}, "delay": 60}]
+    assert_type(schedule_messages(rows, using="other"), list[Message])
+    assert_type(close.schedule({"order": 5}, delay="15m", key="5"), Message)
+    assert_type(close.topic, str)
+    tell.schedule(payload=[1, 2, 3], priority=5)
+    accept_anything.schedule({"order": 5})
+    method.schedule({"order": 5}, using="other")
+    registered.schedule({"order": 5})
+
+
+def act(message: Message, rows: QuerySet[Message]) -> None:
+    assert_type(cancel_message(5), Answer)
+    assert_type(cancel_message(topic="orders.close", key="5", reason="paid"), Answer)
+    assert_type(cancel_message(rows), Counter[Verdict])
+    assert_type(run_message_now(message), Answer)
+    assert_type(reschedule_message(message, delay="15m"), Answer)
+    assert_type(reschedule_message(topic="orders.close", key="5", due_at=WHEN), Answer)
+    assert_type(reschedule_message(rows, delay=60, due_at=None), Counter[Verdict])
+    assert_type(requeue_message(message, delay=0), Answer)
+    assert_type(requeue_message(rows, spread="10m"), Counter[Verdict])
+
+
+async def act_from_async_code(message: Message, rows: QuerySet[Message]) -> None:
+    assert_type(await aschedule_message("orders.close", {"order": 5}, delay="15m"), Message)
+    assert_type(await aschedule_messages([{"topic": "orders.close"}]), list[Message])
+    assert_type(await tell.aschedule(delay=5), Message)
+    assert_type(await acancel_message(message), Answer)
+    assert_type(await acancel_message(rows), Counter[Verdict])
+    assert_type(await areschedule_message(topic="orders.close", key="5", delay="15m"), Answer)
+    assert_type(await apause_queue("mail", duration="30m"), Queue)
