@@ -96,7 +96,7 @@ class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
     def schedule(
         self, payload: Payload_contra | None = None, *, using: str | None = None, **options: Unpack[MessageOptions]
     ) -> Message:
-        """Schedule a message of this handler's topic, with the options of ``schedule_message``."""
+        """Schedule a message of this handler's topic, with the options of ``schedule_message``: ``delay``, ``key`` …"""
         # From the package, at the call: scheduling needs models, and a handler may be registered before there are any.
         from . import schedule_message
 

@@ -95,9 +95,16 @@ def charge(order: str, *, idempotency_key: str) -> None:
     assert idempotency_key.startswith("charge-")
 
 
+def send_invoice(order: int) -> None:
+    raise FileNotFoundError
+
+
 def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
-    run_page("howto/handlers", {"bank": {"BankBusy": BankBusy, "BankRefused": BankRefused, "charge": charge}})
+    bank = {"BankBusy": BankBusy, "BankRefused": BankRefused, "charge": charge, "send_invoice": send_invoice}
+    names = run_page("howto/handlers", {"bank": bank})
     order = new_order()
+    names["order_paid"](order)
+    (invoice,) = names["remind_all"]([order])
     schedule_message("orders.close", {"order": order.pk})
     charged = {order: schedule_message("payments.charge", {"order": order}) for order in ("fine", "busy", "refused")}
     schedule_message("reports.build", {"pages": 2})
@@ -109,6 +116,8 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     assert states == {"fine": "consumed", "busy": "scheduled", "refused": "dead"}
     assert "the bank refused: no money" in last_move(charged["refused"]).error
     assert state("reports.build") == "consumed"
+    assert Message.objects.get(topic="invoices.send", key=f"order-{order.pk}").state == "scheduled"
+    assert Message.objects.get(pk=invoice.pk).state == "dead"
 
 
 # --- do something often -----------------------------------------------------------------------------------------------
