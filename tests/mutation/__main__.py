@@ -124,6 +124,22 @@ MUTANTS = [
         (f"{WORKER}/executor.py", "return _conflict(delivery, error) or", "return"),
     ),
     mutant(
+        "policy that retries what it excludes",
+        ("django_delayq/retry.py", "or isinstance(error, self.refused)", ""),
+    ),
+    mutant(
+        "message with a policy of its own that retries every error",
+        (
+            f"{WORKER}/delivery.py",
+            "RetryPolicy.from_json(stored).for_errors_of(policy)",
+            "RetryPolicy.from_json(stored)",
+        ),
+    ),
+    mutant(
+        "choice on conflict without a key",
+        ("django_delayq/scheduling.py", "if key is None and choice is not OnConflict.ERROR:", "if False:"),
+    ),
+    mutant(
         "failure without a fence",
         (
             SQL,
