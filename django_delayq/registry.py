@@ -15,7 +15,7 @@ from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
 from . import conf, retry, validation
-from .durations import Duration, seconds
+from .durations import Duration
 from .exceptions import HandlerConflict, InvalidMessage
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ class Handler:
 
     topic: str
     function: HandlerFunction
-    # None: the setting counts. A timeout of False: never.
+    # None: the setting counts. A timeout of 0: none.
     own_retry: retry.RetryPolicy | None
     own_lease: float | None
-    own_timeout: float | Literal[False] | None
+    own_timeout: float | None
     transactional: bool
     queue: str | None
     is_async: bool
@@ -139,9 +139,7 @@ class Handler:
 
     @property
     def timeout(self) -> float | None:
-        if self.own_timeout is False:
-            return None
-        return conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout
+        return conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout or None
 
 
 _handlers: dict[str, Handler] = {}
@@ -185,12 +183,8 @@ def handler(
         raise InvalidMessage('@handler needs the topic of its messages: write @handler("orders.close")')
     topic = validation.topic(topic)
     own_retry = None if retry is None else _policy(retry)
-    own_lease = None if lease is None else _seconds("lease", lease)
-    own_timeout = timeout if timeout is None or timeout is False else _seconds("timeout", timeout)
-    if own_lease is not None and not 1 <= own_lease <= 86_400:
-        raise ValueError("lease must be between 1 second and 1 day")
-    if own_timeout is not None and own_timeout is not False and not 0.01 <= own_timeout <= 30 * 86_400:
-        raise ValueError("timeout must be between 10 ms and 30 days, or False for never")
+    own_lease = validation.lease(lease)
+    own_timeout = validation.timeout(timeout)
     if queue is not None:
         validation.queue(queue)
 
@@ -304,13 +298,6 @@ def _described(function: Any) -> str:
 
 def _name(function: Any) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
-
-
-def _seconds(option: str, value: Any) -> float:
-    try:
-        return seconds(value)
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None
 
 
 def _policy(value: Any) -> retry.RetryPolicy:

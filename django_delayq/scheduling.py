@@ -60,6 +60,8 @@ class MessageOptions(TypedDict, total=False):
     expires: Duration | None
     max_attempts: int | None
     retry: StorableRetry | None
+    timeout: Duration | Literal[False] | None
+    lease: Duration | None
     headers: Mapping[str, Any] | None
 
 
@@ -83,6 +85,8 @@ def schedule_message(
     expires: Duration | None = None,
     max_attempts: int | None = None,
     retry: StorableRetry | None = None,
+    timeout: Duration | Literal[False] | None = None,
+    lease: Duration | None = None,
     headers: Mapping[str, Any] | None = None,
     using: str | None = None,
 ) -> Message:
@@ -97,7 +101,7 @@ def schedule_message(
     most one live message per topic and key; ``on_conflict`` chooses the fate of a second one ("error", "keep",
     "replace", "debounce"). ``expires``: do not start it any more this long after its due time. ``retry`` (a policy, a
     list of delays, or False for never; no function) and ``max_attempts`` override the handler's, which keeps its choice
-    of exceptions. ``headers``: a small dict that travels along.
+    of exceptions; so do ``timeout`` (False: none) and ``lease``. ``headers``: a small dict that travels along.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
     is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
@@ -108,7 +112,20 @@ def schedule_message(
         schedule_message("orders.close", {"order": order.pk}, delay="15m", key=str(order.pk))
     """
     new = _checked(
-        topic, payload, delay, due_at, queue, priority, key, expires, max_attempts, retry, headers, on_conflict
+        topic,
+        payload,
+        delay,
+        due_at,
+        queue,
+        priority,
+        key,
+        expires,
+        max_attempts,
+        retry,
+        headers,
+        on_conflict,
+        timeout,
+        lease,
     )
     using = using or router.db_for_write(Message)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
@@ -191,6 +208,8 @@ def _checked(
     retry: StorableRetry | None = None,
     headers: Mapping[str, Any] | None = None,
     on_conflict: OnConflictLike = OnConflict.ERROR,
+    timeout: Duration | Literal[False] | None = None,
+    lease: Duration | None = None,
 ) -> NewMessage:
     """Check all arguments of ``schedule_message`` before anything is written."""
     topic = validation.topic(topic)
@@ -212,6 +231,8 @@ def _checked(
         None if retry is None else _stored_policy(retry),
         validation.max_attempts(max_attempts),
         choice,
+        validation.timeout(timeout),
+        validation.lease(lease),
     )
 
 
@@ -302,6 +323,7 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
         values["expires_at"] = inserted.due_at + new.expires
     if new.retry is not None:
         values["retry"] = decoded(new.retry)
+    values["timeout"], values["lease"] = new.timeout, new.lease
     return message
 
 

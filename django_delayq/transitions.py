@@ -120,6 +120,8 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
             "expires_at": None if new.expires is None else due + new.expires,
             "retry": None if new.retry is None else json.loads(new.retry),
             "max_attempts": new.max_attempts,
+            "timeout": new.timeout,
+            "lease": new.lease,
             "attempts": 0,
         }
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)

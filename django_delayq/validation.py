@@ -121,6 +121,26 @@ def max_attempts(value: Any) -> int | None:
     return int(value)
 
 
+def timeout(value: Duration | None) -> float | None:
+    """Check a timeout: 10 ms to 30 days, in seconds; False for none, which is 0; or None."""
+    if value is None or value is False:
+        return None if value is None else 0.0
+    span = _seconds("timeout", value)
+    if not 0.01 <= span <= 30 * 86_400:
+        raise InvalidMessage(f"timeout must be between 10 ms and 30 days, or False for none, not {_shown(value)}")
+    return span
+
+
+def lease(value: Duration | None) -> float | None:
+    """Check a lease: 1 second to 1 day, in seconds; or None."""
+    if value is None:
+        return None
+    span = _seconds("lease", value)
+    if not 1 <= span <= 86_400:
+        raise InvalidMessage(f"lease must be between 1 second and 1 day, not {_shown(value)}")
+    return span
+
+
 def payload(value: Any) -> str:
     """Return the payload as JSON text. DjangoJSONEncoder turns Decimal, datetime, UUID and the like into strings."""
     settings = conf.get()

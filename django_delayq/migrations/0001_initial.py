@@ -101,6 +101,8 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(default=django.utils.timezone.now, verbose_name="created")),
                 ("retry", models.JSONField(blank=True, null=True, verbose_name="retry policy")),
                 ("max_attempts", models.SmallIntegerField(blank=True, null=True, verbose_name="attempts at most")),
+                ("timeout", models.FloatField(blank=True, null=True, verbose_name="timeout")),
+                ("lease", models.FloatField(blank=True, null=True, verbose_name="lease")),
                 (
                     "state",
                     models.CharField(

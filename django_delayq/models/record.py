@@ -96,6 +96,9 @@ class Message(_Record):
     # A retry policy of the message's own (RetryPolicy.to_json), and its own limit.
     retry = models.JSONField(_("retry policy"), null=True, blank=True)
     max_attempts = models.SmallIntegerField(_("attempts at most"), null=True, blank=True)
+    # Its own timeout (0: none) and lease. Seconds; NULL: the handler's.
+    timeout = models.FloatField(_("timeout"), null=True, blank=True)
+    lease = models.FloatField(_("lease"), null=True, blank=True)
     # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
     # from the first difference to the last.
     state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)

@@ -52,6 +52,8 @@ class Portable:
                 created_at=now,
                 retry=None if one.retry is None else json.loads(one.retry),
                 max_attempts=one.max_attempts,
+                timeout=one.timeout,
+                lease=one.lease,
             )
             message.save_base(using=self.using, force_insert=True)
             log.append(
@@ -144,7 +146,7 @@ class Portable:
             values = {
                 "deliveries": message.deliveries + 1,
                 "worker": worker,
-                "leased_until": now + timedelta(seconds=leases[message.topic]),
+                "leased_until": now + timedelta(seconds=message.lease or leases[message.topic]),
             }
             return Decision(
                 State.RUNNING,
@@ -176,6 +178,8 @@ class Portable:
                 m.reported,
                 m.excused,
                 claimed_at,
+                m.timeout,
+                m.lease,
             )
             for m, decision in move(self.using, where, decide, actor=worker, wait=False)
             if decision.to is not None

@@ -40,10 +40,10 @@ INSERT = f"""
 WITH m AS (
     INSERT INTO delayq_message
         (topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry, max_attempts,
-         attempts, deliveries, reported, excused, moves, worker, cancel_requested)
+         timeout, lease, attempts, deliveries, reported, excused, moves, worker, cancel_requested)
     SELECT %(topic)s, %(queue)s, %(key)s, %(priority)s, 'scheduled', %(payload)s::jsonb, %(headers)s::jsonb,
            due, due + %(expires)s::float8 * interval '1 microsecond', clock_timestamp(), %(retry)s::jsonb,
-           %(max_attempts)s,
+           %(max_attempts)s, %(timeout)s::float8, %(lease)s::float8,
            0, 0, 0, 0, 1, '', false
       FROM (
         SELECT {CEIL_TENTH.format("coalesce(%(due)s::timestamptz, " + FROM_NOW + ")")}
@@ -87,8 +87,9 @@ SELECT clock_timestamp(), array_agg(nextval(sequence)), ({IDENTITY})
 """  # noqa: S608
 
 COPY_MESSAGES = """
-COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts, created_at,
-    state, attempts, deliveries, reported, excused, moves, worker, cancel_requested) FROM STDIN
+COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts,
+    timeout, lease, created_at, state, attempts, deliveries, reported, excused, moves, worker, cancel_requested)
+    FROM STDIN
 """
 
 # NULL as COPY writes it.
@@ -189,7 +190,8 @@ WITH t AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[]) AS t(id, ready)
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
-    SELECT m.id, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)] AS lease,
+    SELECT m.id,
+           coalesce(m.lease, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)]) AS lease,
            to_timestamp(t.ready / {SECOND}.0) AS ready_at
       FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
@@ -213,7 +215,7 @@ WITH t AS (
       FROM u
 )
 SELECT id, topic, queue, key, priority, payload::text, headers::text, due_at, expires_at, retry::text, max_attempts,
-       attempts, deliveries, reported, excused, claimed_at
+       attempts, deliveries, reported, excused, claimed_at, timeout, lease
   FROM u
 """  # noqa: S608
 
@@ -390,6 +392,8 @@ class PostgreSQL:
                 "expires": None if new.expires is None else span_us(new.expires),
                 "retry": new.retry,
                 "max_attempts": new.max_attempts,
+                "timeout": new.timeout,
+                "lease": new.lease,
                 "actor": actor,
             },
         )
@@ -555,9 +559,11 @@ def _copied(number: int, message: NewMessage, due: datetime) -> str:
     expires = NULL if message.expires is None else (due + message.expires).isoformat()
     retry = NULL if message.retry is None else message.retry.replace("\\", "\\\\")
     attempts = NULL if message.max_attempts is None else message.max_attempts
+    timeout = NULL if message.timeout is None else message.timeout
+    lease = NULL if message.lease is None else message.lease
     return (
         f"{number}\t{message.topic}\t{message.queue}\t{message.priority}\t{payload}\t{headers}\t{due.isoformat()}"
-        f"\t{expires}\t{retry}\t{attempts}\t"
+        f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t"
     )
 
 

@@ -35,6 +35,9 @@ class NewMessage(NamedTuple):
     max_attempts: int | None
     # For scheduling only: the choice when a live message has its key (a value of OnConflict).
     on_conflict: str = "error"
+    # Seconds; a timeout of 0 is none. None: the handler's.
+    timeout: float | None = None
+    lease: float | None = None
 
 
 class Inserted(NamedTuple):
@@ -78,6 +81,8 @@ class Claimed(NamedTuple):
     reported: int
     excused: int
     claimed_at: datetime
+    timeout: float | None = None
+    lease: float | None = None
 
 
 class Success(NamedTuple):

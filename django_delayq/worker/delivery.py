@@ -125,12 +125,12 @@ class Delivery:
         span = seconds(more)
         if span < 0:
             raise ValueError("extend needs 0 seconds or more")
-        lease = max(span, self.handler.lease)
+        lease = max(span, self.lease)
         answer = self._extend([LeaseRenewal(self.id, self.deliveries, lease)])
         if self.id not in answer:
             self.lost = True
             raise LeaseLost
-        self.note_renewal(time.monotonic() + lease - self.handler.lease, cancel_requested=answer[self.id])
+        self.note_renewal(time.monotonic() + lease - self.lease, cancel_requested=answer[self.id])
         if self._deadline is not None:
             self._deadline = time.monotonic() + span
             if self._scope is not None:
@@ -170,6 +170,17 @@ class Delivery:
         if stored is not None:
             policy = RetryPolicy.from_json(stored).for_errors_of(policy)
         return policy.limited(self.claimed.max_attempts)
+
+    @property
+    def timeout(self) -> float | None:
+        """The seconds after which the handler is ended: the message's own, else the handler's; None: never."""
+        own = self.claimed.timeout
+        return self.handler.timeout if own is None else own or None
+
+    @property
+    def lease(self) -> float:
+        """The seconds for which a claim or a renewal holds the message: its own, else the handler's."""
+        return self.claimed.lease or self.handler.lease
 
     @property
     def crashes(self) -> int:
@@ -215,9 +226,9 @@ class Delivery:
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self.started_mono = time.monotonic()
-        if self.started_mono - self.leased_mono > self.handler.lease:
+        if self.started_mono - self.leased_mono > self.lease:
             raise Superseded("lease ran out before it began")
-        timeout = self.handler.timeout
+        timeout = self.timeout
         self._deadline = None if timeout is None else self.started_mono + timeout
 
     async def await_with_timeout(self, call: Callable[[Any], Any]) -> Any:

@@ -50,7 +50,7 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
             returned = _perform(delivery, actor)
         except HandlerTimeout as error:
             delivery.note_interrupt()
-            return _failure(delivery, error, f"ran longer than its timeout of {delivery.handler.timeout:g} s")
+            return _failure(delivery, error, f"ran longer than its timeout of {delivery.timeout:g} s")
         except Superseded as error:
             return Release(str(error))
         except RetryLater as error:

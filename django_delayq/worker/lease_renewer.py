@@ -52,7 +52,7 @@ class LeaseRenewer(Service):
         now = time.monotonic()
         holdings = [
             # A lease is renewed in its last two thirds; before that the record is only read.
-            LeaseRenewal(d.id, d.deliveries, d.handler.lease if now - d.leased_mono > d.handler.lease / 3 else 0.0)
+            LeaseRenewal(d.id, d.deliveries, d.lease if now - d.leased_mono > d.lease / 3 else 0.0)
             for d in deliveries
         ]
         # A row that somebody's long transaction has locked must not cost the others their leases.
@@ -78,4 +78,4 @@ class LeaseRenewer(Service):
 
 
 def _is_half_over(delivery: Delivery, now: float) -> bool:
-    return now - delivery.leased_mono > delivery.handler.lease / 2
+    return now - delivery.leased_mono > delivery.lease / 2

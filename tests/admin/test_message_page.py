@@ -379,6 +379,8 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
         priority=5,
         expires="1h",
         max_attempts=3,
+        timeout=False,
+        lease="2m",
         headers={"h": 1},
     )
     call = page_of(viewer, message).context["call"]
@@ -397,6 +399,8 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
         "priority": 5,
         "expires": 3600.0,
         "max_attempts": 3,
+        "timeout": False,
+        "lease": 120.0,
         "headers": {"h": 1},
     }
 

@@ -278,6 +278,8 @@ options = {
     "expires": durations | weird,
     "max_attempts": st.integers(-2, 10_002) | weird,
     "retry": st.lists(durations, max_size=3) | weird,
+    "timeout": durations | weird,
+    "lease": durations | weird,
     "headers": weird,
 }
 

@@ -16,7 +16,7 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from django_delayq import RetryLater, RetryPolicy, handler, registry
-from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Retry
+from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
 from django_delayq.worker import executor
 from django_delayq.worker.delivery import Delivery
 from tests.app.handlers import leave
@@ -302,3 +302,37 @@ def test_a_delivery_knows_how_many_attempts_are_left_and_when_its_message_expire
     policy = RetryPolicy.exponential(max_attempts=None)
     endless = Delivery(row, dataclasses.replace(delivery.handler, own_retry=policy), "default")
     assert endless.attempts_left is None
+
+
+# --- timeout and lease ------------------------------------------------------------------------------------------------
+
+
+def test_a_message_brings_its_own_timeout_and_lease() -> None:
+    handler(TOPIC, timeout="1m", lease="2m")(leave)
+    (delivery,) = claimed(TOPIC)
+    assert (delivery.timeout, delivery.lease) == (60, 120)
+    own = Delivery(delivery.claimed._replace(timeout=5.0, lease=30.0), delivery.handler, "default")
+    assert (own.timeout, own.lease) == (5, 30)
+    endless = Delivery(delivery.claimed._replace(timeout=0.0), delivery.handler, "default")
+    assert endless.timeout is None
+    endless.begin()
+    assert endless.deadline is None
+
+
+def test_a_message_whose_own_lease_ran_out_is_not_begun() -> None:
+    handler(TOPIC, lease="2m")(leave)
+    (delivery,) = claimed(TOPIC)
+    delivery.claimed = delivery.claimed._replace(lease=5.0)
+    delivery.leased_mono -= 6
+    assert executor.execute(delivery, "worker:w") == Release("lease ran out before it began")
+
+
+def test_a_handler_ends_at_the_timeout_that_its_message_brings() -> None:
+    async def outlast(message: Any) -> None:
+        await asyncio.sleep(5)
+
+    handler(TOPIC, timeout="1h", retry=["1s"])(outlast)
+    (delivery,) = claimed(TOPIC)
+    delivery.claimed = delivery.claimed._replace(timeout=0.1)
+    error = error_of(executor.execute(delivery, "worker:w"))
+    assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")

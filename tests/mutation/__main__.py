@@ -136,6 +136,13 @@ MUTANTS = [
         ),
     ),
     mutant(
+        "claim that overlooks the message's own lease", (SQL, "coalesce(m.lease, (%(leases)s", "coalesce((%(leases)s")
+    ),
+    mutant(
+        "delivery that overlooks the message's own timeout",
+        (f"{WORKER}/delivery.py", " if own is None else own or None", ""),
+    ),
+    mutant(
         "choice on conflict without a key",
         ("django_delayq/scheduling.py", "if key is None and choice is not OnConflict.ERROR:", "if False:"),
     ),
@@ -323,7 +330,7 @@ MUTANTS = [
     ),
     mutant(
         "handler begun after its lease",
-        (f"{WORKER}/delivery.py", "if self.started_mono - self.leased_mono > self.handler.lease:", "if False:"),
+        (f"{WORKER}/delivery.py", "if self.started_mono - self.leased_mono > self.lease:", "if False:"),
     ),
     mutant(
         "handler that begins with its claim",

@@ -63,6 +63,17 @@ def test_a_claim_returns_the_message_as_it_was_scheduled() -> None:
     assert now.leased_until is not None
     assert timedelta(seconds=50) < now.leased_until - timezone.now() <= timedelta(seconds=60)
     assert row.claimed_at == now.transitions.get(to_state=State.RUNNING).at
+    assert (row.timeout, row.lease) == (None, None)
+
+
+def test_a_claim_holds_a_message_for_its_own_lease() -> None:
+    own, handlers = due(lease="10m", timeout=False), due(timeout=2)
+    rows = claim(own.pk, handlers.pk)
+    assert {row.id: (row.timeout, row.lease) for row in rows} == {own.pk: (0.0, 600.0), handlers.pk: (2.0, None)}
+    until = message(own.pk).leased_until, message(handlers.pk).leased_until
+    assert until[0] is not None
+    assert until[1] is not None
+    assert timedelta(seconds=535) < until[0] - until[1] < timedelta(seconds=545)
 
 
 @pytest.mark.parametrize("where", sorted(FINAL | {State.RUNNING}))

@@ -54,9 +54,17 @@ def test_keep_returns_the_old_message_as_it_is() -> None:
 
 
 def test_replace_gives_the_old_message_everything_new() -> None:
-    first = later(key="k", payload=1, priority=1, expires="1h", retry=["4m"], headers={"h": 1})
+    first = later(key="k", payload=1, priority=1, expires="1h", retry=["4m"], headers={"h": 1}, timeout=3)
     second = later(
-        key="k", payload=2, delay="2h", priority=9, queue="slow", expires="2h", max_attempts=5, on_conflict="replace"
+        key="k",
+        payload=2,
+        delay="2h",
+        priority=9,
+        queue="slow",
+        expires="2h",
+        max_attempts=5,
+        lease=9,
+        on_conflict="replace",
     )
     assert (second.pk, second.existed) == (first.pk, True)
     row = message(first.pk)
@@ -68,6 +76,7 @@ def test_replace_gives_the_old_message_everything_new() -> None:
         None,
         5,
     )
+    assert (row.timeout, row.lease) == (None, 9)
     assert row.due_at - first.due_at > timedelta(hours=1)
     assert row.expires_at == row.due_at + timedelta(hours=2)
     assert moves(first.pk) == ["scheduled", "scheduled>scheduled"]

@@ -48,7 +48,19 @@ class Undo(Exception):
 
 FIELDS = [
     *["topic", "queue", "key", "priority", "payload", "headers", "due_at", "expires_at", "created_at", "retry"],
-    *["max_attempts", "state", "attempts", "deliveries", "reported", "excused", "moves", "worker", "finished_at"],
+    *[
+        "max_attempts",
+        "timeout",
+        "lease",
+        "state",
+        "attempts",
+        "deliveries",
+        "reported",
+        "excused",
+        "moves",
+        "worker",
+        "finished_at",
+    ],
 ]
 
 
@@ -87,6 +99,8 @@ def test_the_returned_message_equals_the_written_row() -> None:
         key="order 7",
         expires="1h",
         max_attempts=4,
+        timeout="5m",
+        lease=90,
         retry=["4m", "10m"],
         headers={"trace": "abc"},
     )
@@ -194,6 +208,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "expires": {"expires": 0},
     "max_attempts": {"max_attempts": 0},
     "retry": {"retry": [-1]},
+    "timeout": {"timeout": "31d"},
+    "no timeout": {"timeout": True},
+    "lease": {"lease": 0.5},
     "headers": {"headers": []},
 }
 
@@ -225,6 +242,8 @@ def test_many_messages_are_written_in_their_order_with_all_they_have() -> None:
         {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(1_203)
     ]
     wanted[5] |= {"key": "five", "expires": "1h", "retry": ["4m"], "max_attempts": 2, "headers": {"h": 1}}
+    wanted[6] |= {"timeout": 0.5, "lease": "2m"}
+    wanted[7] |= {"timeout": False}
     returned = schedule_messages(wanted)
     assert [row.payload for row in returned] == list(range(1_203))
     assert len({row.pk for row in returned}) == 1_203

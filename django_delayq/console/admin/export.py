@@ -55,6 +55,8 @@ _FIELDS = (
     "finished_at",
     "attempts",
     "max_attempts",
+    "timeout",
+    "lease",
     "deliveries",
     "worker",
     "error",

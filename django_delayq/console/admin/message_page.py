@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ... import conf, publisher, restore, transitions
+from ...durations import brief
 from ...exceptions import BrokerUnavailable
 from ...inspector.consistency import Mismatch
 from ...models import Message
@@ -186,6 +187,8 @@ class MessagePage(_Base):
             (_("worker"), message.worker),
             (_("leased until"), message.lease_ends_at),
             (_("last error"), message.error),
+            (_("timeout"), _("none") if message.timeout == 0 else message.timeout and brief(message.timeout)),
+            (_("lease"), message.lease and brief(message.lease)),
             (_("retry policy"), payload.compact(message.retry) if message.retry else _("the handler's")),
         ]
         return [
@@ -277,6 +280,10 @@ def _call(message: Message) -> str:
         given.append(f"expires={(message.expires_at - message.due_at).total_seconds()!r}")
     if message.max_attempts is not None:
         given.append(f"max_attempts={message.max_attempts}")
+    if message.timeout is not None:
+        given.append(f"timeout={message.timeout or False!r}")
+    if message.lease is not None:
+        given.append(f"lease={message.lease!r}")
     if message.headers:
         given.append(f"headers={payload.redacted(message.headers)!r}")
     return "schedule_message(\n    " + ",\n    ".join(given) + ",\n)"
