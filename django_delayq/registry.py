@@ -96,7 +96,11 @@ class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
     def schedule(
         self, payload: Payload_contra | None = None, *, using: str | None = None, **options: Unpack[MessageOptions]
     ) -> Message:
-        """Schedule a message of this handler's topic, with the options of ``schedule_message``: ``delay``, ``key`` …"""
+        """Schedule a message of this handler's topic.
+
+        The options are those of ``schedule_message``: ``delay`` or ``due_at``, ``key`` with ``on_conflict``, ``queue``,
+        ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease`` and ``headers``.
+        """
         # From the package, at the call: scheduling needs models, and a handler may be registered before there are any.
         from . import schedule_message
 
@@ -123,6 +127,7 @@ class Handler:
     own_timeout: float | None
     transactional: bool
     queue: str | None
+    priority: int
     is_async: bool
 
     @property
@@ -153,6 +158,7 @@ def handler(
     timeout: Duration | Literal[False] | None = None,
     transactional: bool = False,
     queue: str | None = None,
+    priority: int = 0,
 ) -> Callable[[Callable[[Delivered[Payload]], Result]], RegisteredHandler[Payload, Result]]:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
@@ -163,8 +169,8 @@ def handler(
     timedeltas, or text such as ``"90s"``. None is the default of each.
 
     ``transactional``: run it in a transaction on the message's database whose last statement records the success, so
-    that its effects in that database happen exactly once. ``queue``: where messages of this topic go when
-    ``schedule_message`` names no queue.
+    that its effects in that database happen exactly once. ``queue`` and ``priority``: those of messages of this topic
+    when ``schedule_message`` names no others.
 
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.
@@ -187,6 +193,7 @@ def handler(
     own_timeout = validation.timeout(timeout)
     if queue is not None:
         validation.queue(queue)
+    validation.priority(priority)
 
     def register(function: Callable[[Delivered[Payload]], Result]) -> RegisteredHandler[Payload, Result]:
         _check(function)
@@ -201,6 +208,7 @@ def handler(
             own_timeout,
             transactional,
             queue,
+            priority,
             any(map(iscoroutinefunction, _layers(function))),
         )
         registered: RegisteredHandler[Payload, Result] = _schedulable(topic, function)
@@ -332,6 +340,12 @@ def default_queue(topic: str) -> str:
     """Return the queue of a message when the call names none."""
     found = _handlers.get(topic)
     return found.queue if found is not None and found.queue is not None else conf.get().DEFAULT_QUEUE
+
+
+def default_priority(topic: str) -> int:
+    """Return the priority of a message when the call names none."""
+    found = _handlers.get(topic)
+    return 0 if found is None else found.priority
 
 
 def autodiscover() -> None:

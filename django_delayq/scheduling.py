@@ -54,7 +54,7 @@ class MessageOptions(TypedDict, total=False):
     delay: Duration | None
     due_at: datetime | None
     queue: str | None
-    priority: int
+    priority: int | None
     key: str | None
     on_conflict: OnConflictLike
     expires: Duration | None
@@ -79,7 +79,7 @@ def schedule_message(
     delay: Duration | None = None,
     due_at: datetime | None = None,
     queue: str | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     key: str | None = None,
     on_conflict: OnConflictLike = OnConflict.ERROR,
     expires: Duration | None = None,
@@ -97,11 +97,12 @@ def schedule_message(
 
     ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due_at`` (an aware
     datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
-    ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100; among due messages the greater one goes first. ``key``: at
-    most one live message per topic and key; ``on_conflict`` chooses the fate of a second one ("error", "keep",
-    "replace", "debounce"). ``expires``: do not start it any more this long after its due time. ``retry`` (a policy, a
-    list of delays, or False for never; no function) and ``max_attempts`` override the handler's, which keeps its choice
-    of exceptions; so do ``timeout`` (False: none) and ``lease``. ``headers``: a small dict that travels along.
+    ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100, default the handler's, else 0; among due messages the greater
+    one goes first. ``key``: at most one live message per topic and key; ``on_conflict`` chooses the fate of a second
+    one ("error", "keep", "replace", "debounce"). ``expires``: do not start it any more this long after its due time.
+    ``retry`` (a policy, a list of delays, or False for never; no function) and ``max_attempts`` override the handler's,
+    which keeps its choice of exceptions; so do ``timeout`` (False: none) and ``lease``. ``headers``: a small dict that
+    travels along.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
     is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
@@ -201,7 +202,7 @@ def _checked(
     delay: Duration | None = None,
     due_at: datetime | None = None,
     queue: str | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     key: str | None = None,
     expires: Duration | None = None,
     max_attempts: int | None = None,
@@ -224,7 +225,7 @@ def _checked(
         validation.payload(payload),
         validation.headers(headers),
         validation.key(key),
-        validation.priority(priority),
+        validation.priority(registry.default_priority(topic) if priority is None else priority),
         None if due_at is None else validation.due(due_at),
         _NONE if delay is None else validation.delay(delay),
         validation.expires(expires),

@@ -143,6 +143,14 @@ MUTANTS = [
         (f"{WORKER}/delivery.py", " if own is None else own or None", ""),
     ),
     mutant(
+        "message that overlooks its handler's priority",
+        (
+            "django_delayq/scheduling.py",
+            "registry.default_priority(topic) if priority is None else priority",
+            "priority or 0",
+        ),
+    ),
+    mutant(
         "choice on conflict without a key",
         ("django_delayq/scheduling.py", "if key is None and choice is not OnConflict.ERROR:", "if False:"),
     ),

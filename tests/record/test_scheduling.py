@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any, get_type_hints
@@ -23,6 +24,7 @@ from django_delayq import (
     MessageOptions,
     OnConflict,
     PayloadTooLarge,
+    RegisteredHandler,
     RetryPolicy,
     cancel_message,
     handler,
@@ -141,11 +143,16 @@ def test_an_expiry_over_a_change_of_the_clocks_keeps_its_length() -> None:
         assert stored.due_at == local.astimezone(UTC)
 
 
-def test_a_message_goes_to_its_handlers_queue_unless_the_call_names_one() -> None:
-    handler("record.queued", queue="slow")(print)
+def test_a_message_has_its_handlers_queue_and_priority_unless_the_call_names_others() -> None:
+    handler("record.queued", queue="slow", priority=7)(print)
     try:
-        assert schedule_message("record.queued").queue == "slow"
-        assert schedule_message("record.queued", queue="fast").queue == "fast"
+        own = schedule_message("record.queued")
+        assert (own.queue, own.priority) == ("slow", 7)
+        for called in (
+            schedule_message("record.queued", queue="fast", priority=0),
+            *schedule_messages([{"topic": "record.queued", "queue": "fast", "priority": 0}]),
+        ):
+            assert (called.queue, called.priority) == ("fast", 0)
     finally:
         registry.unregister("record.queued")
 
@@ -177,6 +184,8 @@ def test_the_options_of_one_message_and_of_many_are_the_same_and_have_the_same_t
     assert arguments.pop("using") == str | None
     assert get_type_hints(MessageDict) == arguments
     assert {*get_type_hints(MessageOptions), "topic", "payload"} == arguments.keys()
+    named = re.findall(r"``(\w+)``", RegisteredHandler.schedule.__doc__ or "")
+    assert {*named, "topic", "payload"} == {"schedule_message", *arguments}
 
 
 def test_a_handler_schedules_messages_of_its_topic_by_itself() -> None:

@@ -125,6 +125,8 @@ def test_an_async_function_is_registered_as_async() -> None:
         {"retry": "5m"},
         {"retry": [-1]},
         {"queue": "two words"},
+        {"priority": 101},
+        {"priority": None},
     ],
     ids=repr,
 )

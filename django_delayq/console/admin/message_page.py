@@ -271,9 +271,7 @@ def _call(message: Message) -> str:
     content = pprint.pformat(payload.redacted(message.payload), sort_dicts=False, width=100)
     given = [repr(message.topic), content.replace("\n", "\n    ")]
     given.append(f"due_at=datetime.fromisoformat({message.due_at.isoformat()!r})")
-    given.append(f"queue={message.queue!r}")
-    if message.priority:
-        given.append(f"priority={message.priority}")
+    given += [f"queue={message.queue!r}", f"priority={message.priority}"]
     if message.key is not None:
         given.append(f"key={message.key!r}")
     if message.expires_at is not None:
