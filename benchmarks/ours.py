@@ -53,7 +53,7 @@ WITH m AS (
            LATERAL (SELECT now() - (20 - 19.0 * n / %(rows)s) * interval '1 d') d(at)
     RETURNING id, due_at
 )
-INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, attempt, due_at, actor, reason, error,
+INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, delivery, due_at, actor, reason, error,
     traceback)
 SELECT id, number, due_at, nullif((ARRAY['', 'scheduled', 'running'])[number], ''),
        (ARRAY['scheduled', 'running', 'consumed'])[number], (ARRAY[0, 1, 1])[number], due_at, '', '', '', ''

@@ -397,7 +397,7 @@ def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: date
     Nobody ran them, so the delivery counts as reported.
     """
     claims = Transition.objects.filter(
-        message=OuterRef("pk"), attempt=OuterRef("deliveries"), from_state=State.SCHEDULED, to_state=State.RUNNING
+        message=OuterRef("pk"), delivery=OuterRef("deliveries"), from_state=State.SCHEDULED, to_state=State.RUNNING
     )
     if since is not None:
         claims = claims.filter(at__gt=since)

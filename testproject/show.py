@@ -168,7 +168,7 @@ The shop runs {conf.speed():g} times faster than real time: a quarter of an hour
         for move in moves:
             place = (move.message_id, move.number)
             if place not in self.seen and move.from_state is not None and move.to_state != State.RUNNING:
-                self._print_move(move, deliveries.get((move.message_id, move.attempt)))
+                self._print_move(move, deliveries.get((move.message_id, move.delivery)))
             self.seen.add(place)
 
     def _print_move(self, move: Transition, delivery: Delivery | None) -> None:
@@ -251,7 +251,7 @@ The shop runs {conf.speed():g} times faster than real time: a quarter of an hour
             what = f"{actor}: {move.error}" if move.error else actor
             print(
                 f"{self._seconds(move.at):>10}  {move.from_state or '':<9} → {move.to_state:<9}  "
-                f"{move.attempt or '':>8}  {self._seconds(move.due_at):>9}  {what}"
+                f"{move.delivery or '':>8}  {self._seconds(move.due_at):>9}  {what}"
             )
         print("A message becomes running a moment before it is due; its handler starts at the due time itself.")
 
@@ -267,10 +267,10 @@ The shop runs {conf.speed():g} times faster than real time: a quarter of an hour
         """Return each delivery by message and number, with its due time and the time of its effect or its start."""
         deeds = {(deed.message_id, deed.delivery): deed.at for deed in self._deeds()}
         return {
-            (move.message_id, move.attempt): Delivery(
+            (move.message_id, move.delivery): Delivery(
                 move.due_at,
                 # A message that was claimed a moment early starts when it is due.
-                deeds.get((move.message_id, move.attempt)) or max(move.at, move.ready_at or move.at),
+                deeds.get((move.message_id, move.delivery)) or max(move.at, move.ready_at or move.at),
             )
             for move in moves
             if move.from_state == State.SCHEDULED and move.to_state == State.RUNNING

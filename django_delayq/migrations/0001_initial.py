@@ -285,7 +285,7 @@ class Migration(migrations.Migration):
                         verbose_name="to",
                     ),
                 ),
-                ("attempt", models.IntegerField(default=0, verbose_name="delivery")),
+                ("delivery", models.IntegerField(default=0, verbose_name="delivery")),
                 ("due_at", models.DateTimeField(verbose_name="due")),
                 ("ready_at", models.DateTimeField(null=True, verbose_name="ready")),
                 ("actor", models.CharField(default="", max_length=200, verbose_name="actor")),

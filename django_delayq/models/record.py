@@ -265,7 +265,7 @@ class Transition(_Record):
     from_state = models.CharField(_("from"), max_length=9, choices=_State.choices, null=True)  # noqa: DJ001
     to_state = models.CharField(_("to"), max_length=9, choices=_State.choices)
     # The delivery that the move belongs to (0 before the first).
-    attempt = models.IntegerField(_("delivery"), default=0)
+    delivery = models.IntegerField(_("delivery"), default=0)
     # The due time after the move.
     due_at = UTCDateTimeField(_("due"))
     # For a claim through Redis: the due time that Redis had for the message. NULL when a query found it.

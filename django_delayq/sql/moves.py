@@ -45,7 +45,7 @@ class Decision:
     error: str = ""
     traceback: str = ""
     actor: str | None = None
-    attempt: int | None = None
+    delivery: int | None = None
     ready_at: datetime | None = None
 
 
@@ -218,7 +218,7 @@ def _logged(plan: _Plan, actor: str, now: datetime) -> Transition:
         at=now,
         from_state=plan.before,
         to_state=plan.after,
-        attempt=message.deliveries if decision.attempt is None else decision.attempt,
+        delivery=message.deliveries if decision.delivery is None else decision.delivery,
         due_at=message.due_at,
         ready_at=decision.ready_at,
         actor=decision.actor or actor,

@@ -152,7 +152,7 @@ class Portable:
                 State.RUNNING,
                 values,
                 actor=f"worker:{worker}",
-                attempt=message.deliveries + 1,
+                delivery=message.deliveries + 1,
                 ready_at=ready_at,
             )
 
@@ -191,7 +191,7 @@ class Portable:
         def decide(message: Message, now: datetime) -> Decision:
             success = by_id[message.pk]
             reported = min(message.reported + 1, message.deliveries - message.excused)
-            return Decision(State.CONSUMED, {"reported": reported}, actor=success.actor, attempt=success.delivery)
+            return Decision(State.CONSUMED, {"reported": reported}, actor=success.actor, delivery=success.delivery)
 
         where = Q(pk__in=list(by_id), state__in=LIVE)
         return {m.pk for m, _decision in move(self.using, where, decide, actor="", wait=wait)}

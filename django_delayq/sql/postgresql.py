@@ -33,7 +33,7 @@ CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', time
 
 FROM_NOW = "clock_timestamp() + %(delay)s * interval '1 microsecond'"
 
-LOG_COLUMNS = """message_id, number, at, from_state, to_state, attempt, due_at, ready_at, actor,
+LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
          reason, error, traceback"""
 
 INSERT = f"""

@@ -69,7 +69,7 @@ def test_the_late_success_of_a_frozen_worker_counts_while_the_message_is_live(st
     gate.open("go-1")
     frozen.send_all(signal.SIGCONT)
     wait_until(message, State.CONSUMED)
-    assert log_of(message)[-1].attempt == 1
+    assert log_of(message)[-1].delivery == 1
     gate.open("fail-2")
     gate.open("go-2")
     other.wait_for("Outcome refused")
@@ -101,7 +101,7 @@ def test_transactional_effects_happen_once_whoever_is_late(start: Start, gate: G
     frozen.wait_for("finished this message first|Superseded|refused|released")
     assert effects_per_message() == {message.pk: 1}
     message.refresh_from_db()
-    assert (message.state, log_of(message)[-1].attempt) == (State.CONSUMED, 2)
+    assert (message.state, log_of(message)[-1].delivery) == (State.CONSUMED, 2)
 
 
 def test_a_long_handler_keeps_its_lease_by_itself(start: Start, gate: Gate) -> None:

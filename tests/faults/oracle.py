@@ -77,12 +77,12 @@ def judge(
 
 def _excuses(log: list[Transition], windows: Windows, victim: str) -> dict[int, str]:
     """Return the deliveries in which a window was open, with its name."""
-    victims = {row.attempt for row in log if row.to_state == State.RUNNING and victim in row.actor}
+    victims = {row.delivery for row in log if row.to_state == State.RUNNING and victim in row.actor}
     return {
-        row.attempt: window
+        row.delivery: window
         for row in log
         for ending, window in windows.items()
-        if row.attempt in victims and row.reason.startswith(ending)
+        if row.delivery in victims and row.reason.startswith(ending)
     }
 
 
@@ -96,7 +96,7 @@ def _effects(messages: Iterable[Message]) -> QuerySet[Effect]:
 
 def early_effects(messages: Iterable[Message], logs: Mapping[int, list[Transition]]) -> list[str]:
     """Return the effects that came before their message was due, when its handler may not begin yet."""
-    dues = {(pk, row.attempt): row.due_at for pk, log in logs.items() for row in log if row.to_state == State.RUNNING}
+    dues = {(pk, row.delivery): row.due_at for pk, log in logs.items() for row in log if row.to_state == State.RUNNING}
     return [
         f"an effect before it was due: {effect}"
         for effect in _effects(messages)
@@ -126,9 +126,9 @@ def illegal(message: Message, log: list[Transition]) -> list[str]:
     if before != message.state:
         wrong.append(f"ends {before}, is {message.state}")
     claims = [row for row in log if row.to_state == State.RUNNING]
-    if [row.attempt for row in claims] != list(range(1, message.deliveries + 1)):
-        wrong.append(f"claims {[row.attempt for row in claims]} for {message.deliveries} deliveries")
-    wrong += [f"delivery {row.attempt} started early" for row in claims if is_early(row)]
+    if [row.delivery for row in claims] != list(range(1, message.deliveries + 1)):
+        wrong.append(f"claims {[row.delivery for row in claims]} for {message.deliveries} deliveries")
+    wrong += [f"delivery {row.delivery} started early" for row in claims if is_early(row)]
     return wrong
 
 

@@ -103,7 +103,7 @@ def test_an_orphaned_claim_is_released_and_delivered_as_soon_as_the_database_ans
     delivery = held_again(consumer, message)
     # It does not count as a crash.
     assert (delivery.id, delivery.deliveries, delivery.crashes) == (message.pk, 2, 0)
-    log = [(row.to_state, row.reason, row.attempt) for row in log_of(message)]
+    log = [(row.to_state, row.reason, row.delivery) for row in log_of(message)]
     assert log[1:] == [(State.RUNNING, "", 1), (State.SCHEDULED, LOST, 1), (State.RUNNING, "", 2)]
     with django_assert_num_queries(0):
         consumer.orphaned_claims.release()

@@ -486,7 +486,7 @@ class Machine(RuleBasedStateMachine):
     @staticmethod
     def check_effects(message: Message, fate: Fate) -> None:
         effects = list(Effect.objects.filter(message_id=message.pk).order_by("pk").values_list("delivery", flat=True))
-        recorded = [row.attempt for row in message.transitions.filter(to_state=State.CONSUMED)]
+        recorded = [row.delivery for row in message.transitions.filter(to_state=State.CONSUMED)]
         if fate.transactional:
             assert effects == recorded, "a transactional effect happens with its report, and once"
         else:

@@ -101,7 +101,7 @@ def test_a_move_writes_one_log_row_with_its_states(pair: tuple[State, State]) ->
     assert (row.from_state, row.to_state, row.number) == (*pair, after.moves)
     assert row.at >= before.created_at
     assert row.due_at == after.due_at
-    assert row.attempt == after.deliveries
+    assert row.delivery == after.deliveries
     assert row.actor
     assert after.transitions.count() == after.moves
 
@@ -216,7 +216,7 @@ def test_the_log_of_a_long_life_shows_every_move_in_order() -> None:
         "running>consumed",
     ]
     rows = list(message(id_).transitions.all())
-    assert [row.attempt for row in rows] == [0, 1, 1, 1, 2, 2, 2, 2, 3, 3]
+    assert [row.delivery for row in rows] == [0, 1, 1, 1, 2, 2, 2, 2, 3, 3]
     assert [row.error for row in rows if row.error] == ["first", "second"]
     assert rows[2].traceback == "where"
     assert [row.reason for row in rows if row.reason] == ["at once", "fixed", "run now"]

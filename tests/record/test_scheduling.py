@@ -112,7 +112,7 @@ def test_the_returned_message_equals_the_written_row() -> None:
     assert returned == written
     assert not returned.existed
     (row,) = log(returned.pk)
-    assert (row.number, row.from_state, row.to_state, row.attempt) == (1, None, State.SCHEDULED, 0)
+    assert (row.number, row.from_state, row.to_state, row.delivery) == (1, None, State.SCHEDULED, 0)
     assert (row.at, row.due_at) == (written.created_at, written.due_at)
 
 

@@ -236,7 +236,7 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
         evidence.messages[pk] = Message(*facts)
     # A claim by query has no time when its id was ready, and never comes before the due time.
     log = f"""
-        SELECT message_id, number, {epoch("at")}, from_state, to_state, attempt, {epoch("due_at")},
+        SELECT message_id, number, {epoch("at")}, from_state, to_state, delivery, {epoch("due_at")},
                {epoch("ready_at")}, actor, reason, error <> ''
           FROM delayq_transition ORDER BY message_id, number
     """

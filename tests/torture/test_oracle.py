@@ -145,7 +145,7 @@ class Scene:
             for row in log:
                 connection.execute(
                     """
-                    INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, attempt, due_at,
+                    INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, delivery, due_at,
                         ready_at, actor, reason, error, traceback)
                     VALUES (%(pk)s, %(number)s, to_timestamp(%(at)s), %(before)s, %(after)s, %(delivery)s,
                             to_timestamp(%(due)s), CASE WHEN %(ready)s::float8 > 0 THEN to_timestamp(%(ready)s) END,

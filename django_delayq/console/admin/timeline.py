@@ -70,7 +70,7 @@ def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[
                 moment(move.at),
                 state_label(move.from_state),
                 state_label(move.to_state),
-                move.attempt,
+                move.delivery,
                 span(move.at - previous.at) if previous else "",
                 _waited(move, previous),
                 "" if previous and previous.due_at == move.due_at else moment(move.due_at),
@@ -109,7 +109,7 @@ def deliveries(moves: Sequence[Transition], now: datetime) -> list[DeliveryRow]:
             continue
         end = next((m for m in moves[place + 1 :] if m.to_state != State.RUNNING), None)
         begun = DeliveryRow(
-            move.attempt,
+            move.delivery,
             move.at,
             moment(move.at),
             span(move.at - move.due_at),
