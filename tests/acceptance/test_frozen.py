@@ -29,12 +29,13 @@ def is_past(moment: datetime) -> bool:
     return transitions.now("default") > moment
 
 
-def freeze_past_the_lease(worker: Worker, message: Message) -> None:
-    worker.send_all(signal.SIGSTOP)
+def wait_past_the_lease(message: Message) -> datetime:
+    """Wait until the message's lease, as it is now, runs out, and return its end."""
     message.refresh_from_db()
     until = message.lease_ends_at
     assert until is not None
-    eventually(partial(is_past, until), "the lease runs out")
+    eventually(partial(is_past, until), "the lease as it was runs out")
+    return until
 
 
 def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, Worker]:
@@ -42,7 +43,8 @@ def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, W
     frozen = start()
     message = schedule_message(topic, gate.payload)
     eventually(lambda: gate.begun(message.pk, 1), "the first delivery begins")
-    freeze_past_the_lease(frozen, message)
+    frozen.send_all(signal.SIGSTOP)
+    wait_past_the_lease(message)
     other = start()
     eventually(lambda: gate.begun(message.pk, 2), "the second delivery begins")
     assert log_of(message)[2].reason == "lease ran out"
@@ -108,12 +110,9 @@ def test_a_long_handler_keeps_its_lease_by_itself(start: Start, gate: Gate) -> N
     start("--processes", "2")
     message = schedule_message("t.short_lease", gate.payload)
     eventually(lambda: gate.begun(message.pk), "the handler begins")
-    message.refresh_from_db()
     # The handler runs for three leases.
     for _ in range(3):
-        until = message.lease_ends_at
-        assert until is not None
-        eventually(partial(is_past, until), "the lease as it was runs out")
+        until = wait_past_the_lease(message)
         message.refresh_from_db()
         assert message.lease_ends_at is not None
         assert message.lease_ends_at > until, "the lease was not extended"

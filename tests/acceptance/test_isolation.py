@@ -23,7 +23,7 @@ from tests.settings import at_isolation
 from tests.transactions import unfinished
 from tests.workers import eventually
 
-from .test_frozen import is_past
+from .test_frozen import is_past, wait_past_the_lease
 
 T = TypeVar("T")
 
@@ -72,11 +72,8 @@ def test_a_transactional_handler_that_outlasts_its_lease_succeeds_at_once(
     start("--processes", "2")
     message = schedule_message("t.short_lease_tx", gate.payload)
     eventually(lambda: gate.begun(message.pk), "the handler begins")
-    message.refresh_from_db()
     for _ in range(2):
-        until = message.lease_ends_at
-        assert until is not None
-        eventually(partial(is_past, until), "the lease as it was runs out")
+        wait_past_the_lease(message)
         eventually(lambda: not is_past(message.lease_ends_at), "the lease is renewed")  # type: ignore[arg-type]
     assert Lease.objects.filter(message_id=message.pk, delivery=1).exists()
     gate.open()

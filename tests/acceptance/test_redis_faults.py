@@ -43,6 +43,14 @@ def many(number: int, *, over: float, topic: str = "t.tx", start: float = 0.0) -
     return schedule_messages({"topic": topic, "delay": start + over * n / number} for n in range(number))
 
 
+def wait_until_redis_times() -> None:
+    """Wait until a message is delivered through Redis, and not by a query."""
+    eventually(
+        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None,
+        "delivery goes through Redis again",
+    )
+
+
 def test_a_flush_with_thousands_waiting_loses_none_and_delivers_none_twice(
     start: Start, redis_server: RedisServer
 ) -> None:
@@ -378,10 +386,7 @@ def test_rubbish_in_the_meta_is_replaced_under_a_working_worker(
         eventually(lambda: client.zscore(KEYS.delayed, str(later.pk)) is not None, "Redis times again")
     for message in waiting:
         wait_until(message, State.CONSUMED)
-    eventually(
-        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None,
-        "delivery goes through Redis again",
-    )
+    wait_until_redis_times()
     assert worker.count("Traceback") == 0, worker.log
     assert worker.count("Redis") <= 8, worker.log
     assert set(effects_per_message().values()) == {1}
@@ -399,10 +404,7 @@ def test_a_key_of_another_type_is_replaced(start: Start, redis_server: RedisServ
         eventually(lambda: client.type(getattr(KEYS, name)) != b"string", "it is replaced")
         for message in messages:
             wait_until(message, State.CONSUMED)
-    eventually(
-        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None,
-        "delivery goes through Redis again",
-    )
+    wait_until_redis_times()
     assert worker.count("Traceback") == 0, worker.log
     assert worker.count("Redis is away") <= 2, worker.log
 
