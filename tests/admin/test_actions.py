@@ -103,6 +103,7 @@ def test_messages_that_cannot_be_counted_in_time_are_not_changed(
 ) -> None:
     samples.scheduled()
     monkeypatch.setattr(preview, "EXACT_TIMEOUT_MS", 20)
+    monkeypatch.setattr(preview, "HEAD_TIMEOUT_MS", 20)
     slow = RawSQL("(SELECT true FROM pg_sleep(30))", (), output_field=BooleanField())
     condition = bulk.Scope.condition
     monkeypatch.setattr(bulk.Scope, "condition", lambda scope: condition(scope) & Q(slow))
