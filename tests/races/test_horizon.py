@@ -116,7 +116,7 @@ def test_a_horizon_that_was_farther_away_under_another_setting_is_loaded_anew(
     assert begun is not None
     assert broker.loaded(worker="old", upto_tenths=begun[1], lease=None)
     broker.close()
-    between = schedule_message("t.ok", delay=HORIZON + 3.0)
+    between = schedule_message("t.ok", delay=HORIZON + 1.0)
     assert redis_client.zcard(KEYS.delayed) == 0
     loader.tick()
     meta = loader.broker.read_meta()
