@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -24,6 +25,8 @@ from tests import settings
 hypothesis_settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("unhurried")
 
+HERE = Path(__file__).parent
+
 # The console's own tests. Single tests elsewhere that need it have the marker "console".
 OF_THE_CONSOLE = [
     "admin",
@@ -36,14 +39,46 @@ OF_THE_CONSOLE = [
 if not apps.is_installed("django_delayq.console"):
     collect_ignore = OF_THE_CONSOLE
 
+# Tests that use a database, but for which any will do: docs/explanation/testing.rst tells by what right each is here.
+OF_ANY_DATABASE = [
+    "acceptance/test_lost_replies.py",
+    "acceptance/test_redis_faults.py",
+    "browser",
+    "docs",
+    "faults",
+    "integration/test_sentinel.py",
+    "operations",
+    "torture",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--second-database",
+        action="store_true",
+        help="leave out the tests that say no more on another database: for a run on SQLite after one on PostgreSQL",
+    )
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that need the console where it is not installed."""
-    if apps.is_installed("django_delayq.console"):
-        return
-    needing = [item for item in items if item.get_closest_marker("console")]
-    items[:] = [item for item in items if item not in needing]
-    config.hook.pytest_deselected(items=needing)
+    """Leave out the tests that need the console where it is not installed, and those that a second run repeats."""
+    left_out: set[pytest.Item] = set()
+    if not apps.is_installed("django_delayq.console"):
+        left_out |= {item for item in items if item.get_closest_marker("console")}
+    if config.getoption("second_database"):
+        left_out |= {item for item in items if not _uses_database(item) or _is_of_any_database(item)}
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _uses_database(item: pytest.Item) -> bool:
+    asked = {"db", "transactional_db"}.intersection(getattr(item, "fixturenames", ()))
+    return bool(asked or item.get_closest_marker("django_db"))
+
+
+def _is_of_any_database(item: pytest.Item) -> bool:
+    return any(item.path.is_relative_to(HERE / place) for place in OF_ANY_DATABASE)
 
 
 AServer = TypeVar("AServer", bound=Server)
@@ -88,8 +123,7 @@ def redis_client() -> Iterator[redis.Redis]:
 @pytest.fixture(autouse=True)
 def _redis_is_empty(request: pytest.FixtureRequest) -> None:
     """Empty Redis for each test that starts with empty tables, among them that of the database's identity."""
-    uses_database = {"db", "transactional_db"}.intersection(request.fixturenames)
-    if uses_database or request.node.get_closest_marker("django_db"):
+    if _uses_database(request.node):
         _close_publishers()
         for using in connections:
             forget_identity(using)

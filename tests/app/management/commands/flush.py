@@ -1,4 +1,4 @@
-"""Empties the tables after a test that commits, far quicker than Django's own command, which pytest-django would call."""
+"""Empties the tables after a test that commits, far quicker than Django's own command of this name."""
 
 from __future__ import annotations
 
