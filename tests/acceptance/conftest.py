@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,15 @@ import pytest
 from tests.workers import Worker
 
 HASTY: dict[str, Any] = {"GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1}
+# For tests in which leases of a second run out again and again. A lease that is late is still confirmed for longer than
+# a busy machine delays its renewal.
+QUICK_REAPER: dict[str, float] = {
+    "reaper.Reaper.interval": 0.3,
+    "reaper.Reaper.confirm_after": 1.5,
+    "duty.DUTY_LEASE": 1.5,
+    "duty.HOLDER_INTERVAL": 0.4,
+    "duty.STANDBY_INTERVAL": 0.3,
+}
 
 
 class Start(Protocol):
@@ -56,6 +66,18 @@ def start(transactional_db: None, configure: Callable[..., None]) -> Iterator[St
     for number, worker in enumerate(workers, 1):
         # pytest shows this when the test fails.
         print(f"--- log of worker {number} ---\n{worker.log}")
+
+
+@pytest.fixture
+def set_pace(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], None]:
+    """Set constants in the modules of the workers started from now on."""
+    return lambda pace: monkeypatch.setenv("DELAYQ_TEST_PACE", json.dumps(pace))
+
+
+@pytest.fixture
+def quick_reaper(set_pace: Callable[[dict[str, float]], None]) -> None:
+    """Have workers end the leases of dead ones sooner, and take their duty over sooner."""
+    set_pace(QUICK_REAPER)
 
 
 class Gate:

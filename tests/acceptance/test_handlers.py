@@ -71,11 +71,11 @@ def test_handlers_that_do_not_let_go_one_after_the_other_are_all_retried(start: 
 
 
 def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, set_pace: Callable[[dict[str, float]], None]
 ) -> None:
     longest = max(handler.lease for handler in registry.handlers().values())
     # Together they run for five seconds.
-    monkeypatch.setenv("DELAYQ_TEST_HUNG", str(5 - 2 * longest))
+    set_pace({"supervisor.HUNG": 5 - 2 * longest})
     worker = start("--threads", "2", "--graceful-timeout", "0")
     message = schedule_message("t.seize")
     worker.wait_for(r"has shown no life for \d+ s; it is killed")

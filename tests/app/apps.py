@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+from functools import reduce
+from importlib import import_module
 
 from django.apps import AppConfig
 
@@ -12,7 +15,9 @@ class TestAppConfig(AppConfig):
     label = "tests_app"
 
     def ready(self) -> None:
-        if "DELAYQ_TEST_HUNG" in os.environ:
-            from django_delayq.worker import supervisor
-
-            supervisor.HUNG = float(os.environ["DELAYQ_TEST_HUNG"])
+        """Set the constants that DELAYQ_TEST_PACE names, such as {"duty.DUTY_LEASE": 1.5}, in the worker's modules."""
+        for place, value in json.loads(os.environ.get("DELAYQ_TEST_PACE", "{}")).items():
+            module, *owner, name = place.split(".")
+            there = reduce(getattr, owner, import_module(f"django_delayq.worker.{module}"))
+            assert hasattr(there, name), place
+            setattr(there, name, value)
