@@ -15,12 +15,14 @@ from tests.workers import Worker
 HASTY: dict[str, Any] = {"GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1}
 # For tests in which leases of a second run out again and again. A lease that is late is still confirmed for longer than
 # a busy machine delays its renewal.
-QUICK_REAPER: dict[str, float] = {
+QUICK_TAKE_OVER: dict[str, float] = {
     "reaper.Reaper.interval": 0.3,
     "reaper.Reaper.confirm_after": 1.5,
     "duty.DUTY_LEASE": 1.5,
     "duty.HOLDER_INTERVAL": 0.4,
     "duty.STANDBY_INTERVAL": 0.3,
+    # A frozen worker may have swallowed the wake-up that was meant for another one, which then sleeps on.
+    "consumer.IDLE_WAIT": 1.0,
 }
 
 
@@ -75,9 +77,9 @@ def set_pace(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], No
 
 
 @pytest.fixture
-def quick_reaper(set_pace: Callable[[dict[str, float]], None]) -> None:
-    """Have workers end the leases of dead ones sooner, and take their duty over sooner."""
-    set_pace(QUICK_REAPER)
+def quick_take_over(set_pace: Callable[[dict[str, float]], None]) -> None:
+    """Have workers take over from dead or frozen ones sooner: their messages, and their duty."""
+    set_pace(QUICK_TAKE_OVER)
 
 
 class Gate:

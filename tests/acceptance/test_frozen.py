@@ -16,7 +16,7 @@ from tests.acceptance.conftest import Gate, Start
 from tests.record_of import effects_per_message, log_of, path_of, wait_until
 from tests.workers import Worker, eventually
 
-pytestmark = pytest.mark.usefixtures("quick_reaper")
+pytestmark = pytest.mark.usefixtures("quick_take_over")
 
 BOTH = pytest.mark.usefixtures("timed_by")
 

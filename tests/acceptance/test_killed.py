@@ -57,7 +57,7 @@ def test_a_killed_child_is_replaced_and_its_claims_are_given_back_at_once(start:
 
 
 @BOTH
-@pytest.mark.usefixtures("quick_reaper")
+@pytest.mark.usefixtures("quick_take_over")
 def test_after_a_power_cut_everything_is_delivered_again_when_the_leases_have_run_out(
     start: Start, configure: Callable[..., None], gate: Gate
 ) -> None:
@@ -156,7 +156,7 @@ def wait_until_more_begin(gate: Gate, number: int, seen: set[str]) -> None:
 
 
 @BOTH
-@pytest.mark.usefixtures("quick_reaper")
+@pytest.mark.usefixtures("quick_take_over")
 def test_harmless_messages_survive_any_number_of_killed_workers(
     start: Start, configure: Callable[..., None], gate: Gate
 ) -> None:
@@ -231,7 +231,7 @@ def test_a_message_that_runs_alone_for_long_keeps_no_other_waiting(start: Start,
     wait_until(schedule_message("t.effect"), State.CONSUMED)
 
 
-@pytest.mark.usefixtures("quick_reaper")
+@pytest.mark.usefixtures("quick_take_over")
 def test_workers_killed_again_and_again_lose_nothing(start: Start, configure: Callable[..., None]) -> None:
     configure(LEASE=1, MAX_CRASHES=100)
     messages = schedule_messages({"topic": "t.tx", "delay": 0.003 * n} for n in range(600))
