@@ -7,7 +7,7 @@ way. While nothing is registered, the only cost is that a worker checks an empty
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +17,7 @@ from .signals import MessageFacts
 if TYPE_CHECKING:
     from .restore import Overdue, Selection, Tally
     from .sql.rows import Claimed, Moved
+    from .worker.options import Options
 
 logger = logging.getLogger("django_delayq")
 
@@ -43,8 +44,15 @@ class Service:
         raise NotImplementedError
 
 
+class HandledMessage(MessageFacts, Protocol):
+    """A message whose handler has run. ``runtime``: for how many seconds."""
+
+    @property
+    def runtime(self) -> float: ...
+
+
 class WorkerExtension:
-    """Adds services to one worker process, and follows the moves of messages there. Subclass it.
+    """Adds services to one worker process, and follows the deliveries and moves of messages there. Subclass it.
 
     One object is made for each process. When a process has died, the supervisor makes another one in its place: that
     one gets ``ended`` for the messages that the process held, and then ``stop``. The methods from ``claimed`` to
@@ -63,6 +71,9 @@ class WorkerExtension:
 
     def claimed(self, claims: Sequence[Claimed]) -> None:
         """Note that these messages were claimed together."""
+
+    def handled(self, messages: Sequence[HandledMessage]) -> None:
+        """Note that the handlers of these messages have run, with whatever outcome."""
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
         """Note that the handlers of these messages succeeded."""
@@ -115,8 +126,22 @@ class StatisticsSection(Protocol):
         """Return the keys and values to add to the JSON object."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerOption:
+    """An option that an extension adds to ``run_delayq``."""
+
+    flag: str
+    begin: Callable[[Options, Any], None]
+    argument: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.flag.lstrip("-").replace("-", "_")
+
+
 _worker_extensions: list[Callable[[str, str], WorkerExtension]] = []
 _roles: list[str] = []
+_worker_options: list[WorkerOption] = []
 _restore_observers: list[Callable[[RestoreStart], RestoreObserver]] = []
 _statistics: list[Callable[[str, datetime], StatisticsSection]] = []
 
@@ -130,6 +155,17 @@ def add_to_workers(make: Callable[[str, str], WorkerExtension], *, roles: Iterab
     if make not in _worker_extensions:
         _worker_extensions.append(make)
         _roles.extend(role for role in roles if role not in _roles)
+
+
+def add_worker_option(flag: str, begin: Callable[[Options, Any], None], **argument: Any) -> None:
+    """Add an option to ``run_delayq``: its ``flag``, and the keyword arguments of argparse's ``add_argument``.
+
+    When the option is given, the supervisor calls ``begin(options, value)`` before it starts worker processes:
+    ``options`` are those of the worker, among them ``using`` and ``processes``. What ``begin`` opens, such as a socket,
+    all processes inherit; there it may also call ``add_to_workers``. It raises ``CommandError`` for what cannot be.
+    """
+    if all(option.flag != flag for option in _worker_options):
+        _worker_options.append(WorkerOption(flag, begin, argument))
 
 
 def observe_restores(make: Callable[[RestoreStart], RestoreObserver]) -> None:
@@ -147,6 +183,11 @@ def add_to_statistics(make: Callable[[str, datetime], StatisticsSection]) -> Non
 def roles() -> tuple[str, ...]:
     """Return the roles that extensions of workers add."""
     return tuple(_roles)
+
+
+def worker_options() -> tuple[WorkerOption, ...]:
+    """Return the options that extensions add to ``run_delayq``."""
+    return tuple(_worker_options)
 
 
 def statistics(using: str, now: datetime) -> list[StatisticsSection]:
@@ -167,6 +208,10 @@ class WorkerExtensions:
     def claimed(self, claims: Sequence[Claimed]) -> None:
         for extension in self._all if claims else ():
             _call(extension.claimed, claims)
+
+    def handled(self, messages: Sequence[HandledMessage]) -> None:
+        for extension in self._all if messages else ():
+            _call(extension.handled, messages)
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
         for extension in self._all if messages else ():

@@ -39,7 +39,7 @@ from testproject.settings import DATABASES, INSTALLED_APPS  # noqa: E402
 SECRET_KEY = "only-for-tests"
 DEBUG = False
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.app"]
+INSTALLED_APPS = [*INSTALLED_APPS, "django_delayq.contrib.prometheus", "tests.app"]
 if os.environ.get("DELAYQ_TEST_CONSOLE") == "0":
     INSTALLED_APPS.remove("django_delayq.console")
 

@@ -1,6 +1,6 @@
-"""Asks the database driver about a session, by vendor, and opens the queue's own transactions.
+"""Asks the database driver about a session, by vendor, opens the queue's own transactions, and limits statements.
 
-Only ``ask_session`` costs a round trip, once for each connection.
+Of the questions only ``ask_session`` costs a round trip, once for each connection.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 # Values of psycopg's transaction_status: no transaction is open; the connection is broken.
@@ -25,8 +25,15 @@ ASK = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')
 # lowest byte.
 CONFLICTS = ("40001", "40P01")
 SQLITE_BUSY = 5
+# PostgreSQL's code of a statement that the server stopped.
+QUERY_CANCELED = "57014"
+SET_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit', %s, true)"
 # Causes of an error that are looked at.
 MOST_CAUSES = 20
+
+
+class TooSlow(Exception):
+    """The database stopped a statement, because its answer would have taken too long."""
 
 
 @dataclass(slots=True)
@@ -85,6 +92,32 @@ def own_transaction(using: str) -> Iterator[None]:
     finally:
         if before != READ_COMMITTED and connection.connection is raw and raw.info.transaction_status == IDLE:
             raw.isolation_level = before
+
+
+@contextlib.contextmanager
+def statement_timeout(using: str, milliseconds: int) -> Iterator[None]:
+    """Raise ``TooSlow`` when a statement inside takes longer than ``milliseconds``. Without effect on SQLite."""
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        yield
+        return
+    outer = connection.in_atomic_block
+    try:
+        with own_transaction(using), connection.cursor() as cursor:
+            before = None
+            if outer:
+                cursor.execute("SELECT current_setting('statement_timeout'), current_setting('jit')")
+                before = cursor.fetchone()
+            # To compile a statement takes longer than any statement here that is fast enough.
+            cursor.execute(SET_LIMIT, [str(milliseconds), "off"])
+            yield
+            if before is not None:
+                # The caller's transaction goes on with the settings that it had.
+                cursor.execute(SET_LIMIT, before)
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) == QUERY_CANCELED:
+            raise TooSlow from error
+        raise
 
 
 def is_in_transaction(connection: BaseDatabaseWrapper) -> bool | None:

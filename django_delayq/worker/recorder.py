@@ -39,12 +39,28 @@ UNPRINTABLE = "(the error's text could not be stored)"
 
 
 class Ended(NamedTuple):
-    """A delivery that ended at ``at`` (monotonic), and its outcome."""
+    """A delivery that ended at ``at`` (monotonic), and its outcome. For extensions it is a ``HandledMessage``."""
 
     delivery: Delivery
     outcome: Outcome
     actor: str
     at: float
+
+    @property
+    def id(self) -> int:
+        return self.delivery.id
+
+    @property
+    def topic(self) -> str:
+        return self.delivery.topic
+
+    @property
+    def queue(self) -> str:
+        return self.delivery.queue
+
+    @property
+    def runtime(self) -> float:
+        return self.at - self.delivery.started_mono
 
 
 class Recorder(threading.Thread):
@@ -121,7 +137,9 @@ class Recorder(threading.Thread):
                     self._record([e for e in batch if isinstance(e.outcome, SUCCESS)], self._write_successes)
                     self._record([e for e in batch if not isinstance(e.outcome, SUCCESS)], self._write_failures)
                     self._writing_since = None
-                    self._on_recorded(sum(not isinstance(e.outcome, Release) and e not in self._locked for e in batch))
+                    done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
+                    self._on_recorded(len(done))
+                    self.extensions.handled(done)
                     self._retry_locked()
                     self._tend()
                 self._is_idle.set()

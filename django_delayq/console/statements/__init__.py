@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
 from django.db import connections
 
-from .values import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, TooSlow, Vacuum
+from ...sql.sessions import TooSlow, statement_timeout
+from .values import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, Vacuum
 
 __all__ = ["ConsoleStatements", "TooSlow", "console_statements", "statement_timeout"]
 
 
 class ConsoleStatements(Protocol):
     """The statements of one database, each in the words of its vendor."""
-
-    def statement_timeout(self, milliseconds: int) -> AbstractContextManager[None]:
-        """Raise ``TooSlow`` when a statement inside takes longer. Without effect where the vendor cannot end one."""
 
     def add_to_rollups(self, rows: Mapping[RollupKey, Sequence[int]]) -> None:
         """Add counts, in the order of ``Rollup.COUNTS``, to rollups; insert the rollups that are missing."""
@@ -57,8 +54,3 @@ def console_statements(using: str) -> ConsoleStatements:
     from .portable_console import PortableConsole
 
     return PortableConsole(using)
-
-
-def statement_timeout(using: str, milliseconds: int) -> AbstractContextManager[None]:
-    """Raise ``TooSlow`` when a statement inside takes longer than ``milliseconds`` (on PostgreSQL)."""
-    return console_statements(using).statement_timeout(milliseconds)

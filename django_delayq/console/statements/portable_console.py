@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -36,9 +35,6 @@ class PortableConsole:
     def __init__(self, using: str) -> None:
         self.using = using
         self.connection = connections[using]
-
-    def statement_timeout(self, milliseconds: int) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def add_to_rollups(self, rows: Mapping[RollupKey, Sequence[int]]) -> None:
         # In one order everywhere, so that two processes cannot wait for each other in a circle.

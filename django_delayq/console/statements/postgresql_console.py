@@ -4,45 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
 
-from django.db import OperationalError
-
 from ...sql.sessions import own_transaction
 from .portable_console import PortableConsole
-from .values import Scalar, TooSlow, Vacuum
-
-_QUERY_CANCELED = "57014"
-_SET_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit', %s, true)"
+from .values import Scalar, Vacuum
 
 
 class PostgreSQLConsole(PortableConsole):
-    """Statements that PostgreSQL has words for: a timeout, the planner's guesses, containment in JSON."""
+    """Statements that PostgreSQL has words for: the planner's guesses, containment in JSON."""
 
     epoch: ClassVar[str] = "extract(epoch FROM at)::bigint"
     topics: ClassVar[str] = "json_agg(x.topic)::text"
-
-    @contextmanager
-    def statement_timeout(self, milliseconds: int) -> Iterator[None]:
-        outer = self.connection.in_atomic_block
-        try:
-            with own_transaction(self.using), self.connection.cursor() as cursor:
-                before = None
-                if outer:
-                    cursor.execute("SELECT current_setting('statement_timeout'), current_setting('jit')")
-                    before = cursor.fetchone()
-                # To compile a statement takes longer than any statement here that is fast enough.
-                cursor.execute(_SET_LIMIT, [str(milliseconds), "off"])
-                yield
-                if before is not None:
-                    # The caller's transaction goes on with the settings that it had.
-                    cursor.execute(_SET_LIMIT, before)
-        except OperationalError as error:
-            if getattr(error.__cause__, "sqlstate", None) == _QUERY_CANCELED:
-                raise TooSlow from error
-            raise
 
     def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
         """Ask for the due time alone.

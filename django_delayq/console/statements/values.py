@@ -9,10 +9,6 @@ from typing import NamedTuple
 Scalar = str | int | float | bool | None
 
 
-class TooSlow(Exception):
-    """The database stopped a statement, because its answer would have taken too long."""
-
-
 class RollupKey(NamedTuple):
     """The key of one rollup: begin (seconds since 1970) and length in seconds, queue and topic."""
 

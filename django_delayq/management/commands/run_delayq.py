@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -16,8 +17,9 @@ from django.db import Error as DatabaseError
 from django.db import connections
 from django.utils import autoreload
 
-from ... import __version__, conf, registry
+from ... import __version__, conf, extensions, registry
 from ...broker import check_settings, describe
+from ...extensions import WorkerOption
 from ...inspector.migrations import pending_migrations
 from ...models import Message
 from ...sql import has_one_writer
@@ -66,6 +68,8 @@ class Command(BaseCommand):
         )
         parser.add_argument("--heartbeat-file", help="a file to touch every second while every process is responsive")
         parser.add_argument("--reload", action="store_true", help="restart when code changes (for development)")
+        for option in extensions.worker_options():
+            parser.add_argument(option.flag, **option.argument)
         common.add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -83,6 +87,10 @@ class Command(BaseCommand):
             raise CommandError(
                 "--worker-name takes up to 60 of the characters A-Z a-z 0-9 _ . -", returncode=common.USAGE
             )
+        added = {option: value for option in extensions.worker_options() if (value := options[option.name]) is not None}
+        if added and options["once"]:
+            flags = ", ".join(option.flag for option in added)
+            raise CommandError(f"{flags}: only for a worker that stays; leave out --once", returncode=common.USAGE)
         given = options["graceful_timeout"]
         chosen = Options(
             using=using,
@@ -103,9 +111,10 @@ class Command(BaseCommand):
         if options["once"]:
             self._once(chosen)
         elif options["reload"]:
-            autoreload.run_with_reloader(self._inline, chosen)
+            autoreload.run_with_reloader(self._inline, chosen, added)
         else:
             self._banner(chosen)
+            _begin(chosen, added)
             code = Supervisor(chosen).run()
             if code:
                 sys.exit(code)
@@ -137,9 +146,10 @@ class Command(BaseCommand):
                 signal.signal(number, handler)
         self.stdout.write(f"{delivered} delivered")
 
-    def _inline(self, options: Options) -> None:
+    def _inline(self, options: Options, added: Mapping[WorkerOption, Any]) -> None:
         """Run one worker process here, under the reloader, which ends this process when code changes."""
         self._banner(options)
+        _begin(options, added)
         process = WorkerProcess(options, Budget(options.max_messages))
         ended = threading.Event()
 
@@ -153,6 +163,13 @@ class Command(BaseCommand):
             process.run()
         finally:
             ended.set()
+
+
+def _begin(options: Options, added: Mapping[WorkerOption, Any]) -> None:
+    """Have extensions begin what their options ask for, before the first process starts."""
+    with common.errors_as_exit_codes():
+        for option, value in added.items():
+            option.begin(options, value)
 
 
 def default_processes(using: str) -> int:

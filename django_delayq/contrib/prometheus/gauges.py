@@ -1,0 +1,125 @@
+"""Gauges that are read when they are asked for: from the record along its partial indexes, and from the meta of Redis.
+
+Each worker answers with the same gauges, for they are those of the whole deployment: take their maximum, not their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from django.db import Error as DatabaseError
+from django.db import connections
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from ... import conf, pausing, restore
+from ...broker import index
+from ...broker.base import Index
+from ...clock import SECOND
+from ...exceptions import BrokerUnavailable
+from ...inspector import stats
+from ...inspector.snapshot import QueueSnapshot, Snapshot, take_snapshot
+from ...models import Message
+from ...sql.sessions import TooSlow, statement_timeout
+from ...states import State
+from .counts import MOST_QUEUES, OTHER
+
+# A statement that takes longer is stopped, and Redis is taken for unreachable when it takes longer to answer.
+TIMEOUT_MS = 2000
+
+
+class Gauges:
+    """Reads the gauges of one database alias."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    def describe(self) -> Iterable[Metric]:
+        """Name no metric ahead of time: prometheus_client would read them all for that."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges. Those that cannot be read are left out; ``delayq_database_up`` and its like say so."""
+        try:
+            found = self._read_record()
+        except (DatabaseError, TooSlow):
+            found = []
+        finally:
+            # Until the next scrape the server needs no session for this thread.
+            connections[self.using].close()
+        yield GaugeMetricFamily("delayq_database_up", "1 when the database answers in time.", value=bool(found))
+        yield from found
+        broker = index(self.using, timeout=TIMEOUT_MS / 1000)
+        if broker is not None:
+            yield from self._read_redis(broker)
+
+    def _read_record(self) -> list[Metric]:
+        with statement_timeout(self.using, TIMEOUT_MS):
+            snapshot = take_snapshot(self.using)
+            paused = pausing.paused(self.using)
+            dead = stats.capped(Message.objects.using(self.using).filter(state=State.DEAD), stats.FINISHED_CAP)
+            alive = stats.alive(self.using, snapshot.at)
+        return [
+            *_of_queues(snapshot, set(paused)),
+            GaugeMetricFamily(
+                "delayq_scheduled_messages_estimate",
+                "Scheduled messages of all queues; above the limit of a queue, the estimate of the database.",
+                value=snapshot.scheduled.count,
+            ),
+            GaugeMetricFamily("delayq_running_messages", "Messages that workers hold.", value=snapshot.running.count),
+            GaugeMetricFamily("delayq_dead_messages", "Dead messages in the record.", value=dead.count),
+            GaugeMetricFamily("delayq_workers_alive", "Worker processes that are alive.", value=alive),
+        ]
+
+    def _read_redis(self, broker: Index) -> Iterator[Metric]:
+        """Yield the gauges of Redis. A Redis that holds the ids of another database counts as down."""
+        try:
+            meta = broker.read_meta()
+            restore.refuse_foreign(self.using, meta)
+            up = True
+        except (BrokerUnavailable, DatabaseError):
+            up = False
+        finally:
+            broker.close()
+            connections[self.using].close()
+        yield GaugeMetricFamily("delayq_redis_up", "1 when Redis answers, with ids of this database.", value=up)
+        if not up or meta.horizon_tenths is None:
+            return
+        yield GaugeMetricFamily(
+            "delayq_redis_horizon_ahead_seconds",
+            "How far ahead Redis is filled.",
+            value=(meta.horizon_tenths - meta.now_tenths) / SECOND,
+        )
+        yield GaugeMetricFamily(
+            "delayq_redis_last_load_timestamp_seconds",
+            "When the last load began: HORIZON before the horizon.",
+            value=meta.horizon_tenths / SECOND - conf.get().HORIZON,
+        )
+
+
+def _of_queues(snapshot: Snapshot, paused: set[str]) -> list[Metric]:
+    """Return the gauges of each queue. Queues beyond the limit share the label ``other``."""
+    about = {
+        "delayq_scheduled_messages": "Scheduled messages, counted up to 10,000 in each queue.",
+        "delayq_ready_messages": "Messages that are due and not yet overdue.",
+        "delayq_overdue_messages": "Messages that should have been claimed by now.",
+        "delayq_oldest_overdue_age_seconds": "How long ago the oldest overdue message fell due; 0: none is overdue.",
+        "delayq_queue_paused": "1 when the queue is paused.",
+    }
+    families = [GaugeMetricFamily(name, text, labels=["queue"]) for name, text in about.items()]
+    sums: dict[str, list[float]] = {}
+    for place, queue in enumerate(sorted({*snapshot.queues, *paused})):
+        numbers = _numbers(snapshot.queues.get(queue, QueueSnapshot()), snapshot.at, queue in paused)
+        label = queue if place < MOST_QUEUES else OTHER
+        before = sums.setdefault(label, [0.0] * len(families))
+        combined = [*map(sum, zip(before[:3], numbers[:3], strict=True)), *map(max, before[3:], numbers[3:])]
+        sums[label] = combined
+    for label, numbers in sums.items():
+        for family, number in zip(families, numbers, strict=True):
+            family.add_metric([label], number)
+    return [*families]
+
+
+def _numbers(queue: QueueSnapshot, now: datetime, is_paused: bool) -> list[float]:
+    age = 0.0 if queue.oldest_overdue is None else (now - queue.oldest_overdue).total_seconds()
+    return [queue.scheduled.count, queue.ready.count, queue.overdue.count, age, is_paused]

@@ -1,0 +1,115 @@
+"""Answers Prometheus. The supervisor listens, and each of its processes accepts: who is free answers for all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from django.core.management.base import CommandError
+from prometheus_client import CollectorRegistry, make_wsgi_app, multiprocess
+
+from ... import extensions
+from ...extensions import Service
+from ...worker.options import Options
+from .counts import Counting, SharedCounts
+from .gauges import Gauges
+
+logger = logging.getLogger("django_delayq")
+
+# A client that sends no request for this long is dropped: it keeps others waiting. Seconds.
+CLIENT_TIMEOUT = 5.0
+# How often a process looks whether it is to end. Seconds.
+LOOK_INTERVAL = 0.5
+# Besides the processes that were asked for: one that takes the place of a process in which a message runs alone, and
+# the supervisor, which counts what becomes of the messages of a dead process.
+MORE_PROCESSES = 2
+
+
+def serve(options: Options, host: str, port: int) -> None:
+    """Listen, and have each process of this worker count and answer. Raises ``CommandError`` when the port is taken."""
+    try:
+        listener = _listen(host, port)
+    except OSError as error:
+        why = str(error.strerror or error).partition(" (")[0]
+        raise CommandError(f"--metrics-port: cannot listen on {host or '*'}:{port}: {why}") from error
+    shared = SharedCounts(options.processes + MORE_PROCESSES)
+    registry = CollectorRegistry()
+    registry.register(shared)
+    registry.register(Gauges(options.using))
+    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        # The project's own metrics, which prometheus_client keeps in files there.
+        multiprocess.MultiProcessCollector(registry)
+    extensions.add_to_workers(partial(Metrics, shared=shared, server=MetricsServer(listener, registry)))
+    logger.info("Metrics are served on port %d, at /metrics", listener.getsockname()[1])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, and that does not block a process when another one has taken the connection."""
+    if not host and socket.has_dualstack_ipv6():
+        listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+    else:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setblocking(False)
+    return listener
+
+
+class Metrics(Counting):
+    """Counts in one process, and has it answer."""
+
+    def __init__(self, using: str, worker: str, shared: SharedCounts, server: MetricsServer) -> None:
+        super().__init__(using, worker, shared)
+        self._server = server
+
+    def services(self, roles: frozenset[str]) -> Iterator[Service]:
+        yield self._server
+
+    def stop(self) -> None:
+        super().stop()
+        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            # The name of a worker is that of the host, the process id, and a random part.
+            with suppress(OSError):
+                multiprocess.mark_process_dead(int(self.worker.split("/")[-2]))
+
+
+class _Handler(WSGIRequestHandler):
+    """Reads one request within a time limit, and logs nothing."""
+
+    timeout = CLIENT_TIMEOUT
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(WSGIServer):
+    """A server on a socket that listens already."""
+
+    timeout = LOOK_INTERVAL
+
+    def __init__(self, listener: socket.socket, registry: CollectorRegistry) -> None:
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        # What WSGIServer finds out when it binds; the name of the host is of no use here.
+        self.server_name, self.server_port = self.server_address[:2]
+        self.setup_environ()
+        self.set_app(make_wsgi_app(registry))
+
+
+class MetricsServer(Service):
+    """Answers one request at a time, in a thread of its own."""
+
+    name = "metrics server"
+    thread = "metrics"
+
+    def __init__(self, listener: socket.socket, registry: CollectorRegistry) -> None:
+        self._server = _Server(listener, registry)
+
+    def tick(self) -> float:
+        """Wait for a request for a moment, and answer it."""
+        self._server.handle_request()
+        return 0.0

@@ -1,0 +1,340 @@
+"""The metrics of a worker: counts outlive its processes, gauges tell what there is, and labels are bounded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from itertools import count
+from urllib.request import urlopen
+
+import pytest
+import redis
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection
+from django.utils import timezone
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from django_delayq import conf, pause_queue, schedule_message, schedule_messages, transitions
+from django_delayq.contrib.prometheus import apps as prometheus_apps
+from django_delayq.contrib.prometheus import counts, gauges
+from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
+from django_delayq.contrib.prometheus.gauges import Gauges
+from django_delayq.models import Worker
+from django_delayq.sql.rows import Claimed, Moved
+from django_delayq.states import State
+from testproject.servers import RedisServer
+from tests.acceptance.conftest import Start, configure, start
+from tests.commands.conftest import run, schedule
+from tests.transactions import unfinished
+from tests.workers import eventually
+
+__all__ = ["configure", "start"]
+
+Samples = dict[str, float]
+
+
+def samples(text: str) -> Samples:
+    """Return the values by name and labels: ``name{label=value}``."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def collected(collector: object) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(collector)  # type: ignore[arg-type]
+    return samples(generate_latest(registry).decode())
+
+
+def scrape(port: int) -> Samples:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        return samples(answer.read().decode())
+
+
+# --- a worker ---------------------------------------------------------------------------------------------------------
+
+OK = "queue=default,topic=t.ok"
+
+
+def test_the_counts_of_a_worker_outlive_its_processes(start: Start) -> None:
+    worker = start("--processes", "2", "--metrics-port", "127.0.0.1:0")
+    port = int(worker.wait_for(r"Metrics are served on port (\d+)")[1])
+    children = worker.wait_for_children(2)
+    assert scrape(port)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 0
+
+    schedule_messages([{"topic": "t.ok"}] * 20)
+    schedule_message("t.reject")
+    eventually(lambda: scrape(port)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 20, "the counts")
+    eventually(lambda: scrape(port)["delayq_dead_messages"] == 1, "the rejected message is dead")
+    for victim in children:
+        os.kill(victim, signal.SIGKILL)
+    worker.wait_for_children(2, other_than=children)
+    found = scrape(port)
+    assert found[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 20
+    assert found["delayq_outcomes_total{outcome=dead,queue=default,topic=t.reject}"] == 1
+    for histogram in ("lateness", "runtime"):
+        assert found[f"delayq_{histogram}_seconds_count{{{OK}}}"] == 20
+        assert found[f"delayq_{histogram}_seconds_bucket{{le=+Inf,{OK}}}"] == 20
+        assert 0 < found[f"delayq_{histogram}_seconds_sum{{{OK}}}"] < 20 * 60
+
+    schedule_messages([{"topic": "t.ok"}] * 5)
+    eventually(lambda: scrape(port)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 25, "the counts go on")
+    assert scrape(port)["delayq_redis_up"] == 1
+    # A client that says nothing keeps one process busy, and the other one answers.
+    with socket.create_connection(("127.0.0.1", port)):
+        assert scrape(port)["delayq_database_up"] == 1
+    assert worker.stop() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ran = run("run_delayq", "--processes", "1", "--metrics-port", address)
+    assert ran.code == 1
+    assert ran.err == f"--metrics-port: cannot listen on {address}: Address already in use"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_once_takes_no_metrics_port() -> None:
+    ran = run("run_delayq", "--once", "--metrics-port", "0")
+    assert ran.code == 2
+    assert ran.err == "--metrics-port: only for a worker that stays; leave out --once"
+
+
+@pytest.mark.parametrize("text", ["", "x", "host", "host:", "65536", "-1", "[::1]"])
+def test_a_wrong_address_is_a_usage_error(text: str) -> None:
+    ran = run("run_delayq", f"--metrics-port={text}")
+    assert f"not a port: {text!r}" in ran.err
+
+
+def test_addresses_are_read_with_and_without_a_host() -> None:
+    assert prometheus_apps.address("9808") == ("", 9808)
+    assert prometheus_apps.address("localhost:9808") == ("localhost", 9808)
+    assert prometheus_apps.address("[::1]:9808") == ("::1", 9808)
+
+
+def test_a_missing_library_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_apps, "find_spec", lambda name: None)
+    with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-delayq\[prometheus\]'"):
+        apps.get_app_config("delayq_prometheus").ready()
+
+
+def test_the_library_is_not_loaded_without_the_option() -> None:
+    program = "import sys, django; django.setup(); sys.exit('prometheus_client' in sys.modules)"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+def counting(shared: SharedCounts) -> Counting:
+    return Counting("default", "host/1/abc", shared)
+
+
+ids = count(1)
+
+
+def moved(topic: str = "t.ok", queue: str = "default", after: State = State.DEAD) -> Moved:
+    return Moved(next(ids), topic, queue, 0, after, timezone.now(), 1)
+
+
+def test_every_move_is_counted_by_its_outcome() -> None:
+    shared = SharedCounts(1)
+    process = counting(shared)
+    process.consumed([moved(), moved()])
+    process.retried([moved()])
+    process.ended([moved(after=state) for state in (State.DEAD, State.CANCELLED, State.EXPIRED, State.SCHEDULED)])
+    found = collected(shared)
+    numbers = {name: found[f"delayq_outcomes_total{{outcome={name},{OK}}}"] for name in counts.OUTCOMES}
+    assert numbers == {"consumed": 2, "retried": 1, "dead": 1, "cancelled": 1, "expired": 1, "released": 1}
+
+
+def test_a_topic_without_a_handler_is_counted_as_other() -> None:
+    shared = SharedCounts(1)
+    counting(shared).ended([moved("from.elsewhere"), moved("from.nowhere")])
+    found = collected(shared)
+    assert found["delayq_outcomes_total{outcome=dead,queue=default,topic=other}"] == 2
+    assert not any("topic=from." in name for name in found)
+
+
+def test_queues_beyond_the_limit_are_counted_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedCounts(1)
+    process = counting(shared)
+    monkeypatch.setattr(counts, "MOST_QUEUES", len(process._queues) + 1)
+    for queue in ("one", "two", "three", "one"):
+        process.consumed([moved(queue=queue)])
+    found = collected(shared)
+    numbers = {
+        name: found[f"delayq_outcomes_total{{outcome=consumed,queue={name},topic=t.ok}}"] for name in ("one", "other")
+    }
+    assert numbers == {"one": 2, "other": 2}
+
+
+def test_a_full_slot_counts_the_rest_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedCounts(1)
+    process = counting(shared)
+    monkeypatch.setattr(counts, "MOST_ROWS", len(process._rows) + 2)
+    for queue in ("one", "two", "three"):
+        process.consumed([moved(queue=queue)])
+    found = collected(shared)
+    assert found["delayq_outcomes_total{outcome=consumed,queue=one,topic=t.ok}"] == 1
+    assert found["delayq_outcomes_total{outcome=consumed,queue=other,topic=other}"] == 2
+
+
+def test_lateness_is_that_of_first_deliveries_and_never_below_zero() -> None:
+    shared = SharedCounts(1)
+    now = timezone.now()
+
+    def claimed(late: float, deliveries: int = 1) -> Claimed:
+        due = now - timedelta(seconds=late)
+        return Claimed(1, "t.ok", "default", None, 0, None, {}, due, None, None, None, 0, deliveries, 0, 0, now)
+
+    counting(shared).claimed([claimed(-0.002), claimed(0.03), claimed(9000), claimed(7, deliveries=2)])
+    found = collected(shared)
+    buckets = {
+        bound: found[f"delayq_lateness_seconds_bucket{{le={bound},{OK}}}"]
+        for bound in ("0.005", "0.05", "1800.0", "+Inf")
+    }
+    assert buckets == {"0.005": 1, "0.05": 2, "1800.0": 2, "+Inf": 3}
+    assert found[f"delayq_lateness_seconds_sum{{{OK}}}"] == pytest.approx(9000.03)
+
+
+def test_counts_of_several_processes_are_added_up() -> None:
+    shared = SharedCounts(2)
+    shared._slots[1].add("default", "t.ok").numbers[0] = 3
+    counting(shared).consumed([moved()])
+    assert collected(shared)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 4
+
+
+def test_a_process_goes_on_with_the_counts_of_one_that_has_died() -> None:
+    shared = SharedCounts(1)
+    pid = os.fork()
+    if pid == 0:
+        counting(shared).consumed([moved()])
+        os._exit(0)
+    os.waitpid(pid, 0)
+    counting(shared).consumed([moved()])
+    assert collected(shared)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 2
+    assert len([row for row in shared._slots[0].rows() if row.topic == "t.ok"]) == 1
+
+
+def test_two_living_processes_count_in_different_slots() -> None:
+    shared = SharedCounts(2)
+    ready, go_on = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        counting(shared).consumed([moved()])
+        os.write(ready[1], b"!")
+        os.read(go_on[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    counting(shared).consumed([moved()])
+    os.write(go_on[1], b"!")
+    os.waitpid(pid, 0)
+    assert [bool([*slot.rows()]) for slot in shared._slots] == [True, True]
+
+
+# --- gauges -----------------------------------------------------------------------------------------------------------
+
+RECORD = pytest.mark.django_db(transaction=True)
+
+
+@RECORD
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_the_gauges_tell_what_is_in_the_record(redis_client: redis.Redis) -> None:
+    schedule(3, due=600)
+    schedule(2, due=-1, queue="mail")
+    schedule(1, due=-100, queue="mail")
+    transitions.give_up("default", schedule(2, due=600), reason="", actor="")
+    pause_queue("slow")
+    now = timezone.now()
+    Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now)
+    found = collected(Gauges("default"))
+    assert 95 < found.pop("delayq_oldest_overdue_age_seconds{queue=mail}") < 900
+    expected = {
+        "delayq_database_up": 1,
+        "delayq_scheduled_messages{queue=default}": 3,
+        "delayq_scheduled_messages{queue=mail}": 3,
+        "delayq_ready_messages{queue=mail}": 2,
+        "delayq_overdue_messages{queue=mail}": 1,
+        "delayq_overdue_messages{queue=default}": 0,
+        "delayq_oldest_overdue_age_seconds{queue=default}": 0,
+        "delayq_queue_paused{queue=slow}": 1,
+        "delayq_queue_paused{queue=mail}": 0,
+        "delayq_scheduled_messages_estimate": 6,
+        "delayq_running_messages": 0,
+        "delayq_dead_messages": 2,
+        "delayq_workers_alive": 1,
+        "delayq_redis_up": 1,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    # No worker has loaded this Redis.
+    assert "delayq_redis_horizon_ahead_seconds" not in found
+
+
+@RECORD
+def test_the_gauges_of_redis_tell_how_far_it_is_filled(redis_client: redis.Redis) -> None:
+    schedule(1)
+    before = time.time()
+    assert run("delayq_restore").code == 0
+    found = collected(Gauges("default"))
+    # The clock of PostgreSQL is that of this machine.
+    assert before - 5 < found["delayq_redis_last_load_timestamp_seconds"] < time.time() + 5
+    assert 0 < found["delayq_redis_horizon_ahead_seconds"] <= conf.get().HORIZON + 5
+
+
+@RECORD
+def test_a_redis_that_is_away_or_foreign_is_down(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+    redis_client.hset("{delayq}:meta", "identity", "somebody else")
+    assert collected(Gauges("default"))["delayq_redis_up"] == 0
+    redis_server.kill()
+    found = collected(Gauges("default"))
+    assert (found["delayq_redis_up"], found["delayq_database_up"]) == (0, 1)
+
+
+@RECORD
+def test_a_database_that_answers_too_late_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs a statement timeout")
+
+    def lock() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE delayq_message IN ACCESS EXCLUSIVE MODE")
+
+    monkeypatch.setattr(gauges, "TIMEOUT_MS", 100)
+    with unfinished(lock):
+        found = collected(Gauges("default"))
+    assert found["delayq_database_up"] == 0
+    assert "delayq_dead_messages" not in found
+
+
+@RECORD
+def test_the_gauges_of_queues_beyond_the_limit_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gauges, "MOST_QUEUES", 0)
+    schedule(2, queue="one")
+    schedule(1, queue="two", due=-100)
+    schedule(1, queue="three")
+    found = collected(Gauges("default"))
+    assert found["delayq_scheduled_messages{queue=other}"] == 4
+    assert found["delayq_oldest_overdue_age_seconds{queue=other}"] > 95
+    assert {name for name in found if "queue=" in name and "queue=other" not in name} == set()
+
+
+def test_names_of_metrics_follow_the_conventions() -> None:
+    families = [*SharedCounts(1).collect()]
+    for family in families:
+        assert family.name.startswith("delayq_")
+        assert family.documentation.endswith(".")
+        assert not family.name.endswith(("_total", "_count", "_sum", "_bucket"))
