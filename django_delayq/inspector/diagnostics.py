@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import IntEnum
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -19,6 +20,11 @@ from ..sql.troubles import Trouble, trouble
 from ..states import State
 from . import stats
 from .migrations import pending_migrations
+from .unserved import queues_without_worker, topics_without_handler
+from .worker_list import WorkerState, list_workers
+
+# Messages, topics and queues that one finding names.
+MOST_NAMED = 5
 
 
 class Level(IntEnum):
@@ -159,7 +165,8 @@ def _clock(using: str, broker: Index) -> Finding:
 
 def _record(using: str, limits: Limits) -> Iterator[Finding]:
     now = transitions.now(using)
-    alive = stats.alive(using, now)
+    workers = list_workers(using, now)
+    alive = len(workers.of(WorkerState.ALIVE))
     level = Level.OK if alive >= limits.min_workers else Level.CRITICAL
     yield Finding("Workers", level, f"{alive} alive" + ("" if level == Level.OK else f" of {limits.min_workers}"))
     paused = pausing.paused(using)
@@ -169,14 +176,32 @@ def _record(using: str, limits: Limits) -> Iterator[Finding]:
         )
         yield Finding("Paused queues", Level.WARN, since)
     # Messages of a paused queue are meant to wait.
-    oldest = stats.oldest_overdue(using, now, paused)
-    if oldest is None:
-        yield Finding("Overdue", Level.OK, "none")
-    else:
-        age = (now - oldest).total_seconds()
-        level = Level.OK if age <= limits.max_overdue_age else Level.CRITICAL
-        yield Finding("Overdue", level, f"the oldest message for {brief(age)}")
+    yield _overdue(stats.oldest_overdue(using, now, paused), now, limits)
+    if topics := topics_without_handler(using, workers):
+        yield Finding("Topics", Level.WARN, f"no handler for {_some(topics)}")
+    # Without any worker the finding "Workers" says all.
+    if alive and (queues := queues_without_worker(using, workers)):
+        yield Finding("Queues", Level.WARN, f"no worker serves {_some(queues)}")
     if limits.max_dead is not None:
         dead = stats.capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
         level = Level.CRITICAL if dead.more else Level.OK
         yield Finding("Dead", level, str(dead))
+
+
+def _overdue(oldest: list[Message], now: datetime, limits: Limits) -> Finding:
+    """Name the oldest overdue message of each queue."""
+    if not oldest:
+        return Finding("Overdue", Level.OK, "none")
+    level = Level.OK if (now - oldest[0].due_at).total_seconds() <= limits.max_overdue_age else Level.CRITICAL
+    described = [
+        f"message {message.pk} of topic {message.topic} in queue {message.queue} "
+        f"for {brief((now - message.due_at).total_seconds())}"
+        for message in oldest
+    ]
+    return Finding("Overdue", level, _some(described))
+
+
+def _some(names: list[str]) -> str:
+    """Return the first of the names, and how many more there are."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -121,14 +121,12 @@ def overdue(using: str, now: datetime, queue: str | None = None) -> QuerySet[Mes
     return rows if queue is None else rows.filter(queue=queue)
 
 
-def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> datetime | None:
-    """Return the due time of the message that waits longest, ``without`` some queues; None when none is overdue."""
-    found = [_first(overdue(using, now, queue)) for queue in restore.queues(using) if queue not in without]
-    return min((due for due in found if due is not None), default=None)
-
-
-def _first(rows: QuerySet[Message]) -> datetime | None:
-    return rows.order_by("due_at", "id").values_list("due_at", flat=True).first()
+def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> list[Message]:
+    """Return the overdue message of each queue that waits longest, the oldest first, ``without`` some queues."""
+    queues = (queue for queue in restore.queues(using) if queue not in without)
+    fields = ("id", "topic", "queue", "due_at")
+    found = (overdue(using, now, queue).only(*fields).order_by("due_at", "id").first() for queue in queues)
+    return sorted((message for message in found if message is not None), key=lambda message: message.due_at)
 
 
 def finished(using: str) -> dict[State, Capped]:

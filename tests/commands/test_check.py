@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from django.db import connections
 from django.utils import timezone
 
 from django_delayq import conf, pause_queue, resume_queue, transitions
-from django_delayq.models import Worker
+from django_delayq.models import Message, Worker
 from testproject.servers import PostgresServer, RedisServer
 
 from .conftest import run, schedule
@@ -140,6 +141,51 @@ def test_a_long_overdue_message_is_critical() -> None:
     schedule(1, due=-40)
     assert run("delayq_check").code == 0
     assert run("delayq_check", "--max-overdue-age", "30s").code == 3
+
+
+def test_the_oldest_overdue_message_of_each_queue_is_named() -> None:
+    old, mail = schedule(2, due=-90)[0], schedule(2, due=-40, queue="mail")[0]
+    schedule(1, due=-1, queue="news")
+    checks = {check["name"]: check["detail"] for check in run("delayq_check", "--json").json["checks"]}
+    found = re.findall(r"message (\d+) of topic t.ok in queue (\w+) for", checks["Overdue"])
+    assert found == [(str(old), "default"), (str(mail), "mail")]
+    pause_queue("default")
+    assert f"message {old} " not in run("delayq_check").out
+
+
+def test_a_topic_that_nobody_handles_is_a_warning() -> None:
+    schedule(1, topic="t.gone")
+    schedule(1, topic="t.elsewhere", queue="mail")
+    # Another project on this database has a handler for it.
+    Worker.objects.update(topics=["t.elsewhere"])
+    ran = run("delayq_check")
+    assert (ran.code, "Topics: no handler for t.gone\n" in ran.out) == (0, True)
+    assert levels()["Topics"] == "warn"
+    Worker.objects.update(seen_at=timezone.now() - timedelta(seconds=60))
+    assert "Topics: no handler for t.elsewhere, t.gone\n" in run("delayq_check").out
+
+
+def test_a_queue_that_no_worker_serves_is_a_warning() -> None:
+    schedule(1)
+    schedule(1, queue="mail")
+    Worker.objects.update(queues=["default"], topics=["t.ok"])
+    # A worker may be about to find the queue.
+    assert "Queues" not in levels()
+    Message._base_manager.update(created_at=timezone.now() - timedelta(seconds=61))
+    ran = run("delayq_check")
+    assert (ran.code, "Queues: no worker serves mail\n" in ran.out) == (0, True)
+    # A process that runs no handlers has no topics.
+    Worker.objects.update(topics=[])
+    assert "Queues: no worker serves default, mail\n" in run("delayq_check").out
+    Worker.objects.all().delete()
+    assert "Queues" not in levels()
+
+
+def test_a_finding_names_a_few_and_counts_the_rest() -> None:
+    for number in range(8):
+        schedule(1, topic=f"t.gone.{number}")
+    ran = run("delayq_check")
+    assert "no handler for t.gone.0, t.gone.1, t.gone.2, t.gone.3, t.gone.4 and 3 more\n" in ran.out
 
 
 def test_too_many_dead_messages_are_critical() -> None:

@@ -1,0 +1,47 @@
+"""Finds messages that will wait because no worker delivers them: topics without a handler, queues without a worker."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from .. import registry, transitions
+from ..models import Message
+from ..states import State
+from .worker_list import WorkerList, WorkerState
+
+# The scheduled messages that are looked at for their topics: in all queues together, and in each at least.
+MESSAGES = 10_000
+MESSAGES_PER_QUEUE = 50
+# A queue counts as unserved when its next message is older than this: workers search for new queues every 30 seconds,
+# and write down every 10 seconds which they serve. Seconds.
+NEW = 60.0
+
+
+def topics_without_handler(using: str, workers: WorkerList) -> list[str]:
+    """Return the topics for which neither this project nor a live worker has a handler.
+
+    They are those of the messages that are due next in each queue: the table may have any number of rows, and no index
+    leads to the topics of scheduled messages.
+    """
+    known = set(registry.handlers()).union(*(worker.topics for worker in workers.of(WorkerState.ALIVE)))
+    queues = transitions.queues(using)
+    limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
+    found: set[str] = set()
+    for queue in queues:
+        rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue).order_by("due_at", "id")
+        found.update(rows.values_list("topic", flat=True)[:limit])
+    return sorted(found - known)
+
+
+def queues_without_worker(using: str, workers: WorkerList) -> list[str]:
+    """Return the queues that hold messages and that no live worker with handlers serves."""
+    served = {queue for worker in workers.of(WorkerState.ALIVE) if worker.topics for queue in worker.queues}
+    since = workers.at - timedelta(seconds=NEW)
+    unserved = [queue for queue in transitions.queues(using) if queue not in served]
+    return sorted(queue for queue in unserved if _created_at_of_next(using, queue) < since)
+
+
+def _created_at_of_next(using: str, queue: str) -> datetime:
+    """Return when the message was created that is due next; the distant future when the queue is empty by now."""
+    rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue).order_by("due_at", "id")
+    return rows.values_list("created_at", flat=True).first() or datetime.max.replace(tzinfo=UTC)
