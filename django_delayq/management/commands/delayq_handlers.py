@@ -1,0 +1,97 @@
+"""``manage.py delayq_handlers``: list the topics that this project handles, and those that nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.core.management.base import CommandParser
+from django.db import DatabaseError, InterfaceError
+
+from ... import registry, transitions
+from ...durations import brief
+from ...inspector.unserved import topics_without_handler
+from ...inspector.worker_list import list_workers
+from ...registry import Handler
+from ...retry import RetryPolicy
+from ...sql.troubles import in_words
+from .. import _common as common
+
+HEAD = ("TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "TRANSACTIONAL")
+
+
+class Command(common.DelayqCommand):
+    help = (
+        "List the topics of this project with their functions, queues, retry policies, timeouts and leases. Warn of "
+        "topics of waiting messages that have no handler here and in no live worker."
+    )
+    exits = (0, 1, 2, 78)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        common.add_json(parser)
+
+    def work(self, using: str, options: dict[str, Any]) -> None:
+        handlers = [handler for _topic, handler in sorted(registry.handlers().items())]
+        unhandled = self._unhandled(using)
+        if options["json"]:
+            self.say_json(database=using, handlers=[_plain(handler) for handler in handlers], unhandled=unhandled)
+        elif handlers:
+            for line in _table([HEAD, *map(_row, handlers)]):
+                self.say(line)
+        else:
+            self.say("This project has no handlers.")
+        for topic in unhandled or ():
+            self.stderr.write(f"Messages of topic {topic} wait, and no handler is known for it.", self.style.WARNING)
+
+    def _unhandled(self, using: str) -> list[str] | None:
+        """Return the topics that nobody handles; None when the database cannot be asked, which is no error here."""
+        try:
+            return topics_without_handler(using, list_workers(using, transitions.now(using)))
+        except (DatabaseError, InterfaceError) as error:
+            self.stderr.write(f"Waiting messages were not looked at: {in_words(error)}", self.style.WARNING)
+            return None
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _row(handler: Handler) -> tuple[str, ...]:
+    return (
+        handler.topic,
+        f"{handler.name} (async)" if handler.is_async else handler.name,
+        registry.default_queue(handler.topic),
+        _described(handler.retry),
+        "none" if handler.timeout is None else brief(handler.timeout),
+        brief(handler.lease),
+        "yes" if handler.transactional else "no",
+    )
+
+
+def _plain(handler: Handler) -> dict[str, Any]:
+    policy = handler.retry
+    return {
+        "topic": handler.topic,
+        "function": handler.name,
+        "async": handler.is_async,
+        "queue": registry.default_queue(handler.topic),
+        # A policy that is a function has no other form than its words.
+        "retry": _described(policy) if policy.chooser is not None else policy.to_json(),
+        "timeout": handler.timeout,
+        "lease": handler.lease,
+        "transactional": handler.transactional,
+    }
+
+
+def _described(policy: RetryPolicy) -> str:
+    """Return a retry policy in words."""
+    if policy.kind == "fixed":
+        words = "after " + ", ".join(map(brief, policy.delays)) if policy.delays else "never"
+    elif policy.kind == "exponential":
+        words = f"after {brief(policy.base)}, × {policy.factor:g} each time, at most {brief(policy.cap)}"
+    else:
+        words = f"as {getattr(policy.chooser, '__qualname__', 'a function')} says"
+    return words if policy.max_attempts is None else f"{words}, {policy.max_attempts} attempts"

@@ -1,0 +1,109 @@
+"""``delayq_handlers`` lists what this project handles, and warns of what nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from django_delayq import RetryPolicy, handler, registry
+from django_delayq.models import Worker
+from testproject.servers import PostgresServer
+
+from .conftest import run, schedule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def choose(attempt: int, error: BaseException | None) -> None:
+    return None
+
+
+async def wait(message: object) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Have these handlers and no others."""
+    former = dict(registry._handlers)
+    registry._handlers.clear()
+    handler("a.plain")(_plain)
+    handler("b.all", retry=["4m", 600], timeout="30s", lease="2m", transactional=True, queue="mail")(_plain_too)
+    handler("c.own", retry=choose, timeout=None)(wait)
+    handler("d.never", retry=RetryPolicy.never())(wait)
+    yield
+    registry._handlers.clear()
+    registry._handlers.update(former)
+
+
+def _plain(message: object) -> None: ...
+
+
+def _plain_too(message: object) -> None: ...
+
+
+HERE = __name__
+
+
+def test_every_handler_is_a_line_of_the_table() -> None:
+    ran = run("delayq_handlers")
+    assert (ran.code, ran.err) == (0, "")
+    rows = [line.split("  ") for line in ran.out.splitlines()]
+    assert [[cell.strip() for cell in row if cell.strip()] for row in rows] == [
+        ["TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "TRANSACTIONAL"],
+        [
+            "a.plain",
+            f"{HERE}._plain",
+            "default",
+            "after 10.0 s, × 2 each time, at most 1 h, 10 attempts",
+            "10 m",
+            "1 m",
+            "no",
+        ],
+        ["b.all", f"{HERE}._plain_too", "mail", "after 4 m, 10 m", "30.0 s", "2 m", "yes"],
+        ["c.own", f"{HERE}.wait (async)", "default", "as choose says", "none", "1 m", "no"],
+        ["d.never", f"{HERE}.wait (async)", "default", "never", "10 m", "1 m", "no"],
+    ]
+
+
+def test_json_has_the_same_in_numbers() -> None:
+    found = run("delayq_handlers", "--json").json
+    assert found["unhandled"] == []
+    assert found["handlers"][1] == {
+        "topic": "b.all",
+        "function": f"{HERE}._plain_too",
+        "async": False,
+        "queue": "mail",
+        "retry": {"fixed": [240.0, 600.0]},
+        "timeout": 30.0,
+        "lease": 120.0,
+        "transactional": True,
+    }
+    assert found["handlers"][2]["retry"] == "as choose says"
+
+
+def test_a_topic_that_nobody_handles_is_a_warning() -> None:
+    schedule(1, topic="t.gone")
+    schedule(1, topic="t.elsewhere")
+    schedule(1, topic="a.plain")
+    now = timezone.now()
+    Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now, topics=["t.elsewhere"])
+    ran = run("delayq_handlers")
+    assert ran.code == 0
+    assert ran.err == "Messages of topic t.gone wait, and no handler is known for it.\n"
+    assert run("delayq_handlers", "--json").json["unhandled"] == ["t.gone"]
+
+
+def test_a_project_without_handlers_is_told() -> None:
+    registry._handlers.clear()
+    assert run("delayq_handlers").out == "This project has no handlers.\n"
+
+
+def test_handlers_are_listed_without_a_database(postgres_server: PostgresServer) -> None:
+    connections["default"].close()
+    postgres_server.kill()
+    ran = run("delayq_handlers", "--json")
+    assert (ran.code, ran.json["unhandled"], len(ran.json["handlers"])) == (0, None, 4)
+    assert "Waiting messages were not looked at" in ran.err
