@@ -1,0 +1,74 @@
+"""Pages for probes of web processes, in JSON: ``path("delayq/", include("django_delayq.urls"))``.
+
+``live/`` asks nobody: it answers as long as the process does. ``ready/`` tells whether messages can be scheduled, with
+status 503 when the database does not answer. Without Redis they can: it is named, and the status stays 200.
+"""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_not_required
+from django.db import Error as DatabaseError
+from django.db import router, transaction
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from .broker import index
+from .exceptions import BrokerUnavailable
+from .models import Identity
+from .sql.sessions import TooSlow, statement_timeout
+
+# A database or a Redis that takes longer to answer is not available: a probe waits for a second by default.
+# Milliseconds.
+TIMEOUT_MS = 400
+
+
+@login_not_required
+@transaction.non_atomic_requests
+@never_cache
+@require_safe
+def live(request: HttpRequest) -> JsonResponse:
+    """Answer that this process answers."""
+    return JsonResponse({"status": "ok"})
+
+
+@login_not_required
+@transaction.non_atomic_requests
+@never_cache
+@require_safe
+def ready(request: HttpRequest) -> JsonResponse:
+    """Ask the database and Redis. Of errors the page says no more than that there is one."""
+    using = router.db_for_write(Identity)
+    database, redis = _database(using), _redis(using)
+    status = "unavailable" if database != "ok" else "degraded" if redis == "unavailable" else "ok"
+    return JsonResponse(
+        {"status": status, "database": database, "redis": redis}, status=503 if status == "unavailable" else 200
+    )
+
+
+def _database(using: str) -> str:
+    """Read the one row of a table of the queue: the migrations are applied then, too."""
+    try:
+        with statement_timeout(using, TIMEOUT_MS):
+            Identity.objects.using(using).exists()
+    except (DatabaseError, TooSlow):
+        return "unavailable"
+    return "ok"
+
+
+def _redis(using: str) -> str:
+    broker = index(using, timeout=TIMEOUT_MS / 1000)
+    if broker is None:
+        return "none"
+    try:
+        broker.read_meta()
+    except BrokerUnavailable:
+        return "unavailable"
+    finally:
+        broker.close()
+    return "ok"
+
+
+app_name = "delayq"
+urlpatterns = [path("live/", live, name="live"), path("ready/", ready, name="ready")]
