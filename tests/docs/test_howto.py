@@ -302,11 +302,6 @@ def test_the_examples_of_monitoring_see_a_success_and_a_failure(
     events = {line["topic"]: line["event"] for line in lines if "event" in line}
     assert events == {"docs.ok": "consumed", "orders.close": "retried"}
     assert {"id", "topic", "delivery"} <= next(line for line in lines if "event" in line).keys()
-    stats = run("delayq_stats", "--json").json
-    shown = list(names["lines"](stats))
-    assert 'delayq_messages{state="consumed"} 1' in shown
-    assert 'delayq_queue_scheduled{queue="default"} 1' in shown
-    assert "delayq_redis_reachable 1" in shown
 
 
 def test_the_example_of_signals_counts(run_page: Run) -> None:
