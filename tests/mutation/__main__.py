@@ -29,6 +29,12 @@ HARNESSES = {
         "tests/commands/test_restore.py",
         "tests/integration",
     ],
+    "monitoring": [
+        "tests/commands/test_check.py",
+        "tests/commands/test_handlers.py",
+        "tests/contrib/test_healthcheck.py",
+        "tests/contrib/test_prometheus.py",
+    ],
     "processes": [
         "tests/acceptance/test_handlers.py",
         "tests/acceptance/test_redis_faults.py",
@@ -75,6 +81,9 @@ ENGINE = "django_delayq/restore/engine.py"
 PUBLISHER = "django_delayq/publisher.py"
 SQL = "django_delayq/sql/postgresql.py"
 TRANSITIONS = "django_delayq/transitions.py"
+COUNTS = "django_delayq/contrib/prometheus/counts.py"
+DIAGNOSTICS = "django_delayq/inspector/diagnostics.py"
+UNSERVED = "django_delayq/inspector/unserved.py"
 LUA = "django_delayq/broker/scripts"
 WORKER = "django_delayq/worker"
 
@@ -461,6 +470,54 @@ MUTANTS = [
     mutant(
         "times read in the zone of the session",
         ("django_delayq/models/fields.py", "return [] if connection.timezone is UTC else [_in_utc]", "return []"),
+    ),
+    mutant(
+        "counts that a successor does not go on with",
+        (COUNTS, "for row in self._slot.rows()}", "for row in ()}"),
+    ),
+    mutant("two processes that count in one slot", (COUNTS, "if lock.acquire(wait=False):", "if True:")),
+    mutant("labels of topics that have no handler", (COUNTS, "if topic not in self._topics:", "if False:")),
+    mutant("lateness of retries", (COUNTS, "if claim.deliveries == 1:", "if True:")),
+    mutant(
+        "runtimes that nobody is told of",
+        (f"{WORKER}/recorder.py", "self.extensions.handled(done)", "pass"),
+    ),
+    mutant(
+        "gauges that wait for the database for ever",
+        (
+            "django_delayq/contrib/prometheus/gauges.py",
+            "with statement_timeout(self.using, TIMEOUT_MS):",
+            "if True:",
+        ),
+    ),
+    mutant(
+        "paused queues that count as overdue",
+        (DIAGNOSTICS, "stats.oldest_overdue(using, now, paused)", "stats.oldest_overdue(using, now)"),
+    ),
+    mutant(
+        "warnings that fail a health check",
+        ("django_delayq/contrib/healthcheck.py", "f.level == Level.CRITICAL]", "f.level != Level.OK]"),
+    ),
+    mutant(
+        "dead workers whose topics are handled",
+        (
+            UNSERVED,
+            "(worker.topics for worker in workers.of(WorkerState.ALIVE))",
+            "(worker.topics for worker in workers.workers)",
+        ),
+    ),
+    mutant(
+        "queues served by processes that run no handler",
+        (
+            UNSERVED,
+            "for worker in workers.of(WorkerState.ALIVE) if worker.topics for",
+            "for worker in workers.of(WorkerState.ALIVE) for",
+        ),
+    ),
+    mutant("a new queue that counts as unserved", (UNSERVED, "NEW = 60.0", "NEW = 0.0")),
+    mutant(
+        "process that is not ready without Redis",
+        ("django_delayq/urls.py", 'if database != "ok" else', 'if database != "ok" or redis == "unavailable" else'),
     ),
     mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
 ]
