@@ -25,7 +25,7 @@ logger = logging.getLogger("django_delayq")
 
 
 @dataclass
-class Delayq(HealthCheck):
+class Delayq(HealthCheck):  # type: ignore[misc]
     """Fails when a finding of ``delayq_check`` is critical. Warnings, such as a paused queue, are no failures.
 
     The limits are those of the command, ``max_overdue_age`` in seconds. ``using`` is the database alias of the

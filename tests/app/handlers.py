@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,23 @@ def pass_gate(message: Delivered) -> None:
 @receives("t.ok")
 def succeed(message: Delivered) -> None:
     pass
+
+
+@receives("t.measured")
+def count_for_prometheus(message: Delivered) -> None:
+    own_counter().inc()
+
+
+_counter_lock = threading.Lock()
+
+
+def own_counter() -> Any:
+    """Return a counter of the project's own. Handlers of several threads make it once."""
+    from prometheus_client import REGISTRY, Counter
+
+    with _counter_lock:
+        there = REGISTRY._names_to_collectors.get("own_messages")
+        return there or Counter("own_messages", "Messages that this handler has seen.")
 
 
 @receives("t.queued", queue="special")

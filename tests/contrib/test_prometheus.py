@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -66,14 +67,19 @@ def scrape(port: int) -> Samples:
 OK = "queue=default,topic=t.ok"
 
 
-def test_the_counts_of_a_worker_outlive_its_processes(start: Start) -> None:
+def test_the_counts_of_a_worker_outlive_its_processes(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     worker = start("--processes", "2", "--metrics-port", "127.0.0.1:0")
     port = int(worker.wait_for(r"Metrics are served on port (\d+)")[1])
     children = worker.wait_for_children(2)
     assert scrape(port)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 0
 
     schedule_messages([{"topic": "t.ok"}] * 20)
+    schedule_messages([{"topic": "t.measured"}] * 10)
     schedule_message("t.reject")
+    eventually(lambda: scrape(port).get("own_messages_total") == 10, "the project's own counts")
     eventually(lambda: scrape(port)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 20, "the counts")
     eventually(lambda: scrape(port)["delayq_dead_messages"] == 1, "the rejected message is dead")
     for victim in children:

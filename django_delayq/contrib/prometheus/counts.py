@@ -107,10 +107,9 @@ class SharedCounts:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, the counts of all processes added up."""
         sums: dict[tuple[str, str], list[float]] = {}
-        for slot in self._slots:
-            for queue, topic, numbers in slot.rows():
-                before = sums.get((queue, topic))
-                sums[queue, topic] = [*numbers] if before is None else [*map(sum, zip(before, numbers, strict=True))]
+        for row in (row for slot in self._slots for row in slot.rows()):
+            before = sums.get((row.queue, row.topic), [0.0] * NUMBERS)
+            sums[row.queue, row.topic] = [*map(sum, zip(before, row.numbers, strict=True))]
         outcomes = CounterMetricFamily(
             "delayq_outcomes", "Deliveries and messages that ended, by outcome.", labels=["queue", "topic", "outcome"]
         )

@@ -95,7 +95,7 @@ class _Server(WSGIServer):
         self.socket.close()
         self.socket = listener
         # What WSGIServer finds out when it binds; the name of the host is of no use here.
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name, self.server_port = listener.getsockname()[:2]
         self.setup_environ()
         self.set_app(make_wsgi_app(registry))
 
