@@ -1,4 +1,4 @@
-"""The public extension point, by which an installed app adds to workers, restores and ``delayq_stats``.
+"""The public extension point, by which an installed app adds to ``run_delayq``, restores and ``delayq_stats``.
 
 An app registers its additions in its ``AppConfig.ready()``. The console adds its statistics and its operations this
 way. While nothing is registered, the only cost is that a worker checks an empty tuple for each batch of messages.

@@ -27,12 +27,14 @@ from django_delayq.contrib.prometheus import apps as prometheus_apps
 from django_delayq.contrib.prometheus import counts, gauges
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
 from django_delayq.contrib.prometheus.gauges import Gauges
+from django_delayq.contrib.prometheus.server import _listen
 from django_delayq.models import Worker
 from django_delayq.sql.rows import Claimed, Moved
 from django_delayq.states import State
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
 from tests.commands.conftest import run, schedule
+from tests.integration.test_budget import forked
 from tests.transactions import unfinished
 from tests.workers import eventually
 
@@ -130,6 +132,12 @@ def test_addresses_are_read_with_and_without_a_host() -> None:
     assert prometheus_apps.address("[::1]:9808") == ("::1", 9808)
 
 
+def test_a_port_without_a_host_is_open_on_all_addresses() -> None:
+    with _listen("", 0) as listener:
+        for host in ("127.0.0.1", "::1") if listener.family == socket.AF_INET6 else ("127.0.0.1",):
+            socket.create_connection((host, listener.getsockname()[1])).close()
+
+
 def test_a_missing_library_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_apps, "find_spec", lambda name: None)
     with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-delayq\[prometheus\]'"):
@@ -224,13 +232,10 @@ def test_counts_of_several_processes_are_added_up() -> None:
     assert collected(shared)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 4
 
 
-def test_a_process_goes_on_with_the_counts_of_one_that_has_died() -> None:
+def test_a_process_goes_on_with_the_counts_of_one_that_was_killed() -> None:
     shared = SharedCounts(1)
-    pid = os.fork()
-    if pid == 0:
-        counting(shared).consumed([moved()])
-        os._exit(0)
-    os.waitpid(pid, 0)
+    with forked(lambda: counting(shared).consumed([moved()]) is None):
+        pass
     counting(shared).consumed([moved()])
     assert collected(shared)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 2
     assert len([row for row in shared._slots[0].rows() if row.topic == "t.ok"]) == 1
@@ -238,17 +243,8 @@ def test_a_process_goes_on_with_the_counts_of_one_that_has_died() -> None:
 
 def test_two_living_processes_count_in_different_slots() -> None:
     shared = SharedCounts(2)
-    ready, go_on = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    with forked(lambda: counting(shared).consumed([moved()]) is None):
         counting(shared).consumed([moved()])
-        os.write(ready[1], b"!")
-        os.read(go_on[0], 1)
-        os._exit(0)
-    os.read(ready[0], 1)
-    counting(shared).consumed([moved()])
-    os.write(go_on[1], b"!")
-    os.waitpid(pid, 0)
     assert [bool([*slot.rows()]) for slot in shared._slots] == [True, True]
 
 

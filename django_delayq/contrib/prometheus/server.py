@@ -99,6 +99,10 @@ class _Server(WSGIServer):
         self.setup_environ()
         self.set_app(make_wsgi_app(registry))
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log what a client did wrong where it does not fill the log: anybody may connect and say nothing."""
+        logger.debug("A request for metrics failed", exc_info=True)
+
 
 class MetricsServer(Service):
     """Answers one request at a time, in a thread of its own."""
