@@ -175,6 +175,14 @@ def test_every_move_is_counted_by_its_outcome() -> None:
     assert numbers == {"consumed": 2, "retried": 1, "dead": 1, "cancelled": 1, "expired": 1, "released": 1}
 
 
+def test_a_topic_that_no_message_had_has_counters_at_zero_and_no_histograms() -> None:
+    shared = SharedCounts(1)
+    counting(shared)
+    found = collected(shared)
+    assert found[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 0
+    assert not any("_bucket" in name for name in found)
+
+
 def test_a_topic_without_a_handler_is_counted_as_other() -> None:
     shared = SharedCounts(1)
     counting(shared).ended([moved("from.elsewhere"), moved("from.nowhere")])

@@ -49,8 +49,9 @@ def metrics(transactional_db: None, redis_client: redis.Redis) -> set[str]:
     assert run("delayq_restore").code == 0
     shared = SharedCounts(1)
     Counting("default", "host/1/abc", shared)
-    families = [*shared.collect(), *Gauges("default").collect()]
-    assert all(family.samples for family in families)
+    gauges = [*Gauges("default").collect()]
+    assert all(gauge.samples for gauge in gauges)
+    families = [*shared.collect(), *gauges]
     return {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
 
 

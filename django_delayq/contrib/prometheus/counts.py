@@ -126,7 +126,9 @@ class SharedCounts:
                 outcomes.add_metric([*labels, outcome], number)
             for family, begin in ((lateness, LATENESS), (runtime, RUNTIME)):
                 buckets = numbers[begin : begin + len(BOUNDS) + 1]
-                family.add_metric(labels, _cumulative(buckets), numbers[begin + len(BOUNDS) + 1])
+                # A topic that no message had is no reason for 18 samples each.
+                if any(buckets):
+                    family.add_metric(labels, _cumulative(buckets), numbers[begin + len(BOUNDS) + 1])
         yield from (outcomes, lateness, runtime)
 
 
