@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from urllib.request import urlopen
@@ -164,6 +165,11 @@ def moved(topic: str = "t.ok", queue: str = "default", after: State = State.DEAD
     return Moved(next(ids), topic, queue, 0, after, timezone.now(), 1)
 
 
+def consume_one(shared: SharedCounts) -> bool:
+    counting(shared).consumed([moved()])
+    return True
+
+
 def test_every_move_is_counted_by_its_outcome() -> None:
     shared = SharedCounts(1)
     process = counting(shared)
@@ -242,7 +248,7 @@ def test_counts_of_several_processes_are_added_up() -> None:
 
 def test_a_process_goes_on_with_the_counts_of_one_that_was_killed() -> None:
     shared = SharedCounts(1)
-    with forked(lambda: counting(shared).consumed([moved()]) is None):
+    with forked(partial(consume_one, shared)):
         pass
     counting(shared).consumed([moved()])
     assert collected(shared)[f"delayq_outcomes_total{{outcome=consumed,{OK}}}"] == 2
@@ -251,7 +257,7 @@ def test_a_process_goes_on_with_the_counts_of_one_that_was_killed() -> None:
 
 def test_two_living_processes_count_in_different_slots() -> None:
     shared = SharedCounts(2)
-    with forked(lambda: counting(shared).consumed([moved()]) is None):
+    with forked(partial(consume_one, shared)):
         counting(shared).consumed([moved()])
     assert [bool([*slot.rows()]) for slot in shared._slots] == [True, True]
 
