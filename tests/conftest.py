@@ -50,6 +50,7 @@ OF_ANY_DATABASE = [
     "operations",
     "torture",
 ]
+assert all((HERE / place).exists() for place in [*OF_THE_CONSOLE, *OF_ANY_DATABASE])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
