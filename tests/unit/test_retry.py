@@ -220,7 +220,6 @@ def test_a_policy_can_take_over_the_exceptions_of_another() -> None:
         (RetryPolicy.custom(lambda attempt, error: 1), None),
         (RetryPolicy.custom(lambda attempt, error: 1).limited(4), 4),
     ],
-    ids=repr,
 )
 def test_a_policy_tells_how_many_attempts_it_allows(policy: RetryPolicy, attempts: int | None) -> None:
     assert policy.attempts == attempts
