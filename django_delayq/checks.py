@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 from django.utils.connection import ConnectionDoesNotExist
 
-from . import broker, conf
+from . import broker, conf, middleware
 from .sql import keeps_ambiguous_times, unsupported, vendor_name
 
 TAG = "delayq"
@@ -32,7 +32,7 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[che
 
 
 def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the rest of the project's settings: ``delayq.E005`` to ``E008``, and ``E010``."""
+    """Check the rest of the project's settings: ``delayq.E005`` to ``E008``, ``E010`` and ``E012``."""
     found: list[checks.CheckMessage] = []
     if not django_settings.USE_TZ:
         found.append(
@@ -51,6 +51,7 @@ def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[chec
             )
         )
     settings, _problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
+    found += _check_middleware(settings)
     if settings.REDIS is None:
         return found
     if "://" in settings.REDIS:
@@ -90,6 +91,17 @@ def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[che
         return []
     problem, _colon, hint = reason.rpartition(": ")
     return [checks.Error(f"{problem}.", hint=f"{hint[0].upper()}{hint[1:]}", id="delayq.E011")]
+
+
+def _check_middleware(settings: conf.Settings) -> list[checks.CheckMessage]:
+    found: list[checks.CheckMessage] = []
+    for path in settings.MIDDLEWARE:
+        try:
+            middleware.load(path)
+        except ImproperlyConfigured as error:
+            hint = "Write the dotted path of a subclass of django_delayq.middleware.Middleware."
+            found.append(checks.Error(f"{error}.", hint=hint, id="delayq.E012"))
+    return found
 
 
 def _is_redis_url(url: str) -> bool:

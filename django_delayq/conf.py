@@ -69,6 +69,10 @@ class Settings:
     ENVIRONMENT: str = ""
     # The name of the module in each installed app that holds its handlers.
     HANDLERS_MODULE: str = "handlers"
+    # Dotted paths of the middleware around handlers and calls that schedule, the outermost first.
+    MIDDLEWARE: tuple[str, ...] = ()
+    # True: workers log the whole exception of a handler. False: its class and a digest. None: as DEBUG says.
+    LOG_ERRORS: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,15 @@ def _queues(value: Any) -> tuple[str, ...]:
     return names
 
 
+def _dotted_paths(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise ValueError("must be a list of dotted paths")
+    for path in value:
+        if not isinstance(path, str) or "." not in path or not all(part.isidentifier() for part in path.split(".")):
+            raise ValueError("must hold dotted paths of classes, such as 'mysite.middleware.Tenants'")
+    return tuple(value)
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("must be True or False")
@@ -181,6 +194,8 @@ PARSERS: dict[str, Parser] = {
     "ADMIN_READ_ONLY": _flag,
     "ENVIRONMENT": _label,
     "HANDLERS_MODULE": _word(100),
+    "MIDDLEWARE": _dotted_paths,
+    "LOG_ERRORS": _or_none(_flag),
 }
 
 

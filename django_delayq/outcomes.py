@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
+import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NamedTuple
 
 # Characters that are kept of a reason or error, of a traceback, and of the kind of an error.
 TEXT_LIMIT = 4_000
@@ -33,6 +36,18 @@ def error_kind(error: str) -> str:
     return _VARYING.sub("…", line)[:KIND_LENGTH]
 
 
+def error_digest(error: str) -> str:
+    """Return eight hexadecimal digits that like failures have in common, and that tell nothing of their text."""
+    return hashlib.blake2b(error_kind(error).encode(), digest_size=4).hexdigest()
+
+
+class Cause(NamedTuple):
+    """The exception of a handler (None: only its class may be logged), and the context in which it was raised."""
+
+    error: BaseException | None
+    context: contextvars.Context
+
+
 @dataclass(frozen=True, slots=True)
 class Ack:
     """The handler returned."""
@@ -46,6 +61,7 @@ class Retry:
     error: str = ""
     traceback: str = ""
     counts: bool = True
+    cause: Cause | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,7 @@ class GiveUp:
 
     error: str
     traceback: str = ""
+    cause: Cause | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +87,16 @@ class Recorded:
 
 
 Outcome = Ack | Retry | GiveUp | Release | Recorded
+
+
+def event(outcome: Outcome) -> str:
+    """Return the word that the log has for an outcome."""
+    match outcome:
+        case Ack() | Recorded():
+            return "consumed"
+        case GiveUp():
+            return "dead"
+        case Retry(counts=True):
+            return "retried"
+        case _:
+            return "released"

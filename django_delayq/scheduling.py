@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, Required, TypedDict
 
 from django.db import router
 from django.db.models.base import ModelState
 
-from . import actors, publisher, registry, retry, signals, transitions, validation
+from . import actors, middleware, publisher, registry, retry, signals, transitions, validation
 from .actions import publish_moves
 from .broker.base import Entry
 from .durations import Duration
@@ -131,11 +132,36 @@ def schedule_message(
     using = using or router.db_for_write(Message)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
     publisher.get(using)
+    if chain := middleware.chain():
+        return _inside(chain, [new], lambda news: [_schedule(using, news[0])])[0]
+    return _schedule(using, new)
+
+
+def _schedule(using: str, new: NewMessage) -> Message:
     if new.key is None:
         inserted = transitions.insert(using, new, actors.current())
         assert inserted is not None
         return _scheduled(using, [(new, inserted)])[0]
     return _schedule_keyed(using, new, new.key)
+
+
+def _inside(
+    chain: Sequence[middleware.Middleware],
+    news: list[NewMessage],
+    write: Callable[[list[NewMessage]], list[Message]],
+) -> list[Message]:
+    """Write new messages inside of the middleware, with the headers that it gives them."""
+    drafts = [middleware.Draft(new.topic, new.queue, new.key, decoded(new.headers)) for new in news]
+
+    def schedule() -> list[Message]:
+        written = write(
+            [new._replace(headers=validation.headers(draft.headers)) for new, draft in zip(news, drafts, strict=True)]
+        )
+        for draft, message in zip(drafts, written, strict=True):
+            draft.id = message.pk
+        return written
+
+    return middleware.run_inside([partial(one.scheduling, drafts) for one in chain], schedule)
 
 
 def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = None) -> list[Message]:
@@ -153,6 +179,12 @@ def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = No
             checked += [_from_mapping(number, message) for number, message in unchecked]
     using = using or router.db_for_write(Message)
     publisher.get(using)
+    if chain := middleware.chain():
+        return _inside(chain, checked, partial(_schedule_all, using))
+    return _schedule_all(using, checked)
+
+
+def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
     actor = actors.current()
     plain: list[Message] = []
     keyed: dict[int, Message] = {}

@@ -2,14 +2,17 @@
 
 Every signal is sent by ``send_robust`` with the ``Message`` class as its ``sender``: a receiver that raises is logged
 and harms nothing. (One exception: a command exits with an error when the database refuses what a receiver of
-``operator_action`` writes.) The arguments are plain values, never the payload. Except for ``message_delivered`` each
-signal is sent after the transaction that made it true has committed.
+``operator_action`` writes.) The arguments are plain values, never the payload; only ``message_failed`` has an
+object, the exception. Two signals are sent in the handler's thread: ``message_delivered`` before it starts, and
+``message_failed`` when it has raised, in its context and inside of its middleware. Each other signal is sent after the
+transaction that made it true has committed.
 
 ==========================  ==================================================================
 signal                      arguments
 ==========================  ==================================================================
 ``message_scheduled``       message_id, topic, queue, due_at, using
 ``message_delivered``       message_id, topic, queue, delivery, lateness (seconds), using
+``message_failed``          message_id, topic, queue, delivery, attempt, exception, outcome, using
 ``message_succeeded``       message_id, topic, queue, delivery, runtime (seconds), using
 ``message_retried``         message_id, topic, queue, delivery, due_at, error, using
 ``message_dead``            message_id, topic, queue, delivery, error, using
@@ -37,6 +40,7 @@ logger = logging.getLogger("django_delayq")
 
 message_scheduled = Signal()
 message_delivered = Signal()
+message_failed = Signal()
 message_succeeded = Signal()
 message_retried = Signal()
 message_dead = Signal()

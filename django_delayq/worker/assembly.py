@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import conf, registry
+from .. import conf, middleware, registry
 from ..extensions import WorkerExtensions
 from .broker_switch import BrokerSwitch
 from .budget import Budget
@@ -60,6 +60,8 @@ def assemble(
     using = options.using
     name = worker_name(options) if name is None else name
     settings = conf.get()
+    # A wrong path in the settings is an error now, not in each handler.
+    middleware.chain()
     budget = Budget(options.max_messages) if budget is None else budget
     extensions = WorkerExtensions(using, name)
     brokers = BrokerSwitch(using, registry.handlers, redis=redis)

@@ -22,6 +22,7 @@ from django.utils import timezone
 from .. import transitions
 from ..durations import Duration, seconds
 from ..exceptions import HandlerTimeout, LeaseLost, Superseded
+from ..outcomes import Outcome, event
 from ..registry import Handler
 from ..retry import RetryPolicy
 from ..sql.rows import Claimed, LeaseRenewal
@@ -52,6 +53,7 @@ class Delivery:
         "cancel_requested",
         "claimed",
         "claimed_mono",
+        "decided",
         "deliveries",
         "due_at",
         "due_mono",
@@ -66,6 +68,7 @@ class Delivery:
         "priority",
         "queue",
         "queued_mono",
+        "raised",
         "started_mono",
         "topic",
         "using",
@@ -96,6 +99,9 @@ class Delivery:
         self.queued_mono = self.started_mono = 0.0
         self.lost = False
         self.cancel_requested = False
+        # While middleware is around the handler: the outcome, and the exception that it answers.
+        self.decided: Outcome | None = None
+        self.raised: BaseException | None = None
         self._deadline: float | None = None
         self._thread = self._process = 0
         self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
@@ -193,6 +199,11 @@ class Delivery:
         if self.due_mono > self.claimed_mono:
             return max(0.0, (self.started_mono or time.monotonic()) - self.due_mono)
         return max(0.0, (self.claimed.claimed_at - self.due_at).total_seconds())
+
+    @property
+    def outcome(self) -> str | None:
+        """The outcome in one word, for middleware; None until the handler has ended."""
+        return None if self.decided is None else event(self.decided)
 
     @property
     def overtime(self) -> float | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import inspect
 import logging
 import traceback
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import starmap
@@ -17,13 +19,15 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.db import transaction
 
-from .. import failpoints, retry, transitions
+from .. import failpoints, middleware, retry, signals, transitions
 from ..exceptions import HandlerTimeout, Reject, RetryLater, Superseded
-from ..outcomes import TRACEBACK_LIMIT, Ack, GiveUp, Outcome, Recorded, Release, Retry, storable
+from ..models import Message
+from ..outcomes import TRACEBACK_LIMIT, Ack, Cause, GiveUp, Outcome, Recorded, Release, Retry, event, storable
 from ..sql.rows import Success
 from ..sql.sessions import is_conflict
 from . import guard
 from .delivery import Delivery
+from .reporting import logs_whole_errors
 from .service import backoff
 
 logger = logging.getLogger("django_delayq")
@@ -44,28 +48,52 @@ LONGEST_CONFLICT_WAIT = 5.0
 def execute(delivery: Delivery, actor: str) -> Outcome:
     """Run the handler, and return the outcome."""
     returned: Outcome | None = None
+    raised: BaseException | None = None
     try:
         try:
-            delivery.begin()
-            returned = _perform(delivery, actor)
-        except HandlerTimeout as error:
-            delivery.note_interrupt()
-            return _failure(delivery, error, f"ran longer than its timeout of {delivery.timeout:g} s")
-        except Superseded as error:
-            return Release(str(error))
-        except RetryLater as error:
-            return _retry_later(delivery, error)
-        except Reject as error:
-            return GiveUp(storable(f"Reject: {_text(error.reason)}"))
-        except BaseException as error:  # noqa: BLE001
-            # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
-            return _conflict(delivery, error) or _failure(delivery, error)
+            try:
+                delivery.begin()
+                chain = middleware.chain()
+                returned = _perform_inside(chain, delivery, actor) if chain else _perform(delivery, actor)
+            except BaseException as error:  # noqa: BLE001
+                # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
+                raised = error
+            # Not while it is handled: the errors of receivers and policies would have it in their chains, and their
+            # tracebacks are logged.
+            if raised is not None:
+                return _answer(delivery, raised)
         finally:
             delivery.close()
+            # They refer to the frames of this thread.
+            delivery.decided = delivery.raised = raised = None
     except HandlerTimeout as error:
         # The interrupt came after the handler had ended, and before close() could wait for it.
         return returned or _failure(delivery, error, "ran longer than its timeout")
+    assert returned is not None
     return returned
+
+
+def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery, actor: str) -> Outcome:
+    """Run the handler inside of its middleware, which sees the outcome before it ends."""
+
+    def perform() -> Outcome:
+        delivery.decided = _perform(delivery, actor)
+        return delivery.decided
+
+    def note(error: BaseException) -> None:
+        if not isinstance(delivery.decided, Recorded):
+            delivery.decided, delivery.raised = _answer(delivery, error), error
+
+    try:
+        return middleware.run_inside([partial(one.handling, delivery) for one in chain], perform, note)
+    except BaseException as error:
+        if not isinstance(delivery.decided, Recorded):
+            raise
+        # The effects are committed: another delivery would repeat them.
+        if isinstance(error, HandlerTimeout):
+            delivery.note_interrupt()
+        logger.exception("The middleware of topic %s failed after the success was recorded", delivery.topic)
+        return delivery.decided
 
 
 def _perform(delivery: Delivery, actor: str) -> Outcome:
@@ -137,6 +165,34 @@ def _settle(delivery: Delivery, returned: Any) -> None:
             delivery.topic,
             returned if isinstance(returned, bool) else f"a value of type {type(returned).__name__}",
         )
+
+
+def _answer(delivery: Delivery, error: BaseException) -> Outcome:
+    """Return the outcome of a delivery that raised, and tell the receivers of a failure about the exception."""
+    if delivery.raised is error and delivery.decided is not None:
+        return delivery.decided
+    outcome = _decide(delivery, error)
+    if not isinstance(outcome, Retry | GiveUp):
+        return outcome
+    if signals.message_failed.receivers and (word := event(outcome)) != "released":
+        arguments = signals.message_arguments(delivery, delivery.using)
+        counts = {"delivery": delivery.deliveries, "attempt": delivery.attempt}
+        signals.emit(signals.message_failed, Message, exception=error, outcome=word, **counts, **arguments)
+    shown = error if logs_whole_errors() else None
+    return replace(outcome, cause=Cause(shown, contextvars.copy_context()))
+
+
+def _decide(delivery: Delivery, error: BaseException) -> Outcome:
+    if isinstance(error, HandlerTimeout):
+        delivery.note_interrupt()
+        return _failure(delivery, error, f"ran longer than its timeout of {delivery.timeout:g} s")
+    if isinstance(error, Superseded):
+        return Release(str(error))
+    if isinstance(error, RetryLater):
+        return _retry_later(delivery, error)
+    if isinstance(error, Reject):
+        return GiveUp(storable(f"Reject: {_text(error.reason)}"))
+    return _conflict(delivery, error) or _failure(delivery, error)
 
 
 def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:

@@ -250,7 +250,8 @@ class Recorder(threading.Thread):
             if live.get(failure.id) == (State.RUNNING, failure.delivery):
                 self._locked.append(ended)
             else:
-                report_failure(self.using, ended.delivery, failure, moved.get(failure.id))
+                cause = getattr(ended.outcome, "cause", None)
+                report_failure(self.using, ended.delivery, failure, moved.get(failure.id), cause)
 
     def _live(self, ids: list[int]) -> dict[int, tuple[State, int]]:
         return transitions.live_deliveries(self.using, ids) if ids else {}

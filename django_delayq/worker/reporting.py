@@ -6,14 +6,32 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from .. import publisher, signals
+from django.conf import settings as django_settings
+
+from .. import conf, publisher, signals
 from ..broker.base import Entry
 from ..models import Message
+from ..outcomes import Cause, error_digest
 from ..sql.rows import Failure, Moved
 from ..states import State
 from .delivery import Delivery
 
 logger = logging.getLogger("django_delayq")
+
+# True: this worker logs whole errors whatever the settings say.
+_whole_errors = False
+
+
+def log_whole_errors() -> None:
+    """Log the exceptions of handlers with their texts and tracebacks from now on, in this process and its children."""
+    global _whole_errors  # noqa: PLW0603
+    _whole_errors = True
+
+
+def logs_whole_errors() -> bool:
+    """Return whether the exceptions of handlers are logged with their texts and tracebacks."""
+    chosen = conf.get().LOG_ERRORS
+    return _whole_errors or (django_settings.DEBUG if chosen is None else chosen)
 
 
 def publish_scheduled(using: str, moves: Sequence[Moved]) -> None:
@@ -60,8 +78,13 @@ def report_success(using: str, delivery: Delivery, ended_mono: float) -> None:
         signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **arguments)
 
 
-def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Moved | None) -> None:
-    """Log and signal a failure and the move it led to; ``moved`` None: another delivery is the current one."""
+def report_failure(
+    using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Cause | None = None
+) -> None:
+    """Log and signal a failure and the move it led to; ``moved`` None: another delivery is the current one.
+
+    The failure of a handler is logged in the handler's context, so that the line has what the handler's own lines have.
+    """
     if moved is None:
         logger.warning("Outcome refused, another delivery is the current one: %s", delivery)
         return
@@ -69,11 +92,12 @@ def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Move
     # The first word of an error is its class; the rest may hold secrets.
     error = failure.error.split(":")[0][:80]
     if moved.after == State.DEAD:
-        log_event(logging.ERROR, "dead", delivery, error=error)
+        _log_failure(logging.ERROR, "dead", delivery, cause, error=error, digest=error_digest(failure.error))
     elif moved.after == State.CANCELLED:
         log_event(logging.INFO, "cancelled", delivery)
     elif failure.counts:
-        log_event(logging.WARNING, "retried", delivery, due_at=moved.due_at, error=error)
+        digest = error_digest(failure.error)
+        _log_failure(logging.WARNING, "retried", delivery, cause, due_at=moved.due_at, error=error, digest=digest)
         signals.emit(
             signals.message_retried,
             Message,
@@ -86,14 +110,21 @@ def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Move
         log_event(logging.INFO, "released", delivery, reason=failure.reason or error)
 
 
-def log_event(level: int, event: str, delivery: Delivery, **facts: Any) -> None:
-    """Log one line about a delivery, with the facts as ``extra`` too.
+def _log_failure(level: int, event: str, delivery: Delivery, cause: Cause | None, **facts: Any) -> None:
+    if cause is None:
+        log_event(level, event, delivery, **facts)
+    else:
+        cause.context.run(log_event, level, event, delivery, cause.error, **facts)
+
+
+def log_event(level: int, event: str, delivery: Delivery, shown: BaseException | None = None, **facts: Any) -> None:
+    """Log one line about a delivery, with the facts as ``extra`` too, and the exception that may be shown.
 
     The facts never hold the payload, a key or the text of an error: those may be secret. The record has them.
     """
     facts = {"id": delivery.id, "topic": delivery.topic, "delivery": delivery.deliveries, **facts}
     line = " ".join(f"{name}={_formatted(value)}" for name, value in facts.items())
-    logger.log(level, "message %s %s", event, line, extra={"delayq_event": event, "delayq": facts})
+    logger.log(level, "message %s %s", event, line, exc_info=shown, extra={"delayq_event": event, "delayq": facts})
 
 
 def _formatted(value: Any) -> str:

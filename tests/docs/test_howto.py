@@ -11,10 +11,11 @@ from typing import Any
 import psycopg.conninfo
 import pytest
 from django.contrib.auth.models import Group
+from django.utils import translation
 
 from django_delayq import KeyConflict, extensions, handler, run_message_now, schedule_message
 from django_delayq.models import Message, Queue, Transition
-from django_delayq.signals import message_dead, message_delivered, message_retried, message_succeeded
+from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
 from tests.commands.conftest import run
@@ -280,9 +281,9 @@ def test_the_examples_of_monitoring_see_a_success_and_a_failure(
     run_page: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     statsd = Statsd()
-    reporting = {"reported": lambda function: function}
-    names = run_page("howto/monitoring", {"statsd": {"statsd": statsd}, "reporting": reporting})
+    names = run_page("howto/monitoring", {"statsd": {"statsd": statsd}})
     handler("docs.ok")(print)
+    handler("orders.close", retry=["1m"])(refuse)
     try:
         schedule_message("docs.ok")
         schedule_message("orders.close")
@@ -302,6 +303,55 @@ def test_the_examples_of_monitoring_see_a_success_and_a_failure(
     events = {line["topic"]: line["event"] for line in lines if "event" in line}
     assert events == {"docs.ok": "consumed", "orders.close": "retried"}
     assert {"id", "topic", "delivery"} <= next(line for line in lines if "event" in line).keys()
+
+
+def test_the_context_of_the_log_reaches_the_handler_and_the_line_of_its_failure(run_page: Run, settings: Any) -> None:
+    structlog = pytest.importorskip("structlog")
+    names = run_page("howto/errors")
+    json_formatter = dict(names["LOGGING"]["formatters"]["json"])
+    formatter = json_formatter.pop("()")(**json_formatter)
+    lines: list[dict[str, Any]] = []
+
+    class Console(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(formatter.format(record)))
+
+    bound: list[dict[str, Any]] = []
+
+    @handler("docs.fails", retry=False)
+    def note_and_fail(message: Any) -> None:
+        bound.append(structlog.contextvars.get_contextvars())
+        refuse(message)
+
+    settings.DELAYQ = {**settings.DELAYQ, **names["DELAYQ"]}
+    console = Console()
+    logger = logging.getLogger("django_delayq")
+    logger.addHandler(console)
+    try:
+        with structlog.contextvars.bound_contextvars(request="r-1", topic="of the request"):
+            message = schedule_message("docs.fails")
+        deliver()
+    finally:
+        logger.removeHandler(console)
+        message_failed.disconnect(names["count"])
+    context = {"request": "r-1", "topic": "docs.fails", "message": message.pk, "attempt": 1}
+    assert bound == [context]
+    (line,) = [line for line in lines if line["event"].startswith("message dead")]
+    assert context.items() <= line.items()
+    assert structlog.contextvars.get_contextvars() == {}
+    assert names["failures"] == {("docs.fails", "ConnectionError", "refuse", "dead"): 1}
+
+
+def test_the_example_of_middleware_carries_the_language(run_page: Run, settings: Any) -> None:
+    names = run_page("reference/middleware")
+    settings.DELAYQ = {**settings.DELAYQ, **names["DELAYQ"]}
+    seen = []
+    handler("docs.ok")(lambda message: seen.append(translation.get_language()))
+    with translation.override("de"):
+        schedule_message("docs.ok")
+    schedule_message("docs.ok")
+    deliver()
+    assert sorted(seen) == ["de", "en-us"]
 
 
 def test_the_example_of_signals_counts(run_page: Run) -> None:

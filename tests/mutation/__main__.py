@@ -78,6 +78,7 @@ def mutant(name: str, *edits: tuple[str, str, str]) -> Mutant:
 
 ACTIONS = "django_delayq/actions.py"
 ENGINE = "django_delayq/restore/engine.py"
+MIDDLEWARE = "django_delayq/middleware.py"
 PUBLISHER = "django_delayq/publisher.py"
 SQL = "django_delayq/sql/postgresql.py"
 TRANSITIONS = "django_delayq/transitions.py"
@@ -518,6 +519,35 @@ MUTANTS = [
     mutant(
         "process that is not ready without Redis",
         ("django_delayq/urls.py", 'if database != "ok" else', 'if database != "ok" or redis == "unavailable" else'),
+    ),
+    mutant(
+        "effects that middleware lost recorded as a success",
+        (
+            f"{WORKER}/executor.py",
+            "if not isinstance(delivery.decided, Recorded):\nraise",
+            "if not delivery.decided:\n    raise",
+        ),
+    ),
+    mutant("failure told when its middleware has ended", (MIDDLEWARE, "on_error(raised[0])", "pass")),
+    mutant(
+        "failure that middleware turns into a success",
+        (MIDDLEWARE, "raise raised[-1]", "from .outcomes import Ack\nreturn Ack()"),
+    ),
+    mutant(
+        "errors logged whole against the settings",
+        (f"{WORKER}/executor.py", "error if logs_whole_errors() else None", "error"),
+    ),
+    mutant(
+        "failures logged without their context",
+        (f"{WORKER}/reporting.py", "cause.context.run(log_event,", "(lambda f, *a, **o: f(*a, **o))(log_event,"),
+    ),
+    mutant(
+        "dead messages that Sentry gets twice",
+        ("django_delayq/contrib/sentry.py", "if _is_reported.get():", "if False:"),
+    ),
+    mutant(
+        "deliveries in the trace of their call",
+        ("django_delayq/contrib/opentelemetry.py", "if not self._continue_trace:", "if False:"),
     ),
     mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
 ]

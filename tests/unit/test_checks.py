@@ -36,6 +36,8 @@ def test_no_settings_at_all_pass() -> None:
         ({"COLOUR": "red"}, ["delayq.E002"]),
         ({"LEASE": -1}, ["delayq.E003"]),
         ({"QUEUES": ["other"]}, ["delayq.E004"]),
+        ({"MIDDLEWARE": ["django_delayq.middleware.Middleware"]}, []),
+        ({"MIDDLEWARE": ["django_delayq.middleware.Draft", "nowhere.Tenants"]}, ["delayq.E012", "delayq.E012"]),
         ({"REDIS": "http://localhost"}, ["delayq.E006"]),
         ({"REDIS": "redis://[::1"}, ["delayq.E006"]),
         ({"REDIS": "default"}, ["delayq.E007"]),

@@ -95,6 +95,11 @@ def test_an_unknown_key_is_e002_and_named() -> None:
         ("PAYLOAD_MAX_DEPTH", 10_000),
         ("REDIS_TIMEOUT", 60),
         ("HANDLERS_MODULE", "my handlers"),
+        ("MIDDLEWARE", "mysite.middleware.Tenants"),
+        ("MIDDLEWARE", ["Tenants"]),
+        ("MIDDLEWARE", ["mysite.middleware."]),
+        ("MIDDLEWARE", [5]),
+        ("LOG_ERRORS", "traceback"),
     ],
 )
 def test_an_impossible_value_is_e003_and_named(name: str, value: Any) -> None:

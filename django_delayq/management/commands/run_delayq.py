@@ -29,6 +29,7 @@ from ...worker.connections import leave_pools
 from ...worker.once import drain
 from ...worker.options import Options, all_roles
 from ...worker.process import WorkerProcess
+from ...worker.reporting import log_whole_errors
 from ...worker.supervisor import Supervisor
 from .. import _common as common
 
@@ -105,6 +106,8 @@ class Command(BaseCommand):
             heartbeat_file=options["heartbeat_file"],
         )
         _ensure_logging(options["verbosity"])
+        if options["verbosity"] > 1:
+            log_whole_errors()
         if not options["once"]:
             leave_pools()
         _check_tables(using)

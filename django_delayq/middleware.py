@@ -1,0 +1,162 @@
+"""Middleware: classes of the project that surround each handler, and each call that schedules messages.
+
+Context travels from the code that schedules a message to its handler in the headers of the message: the trace, the
+tenant, the language, the context of the log. Without middleware a call and a delivery cost one check each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from . import conf
+from .registry import Delivered
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Draft:
+    """A message that is about to be scheduled.
+
+    A middleware may change ``headers``, which are stored with the message; the rest is for reading. ``id`` is None
+    until the message is written.
+    """
+
+    topic: str
+    queue: str
+    key: str | None
+    headers: dict[str, Any]
+    id: int | None = None
+
+
+class Handled(Delivered[Any], Protocol):
+    """A delivery, as a middleware receives it: what the handler gets, and more."""
+
+    using: str
+
+    @property
+    def lateness(self) -> float:
+        """The seconds from the due time to the claim."""
+
+    @property
+    def outcome(self) -> str | None:
+        """None until the handler has ended; then "consumed", "retried", "dead" or "released" (which costs no attempt).
+
+        The retry policy has decided it; the record may still refuse it, for example because of a cancel.
+        """
+
+
+class Middleware:
+    """Surrounds calls and handlers. Subclass it, override one method or both, and name the class in ``MIDDLEWARE``.
+
+    One object is made for each process, and its methods are called by several threads. Each returns a context manager,
+    for example by ``contextlib.contextmanager``, which is entered and left in the thread of the call or of the handler.
+    The first middleware is the outermost.
+    """
+
+    def scheduling(self, drafts: Sequence[Draft]) -> AbstractContextManager[Any]:
+        """Surround a call that schedules messages: one draft, or all of ``schedule_messages``.
+
+        The arguments are checked already. What is raised on entry refuses the call, and nothing is written. On exit the
+        messages are written, perhaps in a transaction that is still open.
+        """
+        return nullcontext()
+
+    def handling(self, message: Handled) -> AbstractContextManager[Any]:
+        """Surround a handler, sync or async; a transactional one with its transaction and its commit.
+
+        On exit ``message.outcome`` says what follows. An exception that is raised instead of the handler's is the
+        failure: ``Reject`` and ``RetryLater`` count as they do in a handler. An exception that is swallowed stays a
+        failure.
+        """
+        return nullcontext()
+
+
+_installed: list[Middleware] = []
+
+
+def install(middleware: Middleware) -> None:
+    """Put a middleware around those of ``DELAYQ["MIDDLEWARE"]`` in this process: for integrations."""
+    if middleware not in _installed:
+        _installed.append(middleware)
+        chain.cache_clear()
+
+
+def remove(middleware: Middleware) -> None:
+    """Take away a middleware that was installed."""
+    _installed.remove(middleware)
+    chain.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def chain() -> tuple[Middleware, ...]:
+    """Return the middleware of this process, the outermost first. Raises ``ImproperlyConfigured`` for a wrong path."""
+    return (*_installed, *(load(path)() for path in conf.get().MIDDLEWARE))
+
+
+def load(path: str) -> type[Middleware]:
+    """Return the class that a dotted path of the settings names. Raises ``ImproperlyConfigured``."""
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"DELAYQ['MIDDLEWARE'] names {path}, which cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Middleware)):
+        raise ImproperlyConfigured(
+            f"DELAYQ['MIDDLEWARE'] names {path}, which is no subclass of django_delayq.middleware.Middleware"
+        )
+    return found
+
+
+def run_inside(
+    hooks: Iterable[Callable[[], AbstractContextManager[Any]]],
+    function: Callable[[], T],
+    on_error: Callable[[BaseException], None] = lambda error: None,
+) -> T:
+    """Call a function inside of context managers, the first outermost, and return what it returns.
+
+    ``on_error`` is called with an error before the next of them is left, and again if that one raises another error.
+    The last error is raised in the end, even if one of them swallows it.
+    """
+    raised: list[BaseException] = []
+    returned: list[T] = []
+
+    def note(_kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        if error is not None and all(error is not one for one in raised):
+            raised.append(error)
+            on_error(error)
+
+    try:
+        with ExitStack() as stack:
+            try:
+                for hook in hooks:
+                    stack.enter_context(hook())
+                    stack.push(note)
+                returned.append(function())
+            except BaseException as error:  # noqa: BLE001
+                raised.append(error)
+            # Not while it is handled: what on_error raises would have it in its chain.
+            if raised:
+                on_error(raised[0])
+                raise raised[0]
+        if raised:
+            raise raised[-1]
+        return returned[0]
+    finally:
+        # The tracebacks of the errors refer to this frame.
+        raised.clear()
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "DELAYQ":
+        chain.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_delayq.middleware")

@@ -1,0 +1,537 @@
+"""Middleware surrounds handlers and calls that schedule; a failure is told before the context of its handler ends."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, transaction
+
+from django_delayq import (
+    InvalidMessage,
+    Reject,
+    RetryLater,
+    aschedule_message,
+    handler,
+    middleware,
+    registry,
+    schedule_message,
+    signals,
+)
+from django_delayq import schedule_messages as schedule_many
+from django_delayq.middleware import Draft, Handled, Middleware
+from django_delayq.models import Message
+from django_delayq.worker import reporting
+from django_delayq.worker.once import drain
+from django_delayq.worker.options import Options
+from tests.app.handlers import leave
+from tests.app.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TOPIC = "integration.middleware"
+SECRET = "the secret of order 4711"
+
+tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="")
+Install = Callable[[Middleware], None]
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(middleware, "_installed", [])
+    middleware.chain.cache_clear()
+    yield
+    middleware.chain.cache_clear()
+    registry.unregister(TOPIC)
+
+
+@pytest.fixture
+def install() -> Iterator[Install]:
+    installed = []
+
+    def install_one(one: Middleware) -> None:
+        middleware.install(one)
+        installed.append(one)
+
+    yield install_one
+    for one in installed:
+        middleware.remove(one)
+
+
+def run(function: Callable[[Any], Any], payload: Any = None, **terms: Any) -> Message:
+    """Schedule one message, deliver it as a worker does, and return it with its new state."""
+    handler(TOPIC, **terms)(function)
+    message = schedule_message(TOPIC, payload)
+    drain(Options("default", threads=1))
+    message.refresh_from_db()
+    return message
+
+
+def fail(message: Any) -> None:
+    raise ValueError(SECRET)
+
+
+class Tenants(Middleware):
+    """Carries the tenant of the call to the handler."""
+
+    @contextmanager
+    def scheduling(self, drafts: Sequence[Draft]) -> Iterator[None]:
+        for draft in drafts:
+            draft.headers["tenant"] = tenant.get()
+        yield
+
+    @contextmanager
+    def handling(self, message: Handled) -> Iterator[None]:
+        token = tenant.set(message.headers["tenant"])
+        try:
+            yield
+        finally:
+            tenant.reset(token)
+
+
+class Watcher(Middleware):
+    """Notes what it sees, and raises what it is told to."""
+
+    def __init__(self, name: str = "", enter: Exception | None = None, leave: Exception | None = None) -> None:
+        self.name = name
+        self.enter, self.leave = enter, leave
+        self.seen: list[Any] = []
+
+    @contextmanager
+    def handling(self, message: Handled) -> Iterator[None]:
+        self.seen.append((f"enter {self.name}".strip(), threading.current_thread().name, message.outcome))
+        if self.enter is not None:
+            raise self.enter
+        try:
+            yield
+        except BaseException as error:
+            self.seen.append((type(error).__name__, threading.current_thread().name, message.outcome))
+            raise
+        finally:
+            self.seen.append((f"leave {self.name}".strip(), threading.current_thread().name, message.outcome))
+            if self.leave is not None:
+                raise self.leave
+
+    @property
+    def steps(self) -> list[tuple[str, str | None]]:
+        return [(step, outcome) for step, _thread, outcome in self.seen]
+
+
+class Swallower(Middleware):
+    """Swallows every exception."""
+
+    @contextmanager
+    def handling(self, message: Handled) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # noqa: BLE001
+            pass
+
+    scheduling = handling  # type: ignore[assignment]
+
+
+# --- around the handler -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_context_of_a_call_reaches_the_handler(install: Install, kind: str, transactional: bool) -> None:
+    install(Tenants())
+    seen = []
+
+    def look(message: Any) -> None:
+        seen.append((tenant.get(), message.headers))
+
+    async def alook(message: Any) -> None:
+        look(message)
+
+    tenant_before = tenant.set("acme")
+    try:
+        handler(TOPIC)(look)
+        schedule_message(TOPIC, headers={"a": 1})
+    finally:
+        tenant.reset(tenant_before)
+    registry.unregister(TOPIC)
+    handler(TOPIC, transactional=transactional)(alook if kind == "async" else look)
+    drain(Options("default", threads=1))
+    assert seen == [("acme", {"a": 1, "tenant": "acme"})]
+
+
+def test_middleware_sees_a_success_in_the_thread_of_the_handler(install: Install) -> None:
+    watcher = Watcher()
+    install(watcher)
+    threads = []
+    message = run(lambda message: threads.append(threading.current_thread().name))
+    assert message.state == "consumed"
+    assert watcher.steps == [("enter", None), ("leave", "consumed")]
+    assert {thread for _step, thread, _outcome in watcher.seen} == set(threads)
+
+
+@pytest.mark.parametrize(
+    ("error", "terms", "outcome"),
+    [
+        (ValueError("no"), {"retry": ["1h"]}, "retried"),
+        (ValueError("no"), {"retry": False}, "dead"),
+        (Reject("no"), {}, "dead"),
+        (RetryLater(3600), {}, "retried"),
+        (RetryLater(3600, counts=False), {}, "released"),
+        (SystemExit(3), {"retry": False}, "dead"),
+    ],
+    ids=["retried", "dead", "rejected", "later", "later uncounted", "exit"],
+)
+def test_middleware_sees_the_exception_and_what_follows(
+    install: Install, error: BaseException, terms: dict[str, Any], outcome: str
+) -> None:
+    def raise_it(message: Any) -> None:
+        raise error
+
+    watcher = Watcher()
+    install(watcher)
+    message = run(raise_it, **terms)
+    assert message.state == ("dead" if outcome == "dead" else "scheduled")
+    assert watcher.steps == [("enter", None), (type(error).__name__, outcome), ("leave", outcome)]
+
+
+def test_the_first_middleware_is_the_outermost_and_an_error_on_entry_is_seen_outside(install: Install) -> None:
+    outer, inner = Watcher("outer"), Watcher("inner", enter=LookupError("no such tenant"))
+    install(outer)
+    install(inner)
+    message = run(leave, retry=False)
+    assert message.state == "dead"
+    assert not Effect.objects.exists()
+    assert inner.steps == [("enter inner", None)]
+    assert outer.steps == [("enter outer", None), ("LookupError", "dead"), ("leave outer", "dead")]
+
+
+def test_an_exception_that_replaces_the_handlers_is_the_failure(install: Install) -> None:
+    outer = Watcher()
+    install(outer)
+    install(Watcher(leave=RetryLater(3600)))
+    message = run(fail, retry=False)
+    assert message.state == "scheduled"
+    assert outer.steps == [("enter", None), ("RetryLater", "retried"), ("leave", "retried")]
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+def test_a_swallowed_exception_stays_a_failure(install: Install, transactional: bool) -> None:
+    install(Swallower())
+    message = run(fail, retry=False, transactional=transactional)
+    assert message.state == "dead"
+
+
+def test_middleware_that_fails_after_a_handler_fails_the_delivery(install: Install) -> None:
+    install(Watcher(leave=RuntimeError("the effects could not be committed")))
+    assert run(leave, retry=False).state == "dead"
+
+
+def test_lost_effects_stay_a_failure_when_another_middleware_swallows_the_error(install: Install) -> None:
+    install(Swallower())
+    install(Watcher(leave=RuntimeError("the effects could not be committed")))
+    assert run(leave, retry=False).state == "dead"
+
+
+def test_middleware_that_fails_after_the_commit_of_a_success_changes_nothing(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    outer = Watcher()
+    install(outer)
+    install(Watcher(leave=RuntimeError("too late")))
+    assert run(leave, retry=False, transactional=True).state == "consumed"
+    assert outer.steps == [("enter", None), ("RuntimeError", "consumed"), ("leave", "consumed")]
+    assert Effect.objects.count() == 1
+    assert f"The middleware of topic {TOPIC} failed after the success was recorded" in caplog.text
+
+
+def test_middleware_surrounds_the_transaction_and_its_commit(install: Install) -> None:
+    class Look(Middleware):
+        seen: list[Any] = []
+
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            self.seen.append(connection.in_atomic_block)
+            yield
+            self.seen.append((connection.in_atomic_block, Message.objects.get(pk=message.id).state))
+
+    install(Look())
+    run(leave, transactional=True)
+    assert Look.seen == [False, (False, "consumed")]
+
+
+def test_middleware_that_hangs_ends_at_the_timeout_of_the_handler(install: Install) -> None:
+    class Hang(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            while message.outcome is None:
+                threading.Event().wait(0.01)
+            yield
+
+    watcher = Watcher()
+    install(watcher)
+    install(Hang())
+    message = run(leave, retry=False, timeout="0.1s")
+    assert message.state == "dead"
+    assert watcher.steps == [("enter", None), ("HandlerTimeout", "dead"), ("leave", "dead")]
+
+
+# --- around calls -----------------------------------------------------------------------------------------------------
+
+
+def test_one_call_is_surrounded_once_and_drafts_learn_their_ids(install: Install) -> None:
+    class Look(Middleware):
+        calls: list[Sequence[Draft]] = []
+
+        @contextmanager
+        def scheduling(self, drafts: Sequence[Draft]) -> Iterator[None]:
+            assert all(draft.id is None for draft in drafts)
+            yield
+            self.calls.append(drafts)
+
+    install(Look())
+    one = schedule_message(TOPIC, queue="slow", key="k", headers={"a": 1}, delay=60)
+    many = schedule_many([{"topic": TOPIC, "delay": 60, "key": "m"}, {"topic": TOPIC, "delay": 60}])
+    assert Look.calls == [
+        [Draft(TOPIC, "slow", "k", {"a": 1}, one.pk)],
+        [Draft(TOPIC, "default", "m", {}, many[0].pk), Draft(TOPIC, "default", None, {}, many[1].pk)],
+    ]
+
+
+def test_the_context_of_async_code_reaches_the_headers(install: Install) -> None:
+    async def schedule() -> Message:
+        tenant.set("acme")
+        return await aschedule_message(TOPIC, delay=60)
+
+    install(Tenants())
+    assert async_to_sync(schedule)().headers == {"tenant": "acme"}
+
+
+def test_headers_of_middleware_are_stored_with_every_message(install: Install) -> None:
+    install(Tenants())
+    schedule_message(TOPIC, delay=60)
+    schedule_many([{"topic": TOPIC, "delay": 60, "key": "m"}, {"topic": TOPIC, "delay": 60, "headers": {"a": 1}}])
+    stored = list(Message.objects.order_by("pk").values_list("headers", flat=True))
+    assert sorted(stored, key=len) == [{"tenant": ""}, {"tenant": ""}, {"tenant": "", "a": 1}]
+
+
+class Headers(Middleware):
+    def __init__(self, headers: dict[str, Any]) -> None:
+        self.headers = headers
+
+    @contextmanager
+    def scheduling(self, drafts: Sequence[Draft]) -> Iterator[None]:
+        drafts[-1].headers.update(self.headers)
+        yield
+
+
+@pytest.mark.parametrize("headers", [{"big": "x" * 20_000}, {"no json": object()}], ids=["large", "no JSON"])
+def test_impossible_headers_of_middleware_refuse_the_call(install: Install, headers: dict[str, Any]) -> None:
+    install(Headers(headers))
+    with pytest.raises(InvalidMessage, match="headers"):
+        schedule_many([{"topic": TOPIC}] * 2)
+    with pytest.raises(InvalidMessage, match="headers"):
+        schedule_message(TOPIC)
+    assert not Message.objects.exists()
+
+
+def test_an_error_of_a_call_is_not_swallowed(install: Install) -> None:
+    install(Swallower())
+    schedule_message(TOPIC, delay=60, key="k")
+    with pytest.raises(Exception, match="is live and has this key"):
+        schedule_message(TOPIC, delay=60, key="k")
+
+
+def test_middleware_of_the_settings_is_made_once_inside_of_what_is_installed(settings: Any, install: Install) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "MIDDLEWARE": [f"{__name__}.Tenants"]}
+    install(Swallower())
+    chain = middleware.chain()
+    assert [type(one) for one in chain] == [Swallower, Tenants]
+    assert middleware.chain() is chain
+    settings.DELAYQ = {**settings.DELAYQ, "MIDDLEWARE": []}
+    assert len(middleware.chain()) == 1
+
+
+@pytest.mark.parametrize("path", ["tests.nowhere.Tenants", f"{__name__}.run"])
+def test_a_wrong_path_of_middleware_refuses_the_call_and_the_worker(settings: Any, path: str) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "MIDDLEWARE": [path]}
+    for call in (lambda: schedule_message(TOPIC), lambda: drain(Options("default"))):
+        with pytest.raises(ImproperlyConfigured, match=f"names {path}, which "):
+            call()
+    assert not Message.objects.exists()
+
+
+# --- the signal and the log of a failure ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failures() -> Iterator[list[dict[str, Any]]]:
+    heard: list[dict[str, Any]] = []
+
+    def hear(sender: Any, **facts: Any) -> None:
+        heard.append({**facts, "thread": threading.current_thread().name, "tenant": tenant.get()})
+
+    signals.message_failed.connect(hear)
+    yield heard
+    signals.message_failed.disconnect(hear)
+
+
+@pytest.mark.parametrize(("retry", "outcome"), [(["1h"], "retried"), (False, "dead")])
+def test_the_signal_of_a_failure_has_the_exception_and_is_sent_in_the_context_of_the_handler(
+    install: Install, failures: list[dict[str, Any]], retry: Any, outcome: str
+) -> None:
+    install(Tenants())
+    threads = []
+
+    def note_and_fail(message: Any) -> None:
+        threads.append(threading.current_thread().name)
+        tenant.set("of the handler")
+        fail(message)
+
+    message = run(note_and_fail, retry=retry)
+    (facts,) = failures
+    error = facts.pop("exception")
+    assert isinstance(error, ValueError)
+    assert error.__traceback__ is not None
+    facts.pop("signal")
+    assert facts == {
+        "message_id": message.pk,
+        "topic": TOPIC,
+        "queue": "default",
+        "delivery": 1,
+        "attempt": 1,
+        "outcome": outcome,
+        "using": "default",
+        "thread": threads[0],
+        "tenant": "of the handler",
+    }
+
+
+def test_a_success_and_an_uncounted_delivery_are_no_failures(failures: list[dict[str, Any]]) -> None:
+    def later(message: Any) -> None:
+        raise RetryLater(3600, counts=False)
+
+    run(later)
+    registry.unregister(TOPIC)
+    run(leave)
+    assert failures == []
+
+
+def test_a_failure_that_middleware_saw_is_told_once(install: Install, failures: list[dict[str, Any]]) -> None:
+    install(Watcher())
+    run(fail, retry=False)
+    assert len(failures) == 1
+
+
+def line_of(caplog: pytest.LogCaptureFixture, event: str) -> logging.LogRecord:
+    (record,) = [record for record in caplog.records if getattr(record, "delayq_event", None) == event]
+    return record
+
+
+@pytest.mark.parametrize(("retry", "event", "level"), [(["1h"], "retried", "WARNING"), (False, "dead", "ERROR")])
+@pytest.mark.parametrize(
+    ("given", "debug", "is_whole"),
+    [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
+    ids=["production", "debug", "chosen", "refused"],
+)
+def test_the_exception_of_a_handler_is_logged_as_the_settings_say(
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    retry: Any,
+    event: str,
+    level: str,
+    given: bool | None,
+    debug: bool,
+    is_whole: bool,
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LOG_ERRORS": given}
+    settings.DEBUG = debug
+    run(fail, {"card": SECRET}, retry=retry)
+    record = line_of(caplog, event)
+    assert record.levelname == level
+    assert "error=ValueError" in record.getMessage()
+    assert SECRET not in record.getMessage()
+    assert (SECRET in caplog.text) is is_whole
+    if is_whole:
+        assert record.exc_info is not None
+        assert record.exc_info[1] is not None
+        assert "raise ValueError(SECRET)" in caplog.text
+
+
+def test_a_worker_with_verbosity_2_logs_whole_errors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reporting, "_whole_errors", False)
+    reporting.log_whole_errors()
+    run(fail, retry=False)
+    assert SECRET in caplog.text
+
+
+@pytest.mark.parametrize("place", ["receiver", "policy"])
+def test_an_error_about_a_failure_is_logged_without_the_text_of_the_failure(
+    place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(*args: Any, **facts: Any) -> None:
+        try:
+            raise LookupError("a cause of its own")
+        except LookupError as error:
+            raise RuntimeError("trouble of its own") from error
+
+    if place == "receiver":
+        signals.message_failed.connect(break_down)
+    try:
+        run(fail, retry=break_down if place == "policy" else False)
+    finally:
+        signals.message_failed.disconnect(break_down)
+    assert "RuntimeError: trouble of its own" in caplog.text
+    assert "LookupError: a cause of its own" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_like_failures_have_one_digest(caplog: pytest.LogCaptureFixture) -> None:
+    digests = []
+    for text in ("order 1", "order 2", "customer 1"):
+
+        def fail_so(message: Any, text: str = text) -> None:
+            raise ValueError(text)
+
+        run(fail_so, retry=False)
+        digests.append(line_of(caplog, "dead").delayq["digest"])  # type: ignore[attr-defined]
+        registry.unregister(TOPIC)
+        caplog.clear()
+    assert digests[0] == digests[1] != digests[2]
+    assert all(len(digest) == 8 for digest in digests)
+
+
+def test_the_line_of_a_failure_is_logged_in_the_context_of_the_handler(install: Install) -> None:
+    """Its filters and formatters find the context that middleware and handler have set."""
+
+    class Note(logging.Handler):
+        seen: list[str] = []
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if getattr(record, "delayq_event", "") == "dead":
+                self.seen.append(tenant.get())
+
+    install(Tenants())
+    token = tenant.set("acme")
+    note = Note()
+    logging.getLogger("django_delayq").addHandler(note)
+    try:
+        run(fail, retry=False)
+    finally:
+        logging.getLogger("django_delayq").removeHandler(note)
+        tenant.reset(token)
+    assert Note.seen == ["acme"]
+
+
+def test_a_call_in_a_transaction_that_is_rolled_back_schedules_nothing(install: Install) -> None:
+    install(Tenants())
+    with pytest.raises(ValueError, match=SECRET), transaction.atomic():
+        schedule_message(TOPIC)
+        raise ValueError(SECRET)
+    assert not Message.objects.exists()
