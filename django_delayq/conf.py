@@ -73,6 +73,9 @@ class Settings:
     MIDDLEWARE: tuple[str, ...] = ()
     # True: workers log the whole exception of a handler. False: its class and a digest. None: as DEBUG says.
     LOG_ERRORS: bool | None = None
+    # For tests, without Redis. "manual": messages wait until the test drains them; "immediate": a handler runs at the
+    # call that makes its message due. None: production.
+    TESTING: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,15 @@ def _flag(value: Any) -> bool:
     return value
 
 
+def _one_of(*words: str) -> Parser:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError(f"must be one of {', '.join(words)}, or None")
+        return str(value)
+
+    return parse
+
+
 def _label(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 40 or not (value.isprintable() or not value):
         raise ValueError("must be text of at most 40 printable characters")
@@ -196,6 +208,7 @@ PARSERS: dict[str, Parser] = {
     "HANDLERS_MODULE": _word(100),
     "MIDDLEWARE": _dotted_paths,
     "LOG_ERRORS": _or_none(_flag),
+    "TESTING": _or_none(_one_of("manual", "immediate")),
 }
 
 
@@ -228,12 +241,21 @@ def parse(given: Any) -> tuple[Settings, list[Problem]]:
     return settings, problems
 
 
+# True while ``django_delayq.testing`` is in use: a project that sets no TESTING then has "manual".
+in_tests = False
+
+
 @lru_cache(maxsize=1)
 def get() -> Settings:
-    """Return the project's settings. Raises ``ImproperlyConfigured`` with every problem that was found."""
+    """Return the project's settings. Raises ``ImproperlyConfigured`` with every problem that was found.
+
+    In tests there is no Redis.
+    """
     settings, problems = parse(getattr(django_settings, "DELAYQ", {}))
     if problems:
         raise ImproperlyConfigured(" ".join(f"{problem.message} {problem.hint}" for problem in problems))
+    if in_tests or settings.TESTING is not None:
+        return dataclasses.replace(settings, TESTING=settings.TESTING or "manual", REDIS=None)
     return settings
 
 

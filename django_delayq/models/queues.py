@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import DateTimeField, Q, Value
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .. import validation
+from .. import clock, validation
 from .fields import UTCDateTimeField
+
+
+class RecordNow(Now):
+    """The time by the record's clock, in a queryset."""
+
+    def resolve_expression(self, *args: Any, **kwargs: Any) -> Any:
+        if clock.of_tests is not None:
+            return Value(clock.of_tests(), output_field=DateTimeField()).resolve_expression(*args, **kwargs)
+        return super().resolve_expression(*args, **kwargs)
 
 
 class Queue(models.Model):
     """A queue that somebody paused: its messages wait. A queue without a row is not paused."""
 
     # The pauses that are not over, by the database's clock.
-    PAUSED = Q(resumes_at__isnull=True) | Q(resumes_at__gt=Now())
+    PAUSED = Q(resumes_at__isnull=True) | Q(resumes_at__gt=RecordNow())
 
     name = models.CharField(_("name"), max_length=validation.QUEUE_LENGTH, primary_key=True)
     paused_at = UTCDateTimeField(_("paused"), default=timezone.now)

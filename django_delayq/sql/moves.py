@@ -14,6 +14,7 @@ from django.db import connections, transaction
 from django.db.models import F, Model, Q, QuerySet
 from django.utils import timezone
 
+from .. import clock as clocks
 from ..exceptions import InvalidTransition
 from ..models import Message, Transition, known_identity, learn_identity
 from ..outcomes import error_kind, storable
@@ -60,6 +61,8 @@ IDENTITY = "SELECT value FROM delayq_identity WHERE id = 1"
 
 def clock(using: str) -> datetime:
     """Return the time by the database's clock; on a database without a clock of its own, by the host's."""
+    if clocks.of_tests is not None:
+        return clocks.of_tests()
     connection = connections[using]
     knows = bool(known_identity(using))
     if connection.vendor != "postgresql":

@@ -14,8 +14,9 @@ from typing import Any
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-# Values of psycopg's transaction_status: no transaction is open; the connection is broken.
-IDLE, UNKNOWN = 0, 4
+# Values of psycopg's transaction_status: no transaction is open; a statement failed, so that only a rollback is possible;
+# the connection is broken.
+IDLE, FAILED, UNKNOWN = 0, 3, 4
 # psycopg's number for this level of isolation.
 READ_COMMITTED = 2
 # A pooler makes up the process id that it tells its clients: it has no process for each of them.
@@ -133,6 +134,12 @@ def is_in_transaction(connection: BaseDatabaseWrapper) -> bool | None:
         with contextlib.suppress(Exception):
             return bool(raw.in_transaction)
     return None
+
+
+def is_failed(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a statement failed in the open transaction, so that the database takes only a rollback."""
+    raw = connection.connection
+    return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == FAILED
 
 
 def is_conflict(error: BaseException | None) -> bool:

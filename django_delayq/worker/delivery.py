@@ -74,6 +74,9 @@ class Delivery:
         "using",
     )
 
+    # Tests run handlers inside a transaction of their own.
+    is_outermost = True
+
     def __init__(
         self, claimed: Claimed, handler: Handler, using: str, asked: float | None = None, due_in: float = 0.0
     ) -> None:
@@ -296,6 +299,9 @@ class Delivery:
     def note_interrupt(self) -> None:
         """Take note, in the handler's thread, that the interrupt was raised: none is on its way any more."""
         self._is_interrupted = False
+
+    def note_error(self, error: BaseException) -> None:
+        """Take note of what the handler raised. A worker keeps no error; tests do."""
 
     def close(self) -> None:
         """End the delivery. Waits for an interrupt that is on its way, so that it hits no later message."""

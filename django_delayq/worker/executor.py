@@ -98,9 +98,9 @@ def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery
 
 def _perform(delivery: Delivery, actor: str) -> Outcome:
     if not delivery.handler.transactional:
-        _call(delivery)
+        call(delivery)
         return Ack()
-    with transaction.atomic(using=delivery.using, durable=True):
+    with transaction.atomic(using=delivery.using, durable=delivery.is_outermost):
         _call_in_transaction(delivery)
         # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back
         # without an error, and this statement is the one that raises it.
@@ -116,7 +116,7 @@ def _call_in_transaction(delivery: Delivery) -> None:
     """Call the handler in its transaction, and reject a message whose handler ended that by hand and then failed."""
     with guard.HandlersTransaction(delivery.using) as guarded:
         try:
-            _call(delivery)
+            call(delivery)
         except Exception as error:
             if guarded.has_ended:
                 # Another delivery would repeat effects that are committed already.
@@ -126,7 +126,8 @@ def _call_in_transaction(delivery: Delivery) -> None:
             logger.error("The handler of topic %s ended its transaction by hand; effects may repeat", delivery.topic)
 
 
-def _call(delivery: Delivery) -> None:
+def call(delivery: Delivery) -> None:
+    """Call the handler, and see to it that its work is done when this returns."""
     function = delivery.handler.function
     failpoints.reach("before_handler")
     try:
@@ -171,6 +172,8 @@ def _answer(delivery: Delivery, error: BaseException) -> Outcome:
     """Return the outcome of a delivery that raised, and tell the receivers of a failure about the exception."""
     if delivery.raised is error and delivery.decided is not None:
         return delivery.decided
+    if not isinstance(error, Superseded):
+        delivery.note_error(error)
     outcome = _decide(delivery, error)
     if not isinstance(outcome, Retry | GiveUp):
         return outcome

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 
-from .. import actors, signals
-from ..models import Message
+from .. import actors
 from ..outcomes import Release, Retry, storable
 from . import connections
 from .claim_ahead import ClaimAhead
@@ -21,7 +20,7 @@ from .executor import execute
 from .held import HeldDeliveries
 from .page import Page
 from .recorder import Recorder
-from .reporting import log_event
+from .reporting import report_delivered
 
 logger = logging.getLogger("django_delayq")
 
@@ -210,15 +209,7 @@ class Pool:
         # Whatever follows may kill the process.
         self.page.note_begun(number, delivery.id)
         connections.before_task()
-        if logger.isEnabledFor(logging.DEBUG):
-            log_event(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)
-        if signals.message_delivered.receivers:
-            arguments = {
-                "delivery": delivery.deliveries,
-                "lateness": delivery.lateness,
-                **signals.message_arguments(delivery, delivery.using),
-            }
-            signals.emit(signals.message_delivered, Message, **arguments)
+        report_delivered(delivery)
         # A time zone or language that a handler activates ends with it.
         outcome = contextvars.copy_context().run(execute, delivery, actor)
         self._mean.learn(time.monotonic() - delivery.started_mono)

@@ -134,8 +134,8 @@ class Recorder(threading.Thread):
                     began = self._gather(began)
                     batch = [self._pending.popleft() for _ in range(min(MOST_OUTCOMES, len(self._pending)))]
                     self._writing_since = time.monotonic()
-                    self._record([e for e in batch if isinstance(e.outcome, SUCCESS)], self._write_successes)
-                    self._record([e for e in batch if not isinstance(e.outcome, SUCCESS)], self._write_failures)
+                    self._record([e for e in batch if isinstance(e.outcome, SUCCESS)], self.write_successes)
+                    self._record([e for e in batch if not isinstance(e.outcome, SUCCESS)], self.write_failures)
                     self._writing_since = None
                     done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
                     self._on_recorded(len(done))
@@ -217,7 +217,8 @@ class Recorder(threading.Thread):
         else:
             self._record([ended._replace(outcome=plain)], write)
 
-    def _write_successes(self, batch: Sequence[Ended], again: bool) -> None:
+    def write_successes(self, batch: Sequence[Ended], again: bool) -> None:
+        """Write deliveries that succeeded, and report them. ``again``: an earlier try may have been committed."""
         acks = [ended for ended in batch if isinstance(ended.outcome, Ack)]
         consumed = transitions.succeed(
             self.using, [Success(e.delivery.id, e.delivery.deliveries, e.actor) for e in acks], wait=False
@@ -237,7 +238,8 @@ class Recorder(threading.Thread):
             for ended in recorded:
                 report_success(self.using, ended.delivery, ended.at)
 
-    def _write_failures(self, batch: Sequence[Ended], again: bool) -> None:
+    def write_failures(self, batch: Sequence[Ended], again: bool) -> None:
+        """Write deliveries that failed or were released, publish what is scheduled again, and report them."""
         failures = [_failure(ended) for ended in batch]
         moved = {m.id: m for m in transitions.fail(self.using, failures, wait=False)}
         live = self._live([failure.id for failure in failures if failure.id not in moved])

@@ -57,6 +57,19 @@ def report_moves(using: str, moves: Sequence[Moved]) -> None:
         signals.emit_end(Message, m, using)
 
 
+def report_delivered(delivery: Delivery) -> None:
+    """Log and signal that the handler of a delivery is about to run."""
+    if logger.isEnabledFor(logging.DEBUG):
+        log_event(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)
+    if signals.message_delivered.receivers:
+        arguments = {
+            "delivery": delivery.deliveries,
+            "lateness": delivery.lateness,
+            **signals.message_arguments(delivery, delivery.using),
+        }
+        signals.emit(signals.message_delivered, Message, **arguments)
+
+
 def wants_successes() -> bool:
     """Return whether anybody logs or receives successes."""
     return logger.isEnabledFor(logging.INFO) or bool(signals.message_succeeded.receivers)

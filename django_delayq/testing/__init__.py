@@ -1,0 +1,30 @@
+"""For the tests of a project: runs due messages in the test itself, moves the queue's clock, asserts what is scheduled.
+
+The names are loaded at first use: pytest imports its plugins before Django is set up.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .deliverer import Ran
+    from .helper import Delayq
+    from .mixin import DelayqMixin
+    from .topics import UnknownTopic
+
+_HOME = {"Delayq": "helper", "DelayqMixin": "mixin", "Ran": "deliverer", "UnknownTopic": "topics"}
+
+__all__ = ["Delayq", "DelayqMixin", "Ran", "UnknownTopic"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{module}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

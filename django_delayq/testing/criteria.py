@@ -1,0 +1,143 @@
+"""What a test looks for among messages, and how far a message is from it, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from .. import validation
+from ..clock import iso
+from ..durations import Duration, brief, seconds
+from ..models import Message
+
+# Characters of a payload that a failure shows.
+SHOWN = 300
+
+
+class Anything:
+    """The default of a criterion: every value will do."""
+
+    def __repr__(self) -> str:
+        return "ANYTHING"
+
+
+ANYTHING: Any = Anything()
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """The values that a message must have. ``payload`` and ``contained`` are JSON, as the record has them."""
+
+    topic: str | None
+    payload: Any
+    contained: Any
+    due: datetime | None
+    within: timedelta
+    key: Any
+    queue: Any
+    priority: Any
+
+    @classmethod
+    def of(
+        cls,
+        now: datetime,
+        topic: str | None,
+        *,
+        payload: Any,
+        payload__contains: Any,
+        due: Duration | datetime | None,
+        within: Duration,
+        key: str | Anything | None,
+        queue: str | Anything,
+        priority: int | Anything,
+    ) -> Criteria:
+        """Check what was given, and bring it into the form of the record. A duration ``due`` counts from ``now``."""
+        if due is not None and not isinstance(due, datetime):
+            due = now + timedelta(seconds=seconds(due))
+        if due is not None and due.utcoffset() is None:
+            raise ValueError("due has no time zone; use an aware datetime or a duration")
+        return cls(
+            topic,
+            _json(payload),
+            _json(payload__contains),
+            due,
+            timedelta(seconds=seconds(within)),
+            key,
+            queue,
+            priority,
+        )
+
+    def differences(self, message: Message) -> list[str]:
+        """Return how a message differs, one line of text for each difference; none when it matches."""
+        return [*self._differences(message)]
+
+    def _differences(self, message: Message) -> Iterator[str]:
+        for name in ("key", "queue", "priority"):
+            wanted, found = getattr(self, name), getattr(message, name)
+            if wanted is not ANYTHING and found != wanted:
+                yield f"{name} is {found!r}, not {wanted!r}"
+        if self.due is not None and abs(message.due_at - self.due) > self.within:
+            off = (message.due_at - self.due).total_seconds()
+            yield f"it is due {brief(abs(off))} {'later' if off > 0 else 'earlier'}"
+        if self.payload is not ANYTHING and message.payload != self.payload:
+            found_ones = [*_missing("payload", self.payload, message.payload, is_exact=True)]
+            yield from found_ones or [f"payload is {message.payload!r}, not {self.payload!r}"]
+        if self.contained is not ANYTHING:
+            yield from _missing("payload", self.contained, message.payload, is_exact=False)
+
+    def __str__(self) -> str:
+        """Return what a message must have, in words; "" when every message will do."""
+        parts = [f"topic {self.topic!r}"] if self.topic is not None else []
+        parts += [
+            f"{name} {wanted!r}"
+            for name, wanted in (("key", self.key), ("queue", self.queue), ("priority", self.priority))
+            if wanted is not ANYTHING
+        ]
+        if self.due is not None:
+            parts.append(f"due at {iso(self.due)} (± {brief(self.within.total_seconds())})")
+        if self.payload is not ANYTHING:
+            parts.append(f"payload {_shown(self.payload)}")
+        if self.contained is not ANYTHING:
+            parts.append(f"a payload that contains {_shown(self.contained)}")
+        return ", ".join(parts)
+
+
+def _json(value: Any) -> Any:
+    return value if value is ANYTHING else json.loads(validation.payload(value))
+
+
+def _missing(place: str, wanted: Any, found: Any, *, is_exact: bool) -> Iterator[str]:
+    """Yield what ``found`` lacks of ``wanted``: names of dicts, items of lists. ``is_exact``: or has besides."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name, value in wanted.items():
+            inside = f"{place}[{name!r}]"
+            if name not in found:
+                yield f"{place} has no {name!r}"
+            else:
+                yield from _missing(inside, value, found[name], is_exact=is_exact)
+        if is_exact:
+            yield from (f"{place} has {name!r} besides" for name in found if name not in wanted)
+    elif isinstance(wanted, list) and isinstance(found, list) and not is_exact:
+        for item in wanted:
+            if not any(not [*_missing(place, item, one, is_exact=False)] for one in found):
+                yield f"{place} does not contain {_shown(item)}"
+    elif wanted != found or isinstance(wanted, bool) != isinstance(found, bool):
+        yield f"{place} is {_shown(found)}, not {_shown(wanted)}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+
+
+def described(message: Message, now: datetime) -> str:
+    """Return one line about a message for people to read."""
+    wait = (message.due_at - now).total_seconds()
+    due = f"due in {brief(wait)}" if wait > 0 else "due"
+    facts = [f"#{message.pk} {message.topic}", due, f"payload {_shown(message.payload)}"]
+    if message.key is not None:
+        facts.insert(2, f"key {message.key!r}")
+    return ", ".join(facts)

@@ -1,0 +1,204 @@
+"""Delivers messages in the thread and the transaction of a test, by the steps of a worker: claim, execute, record."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Q
+
+from .. import actors, conf, pausing, registry, transitions
+from ..exceptions import HandlerTimeout, Reject, RetryLater
+from ..extensions import WorkerExtensions
+from ..models import Message, Transition
+from ..outcomes import Outcome, Retry
+from ..sql.rows import LeaseRenewal, Ticket
+from ..states import State
+from ..worker.delivery import Delivery
+from ..worker.executor import execute
+from ..worker.options import Options, worker_name
+from ..worker.recorder import SUCCESS, Ended, Recorder
+from ..worker.reporting import report_delivered, report_moves
+from . import topics
+from .transactions import call_on_commit_functions, usable_afterwards
+
+# A handler ends a delivery by these on purpose: they are its answers, not its errors.
+ANSWERS = (RetryLater, Reject)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One delivery that was made in a test.
+
+    ``outcome`` is *consumed*, *retried*, *released*, *dead* or *cancelled*. ``error`` is what the handler raised, also
+    ``RetryLater`` and ``Reject``. ``message`` is the message after the delivery.
+    """
+
+    message: Message
+    attempt: int
+    outcome: str
+    error: BaseException | None = None
+
+    def __str__(self) -> str:
+        error = "" if self.error is None else f": {type(self.error).__name__}: {self.error}"
+        return f"{self.message}, attempt {self.attempt}, {self.outcome}{error}"
+
+
+class LocalDelivery(Delivery):
+    """A delivery whose handler runs in the transaction of a test. It keeps what the handler raised."""
+
+    __slots__ = ("error",)
+
+    is_outermost = False
+    error: BaseException | None
+
+    def note_error(self, error: BaseException) -> None:
+        self.error = error
+
+    def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
+        # Another connection would not see the message.
+        return transitions.extend(self.using, holdings)
+
+
+class _Here(threading.local):
+    """The deliverer that is at work in this thread."""
+
+    deliverer: Deliverer | None = None
+
+
+_here = _Here()
+
+
+def at_work() -> Deliverer | None:
+    """Return the deliverer that is at work in this thread: a handler runs, and asks for further deliveries."""
+    return _here.deliverer
+
+
+class Deliverer:
+    """Makes deliveries one by one. It finds messages by query, as a worker without Redis does."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.worker = worker_name(Options(using, name="testing"))
+        self.extensions = WorkerExtensions(using, self.worker)
+        # This thread writes outcomes by the recorder's statements; the recorder's own thread never starts.
+        self._recorder = Recorder(using, lambda number: None, self.extensions)
+        # The messages that an immediate delivery made due.
+        self.waiting: list[int] = []
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Be the deliverer of this thread, and end in order."""
+        _here.deliverer = self
+        try:
+            yield
+        finally:
+            _here.deliverer = None
+            self.extensions.stop()
+
+    def expire(self) -> None:
+        """Expire messages that did not start in time."""
+        _leased, expiring = transitions.anything_expired(self.using)
+        if expiring:
+            moved = transitions.expire(self.using, actor=f"worker:{self.worker}")
+            self.extensions.ended(moved)
+            report_moves(self.using, moved)
+            call_on_commit_functions()
+
+    def claim_next(self, queue: str | None) -> LocalDelivery | None:
+        """Claim the message that a worker would take next; None when none is due in this queue (None: in any)."""
+        waits = self._waits(queue)
+        first = conf.get().QUEUES
+        order = {name: place for place, name in enumerate(first)}
+        for name in sorted(waits, key=lambda name: (order.get(name, len(first)), waits[name])):
+            if waits[name] > 0:
+                continue
+            with transitions.exclusively(self.using):
+                tickets = transitions.due(self.using, name, registry.handlers(), 1)
+                delivery = self._claim(tickets, name)
+            if delivery is not None:
+                return delivery
+        return None
+
+    def claim(self, message_id: int) -> LocalDelivery | None:
+        """Claim one message; None when it is not due, or may not start for another reason."""
+        return self._claim([Ticket(message_id)], None)
+
+    def _claim(self, tickets: Sequence[Ticket], queue: str | None) -> LocalDelivery | None:
+        handlers = registry.handlers()
+        leases = {topic: handler.lease for topic, handler in handlers.items()}
+        claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue)
+        self.extensions.claimed(claimed)
+        return LocalDelivery(claimed[0], handlers[claimed[0].topic], self.using) if claimed else None
+
+    def next_event(self, queue: str | None, until: datetime) -> datetime | None:
+        """Return when the next message falls due or its pause ends; None when nothing happens ``until`` then."""
+        now = transitions.now(self.using)
+        pauses = pausing.paused(self.using)
+        moments = []
+        for name, wait in self._waits(queue).items():
+            due = now + timedelta(seconds=wait)
+            resumes = pauses[name].resumes_at if name in pauses else now
+            if resumes is not None:
+                moments.append(max(due, resumes))
+        return min((moment for moment in moments if now < moment <= until), default=None)
+
+    def _waits(self, queue: str | None) -> dict[str, float]:
+        queues = transitions.queues(self.using) if queue is None else [queue]
+        return transitions.waits(self.using, queues, list(registry.handlers())) if queues else {}
+
+    def check_topics(self, queue: str | None, elsewhere: Collection[str]) -> None:
+        """Raise ``UnknownTopic`` when a message is due that no handler receives."""
+        known = {*registry.handlers(), *elsewhere}
+        where = Q(state=State.SCHEDULED, due_at__lte=transitions.now(self.using))
+        if queue is not None:
+            where &= Q(queue=queue)
+        rows = Message.objects.using(self.using).filter(where).exclude(topic__in=known).order_by("due_at", "id")
+        topic = rows.values_list("topic", flat=True).first()
+        if topic is not None:
+            topics.check(topic, elsewhere)
+
+    def run(self, delivery: LocalDelivery) -> Ran:
+        """Run the handler of a delivery, and record its outcome."""
+        actor = f"worker:{self.worker}"
+        delivery.error = None
+        with actors.acting_as(actor):
+            report_delivered(delivery)
+            with usable_afterwards():
+                outcome = contextvars.copy_context().run(execute, delivery, actor)
+            call_on_commit_functions()
+            self._record(delivery, outcome, actor)
+            call_on_commit_functions()
+        message = Message.objects.using(self.using).get(pk=delivery.id)
+        return Ran(message, delivery.attempt, self._word(delivery, outcome), delivery.error)
+
+    def _record(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
+        ended = Ended(delivery, outcome, actor, time.monotonic())
+        write = self._recorder.write_successes if isinstance(outcome, SUCCESS) else self._recorder.write_failures
+        write([ended], False)
+
+    def _word(self, delivery: Delivery, outcome: Outcome) -> str:
+        moves = Transition.objects.using(self.using).filter(message_id=delivery.id, attempt=delivery.deliveries)
+        state = moves.filter(from_state=State.RUNNING).values_list("to_state", flat=True).last()
+        if state != State.SCHEDULED:
+            return str(state)
+        return "retried" if isinstance(outcome, Retry) and outcome.counts else "released"
+
+
+def raise_error(ran: Ran) -> None:
+    """Raise the error of a delivery, with a note that says which delivery it was; the answers of a handler are none."""
+    error = ran.error
+    if error is None or isinstance(error, ANSWERS):
+        return
+    error.add_note(f"The handler of {ran.message} raised this in attempt {ran.attempt}; the message is {ran.outcome}.")
+    raise error
+
+
+def must_be_raised(error: BaseException | None) -> bool:
+    """Return whether an error is for the test's runner, such as Ctrl-C or the end of the test, and not the handler's."""
+    return error is not None and not isinstance(error, Exception | SystemExit | HandlerTimeout)
