@@ -14,7 +14,7 @@ from typing import Any
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-# Values of psycopg's transaction_status: no transaction is open; a statement failed, so that only a rollback is possible;
+# Values of psycopg's transaction_status: no transaction is open; a statement failed, and only a rollback is possible;
 # the connection is broken.
 IDLE, FAILED, UNKNOWN = 0, 3, 4
 # psycopg's number for this level of isolation.

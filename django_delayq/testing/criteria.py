@@ -81,10 +81,10 @@ class Criteria:
                 yield f"{name} is {found!r}, not {wanted!r}"
         if self.due is not None and abs(message.due_at - self.due) > self.within:
             off = (message.due_at - self.due).total_seconds()
-            yield f"it is due {brief(abs(off))} {'later' if off > 0 else 'earlier'}"
+            yield f"it is due {_span(abs(off))} {'later' if off > 0 else 'earlier'}"
         if self.payload is not ANYTHING and message.payload != self.payload:
             found_ones = [*_missing("payload", self.payload, message.payload, is_exact=True)]
-            yield from found_ones or [f"payload is {message.payload!r}, not {self.payload!r}"]
+            yield from found_ones or [f"payload is {_shown(message.payload)}, not {_shown(self.payload)}"]
         if self.contained is not ANYTHING:
             yield from _missing("payload", self.contained, message.payload, is_exact=False)
 
@@ -129,14 +129,19 @@ def _missing(place: str, wanted: Any, found: Any, *, is_exact: bool) -> Iterator
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+
+
+def _span(span: float) -> str:
+    """Return a span of seconds for people, rounded."""
+    return brief(round(span) if span >= 10 else span)
 
 
 def described(message: Message, now: datetime) -> str:
     """Return one line about a message for people to read."""
     wait = (message.due_at - now).total_seconds()
-    due = f"due in {brief(wait)}" if wait > 0 else "due"
+    due = f"due in {_span(wait)}" if wait > 0 else "due"
     facts = [f"#{message.pk} {message.topic}", due, f"payload {_shown(message.payload)}"]
     if message.key is not None:
         facts.insert(2, f"key {message.key!r}")

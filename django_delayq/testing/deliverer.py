@@ -200,5 +200,5 @@ def raise_error(ran: Ran) -> None:
 
 
 def must_be_raised(error: BaseException | None) -> bool:
-    """Return whether an error is for the test's runner, such as Ctrl-C or the end of the test, and not the handler's."""
+    """Return whether an error is for the runner of the tests, such as Ctrl-C: a handler does not raise it."""
     return error is not None and not isinstance(error, Exception | SystemExit | HandlerTimeout)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import datetime
-from typing import Any, Self
+from functools import wraps
+from typing import Any, ParamSpec, Self, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import connections, router
 
 from .. import clock, conf, publisher, registry, validation
@@ -30,12 +32,26 @@ MOST_SHOWN = 5
 # A message may be due this much earlier or later than a test says. Seconds.
 WITHIN = 5.0
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _used: list[Delayq] = []
 
 
 def elsewhere() -> Collection[str]:
     """Return the topics that the helper in use knows to be handled elsewhere."""
     return _used[-1].elsewhere if _used else ()
+
+
+def _twin(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return a method that is awaited and does the same, with the same arguments."""
+
+    @wraps(method)
+    async def twin(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
+        return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
+
+    return twin
 
 
 class Delayq:
@@ -269,6 +285,14 @@ class Delayq:
         finally:
             delivery.close()
 
+    # --- from async code ----------------------------------------------------------------------------------------------
+
+    adrain = _twin(drain)
+    ascheduled = _twin(scheduled)
+    aassert_scheduled = _twin(assert_scheduled)
+    aassert_not_scheduled = _twin(assert_not_scheduled)
+    aperform = _twin(perform)
+
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _criteria(
@@ -321,13 +345,13 @@ class Delayq:
             text += "\nScheduled of this topic, the nearest first:" + "".join(f"\n  {line}" for line in told)
             text += _more(len(others))
         rows = Message.objects.using(self.using).order_by()
-        ended = Counter(rows.filter(topic=criteria.topic).exclude(state=State.SCHEDULED).values_list("state", flat=True))
+        ended = Counter(
+            rows.filter(topic=criteria.topic).exclude(state=State.SCHEDULED).values_list("state", flat=True)
+        )
         if ended:
             text += "\nOf this topic, not scheduled any more: "
             text += ", ".join(f"{number} {state}" for state, number in sorted(ended.items()))
-        rest = Counter(
-            rows.filter(state=State.SCHEDULED).exclude(topic=criteria.topic).values_list("topic", flat=True)
-        )
+        rest = Counter(rows.filter(state=State.SCHEDULED).exclude(topic=criteria.topic).values_list("topic", flat=True))
         if rest:
             text += "\nScheduled of other topics: "
             text += ", ".join(f"{number} × {topic}" for topic, number in rest.most_common(2 * MOST_SHOWN))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that leaves tests their Redis."""
-    parser.addini("delayq_redis", "True: tests without the fixture delayq use the Redis of DELAYQ", "bool", default=False)
+    parser.addini("delayq_redis", "true: tests without the fixture delayq use the Redis of DELAYQ", "bool", False)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,7 +19,7 @@ def check(topic: str, elsewhere: Collection[str] = ()) -> str:
     if topic in known:
         return topic
     near = get_close_matches(str(topic), sorted(known), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "the apps in INSTALLED_APPS register none like it."
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "no app registers one like it."
     raise UnknownTopic(
         f"no handler receives the topic {topic!r}; {hint}"
         " If another project handles it, say so: delayq.handled_elsewhere(topic)"

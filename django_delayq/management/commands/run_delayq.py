@@ -105,6 +105,12 @@ class Command(BaseCommand):
             name=name,
             heartbeat_file=options["heartbeat_file"],
         )
+        if options["once"] and connections[using].in_atomic_block:
+            raise CommandError(
+                "run_delayq --once delivers in threads of its own, which do not see what this transaction has written. "
+                "In a test, deliver with django_delayq.testing: delayq.drain().",
+                returncode=common.USAGE,
+            )
         _ensure_logging(options["verbosity"])
         if options["verbosity"] > 1:
             log_whole_errors()

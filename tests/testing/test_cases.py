@@ -1,0 +1,60 @@
+"""The mixin, in each of Django's test cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.test import SimpleTestCase, TestCase, TransactionTestCase
+
+from django_delayq import aschedule_message, clock, conf, schedule_message
+from django_delayq.models import Message
+from django_delayq.testing import DelayqMixin
+from tests.app.models import Effect
+
+
+class TestInATransaction(DelayqMixin, TestCase):
+    message: Message
+
+    @classmethod
+    def setUpTestData(cls) -> None:
+        cls.message = schedule_message("t.tx", delay="15m")
+
+    def setUp(self) -> None:
+        self.delayq.assert_scheduled("t.tx", due="15m", within="1m")
+
+    def test_a_message_of_the_class_runs_in_the_first_test(self) -> None:
+        assert [ran.message for ran in self.delayq.drain("15m")] == [self.message]
+        assert Effect.objects.count() == 1
+
+    def test_a_message_of_the_class_runs_in_the_second_test(self) -> None:
+        self.test_a_message_of_the_class_runs_in_the_first_test()
+
+    async def test_a_message_runs_in_an_async_test(self) -> None:
+        message = await aschedule_message("t.async")
+        assert [ran.message for ran in await self.delayq.adrain()] == [message]
+        await self.delayq.aassert_scheduled("t.tx", count=1)
+        await self.delayq.aperform("t.ok")
+
+
+class TestWithoutATransaction(DelayqMixin, TransactionTestCase):
+    def test_a_message_runs(self) -> None:
+        message = schedule_message("t.tx", delay="15m")
+        self.delayq.travel("15m")
+        assert [ran.message for ran in self.delayq.drain()] == [message]
+        assert Effect.objects.count() == 1
+
+
+class TestWithoutADatabase(DelayqMixin, SimpleTestCase):
+    def test_a_handler_is_called(self) -> None:
+        self.delayq.perform("t.ok", attempt=2)
+
+    def test_nothing_can_be_drained(self) -> None:
+        with self.assertRaisesMessage(Exception, "to 'default' are not allowed in SimpleTestCase"):
+            self.delayq.drain()
+
+
+def test_nothing_is_left_of_a_test(settings: Any) -> None:
+    TestWithoutADatabase("test_a_handler_is_called").debug()
+    assert clock.of_tests is None
+    assert not conf.in_tests
+    assert conf.get().REDIS is not None

@@ -1,0 +1,385 @@
+"""drain(): runs what is due in the test's own thread and transaction, as a worker would."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, connection, transaction
+from django.dispatch import Signal
+
+from django_delayq import (
+    KeyConflict,
+    Reject,
+    RetryLater,
+    aschedule_message,
+    handler,
+    pause_queue,
+    registry,
+    schedule_message,
+    schedule_messages,
+    signals,
+)
+from django_delayq.models import Message, Transition
+from django_delayq.registry import Delivered, HandlerFunction
+from django_delayq.testing import Delayq, Ran, UnknownTopic
+from tests.app.models import Effect
+from tests.record_of import effects_per_message, path_of
+
+Register = Callable[..., Callable[[HandlerFunction], HandlerFunction]]
+
+
+@pytest.fixture
+def receives(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Register handlers for this test only."""
+    monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
+    return handler
+
+
+def outcomes(ran: list[Ran]) -> list[tuple[str, str]]:
+    return [(delivery.message.topic, delivery.outcome) for delivery in ran]
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_due_message_runs_in_the_thread_and_transaction_of_the_test(delayq: Delayq, receives: Register) -> None:
+    seen = []
+
+    @receives("d.here")
+    def here(message: Delivered) -> None:
+        seen.append((threading.get_ident(), connection.in_atomic_block, Effect.objects.count()))
+
+    is_in_transaction = connection.in_atomic_block
+    Effect.objects.create(message_id=0, delivery=0)
+    message = schedule_message("d.here", {"order": 5})
+    later = schedule_message("d.here", delay="1s")
+    [ran] = delayq.drain()
+    assert seen == [(threading.get_ident(), is_in_transaction, 1)]
+    assert (ran.message.pk, ran.message.state, ran.attempt, ran.outcome, ran.error) == (
+        *(message.pk, "consumed", 1, "consumed", None),
+    )
+    assert path_of(message) == ["scheduled", "running", "consumed"]
+    last = message.transitions.last()
+    assert last is not None
+    assert last.actor.startswith("worker:testing/")
+    assert path_of(later) == ["scheduled"]
+    assert delayq.drain() == []
+
+
+@pytest.mark.usefixtures("either_database")
+def test_the_error_of_a_handler_is_raised_when_its_outcome_is_recorded(delayq: Delayq) -> None:
+    failing = schedule_message("t.fail", priority=1, retry=["1m"])
+    waiting = schedule_message("t.effect")
+    with pytest.raises(RuntimeError, match="it never works") as caught:
+        delayq.drain()
+    assert caught.value.__notes__ == [
+        f"The handler of t.fail #{failing.pk} raised this in attempt 1; the message is retried."
+    ]
+    failing.refresh_from_db()
+    assert (failing.state, failing.attempts) == ("scheduled", 1)
+    last = failing.transitions.last()
+    assert last is not None
+    assert "it never works" in last.traceback
+    assert path_of(waiting) == ["scheduled"]
+    assert outcomes(delayq.drain()) == [("t.effect", "consumed")]
+
+
+@pytest.mark.usefixtures("either_database")
+def test_every_outcome_and_error_is_returned_when_errors_are_not_raised(delayq: Delayq) -> None:
+    schedule_messages({"topic": topic} for topic in ("t.fail", "t.reject", "t.exit", "t.later", "t.tx", "t.async"))
+    ran = delayq.drain(raise_errors=False)
+    assert outcomes(ran) == [
+        ("t.fail", "retried"),
+        ("t.reject", "dead"),
+        ("t.exit", "dead"),
+        ("t.later", "released"),
+        ("t.tx", "consumed"),
+        ("t.async", "consumed"),
+    ]
+    assert [type(delivery.error) for delivery in ran[:4]] == [RuntimeError, Reject, SystemExit, RetryLater]
+    assert str(ran[0]) == f"t.fail #{ran[0].message.pk}, attempt 1, retried: RuntimeError: it never works"
+
+
+@pytest.mark.django_db
+def test_the_answers_of_a_handler_are_no_errors(delayq: Delayq) -> None:
+    schedule_messages([{"topic": "t.reject"}, {"topic": "t.later"}])
+    assert outcomes(delayq.drain()) == [("t.reject", "dead"), ("t.later", "released")]
+
+
+@pytest.mark.django_db
+def test_ctrl_c_in_a_handler_ends_the_test_also_when_errors_are_not_raised(delayq: Delayq, receives: Register) -> None:
+    @receives("d.ctrl_c")
+    def interrupt(message: Delivered) -> None:
+        raise KeyboardInterrupt
+
+    schedule_message("d.ctrl_c")
+    with pytest.raises(KeyboardInterrupt):
+        delayq.drain(raise_errors=False)
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("either_database")
+def test_each_message_runs_at_its_own_time_on_the_way(delayq: Delayq, receives: Register) -> None:
+    start = delayq.now
+    minutes = []
+
+    @receives("d.each", retry=["10m", "20m"])
+    def fail_twice(message: Delivered) -> None:
+        minutes.append((message.payload, round((delayq.now - start).total_seconds() / 60)))
+        if message.payload == "retried" and message.attempt < 3:
+            raise ValueError
+        if message.payload == "chain" and minutes.count(("chain", 50)) == 0:
+            schedule_message("d.each", "chain", delay="25m")
+
+    schedule_message("d.each", "retried", delay="15m")
+    schedule_message("d.each", "chain", delay="0s")
+    schedule_message("d.each", "beyond", delay="2h")
+    ran = delayq.drain("1h", raise_errors=False)
+    assert minutes == [
+        *[("chain", 0), ("retried", 15), ("retried", 25), ("chain", 25), ("retried", 45), ("chain", 50)],
+    ]
+    assert len(ran) == 6
+    assert abs(delayq.now - start - timedelta(hours=1)) < timedelta(seconds=30)
+    delayq.assert_scheduled("d.each", payload="beyond", due="1h", within="30s", count=1)
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_retry_policy_ends_at_a_dead_message(delayq: Delayq) -> None:
+    message = schedule_message("t.fail", delay="1h")
+    ran = delayq.drain("2h", raise_errors=False)
+    assert [(one.attempt, one.outcome) for one in ran] == [(1, "retried"), (2, "retried"), (3, "dead")]
+    assert path_of(message) == ["scheduled", *["running", "scheduled"] * 2, "running", "dead"]
+
+
+@pytest.mark.django_db
+def test_the_clock_stands_still_during_a_drain(delayq: Delayq) -> None:
+    """What is due a moment later must not run because a handler before it was slow."""
+    schedule_message("t.sleep", {"seconds": 0.05})
+    soon = schedule_message("t.ok", delay="20ms")
+    assert outcomes(delayq.drain()) == [("t.sleep", "consumed")]
+    assert path_of(soon) == ["scheduled"]
+    assert outcomes(delayq.drain("1s")) == [("t.ok", "consumed")]
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_message_that_is_not_started_in_time_expires(delayq: Delayq) -> None:
+    message = schedule_message("t.ok", delay="1h", expires="5m")
+    gone: list[int] = []
+
+    def note(message_id: int, **facts: Any) -> None:
+        gone.append(message_id)
+
+    signals.message_expired.connect(note)
+    try:
+        delayq.travel("65m")
+        assert delayq.drain() == []
+    finally:
+        signals.message_expired.disconnect(note)
+    assert path_of(message) == ["scheduled", "expired"]
+    assert gone == [message.pk]
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_paused_queue_waits_until_its_pause_ends(delayq: Delayq) -> None:
+    schedule_message("t.queued")
+    forever = schedule_message("t.ok", queue="closed")
+    pause_queue("special", duration="1h")
+    pause_queue("closed")
+    assert delayq.drain("59m") == []
+    [ran] = delayq.drain("5m")
+    claim = Transition.objects.get(message=ran.message, to_state="running")
+    assert claim.at - ran.message.due_at == pytest.approx(timedelta(hours=1), abs=timedelta(minutes=1))
+    assert path_of(forever) == ["scheduled"]
+
+
+# --- as in life -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("either_database")
+def test_the_effects_of_a_failed_handler_are_undone_only_if_it_is_transactional(delayq: Delayq) -> None:
+    kept, undone = schedule_message("t.fail"), schedule_message("t.fail_tx")
+    assert outcomes(delayq.drain(raise_errors=False)) == [("t.fail", "retried"), ("t.fail_tx", "retried")]
+    assert effects_per_message() == {kept.pk: 1}
+    undone.refresh_from_db()
+    assert undone.attempts == 1
+
+
+@pytest.mark.usefixtures("either_database")
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_a_failed_statement_leaves_the_transaction_of_the_test_usable(
+    delayq: Delayq, receives: Register, is_transactional: bool
+) -> None:
+    @receives("d.duplicate", retry=None, transactional=is_transactional)
+    def duplicate(message: Delivered) -> None:
+        first = Effect.objects.create(message_id=1, delivery=1)
+        Effect.objects.create(pk=first.pk, message_id=2, delivery=2)
+
+    message = schedule_message("d.duplicate")
+    with pytest.raises(IntegrityError):
+        delayq.drain()
+    assert path_of(message) == ["scheduled", "running", "dead"]
+    Effect.objects.create(message_id=3, delivery=3)
+
+
+@pytest.mark.usefixtures("either_database")
+def test_signals_and_functions_on_commit_are_called_in_the_order_of_life(delayq: Delayq, receives: Register) -> None:
+    heard: list[str] = []
+
+    def listen(name: str) -> Callable[..., None]:
+        return lambda topic, **facts: heard.append(f"{name} {topic}")
+
+    @receives("d.follow", transactional=True)
+    def follow(message: Delivered) -> None:
+        transaction.on_commit(lambda: heard.append("on commit"))
+        schedule_message("t.ok")
+
+    receivers = [(getattr(signals, name), listen(name.partition("_")[2])) for name in SIGNALS]
+    for signal, receiver in receivers:
+        signal.connect(receiver, weak=False)
+    try:
+        with transaction.atomic():
+            transaction.on_commit(lambda: schedule_message("d.follow"))
+        assert outcomes(delayq.drain()) == [("d.follow", "consumed"), ("t.ok", "consumed")]
+    finally:
+        for signal, receiver in receivers:
+            signal.disconnect(receiver)
+    assert heard == [
+        *("scheduled d.follow", "delivered d.follow", "on commit", "scheduled t.ok", "succeeded d.follow"),
+        *("delivered t.ok", "succeeded t.ok"),
+    ]
+
+
+SIGNALS = [name for name, signal in vars(signals).items() if isinstance(signal, Signal) and "message_" in name]
+
+
+@pytest.mark.django_db
+def test_a_function_on_commit_is_called_once_also_inside_of_a_capture(
+    delayq: Delayq, django_capture_on_commit_callbacks: Any
+) -> None:
+    called: list[str] = []
+    with django_capture_on_commit_callbacks(execute=True):
+        transaction.on_commit(lambda: called.append("before"))
+        delayq.drain()
+        transaction.on_commit(lambda: called.append("after"))
+    assert called == ["before", "after"]
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_key_is_free_when_its_message_has_run(delayq: Delayq) -> None:
+    schedule_message("t.ok", key="k", delay="1h")
+    with pytest.raises(KeyConflict):
+        schedule_message("t.ok", key="k")
+    delayq.drain("1h")
+    schedule_message("t.ok", key="k")
+
+
+@pytest.mark.django_db
+def test_the_greater_priority_goes_first(delayq: Delayq) -> None:
+    schedule_message("t.ok", 1)
+    schedule_message("t.ok", 2, priority=5)
+    assert [ran.message.payload for ran in delayq.drain()] == [2, 1]
+
+
+@pytest.mark.django_db
+def test_only_the_named_queue_is_drained(delayq: Delayq) -> None:
+    schedule_message("t.ok")
+    schedule_message("t.queued")
+    assert outcomes(delayq.drain(queue="special")) == [("t.queued", "consumed")]
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_handler_extends_its_lease(delayq: Delayq, receives: Register) -> None:
+    @receives("d.extend")
+    def extend(message: Delivered) -> None:
+        assert message.extend("5m") is not None
+
+    schedule_message("d.extend")
+    assert outcomes(delayq.drain()) == [("d.extend", "consumed")]
+
+
+@pytest.mark.usefixtures("either_database")
+def test_an_async_test_awaits_the_same(delayq: Delayq) -> None:
+    async def test() -> None:
+        await aschedule_message("t.async", delay="1h")
+        assert [message.topic for message in await delayq.ascheduled()] == ["t.async"]
+        assert outcomes(await delayq.adrain("1h")) == [("t.async", "consumed")]
+        await delayq.aassert_not_scheduled()
+
+    async_to_sync(test)()
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_topic_without_a_handler_is_an_error_unless_another_project_handles_it(delayq: Delayq) -> None:
+    schedule_message("t.efect")
+    with pytest.raises(UnknownTopic, match=r"no handler receives the topic 't\.efect'; did you mean 't\.effect'"):
+        delayq.drain()
+    delayq.handled_elsewhere("t.efect")
+    assert delayq.drain() == []
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_drain_inside_of_a_transaction_of_the_test_is_refused(delayq: Delayq) -> None:
+    message = schedule_message("t.ok")
+    with pytest.raises(RuntimeError, match=r"inside of transaction\.atomic"), transaction.atomic():
+        delayq.drain()
+    assert path_of(message) == ["scheduled"]
+
+
+@pytest.mark.django_db
+def test_a_handler_that_drains_is_refused(delayq: Delayq, receives: Register) -> None:
+    @receives("d.nested")
+    def nested(message: Delivered) -> None:
+        delayq.drain()
+
+    schedule_message("d.nested")
+    with pytest.raises(RuntimeError, match="a handler cannot drain"):
+        delayq.drain()
+
+
+@pytest.mark.django_db
+def test_a_message_that_schedules_itself_for_ever_ends_the_drain(delayq: Delayq, receives: Register) -> None:
+    @receives("d.again")
+    def again(message: Delivered) -> None:
+        schedule_message("d.again")
+
+    schedule_message("d.again")
+    with pytest.raises(RuntimeError, match=r"made 3 deliveries, and more messages are due; the last was: d\.again"):
+        delayq.drain(limit=3)
+    assert Message.objects.filter(state="consumed").count() == 3
+
+
+@pytest.mark.django_db
+def test_as_many_deliveries_as_the_limit_are_no_error(delayq: Delayq) -> None:
+    schedule_messages({"topic": "t.ok"} for _ in range(3))
+    assert len(delayq.drain(limit=3)) == 3
+
+
+@pytest.mark.django_db
+def test_run_delayq_once_inside_of_a_transaction_names_the_testing_module() -> None:
+    message = schedule_message("t.ok")
+    with pytest.raises(CommandError, match=r"django_delayq\.testing: delayq\.drain") as caught:
+        call_command("run_delayq", "--once", verbosity=0)
+    assert caught.value.returncode == 2
+    assert path_of(message) == ["scheduled"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_byte_reaches_redis(delayq: Delayq, redis_client: redis.Redis) -> None:
+    def commands() -> Any:
+        return redis_client.info("stats")["total_commands_processed"]
+
+    before = commands()
+    schedule_message("t.ok")
+    schedule_messages([{"topic": "t.ok", "delay": 5}, {"topic": "t.fail", "delay": 5}])
+    delayq.drain("1h", raise_errors=False)
+    assert commands() == before + 1
