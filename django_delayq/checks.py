@@ -23,6 +23,7 @@ def register() -> None:
     checks.register(check_settings, TAG)
     checks.register(check_project, TAG)
     checks.register(check_database, TAG)
+    checks.register(check_deployment, TAG, deploy=True)
 
 
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
@@ -102,6 +103,15 @@ def _check_middleware(settings: conf.Settings) -> list[checks.CheckMessage]:
             hint = "Write the dotted path of a subclass of django_delayq.middleware.Middleware."
             found.append(checks.Error(f"{error}.", hint=hint, id="delayq.E012"))
     return found
+
+
+def check_deployment(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check what must not be in production: ``delayq.W001``. Only ``check --deploy`` asks."""
+    settings, _problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
+    if settings.TESTING is None:
+        return []
+    hint = "Leave it to the settings of tests: it takes Redis away, and may run handlers where messages are scheduled."
+    return [checks.Warning("DELAYQ['TESTING'] is set.", hint=hint, id="delayq.W001")]
 
 
 def _is_redis_url(url: str) -> bool:

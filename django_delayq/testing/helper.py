@@ -125,6 +125,8 @@ class Delayq:
             )
         if queue is not None:
             validation.queue(queue)
+        if limit < 1:
+            raise ValueError("limit is 1 or more")
         self._clock.stand_still()
         try:
             end = self.now if until is None else self._clock.moment(until)
@@ -152,8 +154,6 @@ class Delayq:
             if len(ran) >= limit and (moment or self._is_any_due(queue)):
                 raise RuntimeError(
                     f"drain() made {limit} deliveries, and more messages are due; the last was: {ran[-1]}"
-                    if ran
-                    else "drain() may make no delivery"
                 )
             if moment is None and self.now >= end:
                 return ran

@@ -208,6 +208,8 @@ def test_the_tests_of_the_guide_pass(tmp_path: Path, redis_server: RedisServer) 
         follow(project, "howto/testing")
         project.run("python manage.py makemigrations orders")
         project.run("python manage.py test")
+        # The plugin is named, for the package may be installed without its entry points.
+        project.run("python -m pytest -q -p no:delayq -p django_delayq.testing.plugin -p no:cacheprovider", "… passed")
 
 
 # --- deploy, operate --------------------------------------------------------------------------------------------------

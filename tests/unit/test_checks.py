@@ -50,6 +50,15 @@ def test_each_mistake_has_its_id(delayq: Any, ids: list[str]) -> None:
     assert found(DELAYQ=delayq, CACHES=LOCMEM) == ids
 
 
+def test_a_deployment_with_the_settings_of_tests_is_warned() -> None:
+    with override_settings(DELAYQ={"TESTING": "manual"}):
+        assert run_checks(tags=["delayq"]) == []
+        [warning] = run_checks(tags=["delayq"], include_deployment_checks=True)
+    assert (warning.id, bool(warning.hint)) == ("delayq.W001", True)
+    with override_settings(DELAYQ={"TESTING": None}):
+        assert run_checks(tags=["delayq"], include_deployment_checks=True) == []
+
+
 LONG = "a" * 70
 IMPOSSIBLE = {
     "redis://localhost:abc/0": "port",
