@@ -136,6 +136,11 @@ def is_in_transaction(connection: BaseDatabaseWrapper) -> bool | None:
     return None
 
 
+def breaks_by_errors(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a statement that fails breaks the open transaction; elsewhere it only undoes itself."""
+    return connection.vendor == "postgresql"
+
+
 def is_failed(connection: BaseDatabaseWrapper) -> bool:
     """Return whether a statement failed in the open transaction, so that the database takes only a rollback."""
     raw = connection.connection

@@ -25,7 +25,7 @@ from ..worker.options import Options, worker_name
 from ..worker.recorder import SUCCESS, Ended, Recorder
 from ..worker.reporting import report_delivered, report_moves
 from . import topics
-from .transactions import call_on_commit_functions, usable_afterwards
+from .transactions import as_without_transaction, call_on_commit_functions
 
 # A handler ends a delivery by these on purpose: they are its answers, not its errors.
 ANSWERS = (RetryLater, Reject)
@@ -169,7 +169,7 @@ class Deliverer:
         delivery.error = None
         with actors.acting_as(actor):
             report_delivered(delivery)
-            with usable_afterwards():
+            with as_without_transaction():
                 outcome = contextvars.copy_context().run(execute, delivery, actor)
             call_on_commit_functions()
             self._record(delivery, outcome, actor)

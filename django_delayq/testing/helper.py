@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import connections, router
 
-from .. import clock, conf, publisher, registry, validation
+from .. import clock, conf, registry, validation
 from ..durations import Duration
 from ..models import Message
 from ..sql.rows import Claimed, LeaseRenewal
@@ -24,6 +24,7 @@ from .clock import QueueClock
 from .criteria import ANYTHING, Anything, Criteria, described
 from .deliverer import Deliverer, Ran, at_work, must_be_raised, raise_error
 from .transactions import call_on_commit_functions, is_in_own_transaction
+from .without_redis import use_no_redis
 
 # Deliveries that one drain makes at most: a handler that schedules its own message for now would go on for ever.
 MOST = 1000
@@ -367,14 +368,6 @@ class _Made(Delivery):
 
     def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
         return {holding.id: self.cancel_requested for holding in holdings}
-
-
-def use_no_redis(in_tests: bool) -> None:
-    """Take away Redis from the whole package, or give it back. What is remembered of the settings is forgotten."""
-    if conf.in_tests != in_tests:
-        conf.in_tests = in_tests
-        conf.get.cache_clear()
-        publisher.get.cache_clear()
 
 
 def _lines(head: str, delayq: Delayq, messages: list[Message]) -> str:

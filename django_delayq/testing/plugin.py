@@ -22,7 +22,7 @@ def _delayq_uses_no_redis(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.config.getini("delayq_redis") or not _is_installed():
         yield
         return
-    from .helper import use_no_redis
+    from .without_redis import use_no_redis
 
     use_no_redis(True)
     yield

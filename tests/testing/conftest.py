@@ -9,7 +9,10 @@ from django_delayq.testing.plugin import delayq
 __all__ = ["delayq"]
 
 
-@pytest.fixture(params=["db", "transactional_db"])
-def either_database(request: pytest.FixtureRequest) -> None:
+IN_A_TRANSACTION = pytest.param("in a transaction", marks=pytest.mark.django_db)
+WITHOUT_ONE = pytest.param("without one", marks=pytest.mark.django_db(transaction=True))
+
+
+@pytest.fixture(params=[IN_A_TRANSACTION, WITHOUT_ONE])
+def either_database() -> None:
     """The database, once in the transaction of a TestCase and once without."""
-    request.getfixturevalue(request.param)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import freezegun
 import pytest
@@ -69,7 +70,7 @@ def test_the_record_has_its_own_clock_again_after_the_test() -> None:
 @pytest.mark.parametrize("library", ["freezegun", "time-machine"])
 def test_the_queue_follows_a_clock_that_is_frozen(delayq: Delayq, library: str) -> None:
     start = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
-    frozen = freezegun.freeze_time(start) if library == "freezegun" else time_machine.travel(start, tick=False)
+    frozen: Any = freezegun.freeze_time(start) if library == "freezegun" else time_machine.travel(start, tick=False)
     with frozen as time:
         schedule_message("t.tx")
         later = schedule_message("t.async", delay="15m")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -226,6 +227,26 @@ def test_a_failed_statement_leaves_the_transaction_of_the_test_usable(
         delayq.drain()
     assert path_of(message) == ["scheduled", "running", "dead"]
     Effect.objects.create(message_id=3, delivery=3)
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_statement_that_fails_undoes_itself_alone(delayq: Delayq, receives: Register) -> None:
+    @receives("d.tolerant")
+    def tolerate(message: Delivered) -> None:
+        first = Effect.objects.create(message_id=1, delivery=1)
+        for number in (2, 3):
+            with contextlib.suppress(IntegrityError):
+                Effect.objects.create(pk=first.pk, message_id=number, delivery=1)
+            Effect.objects.create(message_id=10 * number, delivery=1)
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+            Effect.objects.create(message_id=4, delivery=1)
+            raise ZeroDivisionError
+        with transaction.atomic():
+            Effect.objects.create(message_id=5, delivery=1)
+
+    schedule_message("d.tolerant")
+    assert outcomes(delayq.drain()) == [("d.tolerant", "consumed")]
+    assert effects_per_message() == {1: 1, 20: 1, 30: 1, 5: 1}
 
 
 @pytest.mark.usefixtures("either_database")

@@ -60,7 +60,7 @@ def test_the_error_of_the_handler_is_raised(delayq: Delayq) -> None:
 def test_what_no_message_can_hold_is_refused(delayq: Delayq, seen: list[Any]) -> None:
     with pytest.raises(InvalidMessage, match="is not JSON"):
         delayq.perform("p.sync", {"order": object()})
-    for wrong in ({"attempt": 0}, {"attempt": 2, "deliveries": 1}):
+    for attempt, deliveries in ((0, None), (2, 1)):
         with pytest.raises(ValueError, match="attempt counts from 1"):
-            delayq.perform("p.sync", **wrong)
+            delayq.perform("p.sync", attempt=attempt, deliveries=deliveries)
     assert seen == []
