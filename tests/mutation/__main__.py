@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HARNESSES = {
     "model": ["tests/model"],
     "directed": [
+        "tests/testing",
         "tests/record",
         "tests/broker",
         "tests/scripts",
@@ -87,6 +88,7 @@ DIAGNOSTICS = "django_delayq/inspector/diagnostics.py"
 UNSERVED = "django_delayq/inspector/unserved.py"
 LUA = "django_delayq/broker/scripts"
 WORKER = "django_delayq/worker"
+TESTING = "django_delayq/testing"
 
 MUTANTS = [
     mutant(
@@ -548,6 +550,36 @@ MUTANTS = [
     mutant(
         "deliveries in the trace of their call",
         ("django_delayq/contrib/opentelemetry.py", "if not self._continue_trace:", "if False:"),
+    ),
+    mutant("drain that swallows errors", (f"{TESTING}/helper.py", "raise_errors or must_be_raised", "must_be_raised")),
+    mutant(
+        "drain that runs everything at its end",
+        (f"{TESTING}/helper.py", "self._clock.move_to(moment or end)", "self._clock.move_to(end)"),
+    ),
+    mutant("drain whose clock runs", (f"{TESTING}/helper.py", "self._clock.stand_still()", "pass")),
+    mutant(
+        "test whose record has the clock of the database",
+        (SQL, "if clock.of_tests is not None:", "if clock.of_tests is None and False:"),
+    ),
+    mutant(
+        "functions on commit that are called again",
+        (f"{TESTING}/transactions.py", "hooks[place] = (savepoints, _done, is_robust)", "pass"),
+    ),
+    mutant(
+        "failed statement that spoils its transaction",
+        (f"{TESTING}/transactions.py", "connection.savepoint_rollback(mark) raise", "raise"),
+    ),
+    mutant(
+        "tests that use Redis",
+        ("django_delayq/conf.py", 'settings.TESTING or "manual", REDIS=None', 'settings.TESTING or "manual"'),
+    ),
+    mutant(
+        "--once inside of a transaction",
+        (
+            "django_delayq/management/commands/run_delayq.py",
+            'if options["once"] and connections[using].in_atomic_block',
+            "if False",
+        ),
     ),
     mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
 ]
