@@ -101,14 +101,15 @@ class Deliverer:
             _here.deliverer = None
             self.extensions.stop()
 
-    def expire(self) -> None:
-        """Expire messages that did not start in time."""
-        _leased, expiring = transitions.anything_expired(self.using)
-        if expiring:
-            moved = transitions.expire(self.using, actor=f"worker:{self.worker}")
-            self.extensions.ended(moved)
-            report_moves(self.using, moved)
-            call_on_commit_functions()
+    def expire(self) -> bool:
+        """Expire messages that did not start in time. Return whether there were any."""
+        if not transitions.anything_expired(self.using)[1]:
+            return False
+        moved = transitions.expire(self.using, actor=f"worker:{self.worker}")
+        self.extensions.ended(moved)
+        report_moves(self.using, moved)
+        call_on_commit_functions()
+        return bool(moved)
 
     def claim_next(self, queue: str | None) -> LocalDelivery | None:
         """Claim the message that a worker would take next; None when none is due in this queue (None: in any)."""
@@ -175,18 +176,21 @@ class Deliverer:
             self._record(delivery, outcome, actor)
             call_on_commit_functions()
         message = Message.objects.using(self.using).get(pk=delivery.id)
-        return Ran(message, delivery.attempt, self._word(delivery, outcome), delivery.error)
+        return Ran(message, delivery.attempt, self._word(message, delivery, outcome), delivery.error)
 
     def _record(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
         ended = Ended(delivery, outcome, actor, time.monotonic())
         write = self._recorder.write_successes if isinstance(outcome, SUCCESS) else self._recorder.write_failures
         write([ended], False)
 
-    def _word(self, delivery: Delivery, outcome: Outcome) -> str:
+    def _word(self, message: Message, delivery: Delivery, outcome: Outcome) -> str:
+        """Return the word for the outcome. Receivers of signals may have moved the message on since."""
+        if message.state == State.CONSUMED:
+            return State.CONSUMED.value
         moves = Transition.objects.using(self.using).filter(message_id=delivery.id, attempt=delivery.deliveries)
         state = moves.filter(from_state=State.RUNNING).values_list("to_state", flat=True).last()
         if state != State.SCHEDULED:
-            return str(state)
+            return str(state or message.state)
         return "retried" if isinstance(outcome, Retry) and outcome.counts else "released"
 
 

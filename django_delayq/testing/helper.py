@@ -143,12 +143,14 @@ class Delayq:
         ran: list[Ran] = []
         call_on_commit_functions()
         while True:
-            deliverer.expire()
             delivery = deliverer.claim_next(queue) if len(ran) < limit else None
             if delivery is not None:
                 ran.append(deliverer.run(delivery))
                 if raise_errors or must_be_raised(ran[-1].error):
                     raise_error(ran[-1])
+                continue
+            if deliverer.expire():
+                # Receivers of signals may have scheduled messages.
                 continue
             deliverer.check_topics(queue, self.elsewhere)
             moment = deliverer.next_event(queue, end)
