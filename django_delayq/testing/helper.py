@@ -117,6 +117,8 @@ class Delayq:
         ``raise_errors=False`` goes on. ``RetryLater`` and ``Reject`` are answers, and no errors. Raises
         ``UnknownTopic`` for a due message that no handler receives, and ``RuntimeError`` after ``limit`` deliveries.
         """
+        if clock.of_tests != self._clock.now:
+            raise RuntimeError("Delayq is a context manager, and the innermost one drains: with Delayq() as delayq: …")
         if at_work() is not None:
             raise RuntimeError("a handler cannot drain: the messages that it schedules run when it has ended")
         if is_in_own_transaction(connections[self.using]):

@@ -356,6 +356,13 @@ def test_a_drain_inside_of_a_transaction_of_the_test_is_refused(delayq: Delayq) 
     assert path_of(message) == ["scheduled"]
 
 
+def test_a_helper_that_is_not_entered_drains_nothing(delayq: Delayq) -> None:
+    with pytest.raises(RuntimeError, match="context manager"):
+        Delayq().drain()
+    with Delayq(), pytest.raises(RuntimeError, match="the innermost one drains"):
+        delayq.drain()
+
+
 @pytest.mark.django_db
 def test_a_handler_that_drains_is_refused(delayq: Delayq, receives: Register) -> None:
     @receives("d.nested")
@@ -404,3 +411,12 @@ def test_no_byte_reaches_redis(delayq: Delayq, redis_client: redis.Redis) -> Non
     schedule_messages([{"topic": "t.ok", "delay": 5}, {"topic": "t.fail", "delay": 5}])
     delayq.drain("1h", raise_errors=False)
     assert commands() == before + 1
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_the_messages_of_another_database_have_a_helper_of_their_own(delayq: Delayq) -> None:
+    schedule_message("t.ok", using="other", delay="1h")
+    assert delayq.drain("2h") == []
+    with Delayq(using="other") as other:
+        [ran] = other.drain("1h")
+    assert (ran.message._state.db, ran.outcome) == ("other", "consumed")
