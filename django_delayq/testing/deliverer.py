@@ -16,7 +16,7 @@ from .. import actors, conf, pausing, registry, transitions
 from ..exceptions import HandlerTimeout, Reject, RetryLater
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
-from ..outcomes import Outcome, Retry
+from ..outcomes import Outcome, Release, Retry
 from ..sql.rows import LeaseRenewal, Ticket
 from ..states import State
 from ..worker.delivery import Delivery
@@ -182,12 +182,14 @@ class Deliverer:
         ended = Ended(delivery, outcome, actor, time.monotonic())
         write = self._recorder.write_successes if isinstance(outcome, SUCCESS) else self._recorder.write_failures
         write([ended], False)
+        if not isinstance(outcome, Release):
+            self.extensions.handled([ended])
 
     def _word(self, message: Message, delivery: Delivery, outcome: Outcome) -> str:
         """Return the word for the outcome. Receivers of signals may have moved the message on since."""
         if message.state == State.CONSUMED:
             return State.CONSUMED.value
-        moves = Transition.objects.using(self.using).filter(message_id=delivery.id, attempt=delivery.deliveries)
+        moves = Transition.objects.using(self.using).filter(message_id=delivery.id, delivery=delivery.deliveries)
         state = moves.filter(from_state=State.RUNNING).values_list("to_state", flat=True).last()
         if state != State.SCHEDULED:
             return str(state or message.state)

@@ -217,7 +217,7 @@ def test_the_effects_of_a_failed_handler_are_undone_only_if_it_is_transactional(
 def test_a_failed_statement_leaves_the_transaction_of_the_test_usable(
     delayq: Delayq, receives: Register, is_transactional: bool
 ) -> None:
-    @receives("d.duplicate", retry=None, transactional=is_transactional)
+    @receives("d.duplicate", retry=False, transactional=is_transactional)
     def duplicate(message: Delivered) -> None:
         first = Effect.objects.create(message_id=1, delivery=1)
         Effect.objects.create(pk=first.pk, message_id=2, delivery=2)
