@@ -13,6 +13,8 @@ from typing import NamedTuple
 TEXT_LIMIT = 4_000
 TRACEBACK_LIMIT = 16_000
 KIND_LENGTH = 200
+# Characters of the path of an exception's class.
+CLASS_LENGTH = 200
 
 # The parts that differ between like failures: quoted text, addresses, ids, numbers.
 _VARYING = re.compile(
@@ -48,9 +50,16 @@ class Cause(NamedTuple):
     context: contextvars.Context
 
 
+def class_path(error: BaseException) -> str:
+    """Return the path by which Python could import the class of an error: ``builtins.ValueError``."""
+    return storable(f"{type(error).__module__}.{type(error).__qualname__}", CLASS_LENGTH)
+
+
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The handler returned."""
+    """The handler returned. ``result`` is the value to keep, as JSON; None: no value is kept."""
+
+    result: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,7 @@ class Retry:
     error: str = ""
     traceback: str = ""
     counts: bool = True
+    exception: str = ""
     cause: Cause | None = field(default=None, compare=False, repr=False)
 
 
@@ -70,6 +80,7 @@ class GiveUp:
 
     error: str
     traceback: str = ""
+    exception: str = ""
     cause: Cause | None = field(default=None, compare=False, repr=False)
 
 

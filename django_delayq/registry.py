@@ -128,6 +128,7 @@ class Handler:
     transactional: bool
     queue: str | None
     priority: int
+    keep_result: bool
     is_async: bool
 
     @property
@@ -159,6 +160,7 @@ def handler(
     transactional: bool = False,
     queue: str | None = None,
     priority: int = 0,
+    keep_result: bool = False,
 ) -> Callable[[Callable[[Delivered[Payload]], Result]], RegisteredHandler[Payload, Result]]:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
@@ -170,7 +172,8 @@ def handler(
 
     ``transactional``: run it in a transaction on the message's database whose last statement records the success, so
     that its effects in that database happen exactly once. ``queue`` and ``priority``: those of messages of this topic
-    when ``schedule_message`` names no others.
+    when ``schedule_message`` names no others. ``keep_result``: keep what the handler returns in ``message.result``. A
+    value that is not JSON, or larger than a payload may be, is a failure.
 
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.
@@ -209,6 +212,7 @@ def handler(
             transactional,
             queue,
             priority,
+            keep_result,
             any(map(iscoroutinefunction, _layers(function))),
         )
         registered: RegisteredHandler[Payload, Result] = _schedulable(topic, function)

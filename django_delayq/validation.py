@@ -153,6 +153,19 @@ def payload(value: Any) -> str:
     return text
 
 
+def result(value: Any) -> str | None:
+    """Return what a handler returned as JSON text, under the same rules as a payload; None for None."""
+    if value is None:
+        return None
+    settings = conf.get()
+    text, size = _encode("result", value, settings.PAYLOAD_MAX_DEPTH)
+    if size > settings.PAYLOAD_MAX_BYTES:
+        raise PayloadTooLarge(
+            f"the result has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = {settings.PAYLOAD_MAX_BYTES}"
+        )
+    return text
+
+
 def headers(value: Any) -> str:
     """Return headers as JSON text: a dict of JSON values, at most 16 KiB in all."""
     if value is None:

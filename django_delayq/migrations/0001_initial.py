@@ -132,6 +132,7 @@ class Migration(migrations.Migration):
                     "error",
                     models.CharField(blank=True, db_default="", default="", max_length=200, verbose_name="error"),
                 ),
+                ("result", models.JSONField(blank=True, null=True, verbose_name="result")),
             ],
             options={
                 "verbose_name": "message",
@@ -292,6 +293,7 @@ class Migration(migrations.Migration):
                 ("reason", models.TextField(default="", verbose_name="reason")),
                 ("error", models.TextField(default="", verbose_name="error")),
                 ("traceback", models.TextField(default="", verbose_name="traceback")),
+                ("exception", models.CharField(db_default="", default="", max_length=200, verbose_name="exception")),
                 (
                     "message",
                     models.ForeignKey(

@@ -120,6 +120,8 @@ class Message(_Record):
     # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
     # found.
     error = models.CharField(_("error"), max_length=outcomes.KIND_LENGTH, default="", db_default="", blank=True)
+    # The value that the handler returned, if the handler keeps its results. Written with the success.
+    result = models.JSONField(_("result"), null=True, blank=True)
 
     # Set on the message that schedule_message() returns: whether a live message with this key existed already.
     existed = False
@@ -274,6 +276,8 @@ class Transition(_Record):
     reason = models.TextField(_("reason"), default="")
     error = models.TextField(_("error"), default="")
     traceback = models.TextField(_("traceback"), default="")
+    # The class of what the handler raised, with its module (outcomes.class_path).
+    exception = models.CharField(_("exception"), max_length=outcomes.CLASS_LENGTH, default="", db_default="")
 
     class Meta:
         db_table = "delayq_transition"

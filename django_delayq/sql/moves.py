@@ -45,6 +45,7 @@ class Decision:
     verdict: Verdict | None = None
     error: str = ""
     traceback: str = ""
+    exception: str = ""
     actor: str | None = None
     delivery: int | None = None
     ready_at: datetime | None = None
@@ -228,6 +229,7 @@ def _logged(plan: _Plan, actor: str, now: datetime) -> Transition:
         reason=storable(decision.reason),
         error=decision.error,
         traceback=decision.traceback,
+        exception=decision.exception,
     )
 
 

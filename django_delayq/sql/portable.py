@@ -191,7 +191,10 @@ class Portable:
         def decide(message: Message, now: datetime) -> Decision:
             success = by_id[message.pk]
             reported = min(message.reported + 1, message.deliveries - message.excused)
-            return Decision(State.CONSUMED, {"reported": reported}, actor=success.actor, delivery=success.delivery)
+            values: dict[str, Any] = {"reported": reported}
+            if success.result is not None:
+                values["result"] = json.loads(success.result)
+            return Decision(State.CONSUMED, values, actor=success.actor, delivery=success.delivery)
 
         where = Q(pk__in=list(by_id), state__in=LIVE)
         return {m.pk for m, _decision in move(self.using, where, decide, actor="", wait=wait)}
@@ -215,7 +218,15 @@ class Portable:
             if to == State.SCHEDULED and failure.delay is not None:
                 # A message that was claimed a moment early and released falls due no earlier than before.
                 values["due_at"] = max(message.due_at, ceil_tenth(now + failure.delay))
-            return Decision(to, values, reason, error=failure.error, traceback=failure.traceback, actor=failure.actor)
+            return Decision(
+                to,
+                values,
+                reason,
+                error=failure.error,
+                traceback=failure.traceback,
+                exception=failure.exception,
+                actor=failure.actor,
+            )
 
         where = Q(pk__in=list(by_id), state=State.RUNNING)
         return [

@@ -222,10 +222,11 @@ SELECT id, topic, queue, key, priority, payload::text, headers::text, due_at, ex
 
 SUCCEED = f"""
 WITH o AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]) AS o(id, delivery, place)
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
+        AS o(id, delivery, place{{result}})
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
-    SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor
+    SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor{{its}}
       FROM o JOIN delayq_message m ON m.id = o.id
      WHERE m.state IN ('running', 'scheduled')
      ORDER BY m.id
@@ -233,7 +234,7 @@ WITH o AS (
 ), u AS (
     UPDATE delayq_message m
        SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
-           reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1
+           reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1{{kept}}
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor
 )
@@ -249,8 +250,8 @@ FAIL = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[], %(dead)s::bool[],
                          %(delays)s::float8[], %(counts)s::bool[], %(reasons)s::text[], %(errors)s::text[],
-                         %(tracebacks)s::text[], %(kinds)s::text[])
-        AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, kind)
+                         %(tracebacks)s::text[], %(exceptions)s::text[], %(kinds)s::text[])
+        AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, exception, kind)
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT o.*, CASE WHEN o.dead THEN 'dead' WHEN m.cancel_requested THEN 'cancelled' ELSE 'scheduled' END AS after
@@ -270,10 +271,11 @@ WITH o AS (
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, x.after, x.delivery,
               x.actor, CASE WHEN x.after = 'cancelled' THEN 'cancel requested; ' ELSE '' END || x.reason AS reason,
-              x.error, x.traceback
+              x.error, x.traceback, x.exception
 ), l AS (
-    INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, actor, reason, error, traceback
+    INSERT INTO delayq_transition ({LOG_COLUMNS}, exception)
+    SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, actor, reason, error, traceback,
+           exception
       FROM u
 )
 SELECT id, topic, queue, priority, after, due_at, deliveries, reason FROM u
@@ -305,8 +307,17 @@ def _passing_over(sql: str) -> str:
     return skipping
 
 
+# Successes with results that are kept (True) travel by a statement of their own, so that others cost no more.
+KEEPING = {
+    False: SUCCEED.format(results="", result="", its="", kept=""),
+    True: SUCCEED.format(
+        results=", %(results)s::text[]", result=", result", its=", o.result", kept=", result = x.result::jsonb"
+    ),
+}
 # The statements that wait for rows that another transaction has locked (True), and those that pass over them (False).
-SUCCEEDS = {True: SUCCEED, False: _passing_over(SUCCEED)}
+SUCCEEDS = {(True, keeps): sql for keeps, sql in KEEPING.items()} | {
+    (False, keeps): _passing_over(sql) for keeps, sql in KEEPING.items()
+}
 FAILS = {True: FAIL, False: _passing_over(FAIL)}
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
 
@@ -495,15 +506,17 @@ class PostgreSQL:
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
         actors = list({success.actor for success in successes})
         place = {actor: number for number, actor in enumerate(actors, 1)}
-        rows = self._rows(
-            SUCCEEDS[wait],
-            {
-                "ids": _array([success.id for success in successes]),
-                "deliveries": _array([success.delivery for success in successes]),
-                "places": _array([place[success.actor] for success in successes]),
-                "actors": _texts(actors),
-            },
-        )
+        parameters: dict[str, Any] = {
+            "ids": _array([success.id for success in successes]),
+            "deliveries": _array([success.delivery for success in successes]),
+            "places": _array([place[success.actor] for success in successes]),
+            "actors": _texts(actors),
+        }
+        results = [success.result for success in successes]
+        keeps = any(result is not None for result in results)
+        if keeps:
+            parameters["results"] = results
+        rows = self._rows(SUCCEEDS[wait, keeps], parameters)
         return {row[0] for row in rows}
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
@@ -519,6 +532,7 @@ class PostgreSQL:
                 "reasons": [failure.reason for failure in failures],
                 "errors": [failure.error for failure in failures],
                 "tracebacks": [failure.traceback for failure in failures],
+                "exceptions": [failure.exception for failure in failures],
                 "kinds": [error_kind(failure.error) for failure in failures],
             },
         )

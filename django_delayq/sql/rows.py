@@ -86,11 +86,12 @@ class Claimed(NamedTuple):
 
 
 class Success(NamedTuple):
-    """A delivery that succeeded."""
+    """A delivery that succeeded. ``result`` is the value that its handler keeps, as JSON; None: there is none."""
 
     id: int
     delivery: int
     actor: str
+    result: str | None = None
 
 
 class Failure(NamedTuple):
@@ -105,6 +106,7 @@ class Failure(NamedTuple):
     reason: str = ""
     error: str = ""
     traceback: str = ""
+    exception: str = ""
 
 
 class LeaseRenewal(NamedTuple):

@@ -19,10 +19,10 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.db import transaction
 
-from .. import failpoints, middleware, retry, signals, transitions
-from ..exceptions import HandlerTimeout, Reject, RetryLater, Superseded
+from .. import failpoints, middleware, retry, signals, transitions, validation
+from ..exceptions import HandlerTimeout, InvalidMessage, Reject, RetryLater, Superseded
 from ..models import Message
-from ..outcomes import TRACEBACK_LIMIT, Ack, Cause, GiveUp, Outcome, Recorded, Release, Retry, event, storable
+from ..outcomes import TRACEBACK_LIMIT, Ack, Cause, GiveUp, Outcome, Recorded, Release, Retry, class_path, event, storable
 from ..sql.rows import Success
 from ..sql.sessions import is_conflict
 from . import guard
@@ -98,25 +98,27 @@ def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery
 
 def _perform(delivery: Delivery, actor: str) -> Outcome:
     if not delivery.handler.transactional:
-        call(delivery)
-        return Ack()
+        return Ack(call(delivery))
     with transaction.atomic(using=delivery.using, durable=delivery.is_outermost):
-        _call_in_transaction(delivery)
+        result = _call_in_transaction(delivery)
         # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back
         # without an error, and this statement is the one that raises it.
         failpoints.reach("before_succeed")
-        if not transitions.succeed(delivery.using, [Success(delivery.id, delivery.deliveries, actor)]):
+        if not transitions.succeed(delivery.using, [Success(delivery.id, delivery.deliveries, actor, result)]):
             raise Superseded
         failpoints.reach("after_succeed")
     failpoints.reach("after_commit")
     return Recorded()
 
 
-def _call_in_transaction(delivery: Delivery) -> None:
-    """Call the handler in its transaction, and reject a message whose handler ended that by hand and then failed."""
+def _call_in_transaction(delivery: Delivery) -> str | None:
+    """Call the handler in its transaction, and reject a message whose handler ended that by hand and then failed.
+
+    Returns the result to keep, as ``_call`` does.
+    """
     with guard.HandlersTransaction(delivery.using) as guarded:
         try:
-            call(delivery)
+            result = call(delivery)
         except Exception as error:
             if guarded.has_ended:
                 # Another delivery would repeat effects that are committed already.
@@ -124,10 +126,14 @@ def _call_in_transaction(delivery: Delivery) -> None:
             raise
         if guarded.has_ended:
             logger.error("The handler of topic %s ended its transaction by hand; effects may repeat", delivery.topic)
+    return result
 
 
-def call(delivery: Delivery) -> None:
-    """Call the handler, and see to it that its work is done when this returns."""
+def call(delivery: Delivery) -> str | None:
+    """Call the handler, and see to it that its work is done when this returns.
+
+    Returns the result to keep, as JSON; None: there is none.
+    """
     function = delivery.handler.function
     failpoints.reach("before_handler")
     try:
@@ -137,18 +143,21 @@ def call(delivery: Delivery) -> None:
             returned = function(delivery)
     finally:
         delivery.end_fork()
-    if returned is not None:
-        _settle(delivery, returned)
+    result = None if returned is None else _settle(delivery, returned)
     failpoints.reach("after_handler")
+    return result
 
 
-def _settle(delivery: Delivery, returned: Any) -> None:
-    """Await what a sync handler returned, raise for work that nobody has run, and warn once of any other value."""
+def _settle(delivery: Delivery, returned: Any) -> str | None:
+    """Await what a sync handler returned, and raise for work that nobody has run.
+
+    Returns any other value as JSON if the handler keeps its results; else warns of the first one.
+    """
     if inspect.isawaitable(returned):
         # For example, a decorator that knows nothing of async functions has returned the coroutine of one.
         returned = async_to_sync(delivery.await_with_timeout)(lambda _message: returned)
     if returned is None:
-        return
+        return None
     if isinstance(returned, _UNRUN):
         if isinstance(returned, Generator):
             returned.close()
@@ -158,6 +167,11 @@ def _settle(delivery: Delivery, returned: Any) -> None:
             f"the handler returned a value of type {type(returned).__name__}, whose work may never run; "
             "return when the work is done, or return an awaitable, which the worker awaits"
         )
+    if delivery.handler.keep_result:
+        try:
+            return validation.result(returned)
+        except InvalidMessage as error:
+            raise TypeError(f"what the handler returned cannot be kept: {error}") from None
     if delivery.topic not in _returning:
         _returning.add(delivery.topic)
         logger.warning(
@@ -166,6 +180,7 @@ def _settle(delivery: Delivery, returned: Any) -> None:
             delivery.topic,
             returned if isinstance(returned, bool) else f"a value of type {type(returned).__name__}",
         )
+    return None
 
 
 def _answer(delivery: Delivery, error: BaseException) -> Outcome:
@@ -174,7 +189,7 @@ def _answer(delivery: Delivery, error: BaseException) -> Outcome:
         return delivery.decided
     if not isinstance(error, Superseded):
         delivery.note_error(error)
-    outcome = _decide(delivery, error)
+    outcome = outcome_of(delivery, error)
     if not isinstance(outcome, Retry | GiveUp):
         return outcome
     if signals.message_failed.receivers and (word := event(outcome)) != "released":
@@ -185,17 +200,20 @@ def _answer(delivery: Delivery, error: BaseException) -> Outcome:
     return replace(outcome, cause=Cause(shown, contextvars.copy_context()))
 
 
-def _decide(delivery: Delivery, error: BaseException) -> Outcome:
-    if isinstance(error, HandlerTimeout):
-        delivery.note_interrupt()
-        return _failure(delivery, error, f"ran longer than its timeout of {delivery.timeout:g} s")
-    if isinstance(error, Superseded):
-        return Release(str(error))
-    if isinstance(error, RetryLater):
-        return _retry_later(delivery, error)
-    if isinstance(error, Reject):
-        return GiveUp(storable(f"Reject: {_text(error.reason)}"))
-    return _conflict(delivery, error) or _failure(delivery, error)
+def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
+    """Return the outcome of a delivery whose handler raised ``error``."""
+    match error:
+        case HandlerTimeout():
+            delivery.note_interrupt()
+            return _failure(delivery, error, f"ran longer than its timeout of {delivery.timeout:g} s")
+        case Superseded():
+            return Release(str(error))
+        case RetryLater():
+            return _retry_later(delivery, error)
+        case Reject():
+            return GiveUp(storable(f"Reject: {_text(error.reason)}"), exception=class_path(error))
+        case _:
+            return _conflict(delivery, error) or _failure(delivery, error)
 
 
 def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:
@@ -207,7 +225,8 @@ def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcom
         # A retry policy that raises must not decide the fate of a message.
         logger.exception("The retry policy of topic %s failed; the default policy decides", delivery.topic)
         delay = retry.DEFAULT.limited(delivery.claimed.max_attempts).delay(delivery.attempt)
-    return GiveUp(described, trace) if delay is None else Retry(delay, described, trace)
+    path = class_path(error)
+    return GiveUp(described, trace, path) if delay is None else Retry(delay, described, trace, exception=path)
 
 
 def _conflict(delivery: Delivery, error: BaseException) -> Release | None:
@@ -226,8 +245,9 @@ def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
     limit = delivery.policy.max_attempts
     described = storable(f"RetryLater: {_text(error)}")
     if error.counts and limit is not None and delivery.attempt >= limit:
-        return GiveUp(f"{described} (attempt {delivery.attempt} of {limit})")
-    return Retry(min(error.delay, retry.LONGEST), described, counts=error.counts)
+        return GiveUp(f"{described} (attempt {delivery.attempt} of {limit})", exception=class_path(error))
+    delay = min(error.delay, retry.LONGEST)
+    return Retry(delay, described, counts=error.counts, exception=class_path(error))
 
 
 def _text(error: object) -> str:
@@ -242,5 +262,5 @@ def timed_out(delivery: Delivery) -> Outcome:
     outcome = _failure(delivery, HandlerTimeout(), "did not end at its timeout; its process was replaced")
     if isinstance(outcome, Retry):
         # The process lives on for a moment: the next delivery must not overlap with it.
-        return Retry(max(outcome.delay, timedelta(seconds=1)), outcome.error)
+        return Retry(max(outcome.delay, timedelta(seconds=1)), outcome.error, exception=outcome.exception)
     return outcome

@@ -209,9 +209,11 @@ class Recorder(threading.Thread):
         ended = batch[0]
         plain: Outcome | None = None
         if isinstance(ended.outcome, Retry) and ended.outcome.error != UNPRINTABLE:
-            plain = Retry(ended.outcome.delay, UNPRINTABLE, counts=ended.outcome.counts)
+            plain = Retry(
+                ended.outcome.delay, UNPRINTABLE, counts=ended.outcome.counts, exception=ended.outcome.exception
+            )
         elif isinstance(ended.outcome, GiveUp) and ended.outcome.error != UNPRINTABLE:
-            plain = GiveUp(UNPRINTABLE)
+            plain = GiveUp(UNPRINTABLE, exception=ended.outcome.exception)
         if plain is None:
             logger.error("The outcome of message %d cannot be stored; its lease will run out", ended.delivery.id)
         else:
@@ -219,11 +221,13 @@ class Recorder(threading.Thread):
 
     def write_successes(self, batch: Sequence[Ended], again: bool) -> None:
         """Write deliveries that succeeded, and report them. ``again``: an earlier try may have been committed."""
-        acks = [ended for ended in batch if isinstance(ended.outcome, Ack)]
-        consumed = transitions.succeed(
-            self.using, [Success(e.delivery.id, e.delivery.deliveries, e.actor) for e in acks], wait=False
-        )
-        locked = self._live([e.delivery.id for e in acks if e.delivery.id not in consumed])
+        acks = [
+            Success(ended.delivery.id, ended.delivery.deliveries, ended.actor, ended.outcome.result)
+            for ended in batch
+            if isinstance(ended.outcome, Ack)
+        ]
+        consumed = transitions.succeed(self.using, acks, wait=False)
+        locked = self._live([ack.id for ack in acks if ack.id not in consumed])
         recorded = []
         for ended in batch:
             if ended.delivery.id in locked and isinstance(ended.outcome, Ack):
@@ -265,10 +269,16 @@ def _failure(ended: Ended) -> Failure:
     match outcome:
         case Retry():
             return base._replace(
-                delay=outcome.delay, counts=outcome.counts, error=outcome.error, traceback=outcome.traceback
+                delay=outcome.delay,
+                counts=outcome.counts,
+                error=outcome.error,
+                traceback=outcome.traceback,
+                exception=outcome.exception,
             )
         case GiveUp():
-            return base._replace(dead=True, error=outcome.error, traceback=outcome.traceback)
+            return base._replace(
+                dead=True, error=outcome.error, traceback=outcome.traceback, exception=outcome.exception
+            )
         case Release():
             return base._replace(delay=outcome.delay, counts=False, reason=outcome.reason)
         case _:

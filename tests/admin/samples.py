@@ -54,8 +54,8 @@ def consumed(payload: Any = None, **options: Any) -> Message:
     return succeeded(running(payload, **options))
 
 
-def succeeded(message: Message) -> Message:
-    assert transitions.succeed(DB, [Success(message.pk, message.deliveries, WORKER)])
+def succeeded(message: Message, result: str | None = None) -> Message:
+    assert transitions.succeed(DB, [Success(message.pk, message.deliveries, WORKER, result)])
     return fresh(message)
 
 

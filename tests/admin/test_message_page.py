@@ -471,3 +471,12 @@ def test_the_page_asks_nothing_that_grows_with_the_table(operator: Client) -> No
     for sql in ours:
         assert "COUNT(" not in sql
         assert re.search(r' WHERE .*"(message_id|id)" = \d+', sql)
+
+
+def test_a_result_is_shown_with_masks_and_only_where_there_is_one(viewer: Client) -> None:
+    kept = samples.succeeded(samples.running(), '{"total": "49.90", "token": "leak-9"}')
+    shown = page_of(viewer, kept).content.decode()
+    assert "<h3>Result</h3>" in shown
+    assert "49.90" in shown
+    assert "leak-9" not in shown
+    assert "<h3>Result</h3>" not in page_of(viewer, samples.consumed()).content.decode()

@@ -169,6 +169,6 @@ def _seconds(milliseconds: int) -> str:
 
 def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:
     """Read the messages of a page in its order: without the wide columns, but with a payload that is small."""
-    narrow = rows.filter(pk__in=ids).defer("payload", "headers", "retry")
+    narrow = rows.filter(pk__in=ids).defer("payload", "headers", "retry", "result")
     found = narrow.annotate(small_payload=small(SMALL_PAYLOAD_BYTES), payload_size=StoredSize(F("payload"))).in_bulk()
     return [found[pk] for pk in ids if pk in found]

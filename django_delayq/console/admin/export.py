@@ -42,6 +42,8 @@ _EXPORT_BATCH = 500
 # How long the database may search for the messages. Milliseconds.
 _EXPORT_TIMEOUT_MS = 30_000
 
+# The columns that are redacted.
+_JSON_FIELDS = ("payload", "headers", "result")
 _FIELDS = (
     "id",
     "topic",
@@ -60,8 +62,7 @@ _FIELDS = (
     "deliveries",
     "worker",
     "error",
-    "payload",
-    "headers",
+    *_JSON_FIELDS,
 )
 # A spreadsheet takes a cell that begins with one of these for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -124,7 +125,7 @@ def _read(rows: QuerySet[Message], ids: Sequence[int], *, masked: bool) -> Itera
             if pk in found:
                 row = found[pk]
                 if masked:
-                    row.update(payload=payload.redacted(row["payload"]), headers=payload.redacted(row["headers"]))
+                    row.update({name: payload.redacted(row[name]) for name in _JSON_FIELDS})
                 yield row
 
 
@@ -146,8 +147,7 @@ def _jsonl(rows: Iterator[dict[str, Any]], truncated: bool) -> Iterator[str]:
 def _csv(rows: Iterator[dict[str, Any]], truncated: bool) -> Iterator[str]:
     yield _line(_FIELDS)
     for row in rows:
-        row.update(payload=payload.compact(row["payload"], masked=False))
-        row.update(headers=payload.compact(row["headers"], masked=False))
+        row.update({name: payload.compact(row[name], masked=False) for name in _JSON_FIELDS})
         yield _line([_safe(_text(row[name])) for name in _FIELDS])
     if truncated:
         yield _line([_truncated()])

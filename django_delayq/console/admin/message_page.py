@@ -142,6 +142,7 @@ class MessagePage(_Base):
         moves = timeline.log(message)
         where = locate(message)
         content = payload.pretty(message.payload, masked=masked)
+        result = "" if message.result is None else payload.pretty(message.result, masked=masked)
         context = {
             **page.context(self, request, str(message)),
             "original": message,
@@ -156,6 +157,8 @@ class MessagePage(_Base):
             "payload": content[: payload.PAGE_CHARACTERS],
             "cut": len(content) > payload.PAGE_CHARACTERS,
             "headers": payload.pretty(message.headers, masked=masked) if message.headers else "",
+            "result": result[: payload.PAGE_CHARACTERS],
+            "result_cut": len(result) > payload.PAGE_CHARACTERS,
             "masked": masked,
             "may_reveal": masked and self.has_reveal_permission(request),
             "call": _call(message) if len(content) <= payload.PAGE_CHARACTERS else "",
