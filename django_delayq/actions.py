@@ -183,7 +183,8 @@ def to_come(rows: QuerySet[Message]) -> ToCome:
 
 # --- the API ----------------------------------------------------------------------------------------------------------
 
-Target = int | Message
+# The id may be text: that of a task's result is.
+Target = int | str | Message
 
 
 @overload
@@ -340,6 +341,8 @@ def _apply(
 
 def _id(target: Any) -> int:
     number = target.pk if isinstance(target, Message) else target
+    if isinstance(number, str) and len(number) < 20 and number.isascii() and number.isdecimal():
+        number = int(number)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
         raise InvalidMessage(f"not the id of a message: {type(target).__name__}")
     return number

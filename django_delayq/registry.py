@@ -353,6 +353,9 @@ def default_priority(topic: str) -> int:
 
 
 def autodiscover() -> None:
-    """Import the handlers module of each installed app."""
+    """Import the handlers module of each installed app, and its tasks module if Django's tasks run here."""
     own, _problems = conf.parse(getattr(settings, "DELAYQ", {}))
     autodiscover_modules(own.HANDLERS_MODULE)
+    backends = getattr(settings, "TASKS", {}).values()
+    if any(str(backend.get("BACKEND")).startswith(f"{__package__}.") for backend in backends):
+        autodiscover_modules("tasks")

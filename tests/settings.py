@@ -33,6 +33,8 @@ if os.environ.get("DELAYQ_TEST_OWNER") != _OWNER:
         POSTGRES_SERVER.start()
         os.environ["DATABASE_URL"] = POSTGRES_SERVER.url
 
+import django  # noqa: E402
+
 from testproject.settings import *  # noqa: E402
 from testproject.settings import DATABASES, INSTALLED_APPS  # noqa: E402
 
@@ -40,6 +42,12 @@ SECRET_KEY = "only-for-tests"
 DEBUG = False
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 INSTALLED_APPS = [*INSTALLED_APPS, "django_delayq.contrib.prometheus", "tests.app"]
+if django.VERSION < (6, 0):
+    INSTALLED_APPS.append("django_tasks")
+TASKS = {
+    "default": {"BACKEND": "django_delayq.contrib.tasks.DelayqBackend", "QUEUES": ["default", "mails"]},
+    "here": {"BACKEND": f"django{'_' if django.VERSION < (6, 0) else '.'}tasks.backends.immediate.ImmediateBackend"},
+}
 if os.environ.get("DELAYQ_TEST_CONSOLE") == "0":
     INSTALLED_APPS.remove("django_delayq.console")
 

@@ -114,7 +114,7 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
 def _call_in_transaction(delivery: Delivery) -> str | None:
     """Call the handler in its transaction, and reject a message whose handler ended that by hand and then failed.
 
-    Returns the result to keep, as ``_call`` does.
+    Returns the result to keep, as ``call`` does.
     """
     with guard.HandlersTransaction(delivery.using) as guarded:
         try:

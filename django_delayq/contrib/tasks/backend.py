@@ -1,0 +1,122 @@
+"""The backend. Its module and its constructor reach no models: tasks are declared before the apps are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.apps import apps
+from django.core import checks
+from django.utils import timezone
+
+from ... import conf
+from . import known
+from .compat import (
+    BaseTaskBackend,
+    InvalidTask,
+    InvalidTaskBackend,
+    Task,
+    TaskResult,
+    TaskResultStatus,
+    task_backends,
+    task_enqueued,
+)
+
+
+class DelayqBackend(BaseTaskBackend):
+    """Enqueues tasks as messages. The id of a result is the id of its message.
+
+    ``OPTIONS`` are ``retry``, ``lease``, ``timeout`` and ``transactional``, which mean what they mean to ``@handler``;
+    without ``retry`` a task runs once. ``options`` gives a single task its own.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        try:
+            self._terms = known.checked(self.options)
+        except (TypeError, ValueError) as error:
+            raise InvalidTaskBackend(f"TASKS[{alias!r}]['OPTIONS']: {error}") from error
+
+    def validate_task(self, task: Task) -> None:
+        """Check a task, and register its function as the handler of its topic. Raises ``InvalidTask``."""
+        super().validate_task(task)
+        known.register(task, self._terms)
+
+    def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
+        """Schedule the message of a task in the caller's transaction, and return the result of the task, READY."""
+        from ...scheduling import schedule_message
+        from . import results
+
+        self.validate_task(task)
+        self._refuse_unknown_to_workers(task)
+        topic = known.topic_of(task)
+        result = TaskResult(
+            task=task,
+            id="",
+            status=TaskResultStatus.READY,
+            enqueued_at=None,
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=args,
+            kwargs=kwargs,
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+        message = schedule_message(
+            topic,
+            results.payload(result.args, result.kwargs),
+            # A time that has passed means now, however long ago it was.
+            due_at=task.run_after if task.run_after is not None and task.run_after > timezone.now() else None,
+            queue=task.queue_name,
+            priority=int(task.priority),
+            headers=results.headers(task, known.find(topic)),
+        )
+        object.__setattr__(result, "id", str(message.pk))
+        object.__setattr__(result, "enqueued_at", message.created_at)
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> TaskResult:
+        """Return the result with this id, whichever backend has enqueued the task.
+
+        Raises ``TaskResultDoesNotExist`` when no message has the id, and when it is not the message of a task that this
+        process has imported.
+        """
+        from . import results
+
+        return results.find(result_id)
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        """Check that the queue is installed, and that its workers serve the queues of this backend."""
+        if not apps.is_installed("django_delayq"):
+            yield checks.Error(
+                f"TASKS[{self.alias!r}] is a backend of django_delayq, which is not installed.",
+                hint="Add 'django_delayq' to INSTALLED_APPS.",
+                id="delayq.E012",
+            )
+            return
+        settings, _problems = conf.parse(getattr(conf.django_settings, "DELAYQ", {}))
+        unserved = sorted(self.queues - set(settings.QUEUES)) if settings.QUEUES else []
+        if unserved:
+            yield checks.Warning(
+                f"TASKS[{self.alias!r}]['QUEUES'] has queues that DELAYQ['QUEUES'] lacks: {', '.join(unserved)}.",
+                hint="No worker serves them, unless it is started with --queues. Add them to DELAYQ['QUEUES'].",
+                id="delayq.W001",
+            )
+
+    @staticmethod
+    def _refuse_unknown_to_workers(task: Task) -> None:
+        """Refuse a task that was declared for a backend of another kind: no worker would know it."""
+        declared = known.declared(task)
+        if isinstance(declared, Task) and not isinstance(task_backends[declared.backend], DelayqBackend):
+            raise InvalidTask(
+                f"{task.module_path} was declared for the backend {declared.backend!r}, and workers do not know it: "
+                f"declare it with @task(backend={task.backend!r})"
+            )

@@ -1,0 +1,55 @@
+"""Django's task framework: ``django.tasks``, and before Django 6.0 the package django-tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING:
+    from django.tasks import task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+    from django.tasks.exceptions import InvalidTask, InvalidTaskBackend, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
+else:
+    try:
+        from django.tasks import task_backends
+        from django.tasks.backends.base import BaseTaskBackend
+        from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+        from django.tasks.exceptions import InvalidTask, InvalidTaskBackend, TaskResultDoesNotExist
+        from django.tasks.signals import task_enqueued, task_finished, task_started
+        from django.utils.json import normalize_json
+    except ModuleNotFoundError:
+        try:
+            from django_tasks import task_backends
+            from django_tasks.backends.base import BaseTaskBackend
+            from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+            from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
+            from django_tasks.exceptions import InvalidTaskError as InvalidTask
+            from django_tasks.exceptions import TaskResultDoesNotExist
+            from django_tasks.signals import task_enqueued, task_finished, task_started
+            from django_tasks.utils import normalize_json
+        except ModuleNotFoundError as error:
+            raise ImproperlyConfigured(
+                "django_delayq.contrib.tasks needs Django 6.0 or newer, or the package django-tasks: "
+                "pip install 'django-delayq[tasks-backport]'"
+            ) from error
+
+__all__ = [
+    "BaseTaskBackend",
+    "InvalidTask",
+    "InvalidTaskBackend",
+    "Task",
+    "TaskContext",
+    "TaskError",
+    "TaskResult",
+    "TaskResultDoesNotExist",
+    "TaskResultStatus",
+    "normalize_json",
+    "task_backends",
+    "task_enqueued",
+    "task_finished",
+    "task_started",
+]

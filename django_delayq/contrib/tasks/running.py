@@ -1,0 +1,119 @@
+"""Runs tasks in workers: the handler that a task is registered with, and the signals of the task framework."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from traceback import format_exception
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+from django.utils import timezone
+
+from ... import validation
+from ...exceptions import HandlerTimeout, Reject
+from ...outcomes import GiveUp, Retry, class_path
+from .compat import (
+    Task,
+    TaskContext,
+    TaskError,
+    TaskResult,
+    TaskResultStatus,
+    normalize_json,
+    task_finished,
+    task_started,
+)
+
+
+def handler_of(task: Task) -> Callable[[Any], Any]:
+    """Return the handler that runs a task, under the name of its function."""
+    handler = _async_handler(task) if iscoroutinefunction(task.func) else _sync_handler(task)
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(handler, name, getattr(task.func, name))
+    return handler
+
+
+def _sync_handler(task: Task) -> Callable[[Any], Any]:
+    def handle(message: Any) -> Any:
+        run = Run(task, message)
+        try:
+            value = run.kept(task.func(*run.args, **run.result.kwargs))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            run.fail(error)
+            raise
+        run.succeed(value)
+        return value
+
+    return handle
+
+
+def _async_handler(task: Task) -> Callable[[Any], Any]:
+    async def handle(message: Any) -> Any:
+        run = await sync_to_async(Run)(task, message)
+        try:
+            value = run.kept(await task.func(*run.args, **run.result.kwargs))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # The end of the timeout cancels an async handler; the worker makes it a HandlerTimeout later.
+            failure = HandlerTimeout() if isinstance(error, asyncio.CancelledError) else error
+            await sync_to_async(run.fail)(failure)
+            raise
+        await sync_to_async(run.succeed)(value)
+        return value
+
+    return handle
+
+
+class Run:
+    """One delivery of a task, with its result as far as it has come."""
+
+    def __init__(self, task: Task, delivery: Any) -> None:
+        from .results import of_delivery
+
+        self.delivery = delivery
+        self.sender = type(task.get_backend())
+        result = of_delivery(task, delivery)
+        if result is None:
+            raise Reject("the payload of a task is a dict of args, a list, and kwargs, a dict")
+        self.result: TaskResult = result
+        self.args = [TaskContext(task_result=result), *result.args] if task.takes_context else result.args
+        # As in the queue, a receiver that raises is logged and does not harm the task.
+        task_started.send_robust(self.sender, task_result=result)
+
+    def kept(self, value: Any) -> Any:
+        """Return the value that a task returned as JSON knows it. Raises ``TypeError`` when it cannot be kept."""
+        value = normalize_json(value)
+        validation.result(value)
+        return value
+
+    def succeed(self, value: Any) -> None:
+        """Tell the receivers that the task succeeded; for a transactional task when that is committed."""
+        self._end(TaskResultStatus.SUCCESSFUL, _return_value=value)
+        if not self.delivery.handler.transactional:
+            self._tell()
+            return
+        transaction.on_commit(self._tell, using=self.delivery.using, robust=True)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the receivers that the task failed, unless it will be tried again."""
+        from ...worker.executor import outcome_of
+
+        outcome = outcome_of(self.delivery, error)
+        if isinstance(outcome, GiveUp) or (isinstance(outcome, Retry) and self.delivery.cancel_requested):
+            trace = "".join(format_exception(error))
+            failure = TaskError(exception_class_path=class_path(error), traceback=trace)
+            self._end(TaskResultStatus.FAILED, errors=[*self.result.errors, failure])
+            self._tell()
+
+    def _end(self, status: TaskResultStatus, **values: Any) -> None:
+        for name, value in {**values, "status": status, "finished_at": timezone.now()}.items():
+            # Results are frozen, and this is the way in which the framework itself changes them.
+            object.__setattr__(self.result, name, value)
+
+    def _tell(self) -> None:
+        task_finished.send_robust(self.sender, task_result=self.result)

@@ -1,0 +1,86 @@
+"""Tasks of Django's task framework that succeed, fail or wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+
+from django_delayq import Reject, RetryLater
+from django_delayq.contrib.tasks import options
+from django_delayq.contrib.tasks.compat import TaskContext
+
+from .models import Effect
+
+if TYPE_CHECKING:
+    from django.tasks import task
+else:
+    try:
+        from django.tasks import task
+    except ModuleNotFoundError:
+        from django_tasks import task
+
+
+class Broken(Exception):
+    pass
+
+
+@task
+def add(one: int, other: int = 0) -> int:
+    return one + other
+
+
+@task(queue_name="mails", priority=7)
+async def greet(name: str) -> str:
+    await asyncio.sleep(0)
+    await sync_to_async(Effect.objects.create)(message_id=0, delivery=0, note=name)
+    return f"hello {name}"
+
+
+@task
+def fail() -> None:
+    raise Broken("it never works\nos.system: not a class path")
+
+
+@task(takes_context=True)
+@options(retry=[0, 0])
+def tell_attempt(context: TaskContext, good: int) -> list[Any]:
+    if context.attempt < good:
+        raise Broken(f"attempt {context.attempt}")
+    return [context.task_result.id, context.attempt, len(context.task_result.errors)]
+
+
+@task
+@options(transactional=True, retry=["10m"])
+def affect(note: str) -> str:
+    Effect.objects.create(message_id=0, delivery=0, note=note)
+    if note == "fail":
+        raise Broken(note)
+    if note == "reject":
+        raise Reject(note)
+    if note == "later":
+        raise RetryLater(60, note)
+    return note
+
+
+@task
+@options(timeout="50ms")
+async def outlast() -> None:
+    await asyncio.Event().wait()
+
+
+@task
+def return_anything(what: str) -> Any:
+    return {"object": object(), "nul": "\x00", "bytes": b"text", "tuple": (1, (2,))}[what]
+
+
+@task(backend="here")
+def stay() -> None:
+    pass
+
+
+@task
+@options(topic="t.short_path", lease="2m")
+def have_another_topic() -> str:
+    return "done"
