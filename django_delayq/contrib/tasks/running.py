@@ -39,7 +39,8 @@ def _sync_handler(task: Task) -> Callable[[Any], Any]:
     def handle(message: Any) -> Any:
         run = Run(task, message)
         try:
-            value = run.kept(task.func(*run.args, **run.result.kwargs))
+            args, kwargs = run.start()
+            value = run.kept(task.func(*args, **kwargs))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -53,9 +54,10 @@ def _sync_handler(task: Task) -> Callable[[Any], Any]:
 
 def _async_handler(task: Task) -> Callable[[Any], Any]:
     async def handle(message: Any) -> Any:
-        run = await sync_to_async(Run)(task, message)
+        run = Run(task, message)
         try:
-            value = run.kept(await task.func(*run.args, **run.result.kwargs))
+            args, kwargs = await sync_to_async(run.start)()
+            value = run.kept(await task.func(*args, **kwargs))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -70,20 +72,27 @@ def _async_handler(task: Task) -> Callable[[Any], Any]:
 
 
 class Run:
-    """One delivery of a task, with its result as far as it has come."""
+    """One delivery of a task, with the result of the task as far as it has come."""
 
     def __init__(self, task: Task, delivery: Any) -> None:
-        from .results import of_delivery
-
+        self.task = task
         self.delivery = delivery
         self.sender = type(task.get_backend())
-        result = of_delivery(task, delivery)
+        # None until the task is told to have started.
+        self.result: TaskResult | None = None
+
+    def start(self) -> tuple[list[Any], dict[str, Any]]:
+        """Tell the receivers that the task starts, and return the arguments of its function."""
+        from .results import of_delivery
+
+        result = of_delivery(self.task, self.delivery)
         if result is None:
             raise Reject("the payload of a task is a dict of args, a list, and kwargs, a dict")
-        self.result: TaskResult = result
-        self.args = [TaskContext(task_result=result), *result.args] if task.takes_context else result.args
+        self.result = result
         # As in the queue, a receiver that raises is logged and does not harm the task.
         task_started.send_robust(self.sender, task_result=result)
+        context = [TaskContext(task_result=result)] if self.task.takes_context else []
+        return [*context, *result.args], result.kwargs
 
     def kept(self, value: Any) -> Any:
         """Return the value that a task returned as JSON knows it. Raises ``TypeError`` when it cannot be kept."""
@@ -100,9 +109,11 @@ class Run:
         transaction.on_commit(self._tell, using=self.delivery.using, robust=True)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the receivers that the task failed, unless it will be tried again."""
+        """Tell the receivers that the task failed, unless it will be tried again or has not started."""
         from ...worker.executor import outcome_of
 
+        if self.result is None:
+            return
         outcome = outcome_of(self.delivery, error)
         if isinstance(outcome, GiveUp) or (isinstance(outcome, Retry) and self.delivery.cancel_requested):
             trace = "".join(format_exception(error))
