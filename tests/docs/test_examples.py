@@ -28,6 +28,7 @@ RUN = {
     "docs/howto/monitoring",
     "docs/howto/operate",
     "docs/howto/recurring",
+    "docs/howto/tasks",
     "docs/howto/testing",
     "docs/reference/console",
     "docs/reference/extensions",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import django
 import psycopg.conninfo
 import pytest
 from django.contrib.auth.models import Group
@@ -119,6 +122,29 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     assert state("reports.build") == "consumed"
     assert Message.objects.get(topic="invoices.send", key=f"order-{order.pk}").state == "scheduled"
     assert Message.objects.get(pk=invoice.pk).state == "dead"
+
+
+# --- Django's tasks ---------------------------------------------------------------------------------------------------
+
+
+def test_the_tasks_of_the_guide_do_what_it_says(run_page: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    if django.VERSION < (6, 0):
+        monkeypatch.setitem(sys.modules, "django.tasks", importlib.import_module("django_tasks"))
+    names = run_page("howto/tasks", __name__="orders.tasks")
+    total, close = names["total"], names["close"]
+    first, later = names["place"](7)
+    deliver()
+    assert names["look"](first) == {"order": 7, "total": 49}
+    assert names["postpone"](later)
+    assert names["stop"](later)
+    assert close.get_result(later).errors[0].traceback.endswith("TaskCancelled: the customer has paid\n")
+    assert names["repeat"](later)
+    assert run_message_now(later)
+    deliver()
+    assert close.get_result(later).attempts == 1
+    once = names["total_once"](8)
+    deliver()
+    assert total.get_result(once).return_value == {"order": 8, "total": 40}
 
 
 # --- do something often -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from django_delayq import checks, conf, states
+from django_delayq.contrib.tasks import backend
 from django_delayq.verdicts import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ def test_every_setting_is_described_and_no_other() -> None:
 
 
 def test_every_check_is_described() -> None:
-    sources = "".join(Path(module.__file__ or "").read_text() for module in (checks, conf))
+    sources = "".join(Path(module.__file__ or "").read_text() for module in (checks, conf, backend))
     raised = set(re.findall(r"\b([EW]\d{3})\b", sources))
 
     assert {f"delayq.{number}" for number in raised} == set(re.findall(r"``(delayq\.\w+)``", page("reference/checks")))
