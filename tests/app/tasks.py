@@ -9,7 +9,7 @@ from asgiref.sync import sync_to_async
 
 from django_delayq import Reject, RetryLater
 from django_delayq.contrib.tasks import options
-from django_delayq.contrib.tasks.compat import TaskContext
+from django_delayq.contrib.tasks.compat import AnyContext
 
 from .models import Effect
 
@@ -45,7 +45,7 @@ def fail() -> None:
 
 @task(takes_context=True)
 @options(retry=[0, 0])
-def tell_attempt(context: TaskContext, good: int) -> list[Any]:
+def tell_attempt(context: AnyContext, good: int) -> list[Any]:
     if context.attempt < good:
         raise Broken(f"attempt {context.attempt}")
     return [context.task_result.id, context.attempt, len(context.task_result.errors)]

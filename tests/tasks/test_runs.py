@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, transitions
 from django_delayq.contrib.tasks.compat import (
-    TaskResult,
+    AnyResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
     task_backends,
@@ -41,15 +41,15 @@ def deliver() -> None:
     drain(Options("default", threads=1))
 
 
-def done(task: Any, *args: Any, **kwargs: Any) -> TaskResult:
+def done(task: Any, *args: Any, **kwargs: Any) -> AnyResult:
     """Enqueue a task, run it, and return its result."""
-    result: TaskResult = task.enqueue(*args, **kwargs)
+    result: AnyResult = task.enqueue(*args, **kwargs)
     deliver()
     result.refresh()
     return result
 
 
-def message_of(result: TaskResult) -> Message:
+def message_of(result: AnyResult) -> Message:
     return Message.objects.get(pk=int(result.id))
 
 
@@ -80,6 +80,7 @@ def test_a_worker_finds_the_tasks_and_another_process_reads_the_result() -> None
     assert (ended.status, ended.return_value, ended.attempts) == (TaskResultStatus.SUCCESSFUL, 42, 1)
     assert ended.enqueued_at is not None
     assert ended.started_at is not None
+    assert ended.last_attempted_at is not None
     assert ended.finished_at is not None
     assert ended.enqueued_at <= ended.started_at == ended.last_attempted_at <= ended.finished_at
     assert ended.errors == []
@@ -138,7 +139,8 @@ def test_a_task_may_have_another_topic() -> None:
 
 def test_a_message_of_the_right_shape_runs_a_task_and_another_is_dead() -> None:
     by_hand = schedule_message(ADD, {"args": [1], "kwargs": {"other": 2}}, key="sum")
-    others = [schedule_message(ADD, payload) for payload in (None, [], {"args": [1]}, {"args": {}, "kwargs": {}})]
+    shapes: list[Any] = [None, [], {"args": [1]}, {"args": {}, "kwargs": {}}]
+    others = [schedule_message(ADD, payload) for payload in shapes]
     deliver()
     assert tasks.add.get_result(str(by_hand.pk)).return_value == 3
     for other in others:
@@ -222,7 +224,7 @@ def test_signals_tell_of_the_start_and_of_the_last_end(
 def test_the_success_of_a_transactional_task_is_told_after_its_commit() -> None:
     seen: list[bool] = []
 
-    def look(sender: Any, task_result: TaskResult, **kwargs: Any) -> None:
+    def look(sender: Any, task_result: AnyResult, **kwargs: Any) -> None:
         seen.append(message_of(task_result).state == State.CONSUMED)
 
     task_finished.connect(look)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from django.apps import apps
+from django.conf import settings
 from django.core import checks
 from django.utils import timezone
 
 from ... import conf
 from . import known
 from .compat import (
+    AnyResult,
+    AnyTask,
     BaseTaskBackend,
     InvalidTask,
     InvalidTaskBackend,
@@ -21,6 +23,9 @@ from .compat import (
     task_backends,
     task_enqueued,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class DelayqBackend(BaseTaskBackend):
@@ -42,12 +47,12 @@ class DelayqBackend(BaseTaskBackend):
         except (TypeError, ValueError) as error:
             raise InvalidTaskBackend(f"TASKS[{alias!r}]['OPTIONS']: {error}") from error
 
-    def validate_task(self, task: Task) -> None:
+    def validate_task(self, task: AnyTask) -> None:
         """Check a task, and register its function as the handler of its topic. Raises ``InvalidTask``."""
         super().validate_task(task)
         known.register(task, self._terms)
 
-    def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
+    def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
         """Schedule the message of a task in the caller's transaction, and return the result of the task, READY."""
         from ...scheduling import schedule_message
         from . import results
@@ -55,7 +60,7 @@ class DelayqBackend(BaseTaskBackend):
         self.validate_task(task)
         self._refuse_unknown_to_workers(task)
         topic = known.topic_of(task)
-        result = TaskResult(
+        result: TaskResult[P, R] = TaskResult(
             task=task,
             id="",
             status=TaskResultStatus.READY,
@@ -83,7 +88,7 @@ class DelayqBackend(BaseTaskBackend):
         task_enqueued.send(type(self), task_result=result)
         return result
 
-    def get_result(self, result_id: str) -> TaskResult:
+    def get_result(self, result_id: str) -> AnyResult:
         """Return the result with this id, whichever backend has enqueued the task.
 
         Raises ``TaskResultDoesNotExist`` when no message has the id, and when it is not the message of a task that this
@@ -93,26 +98,30 @@ class DelayqBackend(BaseTaskBackend):
 
         return results.find(result_id)
 
-    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check that the queue is installed, and that its workers serve the queues of this backend."""
         if not apps.is_installed("django_delayq"):
-            yield checks.Error(
-                f"TASKS[{self.alias!r}] is a backend of django_delayq, which is not installed.",
-                hint="Add 'django_delayq' to INSTALLED_APPS.",
-                id="delayq.E012",
-            )
-            return
-        settings, _problems = conf.parse(getattr(conf.django_settings, "DELAYQ", {}))
-        unserved = sorted(self.queues - set(settings.QUEUES)) if settings.QUEUES else []
-        if unserved:
-            yield checks.Warning(
+            return [
+                checks.Error(
+                    f"TASKS[{self.alias!r}] is a backend of django_delayq, which is not installed.",
+                    hint="Add 'django_delayq' to INSTALLED_APPS.",
+                    id="delayq.E012",
+                )
+            ]
+        own, _problems = conf.parse(getattr(settings, "DELAYQ", {}))
+        unserved = sorted(self.queues - set(own.QUEUES)) if own.QUEUES else []
+        if not unserved:
+            return []
+        return [
+            checks.Warning(
                 f"TASKS[{self.alias!r}]['QUEUES'] has queues that DELAYQ['QUEUES'] lacks: {', '.join(unserved)}.",
                 hint="No worker serves them, unless it is started with --queues. Add them to DELAYQ['QUEUES'].",
                 id="delayq.W001",
             )
+        ]
 
     @staticmethod
-    def _refuse_unknown_to_workers(task: Task) -> None:
+    def _refuse_unknown_to_workers(task: AnyTask) -> None:
         """Refuse a task that was declared for a backend of another kind: no worker would know it."""
         declared = known.declared(task)
         if isinstance(declared, Task) and not isinstance(task_backends[declared.backend], DelayqBackend):

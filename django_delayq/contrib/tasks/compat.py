@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from django.tasks.exceptions import InvalidTask, InvalidTaskBackend, TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
+
+    AnyTask = Task[..., Any]
+    AnyContext = TaskContext[..., Any]
+    AnyResult = TaskResult[..., Any]
 else:
     try:
         from django.tasks import task_backends
@@ -37,7 +41,13 @@ else:
                 "pip install 'django-delayq[tasks-backport]'"
             ) from error
 
+    # At run time the classes of Django have no parameters.
+    AnyTask, AnyContext, AnyResult = Task, TaskContext, TaskResult
+
 __all__ = [
+    "AnyContext",
+    "AnyResult",
+    "AnyTask",
     "BaseTaskBackend",
     "InvalidTask",
     "InvalidTaskBackend",

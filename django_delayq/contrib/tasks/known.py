@@ -15,7 +15,7 @@ from ... import registry, validation
 from ...durations import Duration
 from ...exceptions import HandlerConflict
 from ...retry import RetryLike, RetryPolicy
-from .compat import InvalidTask, Task
+from .compat import AnyTask, InvalidTask, Task
 from .running import handler_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +33,7 @@ class TaskOptions(TypedDict, total=False):
 _NAMES = sorted(TaskOptions.__annotations__)
 # Where a function keeps what ``options`` has given it.
 _ATTRIBUTE = "delayq_options"
-_known: dict[str, Task] = {}
+_known: dict[str, AnyTask] = {}
 
 
 def options(*, topic: str | None = None, **terms: Unpack[TaskOptions]) -> Callable[[F], F]:
@@ -66,18 +66,18 @@ def checked(terms: Mapping[str, Any]) -> dict[str, Any]:
     return dict(terms)
 
 
-def topic_of(task: Task) -> str:
+def topic_of(task: AnyTask) -> str:
     """Return the topic of the messages of a task."""
     topic: str = getattr(task.func, _ATTRIBUTE, {}).get("topic", task.module_path)
     return topic
 
 
-def find(topic: str) -> Task | None:
+def find(topic: str) -> AnyTask | None:
     """Return the task whose messages have this topic; None when this process has imported none."""
     return _known.get(topic)
 
 
-def register(task: Task, terms: Mapping[str, Any]) -> None:
+def register(task: AnyTask, terms: Mapping[str, Any]) -> None:
     """Register the function of a task as the handler of its topic, with the options of its backend and its own.
 
     Raises ``InvalidTask`` when the topic is impossible or taken.
@@ -101,7 +101,7 @@ def register(task: Task, terms: Mapping[str, Any]) -> None:
     _known[topic] = task
 
 
-def declared(task: Task) -> Any:
+def declared(task: AnyTask) -> Any:
     """Return what the module of a task has under the name of its function; None when there is nothing."""
     names = task.func.__qualname__.split(".")
     return reduce(lambda found, name: getattr(found, name, None), names, sys.modules.get(task.func.__module__))

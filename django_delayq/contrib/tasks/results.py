@@ -13,7 +13,7 @@ from ...models import Message, Transition
 from ...outcomes import class_path
 from ...states import State
 from . import known
-from .compat import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from .compat import AnyResult, AnyTask, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .errors import TaskCancelled, TaskExpired, TaskGivenUp
 
 # The header in which a message keeps what the row of a task has no column for.
@@ -37,7 +37,7 @@ def payload(args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"args": args, "kwargs": kwargs}
 
 
-def headers(task: Task, base: Task | None) -> dict[str, Any]:
+def headers(task: AnyTask, base: AnyTask | None) -> dict[str, Any]:
     """Return the headers of a task's message: in what the task differs from the one that was declared."""
     own: dict[str, Any] = {}
     if base is None or task.backend != base.backend:
@@ -47,7 +47,7 @@ def headers(task: Task, base: Task | None) -> dict[str, Any]:
     return {HEADER: own} if own else {}
 
 
-def find(result_id: str) -> TaskResult:
+def find(result_id: str) -> AnyResult:
     """Return the result of the message with this id. Raises ``TaskResultDoesNotExist`` when it is no task's."""
     found = _read(result_id)
     if found is None:
@@ -55,13 +55,13 @@ def find(result_id: str) -> TaskResult:
     return found
 
 
-def of_delivery(task: Task, delivery: Any) -> TaskResult | None:
+def of_delivery(task: AnyTask, delivery: Any) -> AnyResult | None:
     """Return the result of a task that begins to run; None when the payload is none of a task's."""
     log = Transition.objects.using(delivery.using).filter(message_id=delivery.id).order_by("number")
     return _result(task, delivery, [*log], State.RUNNING)
 
 
-def _read(result_id: object) -> TaskResult | None:
+def _read(result_id: object) -> AnyResult | None:
     text = str(result_id)
     pk = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
     if str(pk) != text or not 0 < pk <= _GREATEST:
@@ -79,7 +79,7 @@ def _read(result_id: object) -> TaskResult | None:
     return result
 
 
-def _result(base: Task, message: Any, log: Sequence[Transition], state: State) -> TaskResult | None:
+def _result(base: AnyTask, message: Any, log: Sequence[Transition], state: State) -> AnyResult | None:
     arguments = message.payload
     match arguments:
         case {"args": list(args), "kwargs": dict(kwargs), **others} if not others:
@@ -105,7 +105,7 @@ def _result(base: Task, message: Any, log: Sequence[Transition], state: State) -
     )
 
 
-def _task(base: Task, message: Any) -> Task:
+def _task(base: AnyTask, message: Any) -> AnyTask:
     """Return the task as it was enqueued. It is not checked again: the settings may have changed since."""
     own = message.headers.get(HEADER, {}) if isinstance(message.headers, dict) else {}
     own = own if isinstance(own, dict) else {}

@@ -16,10 +16,10 @@ from ... import validation
 from ...exceptions import HandlerTimeout, Reject
 from ...outcomes import GiveUp, Retry, class_path
 from .compat import (
-    Task,
+    AnyResult,
+    AnyTask,
     TaskContext,
     TaskError,
-    TaskResult,
     TaskResultStatus,
     normalize_json,
     task_finished,
@@ -27,7 +27,7 @@ from .compat import (
 )
 
 
-def handler_of(task: Task) -> Callable[[Any], Any]:
+def handler_of(task: AnyTask) -> Callable[[Any], Any]:
     """Return the handler that runs a task, under the name of its function."""
     handler = _async_handler(task) if iscoroutinefunction(task.func) else _sync_handler(task)
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
@@ -35,7 +35,7 @@ def handler_of(task: Task) -> Callable[[Any], Any]:
     return handler
 
 
-def _sync_handler(task: Task) -> Callable[[Any], Any]:
+def _sync_handler(task: AnyTask) -> Callable[[Any], Any]:
     def handle(message: Any) -> Any:
         run = Run(task, message)
         try:
@@ -52,7 +52,7 @@ def _sync_handler(task: Task) -> Callable[[Any], Any]:
     return handle
 
 
-def _async_handler(task: Task) -> Callable[[Any], Any]:
+def _async_handler(task: AnyTask) -> Callable[[Any], Any]:
     async def handle(message: Any) -> Any:
         run = Run(task, message)
         try:
@@ -74,12 +74,12 @@ def _async_handler(task: Task) -> Callable[[Any], Any]:
 class Run:
     """One delivery of a task, with the result of the task as far as it has come."""
 
-    def __init__(self, task: Task, delivery: Any) -> None:
+    def __init__(self, task: AnyTask, delivery: Any) -> None:
         self.task = task
         self.delivery = delivery
         self.sender = type(task.get_backend())
         # None until the task is told to have started.
-        self.result: TaskResult | None = None
+        self.result: AnyResult | None = None
 
     def start(self) -> tuple[list[Any], dict[str, Any]]:
         """Tell the receivers that the task starts, and return the arguments of its function."""

@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import unittest
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,10 @@ def _name(test: Any) -> str:
 def cases() -> Iterator[type[unittest.TestCase]]:
     """Yield Django's test cases with this backend's settings, in transactions that are committed."""
     from django.test import TransactionTestCase, override_settings
-    from tasks import test_dummy_backend, test_immediate_backend, test_tasks
+
+    test_tasks, test_dummy_backend, test_immediate_backend = (
+        import_module(f"tasks.{name}") for name in ("test_tasks", "test_dummy_backend", "test_immediate_backend")
+    )
 
     def backend(name: str, *queues: str) -> dict[str, object]:
         return {"BACKEND": f"{BACKENDS}.{name}", "QUEUES": list(queues)}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from django_delayq.contrib.tasks import DelayqBackend
-from django_delayq.contrib.tasks.compat import Task, TaskResult
+from django_delayq.contrib.tasks.compat import AnyResult, Task, TaskResult
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Inspectable(DelayqBackend):
     """Lists and deletes all results, as Django's dummy backend does."""
 
     @property
-    def results(self) -> list[TaskResult]:
+    def results(self) -> list[AnyResult]:
         from django_delayq.models import Message
 
         return [self.get_result(str(pk)) for pk in Message.objects.order_by("pk").values_list("pk", flat=True)]
@@ -26,7 +29,7 @@ class Inspectable(DelayqBackend):
 class Eager(DelayqBackend):
     """Has a worker run each task before ``enqueue`` returns, as Django's immediate backend does."""
 
-    def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
+    def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
         from django_delayq.worker.once import drain
         from django_delayq.worker.options import Options
 
