@@ -29,6 +29,7 @@ HARNESSES = {
         "tests/races",
         "tests/commands/test_restore.py",
         "tests/integration",
+        "tests/tasks",
     ],
     "monitoring": [
         "tests/commands/test_check.py",
@@ -89,8 +90,41 @@ UNSERVED = "django_delayq/inspector/unserved.py"
 LUA = "django_delayq/broker/scripts"
 WORKER = "django_delayq/worker"
 TESTING = "django_delayq/testing"
+TASKS = "django_delayq/contrib/tasks"
 
 MUTANTS = [
+    mutant(
+        "results lost where only some are kept",
+        (SQL, "keeps = any(result is not None for", "keeps = all(result is not None for"),
+    ),
+    mutant(
+        "results kept of every handler",
+        (f"{WORKER}/executor.py", "if delivery.handler.keep_result:", "if True:"),
+    ),
+    mutant(
+        "tasks imported because a row names them",
+        (
+            f"{TASKS}/known.py",
+            "return _known.get(topic)",
+            "__import__(topic.rpartition('.')[0])\nreturn _known.get(topic)",
+        ),
+    ),
+    mutant(
+        "task_finished for a failure that is tried again",
+        (f"{TASKS}/running.py", "if isinstance(outcome, GiveUp) or (", "if True or ("),
+    ),
+    mutant(
+        "success of a transactional task told before its commit",
+        (f"{TASKS}/running.py", "if not self.delivery.handler.transactional:", "if True:"),
+    ),
+    mutant(
+        "tasks that no worker knows are enqueued",
+        (f"{TASKS}/backend.py", "self._refuse_unknown_to_workers(task)", "pass"),
+    ),
+    mutant(
+        "result of a task under the settings of today",
+        (f"{TASKS}/results.py", '"priority": message.priority, "queue_name": message.queue,', ""),
+    ),
     mutant(
         "claim without a look at the state",
         (SQL, "WHERE {IS_SCHEDULED} AND m.due_at <=", "WHERE m.state IN ('scheduled', 'running') AND m.due_at <="),
