@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from ... import registry, validation
 from ...durations import Duration
@@ -26,7 +26,7 @@ class TaskOptions(TypedDict, total=False):
 
     retry: RetryLike
     lease: Duration
-    timeout: Duration | None
+    timeout: Duration | Literal[False] | None
     transactional: bool
 
 
