@@ -100,7 +100,7 @@ close.reschedule(5)  # type: ignore[attr-defined]  # pyright: ignore[reportAttri
 # --- act --------------------------------------------------------------------------------------------------------------
 
 cancel_message()  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-cancel_message("5")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+cancel_message(5.0)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 cancel_message(topic="orders.close")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 cancel_message(5, topic="orders.close", key="5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 run_message_now(key="5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
