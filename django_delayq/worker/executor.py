@@ -22,7 +22,19 @@ from django.db import transaction
 from .. import failpoints, middleware, retry, signals, transitions, validation
 from ..exceptions import HandlerTimeout, InvalidMessage, Reject, RetryLater, Superseded
 from ..models import Message
-from ..outcomes import TRACEBACK_LIMIT, Ack, Cause, GiveUp, Outcome, Recorded, Release, Retry, class_path, event, storable
+from ..outcomes import (
+    TRACEBACK_LIMIT,
+    Ack,
+    Cause,
+    GiveUp,
+    Outcome,
+    Recorded,
+    Release,
+    Retry,
+    class_path,
+    event,
+    storable,
+)
 from ..sql.rows import Success
 from ..sql.sessions import is_conflict
 from . import guard
@@ -205,7 +217,9 @@ def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
     match error:
         case HandlerTimeout():
             delivery.note_interrupt()
-            return _failure(delivery, error, f"ran longer than its timeout of {delivery.timeout:g} s")
+            # A handler may raise one of its own.
+            of = "" if delivery.timeout is None else f" of {delivery.timeout:g} s"
+            return _failure(delivery, error, f"ran longer than its timeout{of}")
         case Superseded():
             return Release(str(error))
         case RetryLater():

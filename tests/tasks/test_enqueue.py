@@ -189,9 +189,9 @@ def test_the_check_knows_queues_that_nobody_serves(settings: Any) -> None:
     assert list(backend.check()) == []
     settings.DELAYQ = {**settings.DELAYQ, "QUEUES": ["default"]}
     (warning,) = backend.check()
-    assert (warning.id, "mails" in warning.msg) == ("delayq.W001", True)
+    assert (warning.id, "mails" in warning.msg) == ("delayq.W002", True)
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("django_delayq")]
-    assert [error.id for error in backend.check()] == ["delayq.E012"]
+    assert [error.id for error in backend.check()] == ["delayq.E013"]
 
 
 def test_the_backend_costs_nothing_where_no_task_runs_here() -> None:

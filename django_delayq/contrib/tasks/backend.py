@@ -105,7 +105,7 @@ class DelayqBackend(BaseTaskBackend):
                 checks.Error(
                     f"TASKS[{self.alias!r}] is a backend of django_delayq, which is not installed.",
                     hint="Add 'django_delayq' to INSTALLED_APPS.",
-                    id="delayq.E012",
+                    id="delayq.E013",
                 )
             ]
         own, _problems = conf.parse(getattr(settings, "DELAYQ", {}))
@@ -116,7 +116,7 @@ class DelayqBackend(BaseTaskBackend):
             checks.Warning(
                 f"TASKS[{self.alias!r}]['QUEUES'] has queues that DELAYQ['QUEUES'] lacks: {', '.join(unserved)}.",
                 hint="No worker serves them, unless it is started with --queues. Add them to DELAYQ['QUEUES'].",
-                id="delayq.W001",
+                id="delayq.W002",
             )
         ]
 
