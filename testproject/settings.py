@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_delayq",
     "django_delayq.console",
+    "django_delayq.recurring",
     "testproject.shop",
 ]
 

@@ -20,6 +20,7 @@ LAYERS = "Higher layers import lower ones, neighbours leave each other alone"
 CONSOLE = "The queue never imports the console"
 CONTRIB = "The queue never imports an integration"
 TESTING = "Neither the queue nor the console imports the testing module"
+RECURRING = "The queue never imports recurring messages"
 REDIS = "Only the broker speaks Redis"
 WORKER = "The worker reaches no search and no statistics"
 RECORD = "The record reaches no Redis, by no detour either"
@@ -43,6 +44,7 @@ BREACHES = [
     Breach(CONSOLE, "worker/reaper.py", "from ..console.operations import operator"),
     Breach(CONTRIB, "worker/process.py", "from ..contrib import prometheus"),
     Breach(TESTING, "publisher.py", "from .testing import helper"),
+    Breach(RECURRING, "worker/process.py", "from ..recurring import extension"),
     Breach(REDIS, "publisher.py", "import redis"),
     Breach(REDIS, "console/admin/health_page.py", "import redis"),
     Breach(REDIS, "management/commands/delayq_stats.py", "from django_redis import get_redis_connection"),

@@ -1,0 +1,58 @@
+"""Recurring messages: schedules that make a message again and again, exactly one for each of their times.
+
+An app of its own: add ``django_delayq.recurring`` to ``INSTALLED_APPS``. Cron expressions need the extra
+``django-delayq[recurring]``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .declarations import recurring
+    from .definition import Missed
+    from .models import Schedule
+    from .schedules import (
+        create_schedule,
+        delete_schedule,
+        pause_schedule,
+        resume_schedule,
+        run_schedule,
+    )
+
+# The names are loaded at first use: a module of handlers imports them before the models are ready.
+_HOME = {
+    "recurring": "declarations",
+    "Missed": "definition",
+    "Schedule": "models",
+    "create_schedule": "schedules",
+    "delete_schedule": "schedules",
+    "pause_schedule": "schedules",
+    "resume_schedule": "schedules",
+    "run_schedule": "schedules",
+}
+
+__all__ = [  # noqa: RUF022  grouped by purpose
+    "recurring",
+    "create_schedule",
+    "delete_schedule",
+    "pause_schedule",
+    "resume_schedule",
+    "run_schedule",
+    "Schedule",
+    "Missed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,138 @@
+"""``@recurring``: schedules that the code declares. Their mistakes are collected, for the system check to report."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.serializers.json import DjangoJSONEncoder
+
+from .. import registry
+from ..durations import Duration
+from ..exceptions import InvalidMessage
+from . import definition
+from .definition import Definition, Missed
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One use of ``@recurring``, as it was written."""
+
+    function: Callable[..., Any]
+    name: str | None
+    topic: str | None
+    options: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        """The function, in words."""
+        return f"{self.function.__module__}.{getattr(self.function, '__qualname__', repr(self.function))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A declaration that cannot become a schedule, and the reason."""
+
+    place: str
+    reason: str
+
+
+_declared: list[Declaration] = []
+
+
+def recurring(
+    cron: str | None = None,
+    *,
+    every: Duration | None = None,
+    tz: str | None = None,
+    name: str | None = None,
+    topic: str | None = None,
+    payload: Any = None,
+    queue: str | None = None,
+    priority: int = 0,
+    starts_at: datetime | None = None,
+    ends_at: datetime | None = None,
+    missed: Missed | str = Missed.ONCE,
+    expires: Duration | None = None,
+) -> Callable[[F], F]:
+    """Declare a schedule for the topic of the decorated handler: workers make a message for each of its times.
+
+    ``cron``: an expression of five fields, or six with seconds first, read in the time zone ``tz`` (default
+    ``TIME_ZONE``). Or ``every``: an interval such as ``"10m"``, counted from ``starts_at`` or else from 1970. The first
+    time is at ``starts_at`` or later, the last one at ``ends_at`` or earlier. ``missed``: "once", "all" or "skip", for
+    the times at which no worker ran; ``expires``: do not start an occurrence any more this long after its time.
+    ``name``: default the topic; a topic with several schedules needs several names. The rest is as in
+    ``schedule_message``.
+
+    Mistakes are reported by ``manage.py check``, and in the log of workers: a wrong expression stops nothing else.
+
+    ::
+
+        @recurring("0 3 * * *", tz="Europe/Berlin")
+        @handler("reports.nightly")
+        def nightly(message): ...
+    """
+    if callable(cron):
+        raise InvalidMessage('@recurring needs its times: write @recurring("0 3 * * *") or @recurring(every="10m")')
+    options = {
+        "payload": payload,
+        "cron": cron,
+        "every": every,
+        "tz": tz,
+        "queue": queue,
+        "priority": priority,
+        "starts_at": starts_at,
+        "ends_at": ends_at,
+        "missed": missed,
+        "expires": expires,
+    }
+
+    def declare(function: F) -> F:
+        _declared.append(Declaration(function, name, topic, options))
+        return function
+
+    return declare
+
+
+def collect() -> tuple[dict[str, Definition], list[Mistake]]:
+    """Return the declared schedules by name, and the declarations that cannot become one."""
+    found: dict[str, Definition] = {}
+    places: dict[str, str] = {}
+    mistakes = []
+    for declaration in _declared:
+        place = declaration.place
+        try:
+            topic = declaration.topic or _topic_of(declaration.function)
+            name = definition.name(declaration.name or topic)
+            made = definition.checked(topic, **declaration.options)
+            # A module that is imported again declares its schedules again.
+            if places.setdefault(name, place) != place:
+                raise InvalidMessage(f"{places[name]} has a schedule {name!r} too: give one of them another name")
+            if found.setdefault(name, made) != made:
+                raise InvalidMessage(f"two schedules have the name {name!r}: give one of them another name")
+        except (InvalidMessage, ImproperlyConfigured) as error:
+            mistakes.append(Mistake(place, str(error)))
+    return found, mistakes
+
+
+def fingerprint(declared: dict[str, Definition]) -> str:
+    """Return a hash of a set of declarations: two versions of the code with the same schedules have the same one."""
+    facts = {name: dataclasses.asdict(made) for name, made in declared.items()}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, cls=DjangoJSONEncoder).encode()).hexdigest()
+
+
+def _topic_of(function: Callable[..., Any]) -> str:
+    # The two decorators may stand in any order, so the handler is looked up when all are registered.
+    topics = [topic for topic, found in registry.handlers().items() if found.function is function]
+    if len(topics) != 1:
+        handles = f"handles {len(topics)} topics" if topics else "is no handler"
+        raise InvalidMessage(f"the function {handles}: put @handler beside @recurring, or give a topic")
+    return topics[0]

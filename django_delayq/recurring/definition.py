@@ -1,0 +1,141 @@
+"""The definition of a schedule: what it makes, when, and what becomes of occurrences that nobody could deliver."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .. import validation
+from ..durations import Duration, seconds
+from ..exceptions import InvalidMessage
+from .times import Times
+
+# Characters.
+CRON_LENGTH = 200
+ZONE_LENGTH = 64
+SPAN_LENGTH = 40
+# With "skip", an occurrence that did not start this long after its time is missed, unless the schedule says otherwise.
+SKIPPED_AFTER = timedelta(minutes=1)
+
+
+class Missed(models.TextChoices):
+    """The ways to treat occurrences that nobody could deliver, as while no worker ran."""
+
+    # One message for all of them; and while an occurrence waits for its delivery, no other one is made.
+    ONCE = "once", _("run once")
+    # A message for each of them.
+    ALL = "all", _("run all")
+    # None: an occurrence that does not start in time expires.
+    SKIP = "skip", _("skip")
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A checked definition. ``queue`` is "" for the default of the topic; spans are texts such as "10m", or ""."""
+
+    topic: str
+    payload: Any
+    queue: str
+    priority: int
+    cron: str
+    every: str
+    time_zone: str
+    starts_at: datetime | None
+    ends_at: datetime | None
+    missed: str
+    expires: str
+
+    @property
+    def times(self) -> Times:
+        return Times(self.cron, self.every, self.time_zone, self.starts_at, self.ends_at)
+
+    @property
+    def time_to_start(self) -> timedelta | None:
+        """How long after its time an occurrence may still start; None: for ever."""
+        if self.expires:
+            return timedelta(seconds=seconds(self.expires))
+        return SKIPPED_AFTER if self.missed == Missed.SKIP else None
+
+
+def checked(
+    topic: str,
+    payload: Any = None,
+    *,
+    cron: str | None = None,
+    every: Duration | None = None,
+    tz: str | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    starts_at: datetime | None = None,
+    ends_at: datetime | None = None,
+    missed: Missed | str = Missed.ONCE,
+    expires: Duration | None = None,
+) -> Definition:
+    """Check all arguments of a schedule. Raises ``InvalidMessage``, or ``ImproperlyConfigured`` without cronsim."""
+    topic = validation.topic(topic)
+    if (cron is None) == (every is None):
+        raise InvalidMessage("a schedule has a cron expression or an interval: give cron or every")
+    if missed not in Missed.values:
+        raise InvalidMessage(f"missed is one of {', '.join(Missed.values)}, not {_shown(missed)}")
+    validation.expires(expires)
+    definition = Definition(
+        topic,
+        # As the database will return it.
+        json.loads(validation.payload(payload)),
+        "" if queue is None else validation.queue(queue),
+        validation.priority(priority),
+        "" if cron is None else _text("cron", cron, CRON_LENGTH),
+        "" if every is None else _span("every", every),
+        _text("tz", settings.TIME_ZONE if tz is None else tz, ZONE_LENGTH),
+        _moment("starts_at", starts_at),
+        _moment("ends_at", ends_at),
+        str(Missed(missed)),
+        "" if expires is None else _span("expires", expires),
+    )
+    definition.times.check()
+    return definition
+
+
+def name(value: Any) -> str:
+    """Check the name of a schedule, which has the characters of a topic."""
+    try:
+        return validation.topic(value)
+    except InvalidMessage as error:
+        raise InvalidMessage(f"the name of a schedule is written like a topic: {error}") from None
+
+
+def _text(what: str, value: Any, limit: int) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > limit or not value.isprintable():
+        raise InvalidMessage(f"{what} must be text of at most {limit} printable characters, not {_shown(value)}")
+    return " ".join(value.split())
+
+
+def _span(what: str, value: Duration) -> str:
+    """Return a span as text. A text stays as it is."""
+    try:
+        span = seconds(value)
+    except ValueError as error:
+        raise InvalidMessage(f"{what}: {error}") from None
+    if isinstance(value, str):
+        return _text(what, value, SPAN_LENGTH)
+    return f"{span:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+def _moment(what: str, value: datetime | None) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidMessage(f"{what} must be an aware datetime, not {_shown(value)}")
+    if not 2000 <= value.year < 2200:
+        raise InvalidMessage(f"{what} is out of range")
+    return value.astimezone(UTC)
+
+
+def _shown(value: Any) -> str:
+    return ascii(value[:40]) if isinstance(value, str) else type(value).__name__

@@ -1,0 +1,169 @@
+"""Registers recurring messages with the extension point: two services for workers with the role ``scheduler``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError
+
+from .. import extensions, transitions
+from ..actors import acting_as
+from ..exceptions import InvalidMessage, KeyConflict
+from ..extensions import Service, WorkerExtension
+from . import declarations
+
+if TYPE_CHECKING:
+    from .definition import Definition
+    from .models import Declarations
+
+logger = logging.getLogger("django_delayq")
+
+ROLE = "scheduler"
+
+# Schedules that one tick advances at most.
+ADVANCED_TOGETHER = 200
+# Seconds between two looks at the schedules, at most; and while an occurrence that is due waits for its delivery.
+LOOK_INTERVAL = 5.0
+WAITING_INTERVAL = 1.0
+# A look comes this long after the time of an occurrence, when its delivery has begun. Seconds.
+AFTER_DUE = 0.05
+# Seconds between two deletions of occurrences whose messages were deleted.
+PRUNE_INTERVAL = 600.0
+
+# Seconds between two announcements of the declarations that a worker knows.
+ANNOUNCE_INTERVAL = 30.0
+# Declarations that no worker has announced for this long are not known any more. Seconds.
+FORGOTTEN_AFTER = 90.0
+# The row of a forgotten set is deleted after this time.
+KEPT_FOR = timedelta(days=7)
+
+
+class Scheduler(Service):
+    """Makes the occurrences of all schedules. Several processes may do so at once; one saves the others the work."""
+
+    name = "scheduler"
+    is_shared = True
+
+    def __init__(self, using: str, worker: str) -> None:
+        self.using = using
+        self.actor = f"worker:{worker}"
+        self._failing: set[str] = set()
+        self._prune_at = 0.0
+
+    def tick(self) -> float:
+        """Advance the schedules whose time has come. Return the seconds until the next one, within limits."""
+        from . import schedules
+
+        names = schedules.due(self.using, ADVANCED_TOGETHER)
+        with acting_as(self.actor):
+            failed = [name for name in names if not self._advance(name)]
+        if time.monotonic() >= self._prune_at:
+            self._prune_at = time.monotonic() + PRUNE_INTERVAL
+            schedules.prune(self.using)
+        if len(names) == ADVANCED_TOGETHER and len(failed) < len(names):
+            return 0.0
+        wait = schedules.until_next(self.using)
+        if wait is None:
+            return LOOK_INTERVAL
+        return min(LOOK_INTERVAL, wait + AFTER_DUE) if wait > 0 else WAITING_INTERVAL
+
+    def _advance(self, name: str) -> bool:
+        """Advance one schedule. Return False, and log it the first time, when it cannot be advanced."""
+        from . import schedules
+
+        try:
+            schedules.advance(self.using, name)
+        except (InvalidMessage, ImproperlyConfigured, OverflowError) as error:
+            if name not in self._failing:
+                self._failing.add(name)
+                logger.error("Schedule %s makes no messages until it is corrected: %s", name, error)
+            return False
+        except IntegrityError as error:
+            # The transaction left nothing behind.
+            logger.info("Another process has made the occurrence of schedule %s: %s", name, error)
+        self._failing.discard(name)
+        return True
+
+
+class Declarer(Service):
+    """Keeps the declared schedules as the code of live workers has them.
+
+    Each process does so for the declarations of its own version. Of two versions that run at once, as during a deploy,
+    the one that appeared later defines a schedule; a schedule goes when no live worker declares it any more. A version
+    that disappears and comes back, as after a rollback, has appeared later.
+    """
+
+    name = "declarer"
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self._started = time.monotonic()
+        self._logged: set[str] = set()
+
+    def tick(self) -> float:
+        """Announce the declarations of this process, and write those schedules that it defines."""
+        from . import schedules
+
+        declared, mistakes = declarations.collect()
+        for mistake in mistakes:
+            self._log(f"The schedule of {mistake.place} is wrong, and makes no messages: {mistake.reason}")
+        mine = declarations.fingerprint(declared)
+        live = self._announced(mine, sorted(declared))
+        present = _present(self.using)
+        for name, definition in declared.items():
+            newest = max((row for row in live if name in row.names), key=lambda row: (row.since, row.fingerprint))
+            if newest.fingerprint != mine or present.get(name) == definition:
+                continue
+            try:
+                schedules.declare(self.using, name, definition)
+            except (KeyConflict, InvalidMessage) as error:
+                self._log(f"Schedule {name} cannot be written as the code declares it: {error}")
+        # After an outage of all workers, those with other declarations get the time to announce theirs.
+        if time.monotonic() - self._started > FORGOTTEN_AFTER:
+            known = {name for row in live for name in row.names}
+            for name in schedules.retire(self.using, known) if present.keys() - known else ():
+                logger.warning("Schedule %s was deleted: no live worker declares it any more", name)
+        return ANNOUNCE_INTERVAL
+
+    def _announced(self, mine: str, names: list[str]) -> list[Declarations]:
+        """Note that this process is alive with its declarations; return all that live processes have announced."""
+        from .models import Declarations
+
+        rows = Declarations.objects.using(self.using)
+        now = transitions.now(self.using)
+        alive_since = now - timedelta(seconds=FORGOTTEN_AFTER)
+        if not rows.filter(fingerprint=mine, seen_at__gt=alive_since).update(seen_at=now):
+            rows.update_or_create(fingerprint=mine, defaults={"names": names, "since": now, "seen_at": now})
+            rows.filter(seen_at__lt=now - KEPT_FOR).delete()
+        return list(rows.filter(seen_at__gt=alive_since))
+
+    def _log(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            logger.error(text)
+
+
+def _present(using: str) -> dict[str, Definition]:
+    """Return the declared schedules as the database has them."""
+    from .models import Schedule
+
+    return {row.pk: row.definition for row in Schedule.objects.using(using).filter(declared=True)}
+
+
+class RecurringExtension(WorkerExtension):
+    """Adds the two services to worker processes with the role ``scheduler``."""
+
+    def services(self, roles: frozenset[str]) -> Iterator[Service]:
+        if ROLE in roles:
+            yield Declarer(self.using)
+            yield Scheduler(self.using, self.worker)
+
+
+def register() -> None:
+    """Register the extension. Called when the apps are ready; imports tables when needed."""
+    extensions.add_to_workers(RecurringExtension, roles=(ROLE,))

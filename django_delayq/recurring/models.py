@@ -1,0 +1,133 @@
+"""The tables of recurring messages: schedules, their occurrences, and the sets of declarations that workers know."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import islice
+from typing import Any, ClassVar, NoReturn
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from .. import validation
+from ..models.fields import UTCDateTimeField
+from .definition import CRON_LENGTH, SPAN_LENGTH, ZONE_LENGTH, Definition, Missed
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise TypeError(
+        "schedules are not written directly, for their waiting messages would stay as they are: use create_schedule(), "
+        "pause_schedule(), resume_schedule() and delete_schedule()"
+    )
+
+
+class ScheduleQuerySet(models.QuerySet["Schedule"]):
+    """Reads schedules, and refuses to write them."""
+
+    bulk_create = bulk_update = update = delete = _refuse
+
+
+class Schedule(models.Model):
+    """A schedule: the times at which a message is made, and its content. Rows are only read here."""
+
+    name = models.CharField(_("name"), max_length=validation.TOPIC_LENGTH, primary_key=True)
+    topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
+    payload = models.JSONField(_("payload"), null=True, blank=True)
+    # "": the default queue of the topic.
+    queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH, default="", blank=True)
+    priority = models.SmallIntegerField(_("priority"), default=0)
+    cron = models.CharField(_("cron expression"), max_length=CRON_LENGTH, default="", blank=True)
+    every = models.CharField(_("every"), max_length=SPAN_LENGTH, default="", blank=True)
+    time_zone = models.CharField(_("time zone"), max_length=ZONE_LENGTH, default="UTC")
+    starts_at = UTCDateTimeField(_("from"), null=True, blank=True)
+    ends_at = UTCDateTimeField(_("until"), null=True, blank=True)
+    missed = models.CharField(_("missed"), max_length=4, choices=Missed.choices, default=Missed.ONCE)
+    expires = models.CharField(_("expires after"), max_length=SPAN_LENGTH, default="", blank=True)
+    # True: @recurring in the code declares it, and its definition follows the code.
+    declared = models.BooleanField(_("declared in code"), default=False)
+    created_at = UTCDateTimeField(_("created"), default=timezone.now)
+    paused = models.BooleanField(_("paused"), default=False)
+    # True: it has no time any more.
+    ended = models.BooleanField(_("ended"), default=False)
+    # All times up to this one are decided: they have their message, or were missed, or came before the schedule.
+    last_at = UTCDateTimeField(_("decided until"), default=timezone.now)
+    # The message of the last occurrence. No reference: it may be purged.
+    message_id = models.BigIntegerField(_("message"), null=True, blank=True)
+
+    objects = ScheduleQuerySet.as_manager()
+
+    save = delete = _refuse
+
+    class Meta:
+        db_table = "delayq_schedule"
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        ordering: ClassVar = ["name"]
+        permissions: ClassVar = [
+            ("pause_schedule", "Can pause and resume schedules"),
+            ("run_schedule", "Can run schedules now"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["last_at"], name="delayq_next", condition=Q(paused=False, ended=False)),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="delayq_cron_or_every", condition=(Q(cron="") | Q(every="")) & ~Q(cron="", every="")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def definition(self) -> Definition:
+        return Definition(*(getattr(self, field) for field in Definition.__dataclass_fields__))
+
+    @property
+    def rule(self) -> str:
+        """The cron expression with its time zone, or the interval."""
+        return f"{self.cron} ({self.time_zone})" if self.cron else f"every {self.every}"
+
+    def next_times(self, count: int = 10, *, after: datetime | None = None) -> list[datetime]:
+        """Return the next ``count`` times of the schedule, in UTC, whether it is paused or not."""
+        return list(islice(self.definition.times.following(after or timezone.now()), count))
+
+
+class Occurrence(models.Model):
+    """One time of a schedule that has its message. This unique row decides that no time has two.
+
+    The name stands for the schedule, since the row outlives it: a schedule that is made again must not repeat a time.
+    """
+
+    pk = models.CompositePrimaryKey("schedule", "at")
+    schedule = models.CharField(_("schedule"), max_length=validation.TOPIC_LENGTH)
+    at = UTCDateTimeField(_("at"))
+    message_id = models.BigIntegerField(_("message"))
+
+    class Meta:
+        db_table = "delayq_occurrence"
+        verbose_name = _("occurrence")
+        verbose_name_plural = _("occurrences")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.schedule} {self.at:%Y-%m-%d %H:%M:%S}"
+
+
+class Declarations(models.Model):
+    """A set of declarations that live workers know: those of one version of the project's code."""
+
+    fingerprint = models.CharField(max_length=64, primary_key=True)
+    names = models.JSONField(default=list)
+    # When the first worker with this set appeared: of two sets that have a name, the later one defines it.
+    since = UTCDateTimeField()
+    seen_at = UTCDateTimeField()
+
+    class Meta:
+        db_table = "delayq_declarations"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.fingerprint[:8]

@@ -1,0 +1,403 @@
+"""Writes schedules and makes their occurrences, each with its message in one transaction.
+
+The lock on the row of a schedule makes those that advance it take turns, and the unique row of an occurrence decides:
+however many processes do this at once, no time has two messages. All times are read from the record's clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import IntegrityError, router, transaction
+from django.db.models import Exists, Max, OuterRef, Q
+
+from .. import transitions
+from ..actions import CANCEL
+from ..durations import Duration
+from ..exceptions import InvalidMessage, KeyConflict
+from ..models import Message, Transition
+from ..scheduling import OnConflict, schedule_message, schedule_messages
+from ..sql.moves import locked, writing
+from ..states import State
+from . import definition as definitions
+from .definition import Definition, Missed
+from .models import Occurrence, Schedule
+
+logger = logging.getLogger("django_delayq")
+
+# Occurrences that one transaction makes at most.
+MADE_TOGETHER = 1000
+# Clocks of two hosts differ a little. A time that this host's clock puts further into the past is given as a delay.
+CLOCK_MARGIN = timedelta(seconds=30)
+# The call is refused after this many rounds in which the schedule came and went.
+ROUNDS = 20
+
+# An occurrence waits until its first delivery.
+WAITS = Q(state=State.SCHEDULED, deliveries=0)
+
+
+# --- the API ----------------------------------------------------------------------------------------------------------
+
+
+def create_schedule(
+    name: str,
+    topic: str,
+    payload: Any = None,
+    *,
+    cron: str | None = None,
+    every: Duration | None = None,
+    tz: str | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    starts_at: datetime | None = None,
+    ends_at: datetime | None = None,
+    missed: Missed | str = Missed.ONCE,
+    expires: Duration | None = None,
+    paused: bool = False,
+    on_conflict: OnConflict | str = OnConflict.ERROR,
+    using: str | None = None,
+) -> Schedule:
+    """Create a schedule with its first message, in the caller's transaction, and return it.
+
+    The arguments are those of ``recurring`` and of ``schedule_message``. ``on_conflict`` chooses what becomes of a
+    schedule that has this name already: "error", "keep" (it stays as it is) or "replace" (it gets the new definition,
+    and its waiting message is cancelled and made anew).
+
+    Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict`` when the name is taken, or
+    belongs to a schedule that the code declares.
+    """
+    name = definitions.name(name)
+    if on_conflict not in (OnConflict.ERROR, OnConflict.KEEP, OnConflict.REPLACE):
+        raise InvalidMessage("on_conflict is one of error, keep, replace")
+    definition = definitions.checked(
+        topic,
+        payload,
+        cron=cron,
+        every=every,
+        tz=tz,
+        queue=queue,
+        priority=priority,
+        starts_at=starts_at,
+        ends_at=ends_at,
+        missed=missed,
+        expires=expires,
+    )
+    return save(_using(using), name, definition, OnConflict(on_conflict), paused=paused)
+
+
+def delete_schedule(name: str, *, using: str | None = None) -> bool:
+    """Delete a schedule and cancel its waiting messages. Return whether there was one.
+
+    A message whose delivery has begun goes on. Raises ``KeyConflict`` for a schedule that the code declares.
+    """
+    using = _using(using)
+    with writing(using):
+        schedule = _locked(using, name)
+        if schedule is None:
+            return False
+        if schedule.declared:
+            raise KeyConflict(f"the code declares schedule {name!r}: remove its @recurring, or pause it")
+        _delete(using, schedule, "was deleted")
+    return True
+
+
+def pause_schedule(name: str, *, using: str | None = None) -> bool:
+    """Pause a schedule and cancel its waiting messages. Return whether it was not paused before.
+
+    A message whose delivery has begun goes on. Raises ``Schedule.DoesNotExist``.
+    """
+    using = _using(using)
+    with writing(using):
+        schedule = _existing(using, name)
+        if schedule.paused:
+            return False
+        _withdraw(using, schedule, "was paused", transitions.now(using))
+        _update(schedule, paused=True)
+    return True
+
+
+def resume_schedule(name: str, *, using: str | None = None) -> bool:
+    """Resume a paused schedule with its next time; times during the pause do not count as missed.
+
+    Return whether it was paused. Raises ``Schedule.DoesNotExist``.
+    """
+    using = _using(using)
+    with writing(using):
+        schedule = _existing(using, name)
+        if not schedule.paused:
+            return False
+        now = transitions.now(using)
+        _update(schedule, paused=False, message_id=None, last_at=max(schedule.last_at, now))
+        _advance(using, schedule, now)
+    return True
+
+
+def run_schedule(name: str, *, using: str | None = None) -> Message:
+    """Make a message of a schedule that is due now, beside its occurrences. A paused schedule can be run, too.
+
+    Raises ``Schedule.DoesNotExist``.
+    """
+    using = _using(using)
+    schedule = Schedule.objects.using(using).get(pk=name)
+    return schedule_message(**_content(schedule), headers={"schedule": name}, using=using)
+
+
+# --- what a worker does -----------------------------------------------------------------------------------------------
+
+
+def due(using: str, limit: int) -> list[str]:
+    """Return the names of schedules whose next occurrence is to be made, the most urgent first."""
+    waits = Message.objects.filter(WAITS, pk=OuterRef("message_id"))
+    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=transitions.now(using))
+    # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
+    rows = rows.exclude(Q(Exists(waits), missed=Missed.ONCE))
+    return list(rows.order_by("last_at").values_list("pk", flat=True)[:limit])
+
+
+def until_next(using: str) -> float | None:
+    """Return the seconds until a schedule has to be advanced next, 0 or less when one waits; None: there is none."""
+    rows = Schedule.objects.using(using).filter(paused=False, ended=False).order_by("last_at")
+    first = rows.values_list("last_at", flat=True).first()
+    return None if first is None else (first - transitions.now(using)).total_seconds()
+
+
+def advance(using: str, name: str) -> None:
+    """Make the occurrences of one schedule that are to be made now. Does nothing while another process does so."""
+    with writing(using):
+        rows = Schedule.objects.using(using).filter(pk=name, paused=False, ended=False)
+        schedule = locked(using, rows, wait=False).first()
+        if schedule is not None:
+            _advance(using, schedule, transitions.now(using))
+
+
+def declare(using: str, name: str, definition: Definition) -> Schedule:
+    """Give a declared schedule the definition that the code has. Raises ``KeyConflict`` for the name of another one."""
+    return save(using, name, definition, OnConflict.REPLACE, declared=True)
+
+
+def retire(using: str, kept: Collection[str]) -> list[str]:
+    """Delete the declared schedules that are not among ``kept``, and cancel their waiting messages."""
+    gone = []
+    names = Schedule.objects.using(using).filter(declared=True).exclude(pk__in=kept).values_list("pk", flat=True)
+    for name in list(names):
+        with writing(using):
+            schedule = _locked(using, name)
+            if schedule is not None and schedule.declared:
+                _delete(using, schedule, "is declared by no worker any more")
+                gone.append(name)
+    return gone
+
+
+def prune(using: str) -> None:
+    """Delete the occurrences whose message was deleted."""
+    Occurrence.objects.using(using).filter(~Exists(Message.objects.filter(pk=OuterRef("message_id")))).delete()
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+def save(
+    using: str,
+    name: str,
+    definition: Definition,
+    on_conflict: OnConflict,
+    *,
+    declared: bool = False,
+    paused: bool = False,
+) -> Schedule:
+    """Create a schedule, or change the one that has this name as ``on_conflict`` says."""
+    for _round in range(ROUNDS):
+        with writing(using):
+            schedule = _locked(using, name)
+            if schedule is not None:
+                return _change(using, schedule, definition, on_conflict, declared=declared)
+            created = _insert(using, name, definition, declared=declared, paused=paused)
+            if created is not None:
+                return created
+    raise KeyConflict(f"the schedule {name!r} comes and goes too quickly")
+
+
+def _insert(using: str, name: str, definition: Definition, *, declared: bool, paused: bool) -> Schedule | None:
+    """Write a new schedule with its first occurrence; return None when another transaction has just written it."""
+    now = transitions.now(using)
+    # A schedule of this name may have been there before. Its last occurrence may have begun before its time.
+    last = Occurrence.objects.using(using).filter(schedule=name).aggregate(Max("at"))["at__max"]
+    schedule = Schedule(
+        name=name,
+        **_fields(definition),
+        declared=declared,
+        paused=paused,
+        created_at=now,
+        last_at=now if last is None else max(now, last),
+    )
+    try:
+        with transaction.atomic(using=using):
+            schedule.save_base(force_insert=True, using=using)
+    except IntegrityError:
+        return None
+    if not paused:
+        _advance(using, schedule, now)
+    return schedule
+
+
+def _change(
+    using: str, schedule: Schedule, definition: Definition, on_conflict: OnConflict, *, declared: bool
+) -> Schedule:
+    if on_conflict == OnConflict.KEEP:
+        return schedule
+    if schedule.declared != declared:
+        whose = "the code declares it" if schedule.declared else "it was made at run time"
+        raise KeyConflict(f"there is another schedule {schedule.pk!r}: {whose}")
+    if on_conflict == OnConflict.ERROR:
+        raise KeyConflict(f"there is a schedule {schedule.pk!r} already")
+    if schedule.definition == definition:
+        return schedule
+    now = transitions.now(using)
+    # An occurrence whose time has come keeps the definition that it was made with.
+    _withdraw(using, schedule, "was changed", now, after=now)
+    _update(schedule, ended=False, **_fields(definition))
+    if not schedule.paused:
+        _advance(using, schedule, now)
+    return schedule
+
+
+def _delete(using: str, schedule: Schedule, why: str) -> None:
+    _withdraw(using, schedule, why, transitions.now(using))
+    Schedule._base_manager.using(using).filter(pk=schedule.pk).delete()
+
+
+def _withdraw(using: str, schedule: Schedule, why: str, now: datetime, *, after: datetime | None = None) -> None:
+    """Cancel the occurrences that wait, of those after a time, and forget them, so that their times may come again.
+
+    One whose delivery has begun, however early, stays.
+    """
+    rows = Occurrence.objects.using(using).filter(schedule=schedule.pk)
+    if after is not None:
+        rows = rows.filter(at__gt=after)
+    # The rows are locked, so that no delivery can begin before they are cancelled.
+    waiting = Message.objects.using(using).filter(WAITS, pk__in=rows.values("message_id")).order_by("pk")
+    ids = [message.pk for message in locked(using, waiting, wait=True)]
+    if ids:
+        CANCEL.apply(using, ids, reason=f"schedule {schedule.pk} {why}")
+        rows.filter(message_id__in=ids).delete()
+        _update(schedule, last_at=min(schedule.last_at, now), message_id=None)
+
+
+def _advance(using: str, schedule: Schedule, now: datetime) -> None:
+    """Make the occurrences that are to be made now: what was missed, and the next one. The row is locked."""
+    begin = schedule.last_at
+    if begin > now:
+        return
+    definition, is_once = schedule.definition, schedule.missed == Missed.ONCE
+    if is_once and schedule.message_id is not None:
+        left = _left(using, schedule.message_id)
+        if left is None:
+            return
+        # The occurrence stands for all times that came while it waited.
+        begin = min(now, max(begin, left))
+    if schedule.missed == Missed.SKIP and definition.time_to_start is not None:
+        begin = max(begin, now - definition.time_to_start)
+    times = list(_to_make(definition, begin, now, 1 if is_once else MADE_TOGETHER))
+    if not times:
+        _update(schedule, ended=True)
+        logger.info("Schedule %s has no further time", schedule.pk)
+        return
+    made = _make(using, schedule, definition, times, now)
+    _update(schedule, last_at=max(now, times[-1]) if is_once else times[-1], message_id=made)
+
+
+def _to_make(definition: Definition, begin: datetime, now: datetime, limit: int) -> Iterator[datetime]:
+    """Yield the times after ``begin`` up to the first that is still to come, ``limit`` at most."""
+    for place, at in enumerate(definition.times.following(begin), start=1):
+        yield at
+        if at > now or place == limit:
+            return
+
+
+def _make(using: str, schedule: Schedule, definition: Definition, times: list[datetime], now: datetime) -> int | None:
+    """Schedule a message for each of these times that has none, and return the id of the last one."""
+    taken = Occurrence.objects.using(using).filter(schedule=schedule.pk, at__in=times)
+    there = dict(taken.values_list("at", "message_id"))
+    new = [at for at in times if at not in there]
+    given = [
+        {
+            **_content(schedule),
+            **_due(definition, at, now),
+            "headers": {"schedule": schedule.pk, "occurrence": _iso(at)},
+        }
+        for at in new
+    ]
+    messages = schedule_messages(given, using=using)
+    # In one transaction with the messages: were another process to make the same time, one of the two fails.
+    Occurrence.objects.using(using).bulk_create(
+        Occurrence(schedule=schedule.pk, at=at, message_id=message.pk)
+        for at, message in zip(new, messages, strict=True)
+    )
+    there.update(zip(new, (message.pk for message in messages), strict=True))
+    return there[times[-1]]
+
+
+def _due(definition: Definition, at: datetime, now: datetime) -> dict[str, Any]:
+    """Return the arguments that make a message due at this time, or now if that is past."""
+    late = max(timedelta(0), now - at)
+    options: dict[str, Any] = {"due_at": at}
+    if late or at < datetime.now(UTC) - CLOCK_MARGIN:
+        options = {"delay": max(timedelta(0), at - now)}
+    if definition.time_to_start is not None:
+        options["expires"] = max(timedelta(seconds=1), definition.time_to_start - late)
+    return options
+
+
+def _content(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "topic": schedule.topic,
+        "payload": schedule.payload,
+        "queue": schedule.queue or None,
+        "priority": schedule.priority,
+    }
+
+
+def _left(using: str, message_id: int) -> datetime | None:
+    """Return when a message began its first delivery, or ended without one; None while it waits."""
+    message = Message.objects.using(using).filter(pk=message_id).first()
+    if message is None:
+        # It was purged, which only finished messages are.
+        return datetime.min.replace(tzinfo=UTC)
+    if message.state == State.SCHEDULED and not message.deliveries:
+        return None
+    moves = Transition.objects.using(using).filter(message_id=message_id).exclude(to_state=State.SCHEDULED)
+    return moves.order_by("number").values_list("at", flat=True).first() or message.created_at
+
+
+def _locked(using: str, name: str) -> Schedule | None:
+    return locked(using, Schedule.objects.using(using).filter(pk=name), wait=True).first()
+
+
+def _existing(using: str, name: str) -> Schedule:
+    schedule = _locked(using, name)
+    if schedule is None:
+        raise Schedule.DoesNotExist(f"there is no schedule {name!r}")
+    return schedule
+
+
+def _update(schedule: Schedule, **values: Any) -> None:
+    """Update a row that is locked, and the object with it."""
+    Schedule._base_manager.using(schedule._state.db).filter(pk=schedule.pk).update(**values)
+    for field, value in values.items():
+        setattr(schedule, field, value)
+
+
+def _fields(definition: Definition) -> dict[str, Any]:
+    return {field: getattr(definition, field) for field in Definition.__dataclass_fields__}
+
+
+def _iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _using(using: str | None) -> str:
+    # The messages and their schedules are written in one transaction, so they share a database.
+    return using or router.db_for_write(Message)

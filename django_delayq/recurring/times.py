@@ -1,0 +1,121 @@
+"""The times of a schedule: those of a cron expression in a time zone, or every so many seconds. No database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ..durations import seconds
+from ..exceptions import InvalidMessage
+
+# Intervals are counted from here, unless the schedule has a start: "10m" means :00, :10, :20 and so on.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SHORTEST = timedelta(seconds=1)
+LONGEST = timedelta(days=366)
+# Times that a change of the clocks puts before the moment that was asked for, at most.
+BACKWARD = 100
+
+_US = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """All times of a schedule. Either ``cron`` or ``every`` is not empty. The end belongs to them, as does the start.
+
+    A cron expression whose hour and minute are given (``30 2 * * *``) names times of day: on the day on which the
+    clocks skip 02:30 it means the moment of the change, and when 02:30 comes twice it means the first. Other
+    expressions (``*/30 * * * *``), and intervals, go on through a change of the clocks evenly.
+    """
+
+    cron: str = ""
+    every: str = ""
+    time_zone: str = "UTC"
+    starts_at: datetime | None = None
+    ends_at: datetime | None = None
+
+    def after(self, moment: datetime) -> datetime | None:
+        """Return the first time after a moment, in UTC; None when there is none."""
+        if self.starts_at is not None:
+            moment = max(moment, self.starts_at - _US)
+        found = self._cron_after(moment) if self.cron else self._interval_after(moment)
+        if found is None or (self.ends_at is not None and found > self.ends_at):
+            return None
+        return found
+
+    def following(self, moment: datetime) -> Iterator[datetime]:
+        """Yield the times after a moment, in UTC."""
+        while (found := self.after(moment)) is not None:
+            yield found
+            moment = found
+
+    def check(self) -> None:
+        """Raise ``InvalidMessage`` for what is no expression, no interval or no time zone, or never comes."""
+        zone(self.time_zone)
+        if self.cron:
+            _parsed(self.cron, EPOCH)
+        else:
+            interval(self.every)
+        if self.starts_at is not None and self.ends_at is not None and self.ends_at < self.starts_at:
+            raise InvalidMessage("the schedule ends before it starts")
+        if self.after(self.starts_at or EPOCH) is None and self.ends_at is None:
+            raise InvalidMessage(f"no day has the time {_shown(self.cron)}")
+
+    def _interval_after(self, moment: datetime) -> datetime:
+        step, start = interval(self.every), self.starts_at or EPOCH
+        return start if moment < start else start + step * ((moment - start) // step + 1)
+
+    def _cron_after(self, moment: datetime) -> datetime | None:
+        # In the hour that comes twice, the library counts from the first one.
+        expression = _parsed(self.cron, moment.astimezone(zone(self.time_zone)))
+        for _turn in range(BACKWARD):
+            try:
+                # Two times in one zone would be compared as a clock on the wall shows them.
+                found: datetime = next(expression).astimezone(UTC)
+            except (StopIteration, OverflowError):
+                return None
+            if found > moment:
+                return found
+        raise InvalidMessage(f"the times of {_shown(self.cron)} do not go on")
+
+
+def interval(text: str) -> timedelta:
+    """Return the interval that a text such as ``10m`` means. Raises ``InvalidMessage``."""
+    try:
+        found = timedelta(seconds=seconds(text))
+    except (ValueError, OverflowError) as error:
+        raise InvalidMessage(f"every: {error}") from None
+    if not SHORTEST <= found <= LONGEST:
+        raise InvalidMessage(f"every must be between 1 second and {LONGEST.days} days, not {_shown(text)}")
+    return found
+
+
+@lru_cache(maxsize=256)
+def zone(name: str) -> ZoneInfo:
+    """Return the time zone of this name. Raises ``InvalidMessage``."""
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise InvalidMessage(f"not a time zone: {_shown(name)}; it is a name such as 'Europe/Berlin'") from None
+
+
+def _parsed(cron: str, start: datetime) -> Any:
+    try:
+        from cronsim import CronSim, CronSimError
+    except ImportError:
+        raise ImproperlyConfigured(
+            "Cron expressions need the package cronsim: install django-delayq[recurring]."
+        ) from None
+    try:
+        return CronSim(cron, start)
+    except (CronSimError, ValueError) as error:
+        raise InvalidMessage(f"not a cron expression: {_shown(cron)}: {str(error)[:60]}") from None
+
+
+def _shown(text: str) -> str:
+    return ascii(text[:40]) + ("…" if len(text) > 40 else "")

@@ -1,0 +1,84 @@
+"""A record whose clock a test sets, and declarations of the test alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from django_delayq import registry, transitions
+from django_delayq.models import Message, Transition
+from django_delayq.recurring import declarations, schedules
+from django_delayq.recurring.models import Occurrence
+from django_delayq.states import LIVE, State
+
+# The messages of these tests are due in the far future: no real clock makes them due.
+NOON = datetime(2050, 3, 1, 12, tzinfo=UTC)
+DB = "default"
+
+
+class Clock:
+    """The record's clock, as the schedules see it."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def advance(self, **span: float) -> None:
+        self.now += timedelta(**span)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The record's clock, which stands still at noon until the test moves it."""
+    made = Clock()
+    monkeypatch.setattr(transitions, "now", lambda using: made.now)
+    return made
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> list[declarations.Declaration]:
+    """The declarations of the code, of which there are none at first. Handlers of the test are forgotten after it."""
+    fresh: list[declarations.Declaration] = []
+    monkeypatch.setattr(declarations, "_declared", fresh)
+    monkeypatch.setattr(registry, "_handlers", {})
+    return fresh
+
+
+def look() -> None:
+    """Advance all schedules whose time has come, as a worker does, until nothing is left to do."""
+    while names := schedules.due(DB, 100):
+        for name in names:
+            schedules.advance(DB, name)
+
+
+def deliver(clock: Clock, name: str = "s") -> list[str]:
+    """Have all messages of a schedule whose time has come begin and end now. Return their times."""
+    delivered = []
+    rows = Occurrence.objects.filter(schedule=name, at__lte=clock.now).order_by("at")
+    for occurrence in rows:
+        message = Message.objects.get(pk=occurrence.message_id)
+        if message.state not in LIVE:
+            continue
+        values = {"state": State.CONSUMED, "deliveries": 1, "reported": 1, "moves": message.moves + 2}
+        Message._base_manager.filter(pk=message.pk).update(**values, finished_at=clock.now)
+        for number, state in enumerate((State.RUNNING, State.CONSUMED), message.moves + 1):
+            log = Transition(message=message, number=number, at=clock.now, to_state=state, due_at=message.due_at)
+            log.save_base(force_insert=True)
+        delivered.append(shown(occurrence.at))
+    return delivered
+
+
+def shown(at: datetime) -> str:
+    """Return the time of day, with the day before it if it is not the first."""
+    return f"{at:%H:%M}" if at.date() == NOON.date() else f"{at:%d %H:%M}"
+
+
+def occurrences(name: str = "s") -> list[str]:
+    """Return the times of a schedule that have a message."""
+    return [shown(row.at) for row in Occurrence.objects.filter(schedule=name).order_by("at")]
+
+
+def live(name: str = "s") -> list[str]:
+    """Return the times of a schedule whose message is live."""
+    ids = Message.objects.filter(state__in=LIVE).values("pk")
+    return [shown(row.at) for row in Occurrence.objects.filter(schedule=name, message_id__in=ids).order_by("at")]

@@ -1,0 +1,438 @@
+"""Schedules make exactly one message for each of their times, whatever happens to them and to the workers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from django_delayq import KeyConflict, cancel_message, requeue_message, run_message_now
+from django_delayq.exceptions import InvalidMessage, PayloadTooLarge
+from django_delayq.models import Message, Transition
+from django_delayq.recurring import (
+    Missed,
+    Schedule,
+    create_schedule,
+    delete_schedule,
+    pause_schedule,
+    resume_schedule,
+    run_schedule,
+    schedules,
+)
+from django_delayq.recurring.models import Occurrence
+from django_delayq.states import State
+
+from .conftest import DB, NOON, Clock, deliver, live, look, occurrences
+
+pytestmark = pytest.mark.django_db
+
+TOPIC = "t.ok"
+
+
+@pytest.fixture(autouse=True)
+def _without_redis(settings: Any, clock: Clock) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+
+
+def hourly(name: str = "s", **options: Any) -> Schedule:
+    return create_schedule(name, TOPIC, **{"every": "1h", **options})
+
+
+def message_of(name: str = "s") -> Message:
+    return Message.objects.get(pk=Schedule.objects.get(pk=name).message_id)
+
+
+# --- one after another ------------------------------------------------------------------------------------------------
+
+
+def test_a_new_schedule_has_its_next_message_at_once() -> None:
+    hourly(payload={"a": 1}, queue="mail", priority=5)
+    message = message_of()
+    assert occurrences() == ["13:00"]
+    assert (message.topic, message.payload, message.queue, message.priority) == (TOPIC, {"a": 1}, "mail", 5)
+    assert message.due_at == NOON + timedelta(hours=1)
+    assert message.headers == {"schedule": "s", "occurrence": "2050-03-01T13:00:00Z"}
+    assert message.state == State.SCHEDULED
+
+
+def test_each_occurrence_follows_the_one_before(clock: Clock) -> None:
+    hourly()
+    for _ in range(3):
+        clock.advance(hours=1)
+        deliver(clock)
+        look()
+    assert occurrences() == ["13:00", "14:00", "15:00", "16:00"]
+    assert live() == ["16:00"]
+
+
+def test_a_look_before_the_time_makes_nothing(clock: Clock) -> None:
+    hourly()
+    clock.advance(minutes=59)
+    look()
+    assert occurrences() == ["13:00"]
+
+
+def test_a_message_that_is_rolled_back_leaves_no_occurrence() -> None:
+    with transaction.atomic():
+        hourly()
+        transaction.set_rollback(True)
+    assert not Schedule.objects.exists()
+    assert not Occurrence.objects.exists()
+    assert not Message.objects.exists()
+
+
+@pytest.mark.parametrize("state", ["dead", "cancelled"])
+def test_a_message_that_ends_badly_does_not_end_the_schedule(clock: Clock, state: str) -> None:
+    hourly()
+    if state == "cancelled":
+        cancel_message(message_of().pk)
+    else:
+        Message._base_manager.update(state="dead", finished_at=clock.now)
+    clock.advance(hours=1)
+    look()
+    assert live() == ["14:00"]
+
+
+def test_a_message_that_somebody_runs_early_is_not_made_again(clock: Clock) -> None:
+    hourly()
+    run_message_now(message_of().pk)
+    Message._base_manager.update(state="consumed", deliveries=1, reported=1, finished_at=clock.now)
+    look()
+    assert occurrences() == ["13:00"]
+    clock.advance(hours=1)
+    look()
+    assert occurrences() == ["13:00", "14:00"]
+
+
+def test_a_schedule_ends_with_its_last_time(clock: Clock) -> None:
+    hourly(ends_at=NOON + timedelta(hours=2))
+    for _ in range(4):
+        clock.advance(hours=1)
+        deliver(clock)
+        look()
+    assert occurrences() == ["13:00", "14:00"]
+    assert Schedule.objects.get().ended
+    assert schedules.until_next(DB) is None
+
+
+def test_a_schedule_starts_with_its_first_time(clock: Clock) -> None:
+    hourly(starts_at=NOON + timedelta(minutes=150))
+    assert occurrences() == ["14:30"]
+
+
+# --- missed -----------------------------------------------------------------------------------------------------------
+
+
+def test_forty_missed_times_are_run_once(clock: Clock) -> None:
+    hourly()
+    clock.advance(hours=40, minutes=30)
+    look()
+    assert deliver(clock) == ["13:00"]
+    look()
+    assert deliver(clock) == []
+    assert live() == ["03 05:00"]
+
+
+def test_times_missed_after_the_last_delivery_are_run_once(clock: Clock) -> None:
+    # All workers ended after the delivery and before the next message was made.
+    hourly()
+    clock.advance(hours=1)
+    deliver(clock)
+    clock.advance(hours=39, minutes=30)
+    look()
+    assert deliver(clock) == ["14:00"]
+    look()
+    assert deliver(clock) == []
+    assert live() == ["03 05:00"]
+
+
+def test_no_second_occurrence_waits_while_the_first_one_does(clock: Clock) -> None:
+    hourly()
+    for _ in range(3):
+        clock.advance(hours=1)
+        look()
+    assert live() == ["13:00"]
+
+
+def test_all_of_forty_missed_times_are_run(clock: Clock) -> None:
+    hourly(missed=Missed.ALL)
+    clock.advance(hours=40, minutes=30)
+    look()
+    assert len(deliver(clock)) == 40
+    look()
+    assert live() == ["03 05:00"]
+    assert Message.objects.filter(due_at__lte=clock.now).count() == 40
+
+
+def test_missed_times_are_made_in_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "MADE_TOGETHER", 7)
+    hourly(missed="all")
+    clock.advance(hours=40, minutes=30)
+    look()
+    assert len(occurrences()) == 41
+
+
+def test_missed_times_are_skipped_and_expire(clock: Clock) -> None:
+    hourly(missed="skip")
+    first = message_of()
+    assert first.expires_at == first.due_at + timedelta(minutes=1)
+    clock.advance(hours=40, minutes=30)
+    look()
+    assert occurrences() == ["13:00", "03 05:00"]
+
+
+def test_a_time_that_has_just_passed_is_not_skipped(clock: Clock) -> None:
+    hourly(missed="skip", expires="10m")
+    clock.advance(hours=5, minutes=4)
+    look()
+    assert occurrences() == ["13:00", "17:00", "18:00"]
+    late = Message.objects.get(headers__occurrence="2050-03-01T17:00:00Z")
+    assert late.expires_at is not None
+    assert late.expires_at - late.due_at == timedelta(minutes=6)
+
+
+def test_a_clock_that_steps_back_repeats_no_time(clock: Clock) -> None:
+    hourly(missed="all")
+    clock.advance(hours=3, minutes=30)
+    look()
+    clock.advance(hours=-3)
+    look()
+    clock.advance(hours=2)
+    look()
+    assert occurrences() == ["13:00", "14:00", "15:00", "16:00"]
+
+
+def test_a_clock_that_steps_ahead_makes_up_for_the_times_between(clock: Clock) -> None:
+    hourly(missed="all")
+    clock.advance(days=1)
+    look()
+    clock.advance(days=-1)
+    look()
+    assert len(occurrences()) == 25
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_taken_once() -> None:
+    hourly()
+    with pytest.raises(KeyConflict, match="there is a schedule 's' already"):
+        hourly()
+    hourly(payload=1, on_conflict="keep")
+    assert Schedule.objects.get().payload is None
+
+
+def test_a_changed_schedule_makes_its_waiting_message_anew(clock: Clock) -> None:
+    hourly()
+    old = message_of()
+    hourly(every="30m", on_conflict="replace")
+    old.refresh_from_db()
+    assert old.state == State.CANCELLED
+    assert Transition.objects.filter(message=old).last().reason == "schedule s was changed"  # type: ignore[union-attr]
+    assert occurrences() == live() == ["12:30"]
+
+
+def test_a_schedule_that_is_written_again_unchanged_keeps_its_message() -> None:
+    hourly(payload={"at": NOON})
+    old = message_of().pk
+    hourly(payload={"at": NOON}, on_conflict="replace")
+    assert message_of().pk == old
+
+
+def test_a_changed_schedule_may_have_the_same_next_time() -> None:
+    hourly()
+    hourly(payload=2, on_conflict="replace")
+    assert live() == ["13:00"]
+    assert message_of().payload == 2
+    assert Message.objects.filter(state="cancelled").count() == 1
+
+
+def test_a_change_does_not_repeat_an_occurrence_that_began_early(clock: Clock) -> None:
+    hourly()
+    # A worker claims a message a moment before its time.
+    Message._base_manager.update(state="running", deliveries=1, leased_until=clock.now)
+    hourly(payload=2, on_conflict="replace")
+    assert occurrences() == ["13:00"]
+    assert not Message.objects.get().cancel_requested
+    clock.advance(hours=1)
+    look()
+    assert occurrences() == ["13:00", "14:00"]
+
+
+def test_a_schedule_made_anew_does_not_repeat_an_occurrence_that_began_early(clock: Clock) -> None:
+    hourly()
+    Message._base_manager.update(state="running", deliveries=1, leased_until=clock.now)
+    assert delete_schedule("s")
+    hourly()
+    clock.advance(hours=1)
+    look()
+    assert occurrences() == ["13:00", "14:00"]
+
+
+def test_a_change_leaves_a_message_whose_time_has_come(clock: Clock) -> None:
+    hourly(missed="all")
+    clock.advance(minutes=61)
+    hourly(payload=2, missed="all", on_conflict="replace")
+    assert live() == ["13:00", "14:00"]
+    assert list(Message.objects.order_by("due_at").values_list("payload", flat=True)) == [None, 2]
+
+
+def test_a_deleted_schedule_has_its_waiting_messages_cancelled(clock: Clock) -> None:
+    hourly(missed="all")
+    clock.advance(hours=3)
+    look()
+    assert delete_schedule("s")
+    assert not delete_schedule("s")
+    assert set(Message.objects.values_list("state", flat=True)) == {"cancelled"}
+    assert set(Transition.objects.filter(to_state="cancelled").values_list("reason", flat=True)) == {
+        "schedule s was deleted"
+    }
+    clock.advance(hours=3)
+    look()
+    assert Message.objects.filter(state="scheduled").count() == 0
+
+
+def test_a_paused_schedule_makes_nothing_until_it_is_resumed(clock: Clock) -> None:
+    hourly(missed="all")
+    assert pause_schedule("s")
+    assert not pause_schedule("s")
+    assert live() == []
+    clock.advance(hours=5, minutes=30)
+    look()
+    assert live() == []
+    assert resume_schedule("s")
+    assert not resume_schedule("s")
+    assert occurrences() == live() == ["18:00"]
+
+
+def test_a_pause_that_ends_in_time_loses_no_occurrence() -> None:
+    hourly()
+    pause_schedule("s")
+    resume_schedule("s")
+    assert live() == ["13:00"]
+
+
+def test_a_schedule_may_begin_paused(clock: Clock) -> None:
+    hourly(paused=True)
+    clock.advance(hours=1)
+    look()
+    assert occurrences() == []
+    resume_schedule("s")
+    assert live() == ["14:00"]
+
+
+def test_a_schedule_can_be_run_beside_its_occurrences() -> None:
+    hourly(payload=7)
+    pause_schedule("s")
+    message = run_schedule("s")
+    assert (message.topic, message.payload, message.headers) == (TOPIC, 7, {"schedule": "s"})
+    assert occurrences() == []
+
+
+@pytest.mark.parametrize("function", [pause_schedule, resume_schedule, run_schedule])
+def test_a_schedule_that_is_not_there_is_told(function: Any) -> None:
+    with pytest.raises(Schedule.DoesNotExist):
+        function("nowhere")
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_time_cannot_have_two_messages_in_the_database() -> None:
+    hourly()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Occurrence.objects.create(schedule="s", at=NOON + timedelta(hours=1), message_id=99)
+
+
+def test_a_lost_position_does_not_repeat_occurrences(clock: Clock) -> None:
+    hourly(missed="all")
+    clock.advance(hours=2)
+    look()
+    Schedule._base_manager.update(last_at=NOON)
+    look()
+    assert occurrences() == ["13:00", "14:00", "15:00"]
+    assert Message.objects.count() == 3
+
+
+def test_schedules_are_not_written_directly() -> None:
+    schedule = hourly()
+    for write in (
+        schedule.save,
+        schedule.delete,
+        Schedule.objects.all().delete,
+        lambda: Schedule.objects.update(paused=True),
+        lambda: Schedule.objects.create(name="x"),
+        lambda: Schedule.objects.bulk_create([]),
+    ):
+        with pytest.raises(TypeError, match="create_schedule"):
+            write()
+
+
+def test_an_occurrence_lives_as_long_as_its_message(clock: Clock) -> None:
+    hourly()
+    clock.advance(hours=1)
+    deliver(clock)
+    look()
+    Message._base_manager.filter(state="consumed").delete()
+    schedules.prune(DB)
+    assert occurrences() == ["14:00"]
+    look()
+    clock.advance(hours=1)
+    deliver(clock)
+    Message._base_manager.all().delete()
+    look()
+    assert live() == ["15:00"]
+
+
+def test_a_requeued_message_does_not_hold_up_the_next_one_for_ever(clock: Clock) -> None:
+    hourly()
+    cancel_message(message_of().pk)
+    requeue_message(message_of().pk)
+    clock.advance(hours=1)
+    look()
+    assert live() == ["13:00"]
+    assert deliver(clock) == ["13:00"]
+    look()
+    assert live() == ["14:00"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "give cron or every"),
+        ({"cron": "0 3 * * *", "every": "1h"}, "give cron or every"),
+        ({"cron": "often"}, "not a cron expression"),
+        ({"cron": 5}, "cron must be text"),
+        ({"every": "1h", "tz": "Nowhere"}, "not a time zone"),
+        ({"every": "1h", "missed": "never"}, "missed is one of once, all, skip"),
+        ({"every": "1h", "queue": "not a queue"}, "not a queue"),
+        ({"every": "1h", "payload": object()}, "not JSON"),
+        ({"every": "1h", "expires": "0s"}, "expires must be more than 0"),
+        ({"every": "1h", "starts_at": NOON.replace(tzinfo=None)}, "starts_at must be an aware datetime"),
+        ({"every": "1h", "on_conflict": "debounce"}, "on_conflict is one of"),
+        ({"every": [1]}, "not a duration"),
+        ({"every": "1h", "priority": 1000}, "not a priority"),
+    ],
+    ids=repr,
+)
+def test_bad_arguments_are_refused_before_anything_is_written(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidMessage, match=words):
+        create_schedule("s", TOPIC, **options)
+    assert not Schedule.objects.exists()
+
+
+def test_a_bad_name_and_a_large_payload_are_refused(settings: Any) -> None:
+    with pytest.raises(InvalidMessage, match="the name of a schedule"):
+        hourly("not a name")
+    settings.DELAYQ = {**settings.DELAYQ, "PAYLOAD_MAX_BYTES": 1024}
+    with pytest.raises(PayloadTooLarge):
+        hourly(payload="x" * 2000)
+
+
+def test_the_next_times_are_shown_also_while_it_is_paused() -> None:
+    schedule = hourly(cron="0 3 * * *", every=None, tz="Europe/Berlin", paused=True)
+    assert [f"{at:%d %H:%M}" for at in schedule.next_times(3, after=NOON)] == ["02 02:00", "03 02:00", "04 02:00"]
+    assert len(schedule.next_times()) == 10
+    assert schedule.rule == "0 3 * * * (Europe/Berlin)"
