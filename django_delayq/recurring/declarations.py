@@ -110,7 +110,7 @@ def collect() -> tuple[dict[str, Definition], list[Mistake]]:
     for declaration in _declared:
         place = declaration.place
         try:
-            topic = declaration.topic or _topic_of(declaration.function)
+            topic = declaration.topic or _topic_of(declaration)
             name = definition.name(declaration.name or topic)
             made = definition.checked(topic, **declaration.options)
             # A module that is imported again declares its schedules again.
@@ -129,9 +129,12 @@ def fingerprint(declared: dict[str, Definition]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, cls=DjangoJSONEncoder).encode()).hexdigest()
 
 
-def _topic_of(function: Callable[..., Any]) -> str:
+def _topic_of(declaration: Declaration) -> str:
     # The two decorators may stand in any order, so the handler is looked up when all are registered.
-    topics = [topic for topic, found in registry.handlers().items() if found.function is function]
+    handlers = registry.handlers().values()
+    topics = [found.topic for found in handlers if found.function is declaration.function]
+    # A module that was imported again has registered a newer function of the same name.
+    topics = topics or [found.topic for found in handlers if found.name == declaration.place]
     if len(topics) != 1:
         handles = f"handles {len(topics)} topics" if topics else "is no handler"
         raise InvalidMessage(f"the function {handles}: put @handler beside @recurring, or give a topic")

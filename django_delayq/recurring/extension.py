@@ -100,13 +100,19 @@ class Declarer(Service):
 
     name = "declarer"
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, worker: str) -> None:
         self.using = using
+        self.actor = f"worker:{worker}"
         self._started = time.monotonic()
         self._logged: set[str] = set()
 
     def tick(self) -> float:
         """Announce the declarations of this process, and write those schedules that it defines."""
+        with acting_as(self.actor):
+            self._write()
+        return ANNOUNCE_INTERVAL
+
+    def _write(self) -> None:
         from . import schedules
 
         declared, mistakes = declarations.collect()
@@ -128,7 +134,6 @@ class Declarer(Service):
             known = {name for row in live for name in row.names}
             for name in schedules.retire(self.using, known) if present.keys() - known else ():
                 logger.warning("Schedule %s was deleted: no live worker declares it any more", name)
-        return ANNOUNCE_INTERVAL
 
     def _announced(self, mine: str, names: list[str]) -> list[Declarations]:
         """Note that this process is alive with its declarations; return all that live processes have announced."""
@@ -160,7 +165,7 @@ class RecurringExtension(WorkerExtension):
 
     def services(self, roles: frozenset[str]) -> Iterator[Service]:
         if ROLE in roles:
-            yield Declarer(self.using)
+            yield Declarer(self.using, self.worker)
             yield Scheduler(self.using, self.worker)
 
 

@@ -1,4 +1,7 @@
-"""Handlers that succeed, fail or misbehave. Topics named in DELAYQ_TEST_UNKNOWN are left out."""
+"""Handlers that succeed, fail or misbehave. Topics named in DELAYQ_TEST_UNKNOWN are left out.
+
+With DELAYQ_TEST_RECURRING one of them declares a schedule.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import F
 
 from django_delayq import Reject, RetryLater, handler
+from django_delayq.recurring import recurring
 from django_delayq.registry import Delivered, HandlerFunction
 
 from .models import Effect
@@ -72,6 +76,14 @@ def own_counter() -> Any:
     with _counter_lock:
         there = REGISTRY._names_to_collectors.get("own_messages")
         return there or Counter("own_messages", "Messages that this handler has seen.")
+
+
+if os.environ.get("DELAYQ_TEST_RECURRING"):
+
+    @recurring(every="1s")
+    @receives("t.recurring")
+    def succeed_each_second(message: Delivered) -> None:
+        pass
 
 
 @receives("t.queued", queue="special")

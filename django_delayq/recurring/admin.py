@@ -1,0 +1,240 @@
+"""The pages of schedules in Django's admin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+from zoneinfo import ZoneInfo
+
+from django import forms
+from django.conf import settings
+from django.contrib import admin, messages
+from django.core.exceptions import ImproperlyConfigured
+from django.db import router
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils import formats, timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from .. import actors, conf, signals
+from ..exceptions import InvalidMessage
+from ..models import Message
+from ..scheduling import OnConflict
+from ..sql.moves import writing
+from . import definition as definitions
+from . import schedules
+from .models import Schedule
+
+if TYPE_CHECKING:
+    _ModelAdmin = admin.ModelAdmin[Schedule]
+    _ModelForm = forms.ModelForm[Schedule]
+else:
+    _ModelAdmin = admin.ModelAdmin
+    _ModelForm = forms.ModelForm
+
+TIMES_SHOWN = 10
+
+
+class ScheduleForm(_ModelForm):
+    """The definition of a schedule. Its mistakes are those that ``create_schedule`` would raise."""
+
+    class Meta:
+        model = Schedule
+        fields: ClassVar = [
+            *("name", "topic", "payload", "cron", "every", "time_zone", "starts_at", "ends_at"),
+            *("missed", "expires", "queue", "priority"),
+        ]
+        widgets: ClassVar = {"payload": forms.Textarea(attrs={"class": "vLargeTextField", "rows": 5})}
+        help_texts: ClassVar = {
+            "cron": gettext_lazy("For example 0 3 * * *: minute, hour, day, month, day of the week."),
+            "every": gettext_lazy("In place of a cron expression: for example 10m or 2h."),
+            "time_zone": gettext_lazy("Cron expressions are read in this time zone, such as Europe/Berlin."),
+            "missed": gettext_lazy("What becomes of times at which no worker ran."),
+            "expires": gettext_lazy("For example 10m: an occurrence does not start any more this long after its time."),
+            "queue": gettext_lazy("Empty: the default queue of the topic."),
+        }
+
+    # Checked together with the other fields; None until then.
+    definition: definitions.Definition | None = None
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if self.errors:
+            return cleaned
+        given = {field: cleaned[field] for field in ("topic", "payload", "priority", "starts_at", "ends_at", "missed")}
+        texts = {field: cleaned[field] or None for field in ("cron", "every", "queue", "expires")}
+        try:
+            if "name" in cleaned:
+                definitions.name(cleaned["name"])
+            self.definition = definitions.checked(**given, **texts, tz=cleaned["time_zone"])
+        except (InvalidMessage, ImproperlyConfigured) as error:
+            self.add_error(None, str(error))
+        return cleaned
+
+
+@admin.register(Schedule)
+class ScheduleAdmin(_ModelAdmin):
+    """Lists schedules, and adds, changes, pauses, resumes, runs and deletes them.
+
+    The definition of a schedule that the code declares cannot be changed here.
+    """
+
+    form = ScheduleForm
+    list_display = ("name", "topic", "rule", "missed", "state", "next_time", "declared")
+    list_filter = ("paused", "declared", "ended")
+    search_fields = ("name", "topic")
+    actions = ("pause", "resume", "run")
+    readonly_fields = ("state", "next_times", "last_message", "declared", "created_at")
+    view_on_site = False
+
+    # --- who may do what ----------------------------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and not conf.get().ADMIN_READ_ONLY
+
+    def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        return super().has_change_permission(request, obj) and self._is_open(obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        return super().has_delete_permission(request, obj) and self._is_open(obj)
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "pause")
+
+    def has_run_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "run")
+
+    def _may(self, request: HttpRequest, action: str) -> bool:
+        allowed = request.user.has_perm(f"delayq_recurring.{action}_schedule") and self.has_view_permission(request)
+        return allowed and not conf.get().ADMIN_READ_ONLY
+
+    @staticmethod
+    def _is_open(schedule: Schedule | None) -> bool:
+        return not conf.get().ADMIN_READ_ONLY and not (schedule is not None and schedule.declared)
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
+        return Schedule.objects.using(_using())
+
+    def get_fields(self, request: HttpRequest, obj: Schedule | None = None) -> list[str]:
+        shown = list(ScheduleForm.Meta.fields)
+        may_see = self.has_change_permission(request, obj) or request.user.has_perm("django_delayq.reveal_message")
+        if obj is not None and not may_see:
+            shown.remove("payload")
+        return shown if obj is None else [*shown, *self.readonly_fields]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Schedule | None = None) -> tuple[str, ...]:
+        return self.readonly_fields if obj is None else ("name", *self.readonly_fields)
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        return {"time_zone": settings.TIME_ZONE, **super().get_changeform_initial_data(request)}
+
+    @admin.display(description=gettext_lazy("times"))
+    def rule(self, schedule: Schedule) -> str:
+        if schedule.cron:
+            return schedule.rule
+        return _("every %(interval)s") % {"interval": schedule.every}
+
+    @admin.display(description=gettext_lazy("state"))
+    def state(self, schedule: Schedule) -> str:
+        if schedule.paused:
+            return _("paused")
+        return _("ended") if schedule.ended else _("active")
+
+    @admin.display(description=gettext_lazy("next time"))
+    def next_time(self, schedule: Schedule) -> str:
+        if schedule.paused:
+            return "–"
+        return next(iter(_times(schedule, 1)), "–")
+
+    @admin.display(description=gettext_lazy("next times"))
+    def next_times(self, schedule: Schedule) -> SafeString | str:
+        return format_html_join("", "{}<br>", ((text,) for text in _times(schedule, TIMES_SHOWN))) or "–"
+
+    @admin.display(description=gettext_lazy("last message"))
+    def last_message(self, schedule: Schedule) -> SafeString | str:
+        if schedule.message_id is None:
+            return "–"
+        try:
+            url = reverse(
+                "admin:django_delayq_message_change", args=[schedule.message_id], current_app=self.admin_site.name
+            )
+        except NoReverseMatch:
+            return f"#{schedule.message_id}"
+        return format_html('<a href="{}">#{}</a>', url, schedule.message_id)
+
+    # --- what is done -------------------------------------------------------------------------------------------------
+
+    def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
+        on_conflict = OnConflict.REPLACE if change else OnConflict.ERROR
+        verb = "change" if change else "create"
+        self._do(request, verb, obj.pk, lambda: schedules.save(_using(), obj.pk, form.definition, on_conflict))
+
+    def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
+        self._do(request, "delete", obj.pk, lambda: schedules.delete_schedule(obj.pk, using=_using()))
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        for schedule in queryset:
+            self.delete_model(request, schedule)
+
+    @admin.action(description=gettext_lazy("Pause selected schedules"), permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        done = self._do_all(request, "pause", queryset, schedules.pause_schedule)
+        text = ngettext("%(count)d schedule is paused.", "%(count)d schedules are paused.", done) % {"count": done}
+        self.message_user(request, text, messages.SUCCESS)
+
+    @admin.action(description=gettext_lazy("Resume selected schedules"), permissions=["pause"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        done = self._do_all(request, "resume", queryset, schedules.resume_schedule)
+        text = ngettext("%(count)d schedule is resumed.", "%(count)d schedules are resumed.", done) % {"count": done}
+        self.message_user(request, text, messages.SUCCESS)
+
+    @admin.action(description=gettext_lazy("Run selected schedules now"), permissions=["run"])
+    def run(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        done = self._do_all(request, "run", queryset, schedules.run_schedule)
+        text = ngettext("%(count)d message is due now.", "%(count)d messages are due now.", done) % {"count": done}
+        self.message_user(request, text, messages.SUCCESS)
+
+    def _do_all(self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any]) -> int:
+        names = [schedule.pk for schedule in rows]
+        return sum(bool(self._do(request, verb, name, lambda n=name: act(n, using=_using()))) for name in names)
+
+    @staticmethod
+    def _do(request: HttpRequest, verb: str, name: str, act: Callable[[], Any]) -> Any:
+        """Act in the name of the user, and tell receivers such as the audit, in one transaction."""
+        using = _using()
+        with actors.acting_as(f"user:{request.user.get_username()}"), writing(using):
+            done = act()
+            if done:
+                signals.emit(
+                    signals.operator_action,
+                    Message,
+                    action=f"{verb} schedule",
+                    target=name,
+                    message_id=done.pk if isinstance(done, Message) else None,
+                    reason="",
+                    outcomes={},
+                    actor=actors.current(),
+                    using=using,
+                )
+        return done
+
+
+def _times(schedule: Schedule, count: int) -> list[str]:
+    """Return the next times as the clocks of the schedule's time zone show them."""
+    try:
+        zone = ZoneInfo(schedule.time_zone)
+        found = schedule.next_times(count)
+    except (InvalidMessage, ImproperlyConfigured, KeyError, ValueError, OSError) as error:
+        return [str(error)]
+    local = [timezone.localtime(at, zone) for at in found]
+    return [f"{formats.date_format(at, 'Y-m-d H:i:s')} {at.tzname()}" for at in local]
+
+
+def _using() -> str:
+    return router.db_for_write(Message)

@@ -1,0 +1,113 @@
+"""``manage.py delayq_recurring``: list schedules, run them now, pause and resume them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError, CommandParser
+
+from .... import transitions
+from ....clock import iso
+from ....exceptions import InvalidMessage
+from ....management import _common as common
+from ...models import Schedule
+from ...schedules import pause_schedule, resume_schedule, run_schedule
+
+MOST_TIMES = 100
+
+
+class Command(common.DelayqCommand):
+    help = (
+        "List schedules with their next times, make a message of a schedule that is due now, or pause and resume "
+        "schedules. A paused schedule makes no messages; its waiting messages are cancelled."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "action", choices=("list", "run", "pause", "resume"), metavar="ACTION", help="list, run, pause or resume"
+        )
+        parser.add_argument("names", nargs="*", metavar="NAME", help="the names of schedules (list: default all)")
+        parser.add_argument(
+            "--next", type=_times, default=1, metavar="N", help="list: show the next N times (default 1)"
+        )
+        parser.add_argument("--reason", default="", help="recorded with the action")
+        common.add_json(parser)
+
+    def work(self, using: str, options: dict[str, Any]) -> None:
+        names = sorted(set(options["names"]))
+        rows = Schedule.objects.using(using)
+        schedules = list(rows.filter(pk__in=names) if names else rows)
+        if missing := set(names) - {schedule.pk for schedule in schedules}:
+            raise CommandError(f"There is no schedule {', '.join(map(repr, sorted(missing)))}. Nothing was done.")
+        if options["action"] == "list":
+            self._list(using, schedules, options)
+            return
+        if not names:
+            raise CommandError("Name the schedules; delayq_recurring list shows them.", returncode=common.USAGE)
+        done = {schedule.pk: self._act(using, schedule.pk, options) for schedule in schedules}
+        if options["json"]:
+            self.say_json(database=using, **{options["action"]: done})
+            return
+        for name, text in _words(options["action"], done).items():
+            self.say(f"{name}: {text}")
+
+    def _act(self, using: str, name: str, options: dict[str, Any]) -> Any:
+        """Act on one schedule. Return the id of the message that it made, or whether it was changed."""
+        action, message_id = options["action"], None
+        answer: bool | int
+        if action == "run":
+            answer = message_id = run_schedule(name, using=using).pk
+        else:
+            answer = (pause_schedule if action == "pause" else resume_schedule)(name, using=using)
+        if answer:
+            self.record_action(using, f"{action} schedule", name, message_id=message_id, reason=options["reason"])
+        return answer
+
+    def _list(self, using: str, schedules: list[Schedule], options: dict[str, Any]) -> None:
+        now = transitions.now(using)
+        if options["json"]:
+            self.say_json(
+                database=using,
+                schedules=[
+                    {
+                        **{field: getattr(schedule, field) for field in FACTS},
+                        "next": [iso(at) for at in self._next(schedule, options["next"], now)],
+                    }
+                    for schedule in schedules
+                ],
+            )
+            return
+        for schedule in schedules:
+            state = "paused" if schedule.paused else "ended" if schedule.ended else "active"
+            whose = "declared in code" if schedule.declared else "made at run time"
+            self.say(f"{schedule.pk}: {schedule.topic}, {schedule.rule}, missed: {schedule.missed}, {state}, {whose}")
+            for at in self._next(schedule, options["next"], now):
+                self.say(f"  {iso(at)}")
+        if not schedules:
+            self.say("There are no schedules.")
+
+    def _next(self, schedule: Schedule, count: int, now: Any) -> list[Any]:
+        try:
+            return schedule.next_times(count, after=now)
+        except (InvalidMessage, ImproperlyConfigured) as error:
+            self.stderr.write(f"{schedule.pk}: {error}", self.style.WARNING)
+            return []
+
+
+FACTS = (
+    *("name", "topic", "queue", "priority", "cron", "every", "time_zone", "missed", "expires"),
+    *("declared", "paused", "ended", "message_id"),
+)
+
+
+def _words(action: str, done: dict[str, Any]) -> dict[str, str]:
+    if action == "run":
+        return {name: f"message {pk} is due now" for name, pk in done.items()}
+    changed, unchanged = ("paused", "was paused already") if action == "pause" else ("resumed", "was not paused")
+    return {name: changed if was else unchanged for name, was in done.items()}
+
+
+def _times(text: str) -> int:
+    return min(MOST_TIMES, common.count(text))

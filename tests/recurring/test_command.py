@@ -1,0 +1,90 @@
+"""Tests of delayq_recurring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_delayq.models import Message
+from django_delayq.recurring import Schedule, create_schedule
+from tests.commands.conftest import run
+
+from .conftest import Clock, live
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _two_schedules(settings: Any, clock: Clock) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    create_schedule("digest", "t.ok", {"password": "secret"}, cron="0 3 * * *", tz="Europe/Berlin")
+    create_schedule("s", "t.ok", every="1h")
+
+
+def test_schedules_are_listed_with_their_next_times() -> None:
+    ran = run("delayq_recurring", "list", "--next", "2")
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        "digest: t.ok, 0 3 * * * (Europe/Berlin), missed: once, active, made at run time",
+        "  2050-03-02T02:00:00.000Z",
+        "  2050-03-03T02:00:00.000Z",
+        "s: t.ok, every 1h, missed: once, active, made at run time",
+        "  2050-03-01T13:00:00.000Z",
+        "  2050-03-01T14:00:00.000Z",
+    ]
+
+
+def test_the_list_as_json_tells_all_but_the_payload() -> None:
+    [found] = run("delayq_recurring", "list", "digest", "--json").json["schedules"]
+    assert (found["name"], found["cron"], found["next"]) == ("digest", "0 3 * * *", ["2050-03-02T02:00:00.000Z"])
+    assert "payload" not in found
+
+
+def test_a_schedule_that_cannot_be_read_does_not_spoil_the_list() -> None:
+    Schedule._base_manager.filter(pk="digest").update(time_zone="Not/Here")
+    ran = run("delayq_recurring", "list")
+    assert ran.code == 0
+    assert "digest: not a time zone: 'Not/Here'" in ran.err
+    assert "s: t.ok" in ran.out
+
+
+def test_no_schedules_are_told() -> None:
+    Schedule._base_manager.all().delete()
+    assert run("delayq_recurring", "list").out == "There are no schedules.\n"
+
+
+def test_schedules_are_paused_and_resumed() -> None:
+    assert run("delayq_recurring", "pause", "s", "digest").out == "digest: paused\ns: paused\n"
+    assert run("delayq_recurring", "pause", "s").out == "s: was paused already\n"
+    assert live() == []
+    assert ", paused," in run("delayq_recurring", "list", "s").out
+    assert run("delayq_recurring", "resume", "s", "--json").json["resume"] == {"s": True}
+    assert run("delayq_recurring", "resume", "s").out == "s: was not paused\n"
+    assert live() == ["13:00"]
+
+
+def test_a_schedule_is_run_now() -> None:
+    ran = run("delayq_recurring", "run", "digest")
+    message = Message.objects.latest("pk")
+    assert ran.out == f"digest: message {message.pk} is due now\n"
+    assert message.payload == {"password": "secret"}
+    assert message.transitions.get().actor.startswith("command:delayq_recurring ")
+
+
+@pytest.mark.console
+def test_actions_are_written_to_the_audit() -> None:
+    from django_delayq.console.models import AuditEvent
+
+    run("delayq_recurring", "pause", "s", "--reason", "why")
+    run("delayq_recurring", "pause", "s")
+    run("delayq_recurring", "run", "s")
+    events = AuditEvent.objects.order_by("pk").values_list("action", "target", "reason")
+    assert list(events) == [("pause schedule", "s", "why"), ("run schedule", "s", "")]
+
+
+def test_unknown_and_missing_names_are_refused_before_anything_is_done() -> None:
+    ran = run("delayq_recurring", "pause", "s", "nowhere")
+    assert (ran.code, ran.err) == (1, "There is no schedule 'nowhere'. Nothing was done.")
+    assert live() == ["13:00"]
+    assert run("delayq_recurring", "run").code == 2

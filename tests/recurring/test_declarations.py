@@ -1,0 +1,330 @@
+"""Schedules that the code declares: mistakes, changes, removals, and two versions of the code at once."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+
+from django_delayq import handler
+from django_delayq.exceptions import InvalidMessage
+from django_delayq.models import Message
+from django_delayq.recurring import Schedule, create_schedule, extension, pause_schedule, recurring
+from django_delayq.recurring.declarations import Declaration, collect
+from django_delayq.recurring.extension import Declarer, Scheduler
+from django_delayq.recurring.models import Declarations, Occurrence
+
+from .conftest import DB, Clock, deliver, live, occurrences
+
+Code = list[Declaration]
+
+
+def declare(*arguments: Any, topic: str = "t.digest", **options: Any) -> None:
+    """Declare a schedule on a handler."""
+
+    @recurring(*arguments, **{"tz": "UTC", **options})
+    @handler(topic)
+    def handle(message: Any) -> None: ...
+
+
+class Version:
+    """A worker process with one version of the code."""
+
+    def __init__(self, code: Code, *arguments: Any, **options: Any) -> None:
+        self._code = code
+        self.arguments = arguments
+        self.options = options
+        self.service = Declarer(DB, "w")
+        self.service._started -= 1000
+
+    def tick(self) -> None:
+        self._code.clear()
+        if self.arguments or self.options:
+            from django_delayq import registry
+
+            registry._handlers.clear()
+            declare(*self.arguments, **self.options)
+        self.service.tick()
+
+
+def again(message: Any) -> None: ...
+
+
+# --- what is declared -------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_belongs_to_the_topic_of_its_handler_in_either_order(code: Code) -> None:
+    declare("0 3 * * *", tz="Europe/Berlin", payload={"a": 1}, missed="skip")
+
+    @handler("t.other")
+    @recurring(every="10m")
+    def other(message: Any) -> None: ...
+
+    found, mistakes = collect()
+    assert mistakes == []
+    assert {name: made.topic for name, made in found.items()} == {"t.digest": "t.digest", "t.other": "t.other"}
+    digest = found["t.digest"]
+    assert (digest.cron, digest.time_zone, digest.payload, digest.missed) == (
+        "0 3 * * *",
+        "Europe/Berlin",
+        {"a": 1},
+        "skip",
+    )
+    assert callable(other)
+
+
+def test_the_project_has_a_default_time_zone(code: Code, settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Tokyo"
+    declare("0 3 * * *", tz=None)
+    assert collect()[0]["t.digest"].time_zone == "Asia/Tokyo"
+
+
+def test_a_module_that_is_imported_again_declares_nothing_new(code: Code) -> None:
+    def imported() -> None:
+        recurring(every="10m")(handler("t.again")(FunctionType(again.__code__, {"__name__": __name__}, "again")))
+
+    imported()
+    imported()
+    found, mistakes = collect()
+    assert (list(found), mistakes) == (["t.again"], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cron": "0 25 * * *"}, "not a cron expression: '0 25 * * *'"),
+        ({"every": "10m", "tz": "Mars/Phobos"}, "not a time zone"),
+        ({}, "give cron or every"),
+        ({"every": "10m", "missed": "maybe"}, "missed is one of"),
+        ({"every": "10m", "payload": {1}}, "is not JSON"),
+        ({"every": "10m", "name": "a b"}, "the name of a schedule"),
+    ],
+    ids=repr,
+)
+def test_a_wrong_declaration_is_found_by_the_system_check(code: Code, options: dict[str, Any], words: str) -> None:
+    declare(**options)
+    [found] = run_checks(tags=["delayq"])
+    assert found.id == "delayq_recurring.E001"
+    assert found.hint
+    assert "declare.<locals>.handle" in found.msg
+    assert words in found.msg
+
+
+def test_a_function_that_is_no_handler_is_found_by_the_system_check(code: Code) -> None:
+    recurring(every="1h")(lambda message: None)
+    [found] = run_checks(tags=["delayq"])
+    assert "is no handler" in found.msg
+
+
+def test_two_schedules_of_one_name_are_found_by_the_system_check(code: Code) -> None:
+    declare(every="1h")
+    recurring(every="2h", topic="t.digest")(print)
+    [found] = run_checks(tags=["delayq"])
+    assert "has a schedule 't.digest' too" in found.msg
+
+
+def test_a_decorator_without_its_times_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="needs its times"):
+        recurring(print)  # type: ignore[arg-type]
+
+
+# --- what workers make of it ------------------------------------------------------------------------------------------
+
+database = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _without_redis(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+
+
+@database
+def test_a_worker_writes_what_its_code_declares(code: Code, clock: Clock) -> None:
+    Version(code, every="1h").tick()
+    schedule = Schedule.objects.get()
+    assert (schedule.pk, schedule.declared, schedule.every) == ("t.digest", True, "1h")
+    assert live("t.digest") == ["13:00"]
+
+
+@database
+def test_a_wrong_declaration_stops_no_other(code: Code, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    declare("wrong")
+    declare(every="1h", topic="t.good")
+    service = Declarer(DB, "w")
+    service.tick()
+    service.tick()
+    assert live("t.good") == ["13:00"]
+    assert caplog.text.count("is wrong, and makes no messages") == 1
+
+
+@database
+def test_a_deploy_changes_a_schedule_and_its_waiting_message(code: Code, clock: Clock) -> None:
+    Version(code, every="1h").tick()
+    clock.advance(minutes=1)
+    Version(code, every="10m").tick()
+    assert live("t.digest") == ["12:10"]
+    assert Message.objects.filter(state="cancelled").count() == 1
+
+
+@database
+def test_an_old_worker_beside_a_new_one_does_not_turn_a_change_back(code: Code, clock: Clock) -> None:
+    old, new = Version(code, every="1h"), Version(code, every="10m")
+    old.tick()
+    clock.advance(seconds=20)
+    new.tick()
+    for _ in range(4):
+        clock.advance(seconds=20)
+        old.tick()
+        new.tick()
+    # The supervisor of the old version starts a process anew.
+    Version(code, every="1h").tick()
+    assert Schedule.objects.get().every == "10m"
+    assert Message.objects.filter(state="cancelled").count() == 1
+
+
+@database
+def test_a_version_whose_workers_are_gone_defines_nothing(code: Code, clock: Clock) -> None:
+    old, new = Version(code, every="1h"), Version(code, every="10m")
+    old.tick()
+    clock.advance(seconds=20)
+    new.tick()
+    for _ in range(6):
+        clock.advance(seconds=20)
+        old.tick()
+    assert Schedule.objects.get().every == "1h"
+
+
+@database
+def test_a_version_that_comes_back_defines_its_schedules_at_once(code: Code, clock: Clock) -> None:
+    Version(code, every="1h").tick()
+    clock.advance(minutes=10)
+    new = Version(code, every="10m")
+    new.tick()
+    clock.advance(seconds=20)
+    Version(code, every="1h").tick()
+    new.tick()
+    assert Schedule.objects.get().every == "1h"
+
+
+@database
+def test_a_removed_schedule_has_its_waiting_message_cancelled(
+    code: Code, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = Version(code, every="1h"), Version(code, every="10m", topic="t.new")
+    old.tick()
+    new.tick()
+    assert live("t.digest") == ["13:00"], "an old worker still declares it"
+    for _ in range(5):
+        clock.advance(seconds=20)
+        new.tick()
+    message = Message.objects.get(topic="t.digest")
+    assert message.state == "cancelled"
+    assert message.transitions.last().reason == "schedule t.digest is declared by no worker any more"
+    assert [schedule.pk for schedule in Schedule.objects.all()] == ["t.new"]
+    assert "Schedule t.digest was deleted" in caplog.text
+
+
+@database
+def test_a_fleet_that_declares_nothing_any_more_removes_the_last_schedule(code: Code, clock: Clock) -> None:
+    Version(code, every="1h").tick()
+    clock.advance(minutes=10)
+    Version(code).tick()
+    assert not Schedule.objects.exists()
+
+
+@database
+def test_a_worker_that_has_just_started_removes_nothing(code: Code, clock: Clock) -> None:
+    Version(code, every="1h").tick()
+    clock.advance(hours=3)
+    other = Version(code, every="10m", topic="t.other")
+    other.service = Declarer(DB, "w")
+    other.tick()
+    assert Schedule.objects.count() == 2
+
+
+@database
+def test_a_schedule_made_at_run_time_is_neither_changed_nor_removed_by_the_code(
+    code: Code, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_schedule("t.digest", "t.digest", every="1d")
+    Version(code, every="1h").tick()
+    assert Schedule.objects.get().every == "1d"
+    assert "it was made at run time" in caplog.text
+    clock.advance(hours=1)
+    Version(code).tick()
+    assert Schedule.objects.get().every == "1d"
+
+
+@database
+def test_a_paused_schedule_stays_paused_through_a_deploy(code: Code, clock: Clock) -> None:
+    Version(code, every="1h").tick()
+    pause_schedule("t.digest")
+    clock.advance(minutes=1)
+    Version(code, every="10m").tick()
+    schedule = Schedule.objects.get()
+    assert (schedule.paused, schedule.every) == (True, "10m")
+    assert live("t.digest") == []
+
+
+@database
+def test_rows_of_forgotten_versions_are_deleted(code: Code, clock: Clock) -> None:
+    Version(code, every="1h").tick()
+    clock.advance(days=8)
+    Version(code, every="10m").tick()
+    assert Declarations.objects.count() == 1
+
+
+# --- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+@database
+def test_the_scheduler_comes_back_when_the_next_occurrence_is_due(clock: Clock) -> None:
+    scheduler = Scheduler(DB, "w")
+    assert scheduler.tick() == extension.LOOK_INTERVAL
+    create_schedule("s", "t.ok", every="1h")
+    assert scheduler.tick() == extension.LOOK_INTERVAL
+    clock.advance(minutes=59, seconds=58)
+    assert scheduler.tick() == pytest.approx(2 + extension.AFTER_DUE)
+    clock.advance(seconds=2)
+    assert scheduler.tick() == extension.WAITING_INTERVAL
+    assert occurrences() == ["13:00"]
+    deliver(clock)
+    assert scheduler.tick() == extension.LOOK_INTERVAL
+    assert occurrences() == ["13:00", "14:00"]
+    made = Message.objects.get(headers__occurrence="2050-03-01T14:00:00Z").transitions.get()
+    assert made.actor == "worker:w"
+
+
+@database
+def test_one_wrong_schedule_does_not_stop_the_others(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    create_schedule("a", "t.ok", every="1h", missed="all")
+    create_schedule("s", "t.ok", every="1h", missed="all")
+    # A host without this time zone.
+    Schedule._base_manager.filter(pk="a").update(cron="0 * * * *", every="", time_zone="Not/Here")
+    clock.advance(hours=2, minutes=30)
+    scheduler = Scheduler(DB, "w")
+    for _ in range(2):
+        scheduler.tick()
+    assert occurrences("a") == ["13:00"]
+    assert occurrences("s") == ["13:00", "14:00", "15:00"]
+    assert caplog.text.count("Schedule a makes no messages until it is corrected") == 1
+
+
+@database
+def test_more_schedules_than_one_tick_advances_are_all_advanced(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "ADVANCED_TOGETHER", 2)
+    for number in range(5):
+        create_schedule(f"s{number}", "t.ok", every="1h", missed="all")
+    clock.advance(hours=1)
+    scheduler = Scheduler(DB, "w")
+    while not scheduler.tick():
+        pass
+    assert Occurrence.objects.count() == 10
+
+
+def test_only_workers_with_the_role_have_the_services() -> None:
+    made = extension.RecurringExtension(DB, "w")
+    assert list(made.services(frozenset({"consumer"}))) == []
+    assert [service.name for service in made.services(frozenset({"scheduler"}))] == ["declarer", "scheduler"]

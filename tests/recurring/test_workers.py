@@ -1,0 +1,71 @@
+"""Real workers, which are killed while they make occurrences, and a Redis that loses everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+
+from django_delayq.models import Message, Transition
+from django_delayq.recurring import Schedule, create_schedule
+from django_delayq.recurring.models import Occurrence
+from tests.faults.program import Program
+from tests.workers import Worker, eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECONDS = timedelta(seconds=1)
+
+
+@pytest.fixture(autouse=True)
+def _short_times(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": 0.5, "GRACE": 0.5}
+
+
+def consumed(name: str) -> int:
+    return Message.objects.filter(headers__schedule=name, state="consumed").count()
+
+
+def test_no_time_is_lost_or_doubled_when_a_maker_is_killed_and_redis_is_flushed(redis_client: redis.Redis) -> None:
+    create_schedule("every", "t.ok", every="1s", missed="all")
+    create_schedule("once", "t.ok", every="1s", missed="once")
+    # Workers of other queues have a duty of their own: both of them make occurrences.
+    options = ("--processes", "1", "--threads", "2")
+    with (
+        Program(
+            "django", "run_delayq", *options, "--queues", "default,other", failpoints="after_insert:kill:3"
+        ) as killed,
+        Worker(*options, "--queues", "default"),
+    ):
+        killed.wait_for_failpoint()
+        redis_client.flushall()
+        made = consumed("every")
+        eventually(lambda: consumed("every") >= made + 4, "the schedule goes on")
+    rows = list(Occurrence.objects.filter(schedule="every").order_by("at"))
+    assert {after.at - before.at for before, after in pairwise(rows)} == {SECONDS}
+    assert len(rows) == Message.objects.filter(headers__schedule="every").count()
+    for name in ("every", "once"):
+        said = Counter(message.headers["occurrence"] for message in Message.objects.filter(headers__schedule=name))
+        assert set(said.values()) == {1}
+    assert consumed("once") > 0
+    # With "once", an occurrence is made when the one before has begun.
+    both = Message.objects.filter(headers__schedule="once", state="scheduled", deliveries=0)
+    assert both.count() <= 1
+
+
+def test_a_worker_declares_and_runs_the_schedules_of_its_code(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DELAYQ_TEST_RECURRING", "1")
+    with Worker("--processes", "1", "--threads", "2") as worker:
+        eventually(lambda: consumed("t.recurring") >= 2, "the declared schedule runs")
+        assert worker.stop() == 0
+    schedule = Schedule.objects.get(pk="t.recurring")
+    assert (schedule.declared, schedule.every) == (True, "1s")
+    first = Transition.objects.filter(message__headers__schedule="t.recurring", to_state="scheduled").first()
+    assert first is not None
+    assert first.actor.startswith("worker:")
