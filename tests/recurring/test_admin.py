@@ -1,0 +1,194 @@
+"""The pages of schedules: what they show, what they write, and who may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+
+from django_delayq.models import Message
+from django_delayq.recurring import Schedule, create_schedule, schedules
+from django_delayq.recurring.definition import checked
+from django_delayq.recurring.models import Occurrence
+
+from .conftest import DB, Clock, live
+
+pytestmark = pytest.mark.django_db
+
+LIST = "admin:delayq_recurring_schedule_changelist"
+ADD = "admin:delayq_recurring_schedule_add"
+
+FORM = {
+    "name": "s",
+    "topic": "t.ok",
+    "payload": '{"a": 1}',
+    "cron": "",
+    "every": "1h",
+    "time_zone": "Europe/Berlin",
+    "missed": "once",
+    "expires": "",
+    "queue": "",
+    "priority": "0",
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_redis(settings: Any, clock: Clock) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+
+
+def client_with(*permissions: str) -> Client:
+    user = User.objects.create_user("anna", is_staff=True)
+    found = Permission.objects.filter(codename__in=permissions)
+    user.user_permissions.set(found)
+    assert len(found) == len(permissions)
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def chief() -> Client:
+    words = ("view", "add", "change", "delete", "pause", "run")
+    return client_with(*(f"{word}_schedule" for word in words))
+
+
+def page(name: str = "s", view: str = "change") -> str:
+    return reverse(f"admin:delayq_recurring_schedule_{view}", args=[name])
+
+
+def text(response: Any) -> str:
+    assert response.status_code == 200
+    return str(response.content.decode())
+
+
+def act(client: Client, action: str, *names: str) -> Any:
+    return client.post(reverse(LIST), {"action": action, "_selected_action": names, "index": "0"}, follow=True)
+
+
+def test_a_schedule_is_added_with_its_message(chief: Client) -> None:
+    assert 'value="UTC"' in text(chief.get(reverse(ADD)))
+    chief.post(reverse(ADD), FORM)
+    schedule = Schedule.objects.get()
+    assert (schedule.payload, schedule.every, schedule.declared) == ({"a": 1}, "1h", False)
+    assert live() == ["13:00"]
+    assert Message.objects.get().transitions.get().actor == "user:anna"
+
+
+def test_the_page_of_a_schedule_shows_its_next_ten_times(chief: Client) -> None:
+    create_schedule("s", "t.ok", cron="30 2 * * *", tz="Europe/Berlin")
+    shown = text(chief.get(page()))
+    assert shown.count(" 02:30:00 CE") == 10
+    assert "t.ok" in text(chief.get(reverse(LIST)))
+
+
+def test_a_changed_schedule_makes_its_message_anew(chief: Client) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    chief.post(page(), {**FORM, "every": "30m"})
+    assert live() == ["12:30"]
+    assert Message.objects.filter(state="cancelled").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"every": "", "cron": "0 25 * * *"}, "not a cron expression"),
+        ({"cron": "0 3 * * *"}, "give cron or every"),
+        ({"time_zone": "Nowhere"}, "not a time zone"),
+        ({"name": "a b"}, "the name of a schedule"),
+        ({"payload": "{"}, "valid JSON"),
+        ({"every": "1s", "expires": "soon"}, "not a duration"),
+    ],
+    ids=repr,
+)
+def test_mistakes_are_shown_and_nothing_is_written(chief: Client, given: dict[str, str], words: str) -> None:
+    assert words in text(chief.post(reverse(ADD), {**FORM, **given}))
+    assert not Schedule.objects.exists()
+
+
+def test_a_deleted_schedule_has_its_message_cancelled(chief: Client) -> None:
+    for name in ("s", "other"):
+        create_schedule(name, "t.ok", every="1h")
+    chief.post(page(view="delete"), {"post": "yes"})
+    chief.post(reverse(LIST), {"action": "delete_selected", "_selected_action": ["other"], "post": "yes"})
+    assert not Schedule.objects.exists()
+    assert set(Message.objects.values_list("state", flat=True)) == {"cancelled"}
+
+
+def test_schedules_are_paused_resumed_and_run(chief: Client) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    assert "1 schedule is paused" in text(act(chief, "pause", "s"))
+    assert live() == []
+    assert "1 schedule is resumed" in text(act(chief, "resume", "s"))
+    assert live() == ["13:00"]
+    assert "1 message is due now" in text(act(chief, "run", "s"))
+    assert Message.objects.latest("pk").headers == {"schedule": "s"}
+
+
+@pytest.mark.console
+def test_every_action_is_written_to_the_audit(chief: Client) -> None:
+    from django_delayq.console.models import AuditEvent
+
+    chief.post(reverse(ADD), FORM)
+    chief.post(page(), {**FORM, "every": "30m"})
+    for action in ("pause", "resume", "run"):
+        act(chief, action, "s")
+    chief.post(page(view="delete"), {"post": "yes"})
+    events = AuditEvent.objects.order_by("pk").values_list("actor", "action", "target")
+    verbs = ("create", "change", "pause", "resume", "run", "delete")
+    assert list(events) == [("user:anna", f"{verb} schedule", "s") for verb in verbs]
+
+
+def test_a_declared_schedule_can_be_paused_but_not_changed(chief: Client) -> None:
+    schedules.declare(DB, "s", checked("t.ok", every="1h"))
+    assert 'name="every"' not in text(chief.get(page()))
+    assert chief.post(page(), FORM).status_code == 403
+    assert chief.post(page(view="delete"), {"post": "yes"}).status_code == 403
+    chief.post(reverse(LIST), {"action": "delete_selected", "_selected_action": ["s"], "post": "yes"})
+    assert Schedule.objects.get().every == "1h"
+    act(chief, "pause", "s")
+    assert Schedule.objects.get().paused
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "run"])
+def test_an_action_needs_its_permission_when_it_is_posted(action: str) -> None:
+    create_schedule("s", "t.ok", every="1h", paused=action == "resume")
+    client = client_with("view_schedule", "change_schedule", "run_schedule" if action != "run" else "pause_schedule")
+    act(client, action, "s")
+    assert Schedule.objects.get().paused == (action == "resume")
+    assert Occurrence.objects.count() == Message.objects.count()
+
+
+def test_viewers_change_nothing_and_see_no_payload() -> None:
+    create_schedule("s", "t.ok", {"password": "secret"}, every="1h")
+    client = client_with("view_schedule")
+    assert "secret" not in text(client.get(page()))
+    assert client.post(page(), FORM).status_code == 403
+    assert client.post(reverse(ADD), FORM).status_code == 403
+    assert client.post(page(view="delete"), {"post": "yes"}).status_code == 403
+    assert "secret" in text(client_with_reveal().get(page()))
+
+
+def client_with_reveal() -> Client:
+    User.objects.all().delete()
+    return client_with("view_schedule", "reveal_message")
+
+
+def test_a_console_that_is_read_only_refuses_every_change(chief: Client, settings: Any) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    assert chief.post(page(), FORM).status_code == 403
+    assert chief.post(reverse(ADD), {**FORM, "name": "other"}).status_code == 403
+    act(chief, "pause", "s")
+    assert not Schedule.objects.get().paused
+    assert "t.ok" in text(chief.get(reverse(LIST)))
+
+
+def test_a_schedule_that_cannot_be_read_is_shown_with_the_reason(chief: Client) -> None:
+    create_schedule("s", "t.ok", cron="0 3 * * *")
+    Schedule._base_manager.update(time_zone="Not/Here")
+    assert "No time zone found" in text(chief.get(reverse(LIST)))
+    assert text(chief.get(page()))
