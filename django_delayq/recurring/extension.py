@@ -26,7 +26,7 @@ logger = logging.getLogger("django_delayq")
 ROLE = "scheduler"
 
 # Schedules that one tick advances at most.
-ADVANCED_TOGETHER = 200
+ADVANCED_TOGETHER = 50
 # Seconds between two looks at the schedules, at most; and while an occurrence that is due waits for its delivery.
 LOOK_INTERVAL = 5.0
 WAITING_INTERVAL = 1.0

@@ -8,6 +8,7 @@ import shlex
 from argparse import Action
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from django_delayq import (
     conf,
     extensions,
     handler,
+    recurring,
     run_message_now,
     schedule_message,
     signals,
@@ -31,6 +33,7 @@ from django_delayq import (
 from django_delayq.broker import keys as broker_keys
 from django_delayq.broker.keys import Keys, keys, namespace
 from django_delayq.models import Message, Transition
+from django_delayq.recurring import checks as recurring_checks
 from django_delayq.states import MOVES, State
 from django_delayq.verdicts import Verdict
 from django_delayq.worker.options import ROLES
@@ -38,7 +41,11 @@ from tests.commands.conftest import run
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of
 
-COMMANDS = sorted(path.stem for path in (ROOT / "django_delayq/management/commands").glob("[!_]*.py"))
+COMMANDS = sorted(
+    path.stem
+    for app in ("", "recurring/")
+    for path in (ROOT / f"django_delayq/{app}management/commands").glob("[!_]*.py")
+)
 # Those of every Django command.
 DJANGOS = {option for action in BaseCommand().create_parser("", "")._actions for option in action.option_strings}
 
@@ -116,7 +123,7 @@ def test_every_option_of_a_command_is_documented_and_no_other(command: str) -> N
 def test_the_choices_of_an_option_are_the_documented_ones(command: str) -> None:
     for action in actions(command):
         if action.choices:
-            option = action.option_strings[0]
+            option = action.option_strings[0] if action.option_strings else action.metavar
             assert f"{option} {{{','.join(map(str, action.choices))}}}" in section(command)
 
 
@@ -237,7 +244,7 @@ def test_the_verdicts_are_described_and_no_others() -> None:
 @pytest.mark.console
 def test_every_permission_is_documented_and_no_other() -> None:
     given = set()
-    for label in ("django_delayq", "delayq_console"):
+    for label in ("django_delayq", "delayq_console", "delayq_recurring"):
         for model in apps.get_app_config(label).get_models():
             given |= {f"{word}_{model._meta.model_name}" for word in model._meta.default_permissions}
             given |= {codename for codename, _name in model._meta.permissions}
@@ -332,6 +339,20 @@ def test_every_public_name_of_extensions_is_in_the_reference() -> None:
     # Those that the package itself calls.
     of_the_package = {"roles", "statistics", "worker_options", "WorkerExtensions", "WorkerOption", "RestoreObservers"}
     assert documented == public - of_the_package
+
+
+def test_every_public_name_of_recurring_messages_is_in_the_reference() -> None:
+    text = text_of("reference/recurring")
+    assert set(re.findall(r"^\.\. auto(?:function|class):: (\w+)$", text, re.MULTILINE)) == set(recurring.__all__)
+    table = {name for row in list_rows(text.partition("Schedule\n")[2]) for name in literals(row[0])}
+    assert table == {field.name for field in recurring.Schedule._meta.concrete_fields}
+    assert all(f'* - ``{missed.name}``, ``"{missed.value}"``' in text for missed in recurring.Missed)
+
+
+def test_every_check_of_recurring_messages_is_described() -> None:
+    source = Path(recurring_checks.__file__).read_text("utf-8")
+    described = set(re.findall(r"``(delayq_recurring\.\w+)``", text_of("reference/checks")))
+    assert described == set(re.findall(r'id="(delayq_recurring\.\w+)"', source))
 
 
 # --- shell ------------------------------------------------------------------------------------------------------------

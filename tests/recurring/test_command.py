@@ -83,8 +83,12 @@ def test_actions_are_written_to_the_audit() -> None:
     assert list(events) == [("pause schedule", "s", "why"), ("run schedule", "s", "")]
 
 
-def test_unknown_and_missing_names_are_refused_before_anything_is_done() -> None:
+def test_unknown_names_are_told_and_the_others_are_done() -> None:
     ran = run("delayq_recurring", "pause", "s", "nowhere")
-    assert (ran.code, ran.err) == (1, "There is no schedule 'nowhere'. Nothing was done.")
-    assert live() == ["13:00"]
+    assert (ran.code, ran.out, ran.err) == (4, "s: paused\n", "There is no schedule 'nowhere'.")
+    assert live() == []
+
+
+def test_an_action_without_names_is_wrong_usage() -> None:
     assert run("delayq_recurring", "run").code == 2
+    assert Message.objects.count() == 2

@@ -18,6 +18,7 @@ MOST_TIMES = 100
 
 
 class Command(common.DelayqCommand):
+    exits = (0, 1, 2, 4, 69, 78)
     help = (
         "List schedules with their next times, make a message of a schedule that is due now, or pause and resume "
         "schedules. A paused schedule makes no messages; its waiting messages are cancelled."
@@ -39,13 +40,17 @@ class Command(common.DelayqCommand):
         names = sorted(set(options["names"]))
         rows = Schedule.objects.using(using)
         schedules = list(rows.filter(pk__in=names) if names else rows)
-        if missing := set(names) - {schedule.pk for schedule in schedules}:
-            raise CommandError(f"There is no schedule {', '.join(map(repr, sorted(missing)))}. Nothing was done.")
         if options["action"] == "list":
             self._list(using, schedules, options)
-            return
-        if not names:
+        elif names:
+            self._act_on(using, schedules, options)
+        else:
             raise CommandError("Name the schedules; delayq_recurring list shows them.", returncode=common.USAGE)
+        if missing := set(names) - {schedule.pk for schedule in schedules}:
+            unknown = ", ".join(map(repr, sorted(missing)))
+            raise CommandError(f"There is no schedule {unknown}.", returncode=common.PARTIAL)
+
+    def _act_on(self, using: str, schedules: list[Schedule], options: dict[str, Any]) -> None:
         done = {schedule.pk: self._act(using, schedule.pk, options) for schedule in schedules}
         if options["json"]:
             self.say_json(database=using, **{options["action"]: done})
@@ -79,14 +84,14 @@ class Command(common.DelayqCommand):
                 ],
             )
             return
+        if not schedules and not options["names"]:
+            self.say("There are no schedules.")
         for schedule in schedules:
             state = "paused" if schedule.paused else "ended" if schedule.ended else "active"
             whose = "declared in code" if schedule.declared else "made at run time"
             self.say(f"{schedule.pk}: {schedule.topic}, {schedule.rule}, missed: {schedule.missed}, {state}, {whose}")
             for at in self._next(schedule, options["next"], now):
                 self.say(f"  {iso(at)}")
-        if not schedules:
-            self.say("There are no schedules.")
 
     def _next(self, schedule: Schedule, count: int, now: Any) -> list[Any]:
         try:
