@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 from zoneinfo import ZoneInfo
 
@@ -65,7 +66,9 @@ class ScheduleForm(_ModelForm):
         cleaned = super().clean() or self.cleaned_data
         if self.errors:
             return cleaned
-        given = {field: cleaned[field] for field in ("topic", "payload", "priority", "starts_at", "ends_at", "missed")}
+        given: dict[str, Any] = {
+            field: cleaned[field] for field in ("topic", "payload", "priority", "starts_at", "ends_at", "missed")
+        }
         texts = {field: cleaned[field] or None for field in ("cron", "every", "queue", "expires")}
         try:
             if "name" in cleaned:
@@ -121,7 +124,7 @@ class ScheduleAdmin(_ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
         return Schedule.objects.using(_using())
 
-    def get_fields(self, request: HttpRequest, obj: Schedule | None = None) -> list[str]:
+    def get_fields(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
         shown = list(ScheduleForm.Meta.fields)
         may_see = self.has_change_permission(request, obj) or request.user.has_perm("django_delayq.reveal_message")
         if obj is not None and not may_see:
@@ -202,7 +205,7 @@ class ScheduleAdmin(_ModelAdmin):
 
     def _do_all(self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any]) -> int:
         names = [schedule.pk for schedule in rows]
-        return sum(bool(self._do(request, verb, name, lambda n=name: act(n, using=_using()))) for name in names)
+        return sum(bool(self._do(request, verb, name, partial(act, name, using=_using()))) for name in names)
 
     @staticmethod
     def _do(request: HttpRequest, verb: str, name: str, act: Callable[[], Any]) -> Any:

@@ -127,7 +127,7 @@ def _span(what: str, value: Duration) -> str:
     return f"{span:.6f}".rstrip("0").rstrip(".") + "s"
 
 
-def _moment(what: str, value: datetime | None) -> datetime | None:
+def _moment(what: str, value: Any) -> datetime | None:
     if value is None:
         return None
     if not isinstance(value, datetime) or value.utcoffset() is None:

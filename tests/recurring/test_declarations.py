@@ -221,7 +221,7 @@ def test_a_removed_schedule_has_its_waiting_message_cancelled(
         new.tick()
     message = Message.objects.get(topic="t.digest")
     assert message.state == "cancelled"
-    assert message.transitions.last().reason == "schedule t.digest is declared by no worker any more"
+    assert message.transitions.latest("number").reason == "schedule t.digest is declared by no worker any more"
     assert [schedule.pk for schedule in Schedule.objects.all()] == ["t.new"]
     assert "Schedule t.digest was deleted" in caplog.text
 

@@ -41,7 +41,9 @@ def hourly(name: str = "s", **options: Any) -> Schedule:
 
 
 def message_of(name: str = "s") -> Message:
-    return Message.objects.get(pk=Schedule.objects.get(pk=name).message_id)
+    pk = Schedule.objects.get(pk=name).message_id
+    assert pk is not None
+    return Message.objects.get(pk=pk)
 
 
 # --- one after another ------------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def test_a_changed_schedule_makes_its_waiting_message_anew(clock: Clock) -> None
     hourly(every="30m", on_conflict="replace")
     old.refresh_from_db()
     assert old.state == State.CANCELLED
-    assert Transition.objects.filter(message=old).last().reason == "schedule s was changed"  # type: ignore[union-attr]
+    assert Transition.objects.filter(message=old).latest("number").reason == "schedule s was changed"
     assert occurrences() == live() == ["12:30"]
 
 
