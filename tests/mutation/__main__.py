@@ -30,6 +30,7 @@ HARNESSES = {
         "tests/commands/test_restore.py",
         "tests/integration",
         "tests/tasks",
+        "tests/recurring",
     ],
     "monitoring": [
         "tests/commands/test_check.py",
@@ -82,6 +83,7 @@ ACTIONS = "django_delayq/actions.py"
 ENGINE = "django_delayq/restore/engine.py"
 MIDDLEWARE = "django_delayq/middleware.py"
 PUBLISHER = "django_delayq/publisher.py"
+RECURRING = "django_delayq/recurring"
 SQL = "django_delayq/sql/postgresql.py"
 TRANSITIONS = "django_delayq/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
@@ -124,6 +126,44 @@ MUTANTS = [
     mutant(
         "result of a task under the settings of today",
         (f"{TASKS}/results.py", '"priority": message.priority, "queue_name": message.queue,', ""),
+        "occurrence that is made again",
+        (f"{RECURRING}/schedules.py", "new = [at for at in times if at not in there]", "new = times"),
+    ),
+    mutant(
+        "schedule that several processes advance at once",
+        (
+            f"{RECURRING}/schedules.py",
+            "schedule = locked(using, rows, wait=False).first()",
+            "schedule = rows.first()",
+        ),
+    ),
+    mutant(
+        "times missed while an occurrence waited that are made",
+        (f"{RECURRING}/schedules.py", "begin = min(now, max(begin, left))", "pass"),
+    ),
+    mutant(
+        "times missed after the last delivery that are forgotten",
+        (f"{RECURRING}/schedules.py", "begin = min(now, max(begin, left))", "begin = now"),
+    ),
+    mutant(
+        "occurrences that have begun withdrawn",
+        (f"{RECURRING}/schedules.py", "filter(WAITS, pk__in=rows", "filter(pk__in=rows"),
+    ),
+    mutant(
+        "withdrawn occurrence whose time does not come again",
+        (f"{RECURRING}/schedules.py", "_update(schedule, last_at=min(schedule.last_at, now), message_id=None)", "pass"),
+    ),
+    mutant(
+        "old version of the code that turns a deploy back",
+        (f"{RECURRING}/extension.py", "if newest.fingerprint != mine or", "if"),
+    ),
+    mutant(
+        "worker that removes schedules as soon as it starts",
+        (f"{RECURRING}/extension.py", "if time.monotonic() - self._started > FORGOTTEN_AFTER:", "if True:"),
+    ),
+    mutant(
+        "time that comes twice when the clocks are put back",
+        (f"{RECURRING}/times.py", "if found > moment:\n", "if True:\n"),
     ),
     mutant(
         "claim without a look at the state",

@@ -65,6 +65,7 @@ def torture(folder: Path, name: str, size: Size, seed: str, only: Sequence[str] 
             "seed": seed,
             "size": name,
             "seconds": time.time() - began,
+            "until": until,
             "lease": DELAYQ["LEASE"],
             "max_crashes": DELAYQ["MAX_CRASHES"],
             "marks": MARKS,

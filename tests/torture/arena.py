@@ -44,7 +44,13 @@ CREATE FUNCTION torture.note_gone() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN INSERT INTO torture.gone VALUES (OLD.id, OLD.state); RETURN NULL; END $$;
 CREATE TRIGGER torture_gone AFTER DELETE ON delayq_message FOR EACH ROW EXECUTE FUNCTION torture.note_gone();
 """
-LEFT = "SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'running')"
+LEFT = """
+SELECT (SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'running'))
+     + (SELECT count(*) FROM delayq_schedule WHERE NOT ended)
+"""
+
+
+RECORD = ("delayq_message", "delayq_transition", "delayq_schedule", "delayq_occurrence")
 
 
 class Process:
@@ -161,6 +167,8 @@ class Arena:
             "REDIS_URL": self.to_redis[place].url,
             "TORTURE_DIR": str(self.folder),
             "TORTURE_DELAYQ": json.dumps(DELAYQ),
+            "TORTURE_UNTIL": str(self.until),
+            "TORTURE_VERSION": str(self._names),
             "TORTURE_ISOLATION": self.isolation.get(place, "READ_COMMITTED"),
             "DEBUG": "0",
         }
@@ -370,14 +378,14 @@ class Arena:
     def dump(self) -> None:
         """Write the tables to files, for more than the oracle reports."""
         with psycopg.connect(self.postgres.url) as connection:
-            for table in ("torture.sched", "torture.effect", "torture.gone", "delayq_message", "delayq_transition"):
+            for table in ("torture.sched", "torture.effect", "torture.gone", *RECORD):
                 copy = f"COPY {table} TO STDOUT (FORMAT csv, HEADER)"
                 with (self.folder / f"{table}.csv").open("wb") as file, connection.cursor().copy(copy) as rows:
                     for data in rows:
                         file.write(data)
 
     def left(self) -> int:
-        """Return the number of messages that are not finished."""
+        """Return the number of messages that are not finished and of schedules that have not ended."""
         with psycopg.connect(self.postgres.url) as connection:
             row = connection.execute(LEFT).fetchone()
             assert row is not None

@@ -3,7 +3,7 @@
 It imports neither the app nor Django, and has a table of moves of its own. It reads
 
 * ``torture.sched``, a row for each message in the transaction that scheduled it; ``torture.effect``, the effects of
-  transactional handlers; ``torture.gone``, what was deleted; the two tables of the record;
+  transactional handlers; ``torture.gone``, what was deleted; the two tables of the record; occurrences of schedules;
 * ``FOLDER/lines/*.log``, what handlers wrote while they ran; ``FOLDER/journals/*.jsonl``, what producers were told,
   what a canceller and those who requeue and purge were answered, and what the nemesis did to whom and when;
   ``FOLDER/run.json``, the settings.
@@ -57,6 +57,10 @@ RECORDED = 2.0
 POISON = "poison"
 # A message whose first delivery is refused: it is dead until somebody requeues it, or purges it.
 REFUSED = "refused"
+# The schedule that has a message for each second, whatever was missed.
+ALL = "torture.all"
+# The reason of a message whose occurrence was withdrawn, and may have another message.
+WITHDRAWN = "schedule "
 # The 99th percentile is judged from so many deliveries without a fault near.
 MANY = 1000
 
@@ -189,6 +193,10 @@ class Evidence:
     acked: set[int] = field(default_factory=set)
     orphaned: set[int] = field(default_factory=set)
     gone: dict[int, str] = field(default_factory=dict)
+    # The message of each occurrence, by its schedule and time.
+    occurrences: dict[tuple[str, float], int] = field(default_factory=dict)
+    # The schedule and the time that a message says it stands for.
+    stands_for: dict[int, tuple[str, float]] = field(default_factory=dict)
     # What those who requeue and purge were told.
     requeued: int = 0
     purged: int = 0
@@ -234,6 +242,15 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
     evidence.gone.update(connection.execute("SELECT id, state FROM torture.gone").fetchall())
     for pk, *facts in connection.execute("SELECT id, topic, state, deliveries FROM delayq_message"):
         evidence.messages[pk] = Message(*facts)
+    for name, at, pk in connection.execute(f"SELECT schedule, {epoch('at')}, message_id FROM delayq_occurrence"):
+        evidence.occurrences[name, at] = pk
+    of_schedules = f"""
+        SELECT id, headers ->> 'schedule', {epoch("(headers ->> 'occurrence')::timestamptz")}
+          FROM delayq_message WHERE headers ? 'schedule'
+    """
+    for pk, name, at in connection.execute(of_schedules):
+        evidence.stands_for[pk] = (name, at)
+        evidence.scheduled[pk] = Scheduled(at, "recurring")
     # A claim by query has no time when its id was ready, and never comes before the due time.
     log = f"""
         SELECT message_id, number, {epoch("at")}, from_state, to_state, delivery, {epoch("due_at")},
@@ -297,6 +314,8 @@ KINDS = (
     "unexplained duplicate",
     "start after cancelled",
     "illegal path",
+    "missing occurrence",
+    "doubled occurrence",
     "consumed without effect",
     "effect without consumed",
     "failure without a cause",
@@ -330,6 +349,7 @@ class Oracle:
         for question in (
             self.nothing_is_lost,
             self.nothing_is_unexpected,
+            self.each_occurrence_has_one_message,
             self.every_path_is_legal,
             self.nothing_is_early,
             self.purged_means_dead,
@@ -389,6 +409,29 @@ class Oracle:
             self.report.found("unexpected", f"{pk} is in the record, and its transaction was not committed")
         for pk in sorted((self.evidence.effects.keys() | self.evidence.lines.keys()) - known):
             self.report.found("unexpected", f"{pk} ran, and was never scheduled")
+
+    def each_occurrence_has_one_message(self) -> None:
+        """Check that each time of a schedule has its one message, and that no second is left out by the one for all."""
+        occurrences = self.evidence.occurrences
+        self.report.counts["occurrences"] += len(occurrences)
+        for (name, at), pk in occurrences.items():
+            if self.evidence.stands_for.get(pk) != (name, at):
+                self.report.found("missing occurrence", f"{name} at {at:.0f} has no message {pk}")
+        for pk, (name, at) in self.evidence.stands_for.items():
+            if occurrences.get((name, at)) != pk and not self._is_withdrawn(pk):
+                self.report.found("doubled occurrence", f"{pk}: {name} at {at:.0f}")
+        times = sorted(at for name, at in occurrences if name == ALL)
+        end = float(int(self.evidence.run["until"]))
+        for at, following in pairwise([*times, end + 1]):
+            if following - at != 1:
+                self.report.found("missing occurrence", f"{ALL}: nothing between {at:.0f} and {following:.0f}")
+        if end and not times:
+            self.report.found("missing occurrence", f"{ALL} never had one")
+
+    def _is_withdrawn(self, pk: int) -> bool:
+        log = self.evidence.log[pk]
+        was_delivered = any(row.is_claim for row in log)
+        return log[-1].after == "cancelled" and log[-1].reason.startswith(WITHDRAWN) and not was_delivered
 
     def every_path_is_legal(self) -> None:
         for pk, message in self.evidence.messages.items():

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class Scene:
         self.orphaned: list[int] = []
         self.gone: list[tuple[int, str]] = []
         self.rivals: list[dict[str, Any]] = []
+        self.occurrences: dict[int, tuple[str, float]] = {}
+        self.headers: dict[int, tuple[str, float]] = {}
         self.kinds_of_faults = ["kill-child", "redis-empty"]
 
     def message(self, pk: int, topic: str, due: float, kind: str = "plain") -> None:
@@ -86,6 +89,11 @@ class Scene:
         self.forget(pk)
         self.rivals.append({"what": "purged", "number": 1})
 
+    def recurring(self, pk: int, at: float) -> None:
+        """Add an occurrence with its message."""
+        self.message(pk, "torture.row", at)
+        self.headers[pk] = self.occurrences[pk] = (oracle.ALL, at)
+
     def forget(self, pk: int) -> None:
         del self.states[pk]
         del self.log[pk]
@@ -99,6 +107,7 @@ class Scene:
             "seed": "by hand",
             "size": "small",
             "seconds": 60,
+            "until": LAST_OCCURRENCE + 0.5,
             "lease": 5,
             "max_crashes": 3,
             "marks": MARKS,
@@ -136,10 +145,18 @@ class Scene:
                 INSERT INTO delayq_message (id, topic, queue, priority, state, payload, headers, due_at, created_at,
                     finished_at, leased_until, attempts, deliveries, reported, excused, moves, worker,
                     cancel_requested)
-                VALUES (%s, %s, 'default', 0, %s, '{}', '{}', now(), now(), CASE WHEN %s THEN now() END,
+                VALUES (%s, %s, 'default', 0, %s, '{}', %s, now(), now(), CASE WHEN %s THEN now() END,
                         CASE WHEN %s THEN now() END, 0, %s, 0, 0, 1, '', false)
                 """,
-                [pk, self.topics.get(pk, "torture.line"), state, final, state == "running", deliveries],
+                [
+                    pk,
+                    self.topics.get(pk, "torture.line"),
+                    state,
+                    self._headers(pk),
+                    final,
+                    state == "running",
+                    deliveries,
+                ],
             )
         for pk, log in self.log.items():
             for row in log:
@@ -153,10 +170,18 @@ class Scene:
                     """,
                     {"pk": pk, **row},
                 )
+        for pk, (name, at) in self.occurrences.items():
+            connection.execute("INSERT INTO delayq_occurrence VALUES (%s, to_timestamp(%s), %s)", [name, at, pk])
         for gone in self.gone:
             connection.execute("INSERT INTO torture.gone VALUES (%s, %s)", gone)
         for effect in self.effects:
             connection.execute("INSERT INTO torture.effect (id, delivery, pid) VALUES (%s, %s, 1)", effect)
+
+    def _headers(self, pk: int) -> str:
+        if pk not in self.headers:
+            return "{}"
+        name, at = self.headers[pk]
+        return json.dumps({"schedule": name, "occurrence": datetime.fromtimestamp(at, UTC).isoformat()})
 
 
 # --- a good run: one message of each fate -----------------------------------------------------------------------------
@@ -179,6 +204,11 @@ REFUSED = 15
 REQUEUED = 16
 PURGED = 17
 WRONG_CLOCK = 18
+RECURRING = range(20, 23)
+WITHDRAWN = 23
+
+FIRST_OCCURRENCE = NOON + 140
+LAST_OCCURRENCE = FIRST_OCCURRENCE + 2
 
 DIED = "worker process died"
 GIVEN_UP = f"{DIED}; it ran alone; 3 deliveries crashed"
@@ -190,6 +220,21 @@ def good() -> Scene:
     for fate in FATES:
         fate(scene)
     return scene
+
+
+def a_schedule_has_a_message_each_second(scene: Scene) -> None:
+    """The second one was withdrawn once, since the schedule was changed."""
+    for pk, at in zip(RECURRING, (FIRST_OCCURRENCE, FIRST_OCCURRENCE + 1, LAST_OCCURRENCE), strict=True):
+        scene.recurring(pk, at)
+        scene.claim(pk, at, 11)
+        scene.ran(pk, 1, 11, at + 0.01)
+        scene.effects.append((pk, 1))
+        scene.end(pk, "consumed", at + 0.02)
+    scene.recurring(WITHDRAWN, FIRST_OCCURRENCE + 1)
+    scene.move(
+        WITHDRAWN, "scheduled", "cancelled", NOON + 139, FIRST_OCCURRENCE + 1, reason="schedule torture.all was changed"
+    )
+    del scene.occurrences[WITHDRAWN]
 
 
 def a_row_is_written_once(scene: Scene) -> None:
@@ -375,6 +420,7 @@ def a_message_is_claimed_a_little_early_by_a_wrong_clock(scene: Scene) -> None:
 
 
 FATES: list[Callable[[Scene], None]] = [
+    a_schedule_has_a_message_each_second,
     a_row_is_written_once,
     a_failure_is_reported_and_retried,
     a_process_is_killed_between_the_effect_and_the_record,
@@ -657,6 +703,33 @@ def _(scene: Scene) -> None:
     scene.log[ROW][-1]["at"] -= 1
 
 
+@spoil("missing occurrence", "a second without a message")
+def _(scene: Scene) -> None:
+    del scene.occurrences[RECURRING[1]]
+    del scene.headers[RECURRING[1]]
+
+
+@spoil("missing occurrence", "a schedule that stopped too early")
+def _(scene: Scene) -> None:
+    del scene.occurrences[RECURRING[2]]
+    del scene.headers[RECURRING[2]]
+
+
+@spoil("missing occurrence", "an occurrence whose message stands for another time")
+def _(scene: Scene) -> None:
+    scene.headers[RECURRING[1]] = (oracle.ALL, FIRST_OCCURRENCE)
+
+
+@spoil("doubled occurrence", "two messages for one time")
+def _(scene: Scene) -> None:
+    scene.headers[ROW] = (oracle.ALL, FIRST_OCCURRENCE)
+
+
+@spoil("doubled occurrence", "a message that was cancelled for another reason")
+def _(scene: Scene) -> None:
+    scene.log[WITHDRAWN][-1]["reason"] = ""
+
+
 @spoil("consumed without effect", "a row that is missing")
 def _(scene: Scene) -> None:
     scene.effects.remove((ROW, 1))
@@ -818,6 +891,7 @@ def dsn(db: None) -> Iterator[str]:
         connection.execute("DROP SCHEMA torture CASCADE")
         connection.execute("DELETE FROM delayq_transition")
         connection.execute("DELETE FROM delayq_message")
+        connection.execute("DELETE FROM delayq_occurrence")
 
 
 def test_a_good_run_is_good_and_its_duplicates_are_named(
@@ -856,7 +930,7 @@ def test_a_run_that_was_spoiled_is_called_by_its_name(
 
 
 def test_a_run_without_a_quiet_moment_has_a_report() -> None:
-    run = {"lease": 5, "kinds": [], "steady": 1, "marks": {}, "seed": "1", "size": "smoke", "seconds": 1.0}
+    run = {"lease": 5, "kinds": [], "steady": 1, "marks": {}, "seed": "1", "size": "smoke", "seconds": 1.0, "until": 0}
     assert "GOOD" in oracle.tell(oracle.Oracle(oracle.Evidence(run)).judge(), run)
 
 

@@ -10,11 +10,13 @@ import asyncio
 import os
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from django.db import connection
 
 from django_delayq import Delivered, Reject, handler
+from django_delayq.recurring import recurring
 
 # More attempts than any fault can use up: only poison may end as dead.
 RETRY = [0.2, 0.4, *[1.0] * 28]
@@ -71,6 +73,17 @@ def refuse(message: Delivered) -> None:
         _note("fail", message)
         raise Reject("as ordered")
     _note("end", message)
+
+
+if until := float(os.environ["TORTURE_UNTIL"]):
+    # Each worker that is started has a newer version of the code, which changes both schedules.
+    declaration = {
+        "every": "1s",
+        "payload": {"work": 0.0, "fails": 0, "dies": 0, "late": False, "version": os.environ["TORTURE_VERSION"]},
+        "ends_at": datetime.fromtimestamp(int(until), UTC),
+    }
+    recurring(name="torture.all", topic="torture.row", missed="all", **declaration)(row)
+    recurring(name="torture.once", topic="torture.line", missed="once", **declaration)(line)
 
 
 def _misbehave(message: Delivered) -> None:
