@@ -30,6 +30,7 @@ from .conftest import logged_in
 
 QUEUE = Path(django_delayq.__file__).parent
 CONSOLE = QUEUE / "console"
+RECURRING = QUEUE / "recurring"
 
 Key = tuple[str | None, str]
 
@@ -72,8 +73,8 @@ def catalog(app: Path, suffix: str) -> Path:
     return app / f"locale/zh_Hans/LC_MESSAGES/django.{suffix}"
 
 
-# By app: the queue and the console have a catalog each.
-CATALOGS = {app: entries(catalog(app, "po").read_text(encoding="utf-8")) for app in (QUEUE, CONSOLE)}
+# By app: each has a catalog of its own.
+CATALOGS = {app: entries(catalog(app, "po").read_text(encoding="utf-8")) for app in (QUEUE, CONSOLE, RECURRING)}
 ENTRIES = [entry for found in CATALOGS.values() for entry in found]
 
 each_app = pytest.mark.parametrize("app", CATALOGS, ids=lambda app: app.name)
@@ -82,16 +83,16 @@ each_app = pytest.mark.parametrize("app", CATALOGS, ids=lambda app: app.name)
 @each_app
 def test_every_text_is_translated(app: Path) -> None:
     found = CATALOGS[app]
-    assert len(found) > {QUEUE: 40, CONSOLE: 400}[app]
+    assert len(found) > {QUEUE: 40, CONSOLE: 400, RECURRING: 40}[app]
     assert [entry for entry in found if entry.fuzzy or len(entry.texts) != 1 or not entry.texts[0]] == []
     assert len({entry.key for entry in found}) == len(found)
 
 
-def test_a_text_of_both_apps_has_one_translation() -> None:
-    queue, console = ({entry.key: entry.texts for entry in found} for found in CATALOGS.values())
-    assert {
-        key: (queue[key], console[key]) for key in queue.keys() & console.keys() if queue[key] != console[key]
-    } == {}
+def test_a_text_of_several_apps_has_one_translation() -> None:
+    translations: dict[Key, set[tuple[str, ...]]] = {}
+    for entry in ENTRIES:
+        translations.setdefault(entry.key, set()).add(entry.texts)
+    assert {key: texts for key, texts in translations.items() if len(texts) > 1} == {}
 
 
 def test_every_sentence_is_chinese() -> None:
@@ -165,7 +166,7 @@ def marked(function: str, texts: list[str]) -> tuple[Key, str]:
 
 
 def all_marked(app: Path) -> Iterator[tuple[Key, str]]:
-    others = () if app == CONSOLE else (CONSOLE,)
+    others = (CONSOLE, RECURRING) if app == QUEUE else ()
     for path in sorted(app.rglob("*.py")):
         if not any(path.is_relative_to(other) for other in others):
             yield from marked_in_python(path.read_text(encoding="utf-8"))
@@ -177,7 +178,8 @@ def all_marked(app: Path) -> Iterator[tuple[Key, str]]:
 def test_the_catalog_has_what_the_sources_mark_and_nothing_else(app: Path) -> None:
     """When it fails: run makemessages in the folder of the app, translate, and run compilemessages.
 
-    python -m django makemessages -l zh_Hans --no-location --no-wrap --no-obsolete (in the queue: --ignore 'console/*')
+    python -m django makemessages -l zh_Hans --no-location --no-wrap --no-obsolete
+    (in the queue: --ignore for the folders of the other apps)
     """
     found: dict[Key, str] = {}
     for key, plural in all_marked(app):
