@@ -60,7 +60,7 @@ def deliver(clock: Clock, name: str = "s") -> list[str]:
         if message.state not in LIVE:
             continue
         values = {"state": State.CONSUMED, "deliveries": 1, "reported": 1, "moves": message.moves + 2}
-        Message._base_manager.filter(pk=message.pk).update(**values, finished_at=clock.now)
+        Message._base_manager.filter(pk=message.pk).update(**values, finished_at=clock.now, leased_until=None)
         for number, state in enumerate((State.RUNNING, State.CONSUMED), message.moves + 1):
             log = Transition(message=message, number=number, at=clock.now, to_state=state, due_at=message.due_at)
             log.save_base(force_insert=True)
