@@ -69,7 +69,7 @@ class ScheduleForm(_ModelForm):
         given: dict[str, Any] = {
             field: cleaned[field] for field in ("topic", "payload", "priority", "starts_at", "ends_at", "missed")
         }
-        texts = {field: cleaned[field] or None for field in ("cron", "every", "queue", "expires")}
+        texts: dict[str, Any] = {field: cleaned[field] or None for field in ("cron", "every", "queue", "expires")}
         try:
             if "name" in cleaned:
                 definitions.name(cleaned["name"])

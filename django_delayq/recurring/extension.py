@@ -15,6 +15,7 @@ from .. import extensions, transitions
 from ..actors import acting_as
 from ..exceptions import InvalidMessage, KeyConflict
 from ..extensions import Service, WorkerExtension
+from ..sql.moves import writing
 from . import declarations
 
 if TYPE_CHECKING:
@@ -142,9 +143,10 @@ class Declarer(Service):
         rows = Declarations.objects.using(self.using)
         now = transitions.now(self.using)
         alive_since = now - timedelta(seconds=FORGOTTEN_AFTER)
-        if not rows.filter(fingerprint=mine, seen_at__gt=alive_since).update(seen_at=now):
-            rows.update_or_create(fingerprint=mine, defaults={"names": names, "since": now, "seen_at": now})
-            rows.filter(seen_at__lt=now - KEPT_FOR).delete()
+        with writing(self.using):
+            if not rows.filter(fingerprint=mine, seen_at__gt=alive_since).update(seen_at=now):
+                rows.update_or_create(fingerprint=mine, defaults={"names": names, "since": now, "seen_at": now})
+                rows.filter(seen_at__lt=now - KEPT_FOR).delete()
         return list(rows.filter(seen_at__gt=alive_since))
 
     def _log(self, text: str) -> None:

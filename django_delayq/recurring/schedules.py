@@ -193,7 +193,8 @@ def retire(using: str, kept: Collection[str]) -> list[str]:
 
 def prune(using: str) -> None:
     """Delete the occurrences whose message was deleted."""
-    Occurrence.objects.using(using).filter(~Exists(Message.objects.filter(pk=OuterRef("message_id")))).delete()
+    with writing(using):
+        Occurrence.objects.using(using).filter(~Exists(Message.objects.filter(pk=OuterRef("message_id")))).delete()
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------

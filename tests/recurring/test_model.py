@@ -162,4 +162,4 @@ def _iso(at: datetime) -> str:
 @pytest.mark.django_db(transaction=True)
 @override_settings(DELAYQ={"REDIS": None})
 def test_no_time_comes_twice_and_none_is_left_out() -> None:
-    run_state_machine_as_test(Machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=20))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=20))

@@ -12,6 +12,7 @@ import signal
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from django.db import connection
 
@@ -77,7 +78,7 @@ def refuse(message: Delivered) -> None:
 
 if until := float(os.environ["TORTURE_UNTIL"]):
     # Each worker that is started has a newer version of the code, which changes both schedules.
-    declaration = {
+    declaration: dict[str, Any] = {
         "every": "1s",
         "payload": {"work": 0.0, "fails": 0, "dies": 0, "late": False, "version": os.environ["TORTURE_VERSION"]},
         "ends_at": datetime.fromtimestamp(int(until), UTC),
