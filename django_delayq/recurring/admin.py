@@ -57,6 +57,7 @@ class ScheduleForm(_ModelForm):
             "missed": gettext_lazy("What becomes of times at which no worker ran."),
             "expires": gettext_lazy("For example 10m: an occurrence does not start any more this long after its time."),
             "queue": gettext_lazy("Empty: the default queue of the topic."),
+            "priority": gettext_lazy("Empty: the default priority of the topic."),
         }
 
     # Checked together with the other fields; None until then.

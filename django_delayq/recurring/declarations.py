@@ -57,7 +57,7 @@ def recurring(
     topic: str | None = None,
     payload: Any = None,
     queue: str | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
     missed: Missed | str = Missed.ONCE,

@@ -37,12 +37,12 @@ class Missed(models.TextChoices):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A checked definition. ``queue`` is "" for the default of the topic; spans are texts such as "10m", or ""."""
+    """A checked definition. ``queue`` "" and ``priority`` None are those of the topic; spans are "" or texts."""
 
     topic: str
     payload: Any
     queue: str
-    priority: int
+    priority: int | None
     cron: str
     every: str
     time_zone: str
@@ -71,7 +71,7 @@ def checked(
     every: Duration | None = None,
     tz: str | None = None,
     queue: str | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
     missed: Missed | str = Missed.ONCE,
@@ -89,7 +89,7 @@ def checked(
         # As the database will return it.
         json.loads(validation.payload(payload)),
         "" if queue is None else validation.queue(queue),
-        validation.priority(priority),
+        None if priority is None else validation.priority(priority),
         "" if cron is None else _text("cron", cron, CRON_LENGTH),
         "" if every is None else _span("every", every),
         _text("tz", settings.TIME_ZONE if tz is None else tz, ZONE_LENGTH),

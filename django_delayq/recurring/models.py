@@ -35,9 +35,9 @@ class Schedule(models.Model):
     name = models.CharField(_("name"), max_length=validation.TOPIC_LENGTH, primary_key=True)
     topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
     payload = models.JSONField(_("payload"), null=True, blank=True)
-    # "": the default queue of the topic.
+    # "" and None: those of the topic.
     queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH, default="", blank=True)
-    priority = models.SmallIntegerField(_("priority"), default=0)
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
     cron = models.CharField(_("cron expression"), max_length=CRON_LENGTH, default="", blank=True)
     every = models.CharField(_("every"), max_length=SPAN_LENGTH, default="", blank=True)
     time_zone = models.CharField(_("time zone"), max_length=ZONE_LENGTH, default="UTC")

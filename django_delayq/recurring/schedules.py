@@ -51,7 +51,7 @@ def create_schedule(
     every: Duration | None = None,
     tz: str | None = None,
     queue: str | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
     missed: Missed | str = Missed.ONCE,
@@ -323,7 +323,7 @@ def _make(using: str, schedule: Schedule, definition: Definition, times: list[da
     taken = Occurrence.objects.using(using).filter(schedule=schedule.pk, at__in=times)
     there = dict(taken.values_list("at", "message_id"))
     new = [at for at in times if at not in there]
-    given = [
+    given: list[Any] = [
         {
             **_content(schedule),
             **_due(definition, at, now),

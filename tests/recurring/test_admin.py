@@ -31,7 +31,7 @@ FORM = {
     "missed": "once",
     "expires": "",
     "queue": "",
-    "priority": "0",
+    "priority": "",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
-from django_delayq import KeyConflict, cancel_message, requeue_message, run_message_now
+from django_delayq import KeyConflict, cancel_message, handler, registry, requeue_message, run_message_now
 from django_delayq.exceptions import InvalidMessage, PayloadTooLarge
 from django_delayq.models import Message, Transition
 from django_delayq.recurring import (
@@ -122,6 +122,13 @@ def test_a_schedule_ends_with_its_last_time(clock: Clock) -> None:
 def test_a_schedule_starts_with_its_first_time(clock: Clock) -> None:
     hourly(starts_at=NOON + timedelta(minutes=150))
     assert occurrences() == ["14:30"]
+
+
+def test_a_schedule_without_a_priority_has_that_of_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_handlers", {})
+    handler("t.urgent", priority=7, queue="fast")(lambda message: None)
+    create_schedule("s", "t.urgent", every="1h")
+    assert (message_of().priority, message_of().queue) == (7, "fast")
 
 
 # --- missed -----------------------------------------------------------------------------------------------------------

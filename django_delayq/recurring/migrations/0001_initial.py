@@ -48,7 +48,7 @@ class Migration(migrations.Migration):
                 ("topic", models.CharField(max_length=100, verbose_name="topic")),
                 ("payload", models.JSONField(blank=True, null=True, verbose_name="payload")),
                 ("queue", models.CharField(blank=True, default="", max_length=64, verbose_name="queue")),
-                ("priority", models.SmallIntegerField(default=0, verbose_name="priority")),
+                ("priority", models.SmallIntegerField(blank=True, null=True, verbose_name="priority")),
                 ("cron", models.CharField(blank=True, default="", max_length=200, verbose_name="cron expression")),
                 ("every", models.CharField(blank=True, default="", max_length=40, verbose_name="every")),
                 ("time_zone", models.CharField(default="UTC", max_length=64, verbose_name="time zone")),
