@@ -84,7 +84,7 @@ class Producer:
             OTHER_TOPICS.get(kind) or self.random.choice(TOPICS),
             payload,
             key=key,
-            on_conflict="keep",
+            on_conflict="error" if key is None else "keep",
             queue=f"lane-{lane}" if lane < self.queues else None,
             priority=self.random.choice((-10, 0, 0, 0, 10)),
             **when,
