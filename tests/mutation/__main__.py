@@ -126,6 +126,8 @@ MUTANTS = [
     mutant(
         "result of a task under the settings of today",
         (f"{TASKS}/results.py", '"priority": message.priority, "queue_name": message.queue,', ""),
+    ),
+    mutant(
         "occurrence that is made again",
         (f"{RECURRING}/schedules.py", "new = [at for at in times if at not in there]", "new = times"),
     ),

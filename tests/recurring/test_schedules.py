@@ -417,7 +417,7 @@ def test_a_requeued_message_does_not_hold_up_the_next_one_for_ever(clock: Clock)
         ({"every": "1h", "tz": "Nowhere"}, "not a time zone"),
         ({"every": "1h", "missed": "never"}, "missed is one of once, all, skip"),
         ({"every": "1h", "queue": "not a queue"}, "not a queue"),
-        ({"every": "1h", "payload": object()}, "not JSON"),
+        ({"every": "1h", "payload": object}, "not JSON"),
         ({"every": "1h", "expires": "0s"}, "expires must be more than 0"),
         ({"every": "1h", "starts_at": NOON.replace(tzinfo=None)}, "starts_at must be an aware datetime"),
         ({"every": "1h", "on_conflict": "debounce"}, "on_conflict is one of"),
