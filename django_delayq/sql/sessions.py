@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +29,19 @@ CONFLICTS = ("40001", "40P01")
 SQLITE_BUSY = 5
 # PostgreSQL's code of a statement that the server stopped.
 QUERY_CANCELED = "57014"
+SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, true)"
 SET_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit', %s, true)"
 # Causes of an error that are looked at.
 MOST_CAUSES = 20
+
+
+class _Here(threading.local):
+    """How long the queue's own transactions in this thread wait for a lock (ms); 0: for ever."""
+
+    lock_timeout = 0
+
+
+_here = _Here()
 
 
 class TooSlow(Exception):
@@ -89,10 +100,28 @@ def own_transaction(using: str) -> Iterator[None]:
         raw.isolation_level = READ_COMMITTED
     try:
         with transaction.atomic(using=using):
+            if _here.lock_timeout:
+                with connection.cursor() as cursor:
+                    cursor.execute(SET_LOCK_TIMEOUT, [str(_here.lock_timeout)])
             yield
     finally:
         if before != READ_COMMITTED and connection.connection is raw and raw.info.transaction_status == IDLE:
             raw.isolation_level = before
+
+
+@contextlib.contextmanager
+def lock_timeout(milliseconds: int) -> Iterator[None]:
+    """Have the queue's own transactions of this thread fail when they wait for a lock for longer than this.
+
+    A process that freezes in a transaction keeps its locks until it thaws. Single statements wait as long as they
+    must, and SQLite has a timeout anyway.
+    """
+    before = _here.lock_timeout
+    _here.lock_timeout = milliseconds
+    try:
+        yield
+    finally:
+        _here.lock_timeout = before
 
 
 @contextlib.contextmanager

@@ -50,7 +50,10 @@ class Reaper(Service):
             self._suspects = {}
         if confirmed and transitions.may_reap(self.using):
             max_crashes = conf.get().MAX_CRASHES
+            suspects, self._suspects = self._suspects, {}
             moved += transitions.reap(self.using, max_crashes=max_crashes, actor=self.actor, among=confirmed)
+            # After an error, such as a wait for a lock that was too long, the two looks begin anew.
+            self._suspects = suspects
             failpoints.reach("after_reap")
         if expiring:
             moved += transitions.expire(self.using, actor=self.actor)

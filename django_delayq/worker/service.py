@@ -12,6 +12,7 @@ from django.db import Error as DatabaseError
 
 from ..exceptions import BrokerUnavailable
 from ..extensions import Service
+from ..sql.sessions import lock_timeout
 from . import connections
 
 logger = logging.getLogger("django_delayq")
@@ -21,6 +22,10 @@ logger = logging.getLogger("django_delayq")
 # of the duty be alive and do nothing, work is late by this time and not for ever. Seconds.
 STANDBY = 60.0
 
+
+# A transaction of a service that shares its thread with others waits for a lock for no longer than this: a process that
+# freezes in a transaction would stop them all. Milliseconds.
+LOCK_TIMEOUT = 2000
 
 # A thread closes its database connections while none of its services is due for this long. Seconds.
 RELEASED_FOR = 4.0
@@ -59,7 +64,8 @@ class Turns:
         service = self.services[place]
         connections.before_task()
         try:
-            wait = service.tick()
+            with lock_timeout(LOCK_TIMEOUT if service.thread == Service.thread else 0):
+                wait = service.tick()
         except Exception as error:  # noqa: BLE001
             return self._back_off(place, error)
         finally:

@@ -31,7 +31,7 @@ def _handlers() -> Iterator[None]:
     registry._handlers.clear()
     handler("a.plain")(_plain)
     handler("b.all", retry=["4m", 600], timeout="30s", lease="2m", transactional=True, queue="mail")(_plain_too)
-    handler("c.own", retry=choose, timeout=None)(wait)
+    handler("c.own", retry=choose, timeout=False)(wait)
     handler("d.never", retry=RetryPolicy.never())(wait)
     yield
     registry._handlers.clear()
