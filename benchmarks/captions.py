@@ -15,6 +15,7 @@ CAPTIONS = {
         "One process with one connection; the message is committed, or in Redis, when the call returns."
         " *client* and *servers* is the CPU time per message in the scheduling process, and in Redis and PostgreSQL."
     ),
+    "schedule-beyond": "No worker needs to know of such a message yet, so nothing is sent to Redis.",
     "schedule-inside": "A hundred messages in each transaction, as in a view that does other work too.",
     "schedule-bulk": "With the call that each system has for many messages; a system without one is left out.",
     "drain": (
@@ -33,6 +34,7 @@ CAPTIONS = {
         " not handled within 35 s, and *sent* is the rate that the sender reached."
     ),
     "late-1000": "The same with five times as many. A system that drains fewer than that in a second takes no part.",
+    "late-queues": "As for a project with a queue for each tenant: one worker process serves them all.",
     "idle": "Commands to Redis and statements to PostgreSQL, per second, by a worker process with nothing to do.",
     "memory": (
         "The growth of Redis' ``used_memory`` for each of some thousand waiting messages, within the horizon and beyond"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -18,6 +19,8 @@ FILL_ROWS = 1_000_000
 
 # The topic of the next messages: "bench.mark" does nothing, "bench.insert" inserts a row in its transaction.
 topic = "bench.mark"
+# The queues that the next messages go to in turn.
+queues = itertools.cycle(["default"])
 
 # A payload of 200 bytes.
 PAYLOAD = "jsonb_build_object('n', n, 'due', 0, 'pad', repeat('x', 168))"
@@ -86,10 +89,16 @@ def choose(name: str) -> None:
     topic = name
 
 
+def spread(over: int) -> None:
+    """Have the next messages go to so many queues."""
+    global queues  # noqa: PLW0603
+    queues = itertools.cycle([f"tenant-{n}" for n in range(over)])
+
+
 def send(payload: dict[str, Any], due: float | None) -> None:
     from django_delayq import schedule_message
 
-    schedule_message(topic, payload, due_at=_datetime(due))
+    schedule_message(topic, payload, due_at=_datetime(due), queue=next(queues))
 
 
 def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:

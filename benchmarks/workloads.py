@@ -47,6 +47,8 @@ SIZES = {
 
 # Delays of messages that are due within the horizon, but not in this run; and of messages beyond the horizon.
 LATER_SECONDS, BEYOND_SECONDS = 300.0, 86_400.0
+# One for each tenant, for example.
+QUEUES = 60
 # Growth workloads take longer than the usual horizon. They have a wider one, and delays within it that end after the
 # workload, in the middle of the waiting messages.
 HORIZON_SECONDS, MUCH_LATER_SECONDS = 21_600.0, 14_400.0
@@ -113,6 +115,10 @@ def _timed(adapter: Adapter, verb: str, number: int, delay: float = LATER_SECOND
 def schedule(adapter: Adapter, size: Size, delay: float = LATER_SECONDS) -> Measures:
     adapter.call("schedule", number=0, delay=delay, warm=50)
     return _timed(adapter, "schedule", size.schedule, delay)
+
+
+def schedule_beyond(adapter: Adapter, size: Size) -> Measures:
+    return schedule(adapter, size, BEYOND_SECONDS)
 
 
 def schedule_inside(adapter: Adapter, size: Size) -> Measures:
@@ -219,6 +225,12 @@ def late_200(adapter: Adapter, size: Size) -> Measures:
 
 
 def late_1000(adapter: Adapter, size: Size) -> Measures:
+    return late(adapter, size, 1000)
+
+
+def late_queues(adapter: Adapter, size: Size) -> Measures:
+    """Measure the lateness of messages that go to many queues in turn."""
+    adapter.ask("spread", over=QUEUES)
     return late(adapter, size, 1000)
 
 
@@ -503,6 +515,13 @@ LATENESS = "times that with none,"
 WORKLOADS = (
     Workload("schedule", "Schedule one at a time, each in a transaction of its own", RATE, schedule),
     Workload(
+        "schedule-beyond",
+        "The same, due tomorrow: beyond the horizon of Redis",
+        RATE,
+        schedule_beyond,
+        who=lambda system: system.name == "orm",
+    ),
+    Workload(
         "schedule-inside",
         "Schedule one at a time, 100 in each transaction of the caller",
         RATE,
@@ -529,6 +548,14 @@ WORKLOADS = (
         once=True,
         who=_no_floor,
         needs=200.0,
+    ),
+    Workload(
+        "late-queues",
+        f"Lateness at 1000 messages/s that go to {QUEUES} queues in turn",
+        LATE,
+        late_queues,
+        once=True,
+        who=_only_ours,
     ),
     Workload("late-1000", "Lateness at 1000 messages/s", LATE, late_1000, peers_once=True, who=_no_floor, needs=1000.0),
     Workload(
