@@ -549,6 +549,7 @@ WORKLOADS = (
         who=_no_floor,
         needs=200.0,
     ),
+    Workload("late-1000", "Lateness at 1000 messages/s", LATE, late_1000, peers_once=True, who=_no_floor, needs=1000.0),
     Workload(
         "late-queues",
         f"Lateness at 1000 messages/s that go to {QUEUES} queues in turn",
@@ -557,7 +558,6 @@ WORKLOADS = (
         once=True,
         who=_only_ours,
     ),
-    Workload("late-1000", "Lateness at 1000 messages/s", LATE, late_1000, peers_once=True, who=_no_floor, needs=1000.0),
     Workload(
         "idle",
         "Idle: what a worker process asks for",

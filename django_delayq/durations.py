@@ -39,6 +39,8 @@ def seconds(value: Duration) -> float:
     # Never show a bad value in full: it may be endless, and str() of it may raise.
     given: object = value
     shown = repr(given[:40]) if isinstance(given, str) else type(given).__name__
+    if isinstance(given, str) and given.lstrip().startswith("-"):
+        shown += " is negative"
     raise ValueError(f"not a duration: {shown}; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'")
 
 

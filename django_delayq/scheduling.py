@@ -301,7 +301,9 @@ def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
         if holder is None:
             continue
         if new.on_conflict == OnConflict.ERROR:
-            raise KeyConflict(f"message {holder.pk} of topic {new.topic!r} is live and has this key")
+            raise KeyConflict(
+                f"message {holder.pk} of topic {new.topic!r} is live and has this key; on_conflict chooses what follows"
+            )
         if new.on_conflict == OnConflict.KEEP:
             holder.existed = True
             return holder

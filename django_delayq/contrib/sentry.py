@@ -16,7 +16,7 @@ from typing import Any, Literal
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
-from .. import extensions, middleware
+from .. import actors, extensions, middleware
 from ..exceptions import RetryLater
 from ..middleware import Draft, Handled
 from ..sql.troubles import in_words
@@ -39,6 +39,8 @@ ORIGIN = "auto.queue.delayq"
 SYSTEM = "django_delayq"
 # The header of a message under which Sentry's own headers travel.
 HEADER = "sentry"
+# They log the failure of each of Django's tasks, with its exception.
+TASK_LOGGERS = ("django.tasks", "django_tasks")
 # Earlier failures of a message that its event has as breadcrumbs at most.
 MOST_RECALLED = 20
 # Seconds that a worker waits in the end for events that are on their way.
@@ -89,7 +91,7 @@ class _Middleware(middleware.Middleware):
             yield
             return
         first = drafts[0]
-        with sentry_sdk.start_span(op="queue.publish", name=first.topic, origin=ORIGIN) as span:
+        with _trace_of_its_own(), sentry_sdk.start_span(op="queue.publish", name=first.topic, origin=ORIGIN) as span:
             span.set_data(SPANDATA.MESSAGING_SYSTEM, SYSTEM)
             span.set_data(SPANDATA.MESSAGING_DESTINATION_NAME, first.queue)
             trace = {
@@ -133,6 +135,17 @@ class _Middleware(middleware.Middleware):
             _is_reported.reset(token)
             # The traceback of the error refers to this frame.
             del raised
+
+
+@contextmanager
+def _trace_of_its_own() -> Iterator[None]:
+    """Begin a trace for what a worker schedules outside of handlers: its threads have one for all their time."""
+    if sentry_sdk.get_current_span() is not None or not actors.current().startswith("worker:"):
+        yield
+        return
+    with sentry_sdk.isolation_scope() as scope:
+        scope.set_new_propagation_context()
+        yield
 
 
 def _facts(message: Handled) -> dict[str, Any]:
@@ -208,6 +221,9 @@ def _improve_log_event(event: Any, hint: Any) -> Any:
     """Drop the event that Sentry makes of the log line of a reported failure; group those of crashes by their topic."""
     record = hint.get("log_record")
     word = getattr(record, "delayq_event", None)
+    if record is not None and record.name in TASK_LOGGERS and _is_reported.get() and _integration() is not None:
+        # Before the integration that drops repeated exceptions sees it: that would drop ours.
+        return None
     if word is None or _integration() is None:
         return event
     if _is_reported.get():

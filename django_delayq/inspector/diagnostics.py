@@ -185,7 +185,7 @@ def _record(using: str, limits: Limits) -> Iterator[Finding]:
     if limits.max_dead is not None:
         dead = stats.capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
         level = Level.CRITICAL if dead.more else Level.OK
-        yield Finding("Dead", level, str(dead))
+        yield Finding("Dead", level, f"more than {limits.max_dead:,}" if dead.more else str(dead))
 
 
 def _overdue(oldest: list[Message], now: datetime, limits: Limits) -> Finding:

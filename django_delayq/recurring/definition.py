@@ -80,7 +80,8 @@ def checked(
     """Check all arguments of a schedule. Raises ``InvalidMessage``, or ``ImproperlyConfigured`` without cronsim."""
     topic = validation.topic(topic)
     if (cron is None) == (every is None):
-        raise InvalidMessage("a schedule has a cron expression or an interval: give cron or every")
+        given = "neither" if cron is None else "both"
+        raise InvalidMessage(f"give a schedule a cron expression or an interval (every), not {given}")
     if missed not in Missed.values:
         raise InvalidMessage(f"missed is one of {', '.join(Missed.values)}, not {_shown(missed)}")
     validation.expires(expires)

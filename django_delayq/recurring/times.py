@@ -109,7 +109,7 @@ def _parsed(cron: str, start: datetime) -> Any:
         from cronsim import CronSim, CronSimError
     except ImportError:
         raise ImproperlyConfigured(
-            "Cron expressions need the package cronsim: install django-delayq[recurring]."
+            "Cron expressions need the package cronsim: install django-delayq[recurring]"
         ) from None
     try:
         return CronSim(cron, start)

@@ -18,7 +18,7 @@ import pytest
 import redis
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection
+from django.db import OperationalError, connection
 from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -318,6 +318,17 @@ def test_a_redis_that_is_away_or_foreign_is_down(redis_server: RedisServer, redi
     redis_server.kill()
     found = collected(Gauges("default"))
     assert (found["delayq_redis_up"], found["delayq_database_up"]) == (0, 1)
+
+
+@RECORD
+def test_redis_is_up_while_nobody_can_tell_whose_it_is(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*args: object) -> None:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(gauges.restore, "refuse_foreign", ask)
+    assert collected(Gauges("default"))["delayq_redis_up"] == 1
 
 
 @RECORD

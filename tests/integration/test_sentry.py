@@ -25,6 +25,7 @@ from django_delayq import (  # noqa: E402
     schedule_message,
 )
 from django_delayq import schedule_messages as schedule_many  # noqa: E402
+from django_delayq.actors import acting_as  # noqa: E402
 from django_delayq.contrib import sentry  # noqa: E402
 from django_delayq.contrib.sentry import DelayqIntegration  # noqa: E402
 from django_delayq.models import Message  # noqa: E402
@@ -289,3 +290,30 @@ def test_the_integration_is_installed_once_and_flushes_when_a_worker_stops(
     workers = extensions.WorkerExtensions("default", "w")
     workers.stop()
     assert flushed == [{"timeout": 2.0}]
+
+
+def test_what_a_worker_schedules_by_itself_has_traces_of_its_own(init: Init) -> None:
+    init()
+    with acting_as("worker:host/1"):
+        scheduled = [schedule_message(TOPIC, delay=60) for _ in range(2)]
+    with sentry_sdk.start_transaction(name="a view"):
+        scheduled += [schedule_message(TOPIC, delay=60) for _ in range(2)]
+    traces = [message.headers["sentry"]["sentry-trace"].split("-")[0] for message in scheduled]
+    assert traces[0] != traces[1]
+    assert traces[2] == traces[3]
+
+
+def test_the_failure_of_a_task_is_reported_once_with_its_topic(init: Init) -> None:
+    """The framework logs the exception of a task before the worker can report it."""
+
+    def fail(message: Any) -> None:
+        try:
+            raise ValueError(SECRET)
+        except ValueError as error:
+            logging.getLogger("django.tasks").error("Task failed", exc_info=error)
+            raise
+
+    memory = init()
+    run(fail, retry=False)
+    (event,) = memory.events
+    assert event["fingerprint"] == ["{{ default }}", TOPIC]

@@ -96,7 +96,7 @@ def test_a_changed_schedule_makes_its_message_anew(chief: Client) -> None:
     ("given", "words"),
     [
         ({"every": "", "cron": "0 25 * * *"}, "not a cron expression"),
-        ({"cron": "0 3 * * *"}, "give cron or every"),
+        ({"cron": "0 3 * * *"}, "cron expression or an interval"),
         ({"time_zone": "Nowhere"}, "not a time zone"),
         ({"name": "a b"}, "the name of a schedule"),
         ({"payload": "{"}, "valid JSON"),

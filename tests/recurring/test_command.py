@@ -51,7 +51,10 @@ def test_a_schedule_that_cannot_be_read_does_not_spoil_the_list() -> None:
 
 def test_no_schedules_are_told() -> None:
     Schedule._base_manager.all().delete()
-    assert run("delayq_recurring", "list").out == "There are no schedules.\n"
+    assert (
+        run("delayq_recurring", "list").out
+        == "There are no schedules. Workers write those that the code declares when they start.\n"
+    )
 
 
 def test_schedules_are_paused_and_resumed() -> None:

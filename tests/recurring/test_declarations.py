@@ -96,7 +96,7 @@ def test_a_module_that_is_imported_again_declares_nothing_new(code: Code) -> Non
     [
         ({"cron": "0 25 * * *"}, "not a cron expression: '0 25 * * *'"),
         ({"every": "10m", "tz": "Mars/Phobos"}, "not a time zone"),
-        ({}, "give cron or every"),
+        ({}, "cron expression or an interval"),
         ({"every": "10m", "missed": "maybe"}, "missed is one of"),
         ({"every": "10m", "payload": {1}}, "is not JSON"),
         ({"every": "10m", "name": "a b"}, "the name of a schedule"),

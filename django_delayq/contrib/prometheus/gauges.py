@@ -6,6 +6,7 @@ Each worker answers with the same gauges, for they are those of the whole deploy
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 
 from django.db import Error as DatabaseError
@@ -75,9 +76,11 @@ class Gauges:
         """Yield the gauges of Redis. A Redis that holds the ids of another database counts as down."""
         try:
             meta = broker.read_meta()
-            restore.refuse_foreign(self.using, meta)
             up = True
-        except (BrokerUnavailable, DatabaseError):
+            # While the database is away, nobody can tell whose Redis it is.
+            with suppress(DatabaseError):
+                restore.refuse_foreign(self.using, meta)
+        except BrokerUnavailable:
             up = False
         finally:
             broker.close()

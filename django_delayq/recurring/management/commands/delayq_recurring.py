@@ -85,7 +85,7 @@ class Command(common.DelayqCommand):
             )
             return
         if not schedules and not options["names"]:
-            self.say("There are no schedules.")
+            self.say("There are no schedules. Workers write those that the code declares when they start.")
         for schedule in schedules:
             state = "paused" if schedule.paused else "ended" if schedule.ended else "active"
             whose = "declared in code" if schedule.declared else "made at run time"
