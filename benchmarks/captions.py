@@ -34,11 +34,6 @@ CAPTIONS = {
         " not handled within 35 s, and *sent* is the rate that the sender reached."
     ),
     "late-1000": "The same with five times as many. A system that drains fewer than that in a second takes no part.",
-    "async": (
-        "One worker process with ``--async-concurrency 500``: 500 handlers of 100 ms can do 5,000 messages/s at most."
-        " The time runs to the commit of the last outcome."
-    ),
-    "async-late": "From the due time to the start of the handler.",
     "late-queues": "As for a project with a queue for each tenant: one worker process serves them all.",
     "idle": "Commands to Redis and statements to PostgreSQL, per second, by a worker process with nothing to do.",
     "memory": (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from django_delayq import cancel_message, schedule_message
 from django_delayq.states import State
-from testproject.servers import RedisServer
+from testproject.servers import RedisServer, ServerFailed
 from tests.commands.conftest import run
 from tests.operations.conftest import Configure, Start, of
 from tests.record_of import log_of, wait_until
@@ -23,10 +24,28 @@ WORDS = "Redis Cluster is not supported"
 def cluster(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A cluster of one node that serves so many slots: with few, it refuses the keys of most queues."""
     options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-    with RedisServer(*options) as server, of(server) as client:
+    with _on_free_ports(*options) as server, of(server) as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(request.param))
         eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"), "the cluster is up")
         yield server
+
+
+@contextmanager
+def _on_free_ports(*options: str) -> Iterator[RedisServer]:
+    """Run a node. Its second port is 10,000 above the first one, and may be in use."""
+    while True:
+        server = RedisServer(*options)
+        try:
+            server.start()
+            break
+        except ServerFailed as error:
+            server.close()
+            if "in use" not in str(error):
+                raise
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def test_a_cluster_is_refused_in_words_and_delivery_goes_on_by_query(
