@@ -23,7 +23,7 @@ from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_delayq import conf, pause_queue, schedule_message, schedule_messages, transitions
+from django_delayq import conf, pause_queue, restore, schedule_message, schedule_messages, transitions
 from django_delayq.contrib.prometheus import apps as prometheus_apps
 from django_delayq.contrib.prometheus import counts, gauges
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
@@ -327,7 +327,7 @@ def test_redis_is_up_while_nobody_can_tell_whose_it_is(
     def ask(*args: object) -> None:
         raise OperationalError("the database is away")
 
-    monkeypatch.setattr(gauges.restore, "refuse_foreign", ask)
+    monkeypatch.setattr(restore, "refuse_foreign", ask)
     assert collected(Gauges("default"))["delayq_redis_up"] == 1
 
 
