@@ -83,6 +83,8 @@ def test_leaked_threads_and_a_closed_stdout_do_not_keep_a_worker_from_ending_in_
 @pytest.mark.parametrize("topic", ["h.fork", "h.fork_tx", "h.fork_async"])
 def test_a_forked_child_that_comes_out_of_its_handler_is_ended_there(worker: Start, topic: str) -> None:
     there = worker("--threads", "1")
+    # A process that is forked while other threads import modules, as at the start, may wait for their locks for ever.
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
     for how, code in (("returns", "0"), ("raises", "1"), ("exits", "3")):
         message = wait_until(schedule_message(topic, how), State.CONSUMED)
         assert list(Effect.objects.filter(message_id=message.pk).values_list("note", flat=True)) == [code]
