@@ -6,8 +6,9 @@ An app of its own: add ``django_delayq.recurring`` to ``INSTALLED_APPS``. Cron e
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .. import _attributes
 
 if TYPE_CHECKING:
     from .declarations import recurring
@@ -45,13 +46,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
 ]
 
 
-def __getattr__(name: str) -> Any:
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{module}", __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = _attributes(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ The names are loaded at first use: pytest imports its plugins before Django is s
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .. import _attributes
 
 if TYPE_CHECKING:
     from .deliverer import Ran
@@ -19,11 +20,7 @@ _HOME = {"Delayq": "helper", "DelayqMixin": "mixin", "Ran": "deliverer", "Unknow
 __all__ = ["Delayq", "DelayqMixin", "Ran", "UnknownTopic"]
 
 
-def __getattr__(name: str) -> Any:
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{module}", __name__), name)
+__getattr__ = _attributes(__name__, _HOME)
 
 
 def __dir__() -> list[str]:
