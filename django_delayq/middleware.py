@@ -6,7 +6,7 @@ tenant, the language, the context of the log. Without middleware a call and a de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,7 +59,8 @@ class Middleware:
 
     One object is made for each process, and its methods are called by several threads. Each returns a context manager,
     for example by ``contextlib.contextmanager``, which is entered and left in the thread of the call or of the handler.
-    The first middleware is the outermost.
+    For an async handler that is the thread of the event loop, which it must not block. The first middleware is the
+    outermost.
     """
 
     def scheduling(self, drafts: Sequence[Draft]) -> AbstractContextManager[Any]:
@@ -125,33 +126,63 @@ def run_inside(
     ``on_error`` is called with an error before the next of them is left, and again if that one raises another error.
     The last error is raised in the end, even if one of them swallows it.
     """
-    raised: list[BaseException] = []
-    returned: list[T] = []
-
-    def note(_kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if error is not None and all(error is not one for one in raised):
-            raised.append(error)
-            on_error(error)
-
+    inside = _Inside(on_error)
     try:
-        with ExitStack() as stack:
-            try:
-                for hook in hooks:
-                    stack.enter_context(hook())
-                    stack.push(note)
-                returned.append(function())
-            except BaseException as error:  # noqa: BLE001
-                raised.append(error)
-            # Not while it is handled: what on_error raises would have it in its chain.
-            if raised:
-                on_error(raised[0])
-                raise raised[0]
-        if raised:
-            raise raised[-1]
-        return returned[0]
-    finally:
-        # The tracebacks of the errors refer to this frame.
-        raised.clear()
+        inside.enter(hooks)
+        returned = function()
+    except BaseException as error:  # noqa: BLE001
+        inside.raised.append(error)
+    inside.leave()
+    return returned
+
+
+async def await_inside(
+    hooks: Iterable[Callable[[], AbstractContextManager[Any]]],
+    function: Callable[[], Awaitable[T]],
+    on_error: Callable[[BaseException], None],
+) -> T:
+    """Await what a function returns inside of context managers, as ``run_inside`` calls one."""
+    inside = _Inside(on_error)
+    try:
+        inside.enter(hooks)
+        returned = await function()
+    except BaseException as error:  # noqa: BLE001
+        inside.raised.append(error)
+    inside.leave()
+    return returned
+
+
+class _Inside:
+    """Context managers that were entered, and the errors that they are left with."""
+
+    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+        self._on_error = on_error
+        self._stack = ExitStack()
+        self.raised: list[BaseException] = []
+
+    def enter(self, hooks: Iterable[Callable[[], AbstractContextManager[Any]]]) -> None:
+        for hook in hooks:
+            self._stack.enter_context(hook())
+            self._stack.push(self._note)
+
+    def leave(self) -> None:
+        """Leave them all, and raise the last error. Not called while an error is handled: what ``on_error`` raises
+        would have it in its chain."""
+        try:
+            with self._stack:
+                if self.raised:
+                    self._on_error(self.raised[0])
+                    raise self.raised[0]
+            if self.raised:
+                raise self.raised[-1]
+        finally:
+            # The tracebacks of the errors refer to frames of this call.
+            self.raised.clear()
+
+    def _note(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        if error is not None and all(error is not one for one in self.raised):
+            self.raised.append(error)
+            self._on_error(error)
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

@@ -144,6 +144,11 @@ class Handler:
         return conf.get().LEASE if self.own_lease is None else self.own_lease
 
     @property
+    def runs_on_loop(self) -> bool:
+        """True when the handler runs on the event loop of a process, and not in a thread: a transaction needs one."""
+        return self.is_async and not self.transactional
+
+    @property
     def timeout(self) -> float | None:
         return conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout or None
 

@@ -11,6 +11,8 @@ from ..extensions import WorkerExtensions
 from .broker_switch import BrokerSwitch
 from .budget import Budget
 from .consumer import Consumer
+from .event_loop import EventLoop
+from .handler_threads import HandlerThreads
 from .lease_renewer import LeaseRenewer
 from .options import Options, worker_name
 from .page import Page
@@ -64,18 +66,20 @@ def assemble(
     middleware.chain()
     budget = Budget(options.max_messages) if budget is None else budget
     extensions = WorkerExtensions(using, name)
-    brokers = BrokerSwitch(using, registry.handlers, redis=redis)
+    # The consumer is made after the brokers and the pool.
+    brokers = BrokerSwitch(using, lambda: consumer.rooms.topics(), redis=redis)  # noqa: PLW0108
     queues = QueueFinder(using, options.queues, brokers.wake)
     recorder = Recorder(using, on_recorded, extensions)
+    tasks = options.async_concurrency if any(h.runs_on_loop for h in registry.handlers().values()) else 0
+    page = Page(options.threads, tasks) if page is None else page
     pool = Pool(
-        options.threads,
+        HandlerThreads(options.threads, recorder, name, page),
+        EventLoop(tasks, options.threads, recorder, name, page) if tasks else None,
         recorder,
-        name,
-        # The consumer is made after the pool that it fills.
         on_freed=lambda: consumer.on_freed(),  # noqa: PLW0108
         on_released=budget.refund,
         claim_ahead=settings.CLAIM_AHEAD if claim_ahead is None else claim_ahead,
-        page=Page(options.threads) if page is None else page,
+        page=page,
     )
     consumer = Consumer(
         using,

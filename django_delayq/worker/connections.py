@@ -80,14 +80,20 @@ def leave_pools() -> None:
         connections.settings[alias].get("OPTIONS", {}).pop("pool", None)
 
 
-def after_task() -> None:
-    """Close the connections of this thread that a task left dirty: in a transaction, or with a changed session."""
+def after_task() -> bool:
+    """Close the connections of this thread that a task left dirty: in a transaction, or with a changed session.
+
+    Return whether there were any.
+    """
     _here.used = time.monotonic()
+    found = False
     for connection in list(_here.opened):
         remove_foreign_wrappers(connection)
         if connection.connection is not None and _is_dirty(connection):
             discard(connection)
+            found = True
         connection.queries_log.clear()
+    return found
 
 
 def _is_dirty(connection: BaseDatabaseWrapper) -> bool:

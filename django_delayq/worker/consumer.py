@@ -30,12 +30,14 @@ from .broker_switch import BrokerSwitch
 from .budget import Budget
 from .delivery import Delivery
 from .known_pauses import KnownPauses
+from .lane import Lane
 from .orphaned_claims import OrphanedClaims
 from .pool import Pool
 from .processlock import ProcessLock
 from .quarantine import Quarantine
 from .queue_finder import QueueFinder
 from .reporting import report_moves
+from .rooms import Offer, Rooms
 from .service import backoff
 from .unknown_topics import LEFT_TO_OTHERS, UnknownTopics
 
@@ -90,7 +92,7 @@ class Consumer(threading.Thread):
     """Fills the pool, one per process. A take also makes due ids ready, so a process with a consumer needs no mover.
 
     The thread that makes the turns (this one, or the main thread with ``--once``) owns all state, with two exceptions:
-    handler threads clear ``_waits_for_room``, which at worst wakes the consumer needlessly, and the main thread reads
+    the lanes' threads clear ``_waits_for``, which at worst wakes the consumer needlessly, and the main thread reads
     ``beat``. ``stop`` and ``on_freed`` may be called by any thread.
     """
 
@@ -121,6 +123,7 @@ class Consumer(threading.Thread):
         self.orphaned_claims = OrphanedClaims(using, worker)
         self.unknown_topics = UnknownTopics(using, worker)
         self.claim_ahead = pool.claim_ahead
+        self.rooms = Rooms(pool, registry.handlers)
         # When the last turn began, or a wait within it went on (monotonic).
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
@@ -130,13 +133,13 @@ class Consumer(threading.Thread):
         self._errors = 0
         # True when ids were put back for other workers in this turn.
         self._leaves_to_others = False
-        # True when the consumer can go on as soon as there is room.
-        self._waits_for_room = False
+        # The consumer can go on as soon as one of these lanes has room.
+        self._waits_for: Sequence[Lane] = ()
 
     def on_freed(self) -> None:
-        """Wake the consumer if it waits for room: a delivery has ended. Called by the handler threads."""
-        if self._waits_for_room and self.pool.is_worth_filling:
-            self._waits_for_room = False
+        """Wake the consumer if it waits for room: a delivery has ended. Called by the lanes' threads."""
+        if self._waits_for and any(lane.is_worth_filling for lane in self._waits_for):
+            self._waits_for = ()
             self.brokers.wake()
 
     def stop(self) -> None:
@@ -209,6 +212,7 @@ class Consumer(threading.Thread):
             steps = [partial(self._take_due, broker, queues)]
         waits: list[float | None] = []
         waits_for_room = is_full = False
+        self.rooms.open()
         for take in steps:
             room = 0 if is_full else self.budget.reserve(self._room)
             kept = 0
@@ -224,7 +228,7 @@ class Consumer(threading.Thread):
                 self._catch_up(broker, queue, taken)
                 if queue in self.pauses:
                     continue
-                if taken.left and (taken.tickets or taken.behind) and self.pool.is_worth_filling and self._room:
+                if taken.left and (taken.tickets or taken.behind) and self.rooms.is_worth_filling and self._room:
                     # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
                     return 0.0
                 waits_for_room = waits_for_room or taken.left > 0
@@ -232,13 +236,17 @@ class Consumer(threading.Thread):
                 waits.append(taken.wait)
             waits_for_room = waits_for_room or found.left_out
             waits.append(found.due.wait)
+        self.rooms.open()
         if self.quarantine.is_waiting:
             waits_for_room, longest = True, min(longest, self.quarantine.seconds_left)
-        self._waits_for_room = waits_for_room
+        full = self.rooms.full
+        if full and self.rooms.seconds_to_look:
+            longest = min(longest, self.rooms.seconds_to_look)
+        self._waits_for = (*self.rooms.usual, *full) if waits_for_room else full
         # Computed only now: during the claims the next message may have fallen due.
         lead = self._lead(broker)
         wait = min([longest, *(max(0.0, wait - lead) for wait in waits if wait is not None)])
-        if waits_for_room and self.pool.is_worth_filling and self._may_go_on:
+        if waits_for_room and self.rooms.is_worth_filling and self._may_go_on:
             # A thread became free between the take and the line above.
             return min(wait, 0.001)
         return min(wait, self.pauses.seconds_to_check) if queues else self.pauses.seconds_to_check
@@ -296,13 +304,13 @@ class Consumer(threading.Thread):
 
     def _take_and_claim(self, broker: Broker, take: Callable[[], _Found]) -> tuple[list[Delivery], _Found]:
         handlers = registry.handlers()
-        found = _Found()
+        found, offer = _Found(), self.rooms.offer()
         try:
             with broker.exclusively():
                 failpoints.reach("before_take")
                 found = take()
                 asked = time.monotonic()
-                claimed = self._claim(broker, found.tickets, handlers) if found.tickets else []
+                claimed = self._claim(broker, found.tickets, offer) if found.tickets else []
                 answered = time.monotonic()
         except (DatabaseError, BrokerUnavailable):
             # A process that cannot reach the database may fail to reach Redis too, when it parks the ids.
@@ -311,11 +319,17 @@ class Consumer(threading.Thread):
         self.orphaned_claims.note_answered(claimed)
         self.extensions.claimed(claimed)
         mine = {row.id for row in claimed}
+        # The topics of the ids for which there was no room.
+        left_over: list[str] = []
         if broker.forgets_taken:
             for queue, tickets in found.tickets.items():
                 rest = [ticket for ticket in tickets if ticket.id not in mine]
                 if rest:
-                    self._try_to_put_back(broker, queue, rest)
+                    left_over += self._try_to_put_back(broker, queue, rest, offer)
+        self.rooms.close(offer.full)
+        self.rooms.learn([*(row.topic for row in claimed), *left_over])
+        if left_over:
+            self.rooms.note_put_back(claimed=bool(claimed))
         until = {ticket.id: ticket.until for tickets in found.tickets.values() for ticket in tickets}
         if len(found.tickets) > 1:
             order = {pk: place for place, pk in enumerate(until)}
@@ -325,10 +339,10 @@ class Consumer(threading.Thread):
             for row in claimed
         ], found
 
-    def _try_to_put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> None:
+    def _try_to_put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket], offer: Offer) -> list[str]:
         """Put unclaimed ids back. Claimed messages must run, whatever happens here: a sweep finds what is left."""
         try:
-            self._put_back(broker, queue, tickets)
+            return self._put_back(broker, queue, tickets, offer)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
         except DatabaseError as error:
@@ -338,11 +352,9 @@ class Consumer(threading.Thread):
                 type(error).__name__,
                 error,
             )
+        return []
 
-    def _claim(
-        self, broker: Broker, tickets: dict[str, list[Ticket]], handlers: dict[str, registry.Handler]
-    ) -> list[Claimed]:
-        leases = {topic: handler.lease for topic, handler in handlers.items()}
+    def _claim(self, broker: Broker, tickets: dict[str, list[Ticket]], offer: Offer) -> list[Claimed]:
         if len(tickets) > 1 and self.queues.named is None:
             # All queues are served, so one statement claims whatever queue each message is in.
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
@@ -352,9 +364,8 @@ class Consumer(threading.Thread):
         try:
             failpoints.reach("after_take")
             for queue, some in parts:
-                claimed += transitions.claim(
-                    self.using, some, leases, self.worker, queue=queue, ahead=self._earliest(broker)
-                )
+                claim = partial(transitions.claim, self.using, worker=self.worker, queue=queue)
+                claimed += offer.claim(some, partial(claim, ahead=self._earliest(broker)))
             failpoints.reach("after_claim")
             return claimed
         except DatabaseError:
@@ -363,8 +374,11 @@ class Consumer(threading.Thread):
                 broker.park(name, some, RETRY_UNCLAIMED_AFTER)
             raise
 
-    def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Put unclaimed ids into the places where they belong, and drop ids of finished and running messages."""
+    def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket], offer: Offer) -> list[str]:
+        """Put unclaimed ids into the places where they belong, and drop ids of finished and running messages.
+
+        Return the topics of those for which there was no room.
+        """
         by_id = {ticket.id: ticket for ticket in tickets}
         known = registry.handlers()
         earliest: datetime | None = None
@@ -372,6 +386,7 @@ class Consumer(threading.Thread):
         elsewhere: list[tuple[str, Entry]] = []
         unknown: list[tuple[Ticket, str]] = []
         locked: list[Ticket] = []
+        left_over: list[tuple[Ticket, str]] = []
         rows = Message.objects.using(self.using).filter(pk__in=list(by_id))
         for message in rows.only("id", "state", "due_at", "priority", "topic", "queue"):
             ticket = by_id[message.pk]
@@ -387,6 +402,8 @@ class Consumer(threading.Thread):
             elif message.topic not in known:
                 unknown.append((ticket, message.topic))
                 self._warn_unknown(message.topic)
+            elif offer.is_full(message.topic):
+                left_over.append((ticket, message.topic))
             else:
                 locked.append(ticket)
         index = self.brokers.redis
@@ -397,10 +414,16 @@ class Consumer(threading.Thread):
             broker.put(name, entries)
         if unknown:
             self._leaves_to_others |= self.unknown_topics.park(broker, queue, unknown)
+        if left_over:
+            broker.put_back(queue, [ticket for ticket, _topic in left_over])
         if locked and self.pauses.is_paused(queue):
             broker.put_back(queue, locked)
         elif locked:
             broker.park(queue, locked, RECLAIM_LOCKED_AFTER)
+        if left_over:
+            # Other processes may have room for them.
+            broker.notify(self._listens)
+        return [topic for _ticket, topic in left_over]
 
     def _warn_unknown(self, topic: str) -> None:
         if topic not in self._unknown:
@@ -423,7 +446,7 @@ class Consumer(threading.Thread):
         """The number of messages that may be claimed now."""
         if self.quarantine.is_waiting or self.pool.recorder.behind > LONGEST_BEHIND or self.pool.page.replaced:
             return 0
-        return min(1, self.pool.room) if self._takes_one else self.pool.room
+        return min(1, self.rooms.limit) if self._takes_one else self.rooms.limit
 
     @property
     def _may_go_on(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import inspect
 import logging
@@ -33,11 +34,11 @@ logger = logging.getLogger("django_delayq")
 class Delivery:
     """Implements ``registry.Delivered`` for the handler; everything else is for the worker.
 
-    The thread that runs the handler owns all attributes but these. ``_lock`` guards ``_is_closed`` and
-    ``_is_interrupted`` against the timeout watch. The lease renewer writes ``leased_mono``, ``cancel_requested`` and
-    ``lost`` too, without a lock: an interrupt could hit the handler's thread while that holds it. The two flags are
-    only ever set, and a renewal that gets lost between the two threads is only made again. Other threads read single
-    attributes.
+    The thread that runs the handler owns all attributes but these: the loop's thread if the handler is a task there.
+    ``_lock`` guards ``_is_closed`` and ``_is_interrupted`` against the timeout watch. The lease renewer writes
+    ``leased_mono``, ``cancel_requested`` and ``lost`` too, without a lock: an interrupt could hit the handler's thread
+    while that holds it. The two flags are only ever set, and a renewal that gets lost between the two threads is only
+    made again. Other threads read single attributes.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Delivery:
         "_scope",
         "_thread",
         "attempt",
+        "cancel_reason",
         "cancel_requested",
         "claimed",
         "claimed_mono",
@@ -107,7 +109,9 @@ class Delivery:
         self.raised: BaseException | None = None
         self._deadline: float | None = None
         self._thread = self._process = 0
-        self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
+        self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout, asyncio.Task[Any]] | None = None
+        # Why the worker cancelled the task of the handler; empty: it did not.
+        self.cancel_reason = ""
         self._is_awaited = self._is_interrupted = self._is_closed = False
         self._lock = threading.Lock()
 
@@ -143,7 +147,7 @@ class Delivery:
         if self._deadline is not None:
             self._deadline = time.monotonic() + span
             if self._scope is not None:
-                loop, scope = self._scope
+                loop, scope, _task = self._scope
                 loop.call_soon_threadsafe(scope.reschedule, loop.time() + span)
         return self.deadline
 
@@ -226,8 +230,9 @@ class Delivery:
 
         Answers may come in any order: no lease gets shorter, and no request is forgotten.
         """
-        if cancel_requested:
+        if cancel_requested and not self.cancel_requested:
             self.cancel_requested = True
+            self.cancel("cancel requested")
         if leased_mono is not None:
             self.leased_mono = max(self.leased_mono, leased_mono)
 
@@ -250,12 +255,14 @@ class Delivery:
         # From here on the timeout watch leaves the thread alone. Should it have decided to interrupt just before, the
         # deadline is over, and the await below ends at once as well.
         self._is_awaited = True
+        task = asyncio.current_task()
+        assert task is not None
         # Without a timeout it never expires.
         after = None if self._deadline is None else self._deadline - time.monotonic()
         scope = asyncio.timeout(after)
         try:
             async with scope:
-                self._scope = (asyncio.get_running_loop(), scope)
+                self._scope = (asyncio.get_running_loop(), scope, task)
                 return await _all_of(call(self))
         except TimeoutError:
             if scope.expired():
@@ -264,6 +271,22 @@ class Delivery:
         finally:
             self._scope = None
             self.end_fork()
+
+    def cancel(self, reason: str) -> bool:
+        """Cancel the task of an async handler, and return whether there is one. Any thread may call this."""
+        scope = self._scope
+        if scope is None:
+            return False
+        # The loop of a handler in a thread ends with the handler.
+        with contextlib.suppress(RuntimeError):
+            scope[0].call_soon_threadsafe(self._cancel, reason)
+        return True
+
+    def _cancel(self, reason: str) -> None:
+        # In the loop's thread: the handler cannot end between this check and the cancellation.
+        if self._scope is not None:
+            self.cancel_reason = reason
+            self._scope[2].cancel()
 
     def end_fork(self) -> None:
         """End this process if it is a child that the handler forked, and that came out of the handler.

@@ -7,7 +7,8 @@ import contextvars
 import inspect
 import logging
 import traceback
-from collections.abc import AsyncGenerator, Generator
+from asyncio import CancelledError
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
@@ -83,6 +84,44 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
         return returned or _failure(delivery, error, "ran longer than its timeout")
     assert returned is not None
     return returned
+
+
+async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None]]) -> Outcome:
+    """Run an async handler in this task, and return the outcome. ``ended`` waits for the sync calls that it made."""
+    raised: BaseException | None = None
+    try:
+        try:
+            delivery.begin()
+            return await _perform_on_loop(delivery)
+        except BaseException as error:  # noqa: BLE001
+            raised = error
+        # Not while it is handled, as in ``execute``.
+        return _answer(delivery, raised)
+    finally:
+        # A call that runs on belongs to this delivery: the next one must not overlap with it.
+        await ended()
+        delivery.close()
+        delivery.decided = delivery.raised = raised = None
+
+
+async def _perform_on_loop(delivery: Delivery) -> Outcome:
+    """Await the handler, inside of its middleware if there is any."""
+
+    async def perform() -> Outcome:
+        failpoints.reach("before_handler")
+        returned = await delivery.await_with_timeout(delivery.handler.function)
+        result = None if returned is None else _settle(delivery, returned)
+        failpoints.reach("after_handler")
+        delivery.decided = Ack(result)
+        return delivery.decided
+
+    def note(error: BaseException) -> None:
+        delivery.decided, delivery.raised = _answer(delivery, error), error
+
+    chain = middleware.chain()
+    if chain:
+        return await middleware.await_inside([partial(one.handling, delivery) for one in chain], perform, note)
+    return await perform()
 
 
 def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery, actor: str) -> Outcome:
@@ -226,6 +265,8 @@ def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
             return _retry_later(delivery, error)
         case Reject():
             return GiveUp(storable(f"Reject: {_text(error.reason)}"), exception=class_path(error))
+        case CancelledError() if delivery.cancel_reason:
+            return Release(delivery.cancel_reason)
         case _:
             return _conflict(delivery, error) or _failure(delivery, error)
 

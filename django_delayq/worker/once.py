@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 
+from ..extensions import Service
 from . import connections
 from .assembly import assemble
 from .delivery import Delivery
+from .event_loop import LoopWatch
 from .executor import timed_out
 from .options import Options
 from .service import in_threads
@@ -35,7 +37,10 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
             stuck.extend(deliveries)
             stop.set()
 
-    runners = in_threads([TimeoutWatch(pool, on_stuck)])
+    watches: list[Service] = [TimeoutWatch(pool, on_stuck)]
+    if pool.loop is not None:
+        watches.append(LoopWatch(pool.loop))
+    runners = in_threads(watches)
     recorder.start()
     pool.start()
     for runner in runners:
@@ -56,7 +61,7 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
     finally:
         consumer.release()
         pool.release_unstarted()
-        pool.wait_idle(0 if stuck else options.graceful_timeout)
+        pool.finish(0 if stuck else options.graceful_timeout)
         for delivery in stuck:
             recorder.submit(delivery, timed_out(delivery), f"worker:{parts.name}")
         for runner in runners:

@@ -25,6 +25,7 @@ class Options:
     queues: tuple[str, ...] = ()
     processes: int = 1
     threads: int = 8
+    async_concurrency: int = 200
     # None: all of them.
     roles: frozenset[str] | None = None
     max_messages: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections import deque
 
 # The last deliveries of each handler thread that the page names: the one that runs, and before it those that have ended
 # and whose outcomes may not be recorded yet.
@@ -14,15 +15,19 @@ class Page:
 
     The process writes and the supervisor reads, except for ``replaced``, which the supervisor writes. Each number has
     one writer among the threads of the process: the main thread gives signs of life and ends, the thread that makes the
-    consumer's turns writes ``suspect_since``, and each handler thread notes its own deliveries. A number is written at
-    once, so no lock is needed, which a killed process would hold for ever.
+    consumer's turns writes ``suspect_since``, and each handler thread and the loop's thread note their own deliveries.
+    A number is written at once, so no lock is needed, which a killed process would hold for ever.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, tasks: int = 0) -> None:
+        """``tasks`` handlers run at once on the event loop."""
         self._memory = memoryview(mmap.mmap(-1, 5 * 8)).cast("d")
-        self._begun = memoryview(mmap.mmap(-1, threads * NAMED * 8)).cast("q")
+        self._begun = memoryview(mmap.mmap(-1, (threads * NAMED + 2 * tasks) * 8)).cast("q")
         # For each handler thread, where its last delivery is named.
         self._places = [number * NAMED for number in range(threads)]
+        # Where tasks are named. They end in any order, so each has a place until it ends, and a place that was given
+        # back is the last to be used again.
+        self._free = deque(range(threads * NAMED, len(self._begun)))
 
     # --- signs of life ------------------------------------------------------------------------------------------------
 
@@ -56,6 +61,16 @@ class Page:
         first = thread * NAMED
         place = self._places[thread] = first + (self._places[thread] + 1 - first) % NAMED
         self._begun[place] = pk
+
+    def note_task(self, pk: int) -> int:
+        """Take note, before a task begins, of its message. Return the place to give back when it has ended."""
+        place = self._free.popleft()
+        self._begun[place] = pk
+        return place
+
+    def give_back(self, place: int) -> None:
+        """Have the place used again, later: the outcome of the task may not be recorded yet."""
+        self._free.append(place)
 
     @property
     def begun(self) -> frozenset[int]:

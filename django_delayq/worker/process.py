@@ -16,6 +16,7 @@ from .assembly import assemble
 from .budget import Budget
 from .delivery import Delivery
 from .duty import Duty
+from .event_loop import LoopWatch
 from .executor import timed_out
 from .heartbeat import Heartbeat
 from .janitor import Janitor
@@ -90,6 +91,8 @@ class WorkerProcess:
         yield from parts.extensions.services(roles)
         if self.consumer is not None:
             yield TimeoutWatch(parts.pool, self._on_stuck, stuck_after)
+            if parts.pool.loop is not None:
+                yield LoopWatch(parts.pool.loop)
             yield NewTopics(using, parts.brokers, parts.queues, parts.name)
         if parts.brokers.redis is None:
             return
@@ -174,7 +177,7 @@ class WorkerProcess:
         # Deliveries that have not begun are released; those that run may finish, and their leases are renewed
         # meanwhile.
         self.pool.release_unstarted()
-        finished = self.pool.wait_idle(self.options.graceful_timeout, self._is_all_stuck)
+        finished = self.pool.finish(self.options.graceful_timeout, self._is_all_stuck)
         if not finished:
             self.code = self.code or UNFINISHED
             for delivery in self.pool.held():

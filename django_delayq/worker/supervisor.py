@@ -178,7 +178,7 @@ class Supervisor:
         publisher.get.cache_clear()
         sys.stdout.flush()
         sys.stderr.flush()
-        page = Page(self.options.threads)
+        page = Page(self.options.threads, self.options.async_concurrency)
         name_read, name_write = os.pipe()
         pid = os.fork()
         if pid == 0:

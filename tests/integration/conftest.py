@@ -18,14 +18,19 @@ Assemble = Callable[..., Parts]
 def assembled() -> Iterator[Assemble]:
     """Assemble workers whose recorder runs and whose other threads do not; close them after the test.
 
-    ``threads``, ``queues`` and ``max_messages`` are options of the worker, whatever else is given goes to ``assemble``.
+    ``threads``, ``tasks`` (that run at once on an event loop; 0: there is none), ``queues`` and ``max_messages`` are
+    options of the worker, whatever else is given goes to ``assemble``.
     """
     made: list[Parts] = []
 
     def make(
-        threads: int = 1, queues: tuple[str, ...] = ("default",), max_messages: int | None = None, **given: Any
+        threads: int = 1,
+        queues: tuple[str, ...] = ("default",),
+        max_messages: int | None = None,
+        tasks: int = 0,
+        **given: Any,
     ) -> Parts:
-        options = Options("default", queues=queues, threads=threads, max_messages=max_messages)
+        options = Options("default", queues=queues, threads=threads, async_concurrency=tasks, max_messages=max_messages)
         parts = assemble(options, **{"name": "w", **given})
         made.append(parts)
         parts.recorder.start()

@@ -294,7 +294,7 @@ def test_a_delivery_that_falls_due_in_the_moment_of_a_shutdown_is_released(
     pool.submit([delivery])
 
     def begin_first() -> list[Delivery]:
-        pool._queue.put(delivery)
+        pool.threads._queue.put(delivery)
         return []
 
     monkeypatch.setattr(pool.claim_ahead._due_timer, "remove_all", begin_first)

@@ -26,7 +26,7 @@ def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(p
     renewer = LeaseRenewer(DB, parts.pool)
     for delivery in (one, other):
         delivery.leased_mono -= 40
-        parts.pool._held.add([delivery])
+        parts.pool.threads.held.add([delivery])
     before = time.monotonic()
     with locked_by_a_cancel(one.id):
         renewer.tick()
@@ -41,7 +41,7 @@ def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(p
 
 def test_a_lost_lease_is_noticed(parts: Parts) -> None:
     (one,) = claimed("t.ok")
-    parts.pool._held.add([one])
+    parts.pool.threads.held.add([one])
     one.leased_mono -= 40
     transitions.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
     LeaseRenewer(DB, parts.pool).tick()

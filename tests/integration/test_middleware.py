@@ -27,7 +27,7 @@ from django_delayq import (
 )
 from django_delayq import schedule_messages as schedule_many
 from django_delayq.middleware import Draft, Handled, Middleware
-from django_delayq.models import Message
+from django_delayq.models import Message, Transition
 from django_delayq.worker import reporting
 from django_delayq.worker.once import drain
 from django_delayq.worker.options import Options
@@ -183,8 +183,9 @@ def test_middleware_sees_a_success_in_the_thread_of_the_handler(install: Install
         (RetryLater(3600), {}, "retried"),
         (RetryLater(3600, counts=False), {}, "released"),
         (SystemExit(3), {"retry": False}, "dead"),
+        (StopIteration(), {"retry": False}, "dead"),
     ],
-    ids=["retried", "dead", "rejected", "later", "later uncounted", "exit"],
+    ids=["retried", "dead", "rejected", "later", "later uncounted", "exit", "end of an iterator"],
 )
 def test_middleware_sees_the_exception_and_what_follows(
     install: Install, error: BaseException, terms: dict[str, Any], outcome: str
@@ -224,6 +225,7 @@ def test_a_swallowed_exception_stays_a_failure(install: Install, transactional: 
     install(Swallower())
     message = run(fail, retry=False, transactional=transactional)
     assert message.state == "dead"
+    assert Transition.objects.get(to_state="dead").error == f"ValueError: {SECRET}"
 
 
 def test_middleware_that_fails_after_a_handler_fails_the_delivery(install: Install) -> None:

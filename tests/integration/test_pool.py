@@ -80,7 +80,7 @@ def test_a_receiver_that_raises_anything_ends_no_thread(parts: Parts, rude_recei
 
 @pytest.mark.parametrize("threads", [1, 8, 20, 100])
 def test_no_delivery_is_queued_before_handlers_are_known_to_be_quick(assembled: Assemble, threads: int) -> None:
-    assert assembled(threads).pool.size == threads
+    assert assembled(threads).pool.threads.size == threads
 
 
 def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(assembled: Assemble) -> None:
@@ -89,11 +89,11 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(as
     budget.commit(budget.reserve(3), 3)
     parts = assembled(budget=budget)
     pool, recorder = parts.pool, parts.recorder
-    pool._mean.seconds = 0.0001
-    room = pool.size
+    pool.threads._mean.seconds = 0.0001
+    room = pool.threads.size
     pool.submit([first, *others])
     # As if a thread had it.
-    assert pool._queue.get_nowait() is first
+    assert pool.threads._queue.get_nowait() is first
     first.started_mono = time.monotonic()
     TimeoutWatch(pool, lambda deliveries: None).tick()
     assert len(pool.held()) == 3
@@ -104,5 +104,5 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(as
     assert recorder.flush(5)
     assert [state(delivery) for delivery in (first, *others)] == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
     assert room > 2
-    assert pool.size == 1
+    assert pool.threads.size == 1
     assert budget.reserve(3) == 2

@@ -24,7 +24,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     parts = assembled(threads=2, redis=False)
     consumer, recorder = parts.consumer, parts.recorder
     (busy,) = claimed("t.ok")
-    consumer.pool._held.add([busy])
+    consumer.pool.threads.held.add([busy])
     message = schedule_message("t.ok")
     Message._base_manager.filter(pk=message.pk).update(deliveries=2)
     waits = []
@@ -39,7 +39,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
         Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
     assert [round(seconds / FIRST_WAIT) for seconds in waits] == [1, 2, 4]
-    consumer.pool._held.remove(busy)
+    consumer.pool.threads.held.remove(busy)
     consumer.pool.start()
     consumer.turn()
     consumer.turn()

@@ -193,6 +193,46 @@ MUTANTS = [
         (TRANSITIONS, "if held in renewed() or (among", "if (among"),
     ),
     mutant(
+        "claim without a look at the room of each lane",
+        (f"{WORKER}/rooms.py", "if len(self._rooms) == 1 or len(tickets) <=", "if lanes or len(tickets) <="),
+    ),
+    mutant(
+        "place that becomes free amid a turn for a lower queue",
+        (f"{WORKER}/consumer.py", "self.rooms.close(offer.full)", "pass"),
+    ),
+    mutant(
+        "notification whose lost reply orphans claims",
+        (
+            f"{WORKER}/consumer.py",
+            "except BrokerUnavailable as error: self.brokers.report_failure(error) except DatabaseError as error:",
+            "except DatabaseError as error:",
+        ),
+    ),
+    mutant(
+        "ids for a full lane that are parked",
+        (f"{WORKER}/consumer.py", "elif offer.is_full(message.topic):", "elif False:"),
+    ),
+    mutant(
+        "event loop that begins any number of handlers",
+        (f"{WORKER}/event_loop.py", "while len(self._tasks) < self.places:", "while True:"),
+    ),
+    mutant(
+        "tasks that share a context",
+        (f"{WORKER}/event_loop.py", "context=self._context.copy()", "context=self._context"),
+    ),
+    mutant(
+        "delivery that ends before its sync calls",
+        (f"{WORKER}/executor.py", "await ended()", "pass"),
+    ),
+    mutant(
+        "cancel that leaves the task of an async handler alone",
+        (f"{WORKER}/delivery.py", "self._scope[2].cancel()", "pass"),
+    ),
+    mutant(
+        "dirty connection that another handler gets",
+        (f"{WORKER}/sync_calls.py", "if connections.after_task() and", "if"),
+    ),
+    mutant(
         "reaper that believes its first look", (f"{WORKER}/reaper.py", "confirm_after = 2.0", "confirm_after = 0.0")
     ),
     mutant(
@@ -606,10 +646,10 @@ MUTANTS = [
             "if not delivery.decided:\n    raise",
         ),
     ),
-    mutant("failure told when its middleware has ended", (MIDDLEWARE, "on_error(raised[0])", "pass")),
+    mutant("failure told when its middleware has ended", (MIDDLEWARE, "self._on_error(self.raised[0])", "pass")),
     mutant(
-        "failure that middleware turns into a success",
-        (MIDDLEWARE, "raise raised[-1]", "from .outcomes import Ack\nreturn Ack()"),
+        "failure that middleware hides",
+        (MIDDLEWARE, "raise self.raised[-1]", "pass"),
     ),
     mutant(
         "errors logged whole against the settings",

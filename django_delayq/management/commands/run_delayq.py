@@ -54,6 +54,12 @@ class Command(BaseCommand):
             "--threads", type=common.positive, default=8, help="handlers that run at once in each process (default 8)"
         )
         parser.add_argument(
+            "--async-concurrency",
+            type=common.positive,
+            default=200,
+            help="async handlers that run at once on the event loop of each process (default 200)",
+        )
+        parser.add_argument(
             "--roles", type=_roles, help=f"have only these roles, separated by commas: {', '.join(all_roles())}"
         )
         parser.add_argument("--once", action="store_true", help="deliver the messages that are due now, and exit")
@@ -98,6 +104,7 @@ class Command(BaseCommand):
             queues=options["queues"],
             processes=options["processes"] or default_processes(using),
             threads=options["threads"],
+            async_concurrency=options["async_concurrency"],
             roles=options["roles"],
             max_messages=options["max_messages"],
             max_runtime=options["max_runtime"],
