@@ -270,6 +270,15 @@ async def affect_async(message: Delivered) -> None:
     await sync_to_async(leave)(message)
 
 
+@receives("t.gate_async", retry=SOON)
+async def affect_async_behind_the_gate(message: Delivered) -> None:
+    folder = Path(message.payload["folder"])
+    (folder / f"begun-{message.id}-{message.deliveries}").touch()
+    while not (folder / "go").exists():
+        await asyncio.sleep(0.1)
+    await sync_to_async(leave)(message)
+
+
 @receives("t.file")
 def write_to_a_file(message: Delivered) -> None:
     append_line(message, message.payload)
