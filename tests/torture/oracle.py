@@ -545,7 +545,7 @@ class Oracle:
         reported = any(
             row.before == "running" and row.delivery == first.delivery and row.failed for row in self.evidence.log[pk]
         )
-        if "fail" in told and "end" not in told and reported:
+        if told & {"fail", "lost"} and "end" not in told and reported:
             return
         window = self._why(pk, first.delivery, second.at)
         what = "effect" if "end" in told else "start"

@@ -19,7 +19,7 @@ from tests.torture.journal import Journal
 CALM = 36.0
 # Half of the topics are transactional.
 TOPICS = ("torture.row", "torture.row", "torture.line", "torture.async")
-OTHER_TOPICS = {"hanging": "torture.hang", "refused": "torture.refuse"}
+OTHER_TOPICS = {"blocking": "torture.block", "hanging": "torture.hang", "refused": "torture.refuse"}
 AUDIT = """
 INSERT INTO torture.sched (id, due, kind, key, cancel_at) VALUES (%s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
 """
@@ -106,7 +106,9 @@ class Producer:
             return "poison", {**payload, "dies": 10**6}
         if chance < 0.001:
             return "mortal", {**payload, "dies": 1}
-        if chance < 0.0015 and time.time() < self.until - CALM:
+        if chance < 0.0012:
+            return "blocking", {**payload, "work": 0.5}
+        if chance < 0.0017 and time.time() < self.until - CALM:
             return "hanging", payload
         if chance < 0.003 and time.time() < self.until - CALM:
             # The handler runs longer than its lease.

@@ -204,6 +204,7 @@ REFUSED = 15
 REQUEUED = 16
 PURGED = 17
 WRONG_CLOCK = 18
+LOST = 19
 RECURRING = range(20, 23)
 WITHDRAWN = 23
 
@@ -281,6 +282,18 @@ def a_process_is_frozen_for_longer_than_the_lease(scene: Scene) -> None:
     scene.ran(FROZEN, 2, 11, at + 6.02, "end")
     scene.end(FROZEN, "consumed", at + 6.1)
     scene.lines.append(("end", FROZEN, 1, 14, at + 8.1))
+
+
+def an_async_handler_loses_its_connection(scene: Scene) -> None:
+    at = NOON + 190
+    scene.message(LOST, "torture.async", at)
+    scene.claim(LOST, at + 0.01, 11)
+    scene.fault("database-cut", at + 0.015, at + 0.02)
+    scene.ran(LOST, 1, 11, at + 0.02, "lost")
+    scene.end(LOST, "scheduled", at + 0.05, at + 1, error="OperationalError: the connection is closed")
+    scene.claim(LOST, at + 1.01, 12)
+    scene.ran(LOST, 2, 12, at + 1.02, "end")
+    scene.end(LOST, "consumed", at + 1.05)
 
 
 def a_message_is_cancelled_in_time(scene: Scene) -> None:
@@ -425,6 +438,7 @@ FATES: list[Callable[[Scene], None]] = [
     a_failure_is_reported_and_retried,
     a_process_is_killed_between_the_effect_and_the_record,
     a_process_is_frozen_for_longer_than_the_lease,
+    an_async_handler_loses_its_connection,
     a_message_is_cancelled_in_time,
     two_are_cancelled_while_or_after_they_run,
     poison_crashes_three_processes,
@@ -754,6 +768,21 @@ def _(scene: Scene) -> None:
 @spoil("failure without a cause", "a delivery failed, and its handler did not")
 def _(scene: Scene) -> None:
     scene.lines = [line for line in scene.lines if line[:2] != ("fail", RETRIED)]
+
+
+@spoil("failure without a cause", "an async handler lost its connection, and nobody had cut it")
+def _(scene: Scene) -> None:
+    scene.nemesis = [entry for entry in scene.nemesis if entry["at"] not in (NOON + 190.015, NOON + 190.02)]
+
+
+@spoil("unexplained duplicate", "an async handler that lost its connection has its effect all the same")
+def _(scene: Scene) -> None:
+    scene.lines.append(("end", LOST, 1, 11, NOON + 190.04))
+
+
+@spoil("consumed without effect", "an async handler that is consumed and did not end")
+def _(scene: Scene) -> None:
+    scene.lines = [line for line in scene.lines if line[:2] != ("end", LOST)]
 
 
 @spoil("late", "nothing was wrong, and it came late")

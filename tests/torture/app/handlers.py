@@ -1,7 +1,7 @@
 """Handlers whose traces survive any death: rows in their own transaction, and lines written through to disk.
 
 A line has kind, message, delivery, pid and time. ``start`` … ``end`` is an effect, ``fail`` a reported failure,
-``die`` the process killed by the message itself.
+``lost`` a failure because the database did not answer, ``die`` the process killed by the message itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
+from django.db import Error as DatabaseError
 from django.db import connection
 
 from django_delayq import Delivered, Reject, handler
@@ -49,10 +51,23 @@ def line(message: Delivered) -> None:
 
 @handler("torture.async", retry=RETRY)
 async def coroutine(message: Delivered) -> None:
-    """Write a line to a file, as a coroutine."""
+    """Ask the database, and write a line to a file, as a task on the event loop."""
     _note("start", message)
+    try:
+        await sync_to_async(_ask_database)()
+    except DatabaseError:
+        _note("lost", message)
+        raise
     await asyncio.sleep(message.payload["work"])
     _misbehave(message)
+    _note("end", message)
+
+
+@handler("torture.block", retry=RETRY)
+async def block(message: Delivered) -> None:
+    """Block the event loop with sync code, and so all other async handlers of the process."""
+    _note("start", message)
+    time.sleep(message.payload["work"])
     _note("end", message)
 
 
@@ -85,6 +100,11 @@ if until := float(os.environ["TORTURE_UNTIL"]):
     }
     recurring(name="torture.all", topic="torture.row", missed="all", **declaration)(row)
     recurring(name="torture.once", topic="torture.line", missed="once", **declaration)(line)
+
+
+def _ask_database() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
 
 
 def _misbehave(message: Delivered) -> None:
