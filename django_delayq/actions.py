@@ -20,7 +20,7 @@ from .broker.base import Entry
 from .durations import Duration
 from .exceptions import InvalidMessage
 from .models import Message
-from .states import FINAL, LIVE, REQUEUEABLE, State
+from .states import FINAL, LIVE, REQUEUEABLE, WAITING, State
 from .transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
 from .twins import async_twin
 from .verdicts import Verdict
@@ -114,8 +114,8 @@ def _purge(using: str, ids: Sequence[int], times: Times, reason: str) -> list[An
 
 
 CANCEL = Action("cancel", LIVE, _cancel)
-RESCHEDULE = Action("reschedule", frozenset({State.SCHEDULED}), _reschedule)
-RUN_NOW = Action("run", frozenset({State.SCHEDULED}), _run_now)
+RESCHEDULE = Action("reschedule", WAITING, _reschedule)
+RUN_NOW = Action("run", WAITING, _run_now)
 REQUEUE = Action("requeue", REQUEUEABLE, _requeue)
 PURGE = Action("purge", FINAL, _purge)
 

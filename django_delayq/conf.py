@@ -16,6 +16,7 @@ from django.core.signals import setting_changed
 
 from . import retry
 from .durations import seconds
+from .limits import Limit, declare
 from .retry import RetryPolicy
 
 
@@ -71,6 +72,8 @@ class Settings:
     HANDLERS_MODULE: str = "handlers"
     # Dotted paths of the middleware around handlers and calls that schedule, the outermost first.
     MIDDLEWARE: tuple[str, ...] = ()
+    # The limits of queues: queue → {"limit": 5, "rate": "100/m", "burst": 10}, with a limit or a rate or both.
+    LIMITS: Mapping[str, Limit] = dataclasses.field(default_factory=dict)
     # True: workers log the whole exception of a handler. False: its class and a digest. None: as DEBUG says.
     LOG_ERRORS: bool | None = None
     # For tests, without Redis. "manual": messages wait until the test drains them; "immediate": a handler runs at the
@@ -171,6 +174,21 @@ def _redis(value: Any) -> str | None:
     raise ValueError("must be a cache alias, a Redis URL, or None")
 
 
+def _limits(value: Any) -> dict[str, Limit]:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a dict of queue names and their limits")
+    limits = {}
+    for name, options in value.items():
+        _word(64)(name)
+        if not isinstance(options, Mapping) or not options or not options.keys() <= {"limit", "rate", "burst"}:
+            raise ValueError(f"of queue {name!r} must be a dict with limit, rate or burst")
+        limit = declare(**options)
+        if limit is None:
+            raise ValueError(f"of queue {name!r} must have a limit or a rate")
+        limits[name] = limit
+    return limits
+
+
 def _policy(value: Any) -> RetryPolicy:
     policy = retry.as_policy(value)
     try:
@@ -207,6 +225,7 @@ PARSERS: dict[str, Parser] = {
     "ENVIRONMENT": _label,
     "HANDLERS_MODULE": _word(100),
     "MIDDLEWARE": _dotted_paths,
+    "LIMITS": _limits,
     "LOG_ERRORS": _or_none(_flag),
     "TESTING": _or_none(_one_of("manual", "immediate")),
 }

@@ -198,9 +198,10 @@ def statistics(using: str, now: datetime) -> list[StatisticsSection]:
 class WorkerExtensions:
     """Calls all extensions of one worker process, and logs their exceptions."""
 
-    def __init__(self, using: str, worker: str) -> None:
+    def __init__(self, using: str, worker: str, own: Iterable[WorkerExtension] = ()) -> None:
+        """``own`` are those of the queue itself."""
         made = (_call(make, using, worker) for make in _worker_extensions)
-        self._all = tuple(extension for extension in made if extension is not None)
+        self._all = (*own, *(extension for extension in made if extension is not None))
 
     def services(self, roles: frozenset[str]) -> list[Service]:
         return [service for extension in self._all for service in _call(_services, extension, roles) or []]

@@ -39,6 +39,7 @@ NAMES = frozenset(
         # The consumer.
         "before_take",
         "after_take",
+        "before_limited_claim",
         "after_claim",
         # One run of a handler.
         "before_handler",
@@ -49,6 +50,8 @@ NAMES = frozenset(
         # The recorder.
         "before_record",
         "after_record",
+        # The promoter.
+        "before_promotion",
         # The rest.
         "after_horizon",
         "mid_load",

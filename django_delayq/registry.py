@@ -14,7 +14,7 @@ from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
-from . import conf, retry, validation
+from . import conf, limits, retry, validation
 from .durations import Duration
 from .exceptions import HandlerConflict, InvalidMessage
 
@@ -99,7 +99,8 @@ class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
         """Schedule a message of this handler's topic.
 
         The options are those of ``schedule_message``: ``delay`` or ``due_at``, ``key`` with ``on_conflict``, ``queue``,
-        ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease`` and ``headers``.
+        ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease``, ``headers`` and
+        ``concurrency_key``.
         """
         # From the package, at the call: scheduling needs models, and a handler may be registered before there are any.
         from . import schedule_message
@@ -130,6 +131,9 @@ class Handler:
     priority: int
     keep_result: bool
     is_async: bool
+    # The limit that its topic declares, and the function that finds the concurrency key of a message.
+    limit: limits.Limit | None = None
+    limit_key: LimitKey | None = None
 
     @property
     def name(self) -> str:
@@ -153,6 +157,9 @@ class Handler:
         return conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout or None
 
 
+# Finds the concurrency key of a message; None: it has none.
+LimitKey = Callable[[Any], str | int | None]
+
 _handlers: dict[str, Handler] = {}
 
 
@@ -166,6 +173,10 @@ def handler(
     queue: str | None = None,
     priority: int = 0,
     keep_result: bool = False,
+    limit: int | None = None,
+    rate: str | None = None,
+    burst: int | None = None,
+    limit_key: LimitKey | None = None,
 ) -> Callable[[Callable[[Delivered[Payload]], Result]], RegisteredHandler[Payload, Result]]:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
@@ -179,6 +190,11 @@ def handler(
     that its effects in that database happen exactly once. ``queue`` and ``priority``: those of messages of this topic
     when ``schedule_message`` names no others. ``keep_result``: keep what the handler returns in ``message.result``. A
     value that is not JSON, or larger than a payload may be, is a failure.
+
+    ``limit``: so many messages of the topic run at once, over all workers. ``rate``, such as ``"100/m"``: so many begin
+    in a second, minute, hour or day, evenly spaced; up to ``burst`` may begin together after a quiet time (default 1).
+    ``limit_key``: a function of the message, which is called where the message is scheduled and returns a text: the
+    limit and the rate count the messages with each text by themselves (``concurrency_key``).
 
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.
@@ -202,6 +218,11 @@ def handler(
     if queue is not None:
         validation.queue(queue)
     validation.priority(priority)
+    own_limit = limits.declare(limit, rate, burst)
+    if limit_key is not None and own_limit is None:
+        raise ValueError("limit_key needs a limit or a rate, which counts the messages with each key by themselves")
+    if limit_key is not None and not callable(limit_key):
+        raise ValueError(f"limit_key is a function of the message, not {type(limit_key).__name__}")
 
     def register(function: Callable[[Delivered[Payload]], Result]) -> RegisteredHandler[Payload, Result]:
         _check(function)
@@ -219,6 +240,8 @@ def handler(
             priority,
             keep_result,
             any(map(iscoroutinefunction, _layers(function))),
+            own_limit,
+            limit_key,
         )
         registered: RegisteredHandler[Payload, Result] = _schedulable(topic, function)
         return registered

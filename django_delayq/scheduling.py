@@ -6,6 +6,7 @@ import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -24,7 +25,7 @@ from .models import Message
 from .retry import StorableRetry
 from .sql.moves import writing
 from .sql.rows import Inserted, NewMessage, decoded
-from .states import State
+from .states import WAITING, State
 from .twins import async_twin
 
 # Messages that travel to the database together.
@@ -64,6 +65,7 @@ class MessageOptions(TypedDict, total=False):
     timeout: Duration | Literal[False] | None
     lease: Duration | None
     headers: Mapping[str, Any] | None
+    concurrency_key: str | None
 
 
 class MessageDict(MessageOptions, total=False):
@@ -89,6 +91,7 @@ def schedule_message(
     timeout: Duration | Literal[False] | None = None,
     lease: Duration | None = None,
     headers: Mapping[str, Any] | None = None,
+    concurrency_key: str | None = None,
     using: str | None = None,
 ) -> Message:
     """Schedule one message and return it.
@@ -103,7 +106,8 @@ def schedule_message(
     one ("error", "keep", "replace", "debounce"). ``expires``: do not start it any more this long after its due time.
     ``retry`` (a policy, a list of delays, or False for never; no function) and ``max_attempts`` override the handler's,
     which keeps its choice of exceptions; so do ``timeout`` (False: none) and ``lease``. ``headers``: a small dict that
-    travels along.
+    travels along. ``concurrency_key``: the limits of the handler count the messages with this text by themselves
+    (default: what the handler's ``limit_key`` returns).
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
     is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
@@ -128,6 +132,7 @@ def schedule_message(
         on_conflict,
         timeout,
         lease,
+        concurrency_key,
     )
     using = using or router.db_for_write(Message)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
@@ -243,6 +248,7 @@ def _checked(
     on_conflict: OnConflictLike = OnConflict.ERROR,
     timeout: Duration | Literal[False] | None = None,
     lease: Duration | None = None,
+    concurrency_key: str | None = None,
 ) -> NewMessage:
     """Check all arguments of ``schedule_message`` before anything is written."""
     topic = validation.topic(topic)
@@ -251,7 +257,7 @@ def _checked(
     choice = _on_conflict(on_conflict)
     if key is None and choice is not OnConflict.ERROR:
         raise InvalidMessage(f"on_conflict={choice.value!r} needs a key: without one no message conflicts with another")
-    return NewMessage(
+    new = NewMessage(
         topic,
         validation.queue(registry.default_queue(topic) if queue is None else queue),
         validation.payload(payload),
@@ -266,7 +272,36 @@ def _checked(
         choice,
         validation.timeout(timeout),
         validation.lease(lease),
+        None if concurrency_key is None else validation.concurrency_key(concurrency_key),
     )
+    handler = registry.find(topic)
+    if handler is None or (handler.limit_key is None and concurrency_key is None):
+        return new
+    return _with_concurrency_key(new, handler, payload, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class ToSchedule:
+    """A message that is about to be scheduled, as ``limit_key`` receives it."""
+
+    topic: str
+    queue: str
+    key: str | None
+    priority: int
+    payload: Any
+    headers: Mapping[str, Any]
+
+
+def _with_concurrency_key(
+    new: NewMessage, handler: registry.Handler, payload: Any, headers: Mapping[str, Any] | None
+) -> NewMessage:
+    """Return the message with the concurrency key of the call, or else with the one that its handler finds."""
+    if handler.limit is None:
+        raise InvalidMessage(f"concurrency_key has no effect: the handler of {new.topic!r} has no limit and no rate")
+    if new.concurrency_key is not None or handler.limit_key is None:
+        return new
+    found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
+    return new if found is None else new._replace(concurrency_key=validation.concurrency_key(found))
 
 
 _NONE = timedelta(0)
@@ -316,7 +351,7 @@ def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
             return holder
         if answer.state == State.RUNNING:
             raise KeyConflict(f"message {holder.pk} of topic {new.topic!r} has this key and is running already")
-        if answer.state == State.SCHEDULED:
+        if answer.state in WAITING:
             raise KeyConflict(f"a delivery of message {holder.pk}, which has this key, may still report its success")
     raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
 
@@ -358,7 +393,7 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
         values["expires_at"] = inserted.due_at + new.expires
     if new.retry is not None:
         values["retry"] = decoded(new.retry)
-    values["timeout"], values["lease"] = new.timeout, new.lease
+    values["timeout"], values["lease"], values["concurrency_key"] = new.timeout, new.lease, new.concurrency_key
     return message
 
 

@@ -23,7 +23,7 @@ from .sql import statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved
 from .sql.rows import BEGINNING, Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
-from .states import LIVE, REQUEUEABLE, State
+from .states import LIVE, REQUEUEABLE, WAITING, State
 from .validation import FARTHEST
 from .verdicts import DONE, Verdict
 
@@ -105,7 +105,7 @@ def live_with_key(using: str, topic: str, key: str) -> Message | None:
 
 
 def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answer:
-    """Give a scheduled message the content and due time of ``new``."""
+    """Give a waiting message the content and due time of ``new``."""
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
@@ -122,6 +122,7 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
             "max_attempts": new.max_attempts,
             "timeout": new.timeout,
             "lease": new.lease,
+            "concurrency_key": new.concurrency_key,
             "attempts": 0,
         }
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)
@@ -131,7 +132,7 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
 
 
 def debounce(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answer:
-    """Give a scheduled message the due time of ``new`` when that is the later one; its content stays."""
+    """Give a waiting message the due time of ``new`` when that is the later one; its content stays."""
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
@@ -145,7 +146,7 @@ def debounce(using: str, message_id: int, new: NewMessage, *, actor: str) -> Ans
 
 def _is_replaceable(message: Message) -> bool:
     """Tell whether no delivery can still succeed: the success of a crashed one would stand for the new content."""
-    return message.state == State.SCHEDULED and message.deliveries == message.reported
+    return message.state in WAITING and message.deliveries == message.reported
 
 
 def _moved_due(message: Message, due: datetime) -> dict[str, datetime | None]:
@@ -195,7 +196,7 @@ def claims_under_way(using: str) -> set[str]:
 
 
 def anything_expired(using: str) -> tuple[bool, bool]:
-    """Tell whether a lease has run out, and whether a scheduled message has expired, with one cheap query."""
+    """Tell whether a lease has run out, and whether a waiting message has expired, with one cheap query."""
     return statements(using).anything_expired()
 
 
@@ -433,8 +434,8 @@ def _end_unreported(using: str, where: Q, decide: Decide, actor: str, limit: int
 
 
 def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among: Q | None = None) -> list[Moved]:
-    """Move ``scheduled → expired`` the messages that did not start in time."""
-    where = Q(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now(using)) & (among or Q())
+    """Move ``scheduled | limited → expired`` the messages that did not start in time."""
+    where = Q(state__in=sorted(WAITING), expires_at__isnull=False, expires_at__lte=now(using)) & (among or Q())
 
     def decide(message: Message, at: datetime) -> Decision:
         return Decision(State.EXPIRED, reason="not started in time")
@@ -453,7 +454,7 @@ def cancel(using: str, ids: Sequence[int], *, reason: str = "", actor: str | Non
 
 def cancel_decision(message: Message, reason: str = "") -> Decision:
     """Decide what a cancel does to a message."""
-    if message.state == State.SCHEDULED:
+    if message.state in WAITING:
         has_crashed = message.deliveries > message.reported
         verdict = Verdict.OUTCOME_UNKNOWN if has_crashed else Verdict.CANCELLED
         return Decision(State.CANCELLED, reason=reason, verdict=verdict)
@@ -477,21 +478,24 @@ def reschedule(
     reason: str = "",
     actor: str | None = None,
 ) -> list[Answer]:
-    """Move the due time of scheduled messages: to ``due_at``, or ``delay`` from now; ``spread`` evenly over a time.
+    """Move the due time of waiting messages: to ``due_at``, or ``delay`` from now; ``spread`` evenly over a time.
 
     The time ``spread`` begins ``begin`` after that. With ``shift`` each moves by that much from its own due time, but
     not to before now. With ``overdue_since`` only messages that were due by then move: a message that was rescheduled
-    meanwhile stays as it is.
+    meanwhile stays as it is. A limited message is scheduled again; one that is to be due at once keeps its due time,
+    and with that its place in the line, should the limit still be used up.
     """
     shares = _shares(ids, begin, spread)
 
     def decide(message: Message, at: datetime) -> Decision:
-        if not _is_scheduled(message, overdue_since):
+        if not _waits(message, overdue_since):
             return TOO_LATE
         start = due_at or at + delay
         if shift is not None:
             start = min(max(message.due_at + shift, at), at + FARTHEST)
         moment = ceil_tenth(start + shares(message))
+        if message.state == State.LIMITED and start <= at:
+            moment = message.due_at
         return Decision(State.SCHEDULED, _moved_due(message, moment), reason, Verdict.RESCHEDULED)
 
     return _act(using, ids, decide, actor)
@@ -540,15 +544,15 @@ def give_up(
     """Move ``scheduled → dead`` without a delivery. ``overdue_since`` as in ``reschedule``."""
 
     def decide(message: Message, at: datetime) -> Decision:
-        if not _is_scheduled(message, overdue_since):
+        if message.state != State.SCHEDULED or not _waits(message, overdue_since):
             return TOO_LATE
         return Decision(State.DEAD, reason=reason, verdict=Verdict.GIVEN_UP)
 
     return _act(using, ids, decide, actor)
 
 
-def _is_scheduled(message: Message, overdue_since: datetime | None) -> bool:
-    return message.state == State.SCHEDULED and (overdue_since is None or message.due_at <= overdue_since)
+def _waits(message: Message, overdue_since: datetime | None) -> bool:
+    return message.state in WAITING and (overdue_since is None or message.due_at <= overdue_since)
 
 
 def _shares(ids: Sequence[int], begin: timedelta, spread: timedelta) -> Callable[[Message], timedelta]:

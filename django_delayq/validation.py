@@ -63,6 +63,19 @@ def key(value: Any) -> str | None:
     return _plain(value)
 
 
+def concurrency_key(value: Any) -> str:
+    """Check a concurrency key: as a key, or a whole number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value) if -(10**KEY_LENGTH) < value < 10**KEY_LENGTH else value
+    try:
+        checked = key(value)
+    except InvalidMessage as error:
+        raise InvalidMessage(str(error).replace("a key", "a concurrency key")) from None
+    if checked is None:
+        raise InvalidMessage("not a concurrency key: None")
+    return checked
+
+
 def priority(value: Any) -> int:
     """Check a priority: a whole number from -100 to 100; the greater one goes first."""
     if isinstance(value, bool) or not isinstance(value, int) or not PRIORITIES[0] <= value <= PRIORITIES[1]:

@@ -104,10 +104,15 @@ class Migration(migrations.Migration):
                 ("timeout", models.FloatField(blank=True, null=True, verbose_name="timeout")),
                 ("lease", models.FloatField(blank=True, null=True, verbose_name="lease")),
                 (
+                    "concurrency_key",
+                    models.CharField(blank=True, max_length=200, null=True, verbose_name="concurrency key"),
+                ),
+                (
                     "state",
                     models.CharField(
                         choices=[
                             ("scheduled", "scheduled"),
+                            ("limited", "limited"),
                             ("running", "running"),
                             ("consumed", "consumed"),
                             ("dead", "dead"),
@@ -127,6 +132,7 @@ class Migration(migrations.Migration):
                 ("moves", models.IntegerField(default=1, verbose_name="moves")),
                 ("leased_until", models.DateTimeField(blank=True, null=True, verbose_name="leased until")),
                 ("worker", models.CharField(blank=True, default="", max_length=200, verbose_name="worker")),
+                ("limited_by", models.CharField(blank=True, max_length=320, null=True, verbose_name="limited by")),
                 ("cancel_requested", models.BooleanField(default=False, verbose_name="cancel requested")),
                 (
                     "error",
@@ -160,9 +166,14 @@ class Migration(migrations.Migration):
                         condition=models.Q(("state", "running")), fields=["leased_until"], name="delayq_leased"
                     ),
                     models.Index(
-                        condition=models.Q(("expires_at__isnull", False), ("state", "scheduled")),
+                        condition=models.Q(("expires_at__isnull", False), ("state__in", ["limited", "scheduled"])),
                         fields=["expires_at"],
                         name="delayq_expiring",
+                    ),
+                    models.Index(
+                        condition=models.Q(("state", "limited")),
+                        fields=["limited_by", "-priority", "due_at", "id"],
+                        name="delayq_limited",
                     ),
                     models.Index(
                         condition=models.Q(("key__isnull", False)), fields=["key", "topic"], name="delayq_key"
@@ -185,14 +196,14 @@ class Migration(migrations.Migration):
                 ],
                 "constraints": [
                     models.UniqueConstraint(
-                        condition=models.Q(("key__isnull", False), ("state__in", ["running", "scheduled"])),
+                        condition=models.Q(("key__isnull", False), ("state__in", ["limited", "running", "scheduled"])),
                         fields=("topic", "key"),
                         name="delayq_live_key",
                     ),
                     models.CheckConstraint(
                         condition=models.Case(
                             models.When(
-                                state="scheduled",
+                                state__in=["limited", "scheduled"],
                                 then=models.ExpressionWrapper(
                                     models.Q(("finished_at__isnull", True), ("leased_until__isnull", True)),
                                     output_field=models.BooleanField(),
@@ -260,6 +271,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         choices=[
                             ("scheduled", "scheduled"),
+                            ("limited", "limited"),
                             ("running", "running"),
                             ("consumed", "consumed"),
                             ("dead", "dead"),
@@ -276,6 +288,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         choices=[
                             ("scheduled", "scheduled"),
+                            ("limited", "limited"),
                             ("running", "running"),
                             ("consumed", "consumed"),
                             ("dead", "dead"),
@@ -329,6 +342,38 @@ class Migration(migrations.Migration):
             options={
                 "db_table": "delayq_lease",
                 "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="Place",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "name", "message_id", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("name", models.CharField(max_length=320)),
+                ("message_id", models.BigIntegerField()),
+                ("delivery", models.IntegerField()),
+                ("kept_until", models.DateTimeField(null=True)),
+            ],
+            options={
+                "db_table": "delayq_place",
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["message_id"], name="delayq_place_message")],
+            },
+        ),
+        migrations.CreateModel(
+            name="Rate",
+            fields=[
+                ("name", models.CharField(max_length=320, primary_key=True, serialize=False)),
+                ("full_at", models.DateTimeField()),
+            ],
+            options={
+                "db_table": "delayq_rate",
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["full_at"], name="delayq_rate_full")],
             },
         ),
         migrations.RunPython(leave_room_for_updates, migrations.RunPython.noop),

@@ -11,7 +11,7 @@ from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, Wh
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .. import outcomes, states, validation
+from .. import limits, outcomes, states, validation
 from ..states import State as _State
 from .fields import UTCDateTimeField
 
@@ -99,6 +99,10 @@ class Message(_Record):
     # Its own timeout (0: none) and lease. Seconds; NULL: the handler's.
     timeout = models.FloatField(_("timeout"), null=True, blank=True)
     lease = models.FloatField(_("lease"), null=True, blank=True)
+    # The limits of the topic count the messages with this key by themselves. NULL: those without a key.
+    concurrency_key = models.CharField(  # noqa: DJ001
+        _("concurrency key"), max_length=validation.KEY_LENGTH, null=True, blank=True
+    )
     # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
     # from the first difference to the last.
     state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
@@ -116,6 +120,8 @@ class Message(_Record):
     moves = models.IntegerField(_("moves"), default=1)
     leased_until = UTCDateTimeField(_("leased until"), null=True, blank=True)
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
+    # The name of the limit for which a limited message waits (limits.name). NULL: it was never limited.
+    limited_by = models.CharField(_("limited by"), max_length=limits.NAME_LENGTH, null=True, blank=True)  # noqa: DJ001
     cancel_requested = models.BooleanField(_("cancel requested"), default=False)
     # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
     # found.
@@ -152,7 +158,13 @@ class Message(_Record):
             models.Index(
                 fields=["expires_at"],
                 name="delayq_expiring",
-                condition=Q(state=_State.SCHEDULED, expires_at__isnull=False),
+                condition=Q(state__in=sorted(states.WAITING), expires_at__isnull=False),
+            ),
+            # The lines before limits, each in the order in which it moves up.
+            models.Index(
+                fields=["limited_by", "-priority", "due_at", "id"],
+                name="delayq_limited",
+                condition=Q(state=_State.LIMITED),
             ),
             # For people who look up keys of finished messages.
             models.Index(fields=["key", "topic"], name="delayq_key", condition=Q(key__isnull=False)),
@@ -177,7 +189,10 @@ class Message(_Record):
             models.CheckConstraint(
                 name="delayq_state",
                 condition=Case(
-                    When(state=_State.SCHEDULED, then=_holds(finished_at__isnull=True, leased_until__isnull=True)),
+                    When(
+                        state__in=sorted(states.WAITING),
+                        then=_holds(finished_at__isnull=True, leased_until__isnull=True),
+                    ),
                     When(state=_State.RUNNING, then=_holds(finished_at__isnull=True, leased_until__isnull=False)),
                     When(
                         state__in=sorted(states.FINAL),
@@ -250,6 +265,48 @@ def lease_is_over(at: datetime) -> Q:
     """Return the condition that a message runs and that its lease, also a renewed one, has ended before ``at``."""
     renewed = Lease.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries"), until__gte=at)
     return Q(~Exists(renewed), state=_State.RUNNING, leased_until__lt=at)
+
+
+class Place(models.Model):
+    """A place under a limit: that of a running delivery, or one that is kept for a message about to be delivered.
+
+    The place of a delivery counts while its message runs, so nothing has to be given back: whatever ends the delivery
+    frees the place. A kept place counts until ``kept_until``. Rows of places that are free are deleted later.
+    """
+
+    pk = models.CompositePrimaryKey("name", "message_id")
+    # The name of the limit (limits.name).
+    name = models.CharField(max_length=limits.NAME_LENGTH)
+    message_id = models.BigIntegerField()
+    # The number of the delivery that the place is for.
+    delivery = models.IntegerField()
+    # NULL: the delivery has begun.
+    kept_until = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "delayq_place"
+        default_permissions = ()
+        indexes: ClassVar = [models.Index(fields=["message_id"], name="delayq_place_message")]
+
+    def __str__(self) -> str:
+        return f"{self.name}: #{self.message_id} {self.delivery}"
+
+
+class Rate(models.Model):
+    """How much of the rate of a limit is used up. A limit without a row has its whole burst left."""
+
+    # The name of the limit (limits.name).
+    name = models.CharField(max_length=limits.NAME_LENGTH, primary_key=True)
+    # When the whole burst is left again, if no delivery begins until then.
+    full_at = UTCDateTimeField()
+
+    class Meta:
+        db_table = "delayq_rate"
+        default_permissions = ()
+        indexes: ClassVar = [models.Index(fields=["full_at"], name="delayq_rate_full")]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.full_at}"
 
 
 class Transition(_Record):

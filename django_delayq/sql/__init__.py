@@ -51,7 +51,7 @@ class Statements(Protocol):
         """Return the seconds until the next message of a queue falls due; None: no message, or the queue is paused."""
 
     def anything_expired(self) -> tuple[bool, bool]:
-        """Tell whether a lease has run out, and whether a scheduled message has expired."""
+        """Tell whether a lease has run out, and whether a waiting message has expired."""
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
         """Return due messages, from the thousand most overdue ones, the highest priority first."""

@@ -11,7 +11,7 @@ from django.db.models import Q, QuerySet
 
 from ..clock import ceil_tenth, from_tenths, to_us
 from ..models import Lease, Message, Queue, Transition, lease_is_over
-from ..states import LIVE, State
+from ..states import LIVE, WAITING, State
 from .expressions import After
 from .moves import LEFT_ALONE, Decision, clock, move, moved, writing
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
@@ -54,6 +54,7 @@ class Portable:
                 max_attempts=one.max_attempts,
                 timeout=one.timeout,
                 lease=one.lease,
+                concurrency_key=one.concurrency_key,
             )
             message.save_base(using=self.using, force_insert=True)
             log.append(
@@ -102,7 +103,7 @@ class Portable:
         rows = Message.objects.using(self.using).order_by()
         return (
             rows.filter(lease_is_over(now)).exists(),
-            rows.filter(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now).exists(),
+            rows.filter(state__in=sorted(WAITING), expires_at__isnull=False, expires_at__lte=now).exists(),
         )
 
     def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:

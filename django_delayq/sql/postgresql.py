@@ -41,10 +41,10 @@ INSERT = f"""
 WITH m AS (
     INSERT INTO delayq_message
         (topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry, max_attempts,
-         timeout, lease, attempts, deliveries, reported, excused, moves, worker, cancel_requested)
+         timeout, lease, concurrency_key, attempts, deliveries, reported, excused, moves, worker, cancel_requested)
     SELECT %(topic)s, %(queue)s, %(key)s, %(priority)s, 'scheduled', %(payload)s::jsonb, %(headers)s::jsonb,
            due, due + %(expires)s::float8 * interval '1 microsecond', clock_timestamp(), %(retry)s::jsonb,
-           %(max_attempts)s, %(timeout)s::float8, %(lease)s::float8,
+           %(max_attempts)s, %(timeout)s::float8, %(lease)s::float8, %(concurrency_key)s,
            0, 0, 0, 0, 1, '', false
       FROM (
         SELECT {CEIL_TENTH.format("coalesce(%(due)s::timestamptz, " + FROM_NOW + ")")}
@@ -68,7 +68,7 @@ LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
 IS_SCHEDULED = "m.state || '' = 'scheduled'"
 IS_RUNNING = "m.state || '' = 'running'"
 
-CONFLICT = "ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('running', 'scheduled') DO NOTHING"
+CONFLICT = "ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('limited', 'running', 'scheduled') DO NOTHING"
 # The statements by two facts. Has the message a key? Checking for a conflict costs a second record in the server's log.
 # Does this process know the identity of the database? If not, it comes with the row, and costs no query of its own.
 INSERTS = {
@@ -89,7 +89,8 @@ SELECT clock_timestamp(), array_agg(nextval(sequence)), ({IDENTITY})
 
 COPY_MESSAGES = """
 COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts,
-    timeout, lease, created_at, state, attempts, deliveries, reported, excused, moves, worker, cancel_requested)
+    timeout, lease, concurrency_key, created_at, state, attempts, deliveries, reported, excused, moves, worker,
+    cancel_requested)
     FROM STDIN
 """
 
@@ -159,7 +160,7 @@ SELECT EXISTS (SELECT FROM delayq_message m
                                    WHERE l.message_id = m.id AND l.delivery = m.deliveries
                                      AND l.until >= clock_timestamp())),
        EXISTS (SELECT FROM delayq_message
-                WHERE state = 'scheduled' AND expires_at IS NOT NULL AND expires_at <= clock_timestamp())
+                WHERE state IN ('limited', 'scheduled') AND expires_at IS NOT NULL AND expires_at <= clock_timestamp())
 """
 
 # Priority counts among the thousand most overdue rows: sorting all due rows of a backlog could not use the index.
@@ -228,7 +229,7 @@ WITH o AS (
 ), x AS (
     SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor{{its}}
       FROM o JOIN delayq_message m ON m.id = o.id
-     WHERE m.state IN ('running', 'scheduled')
+     WHERE m.state IN ('limited', 'running', 'scheduled')
      ORDER BY m.id
        FOR NO KEY UPDATE OF m
 ), u AS (
@@ -409,6 +410,7 @@ class PostgreSQL:
                 "max_attempts": new.max_attempts,
                 "timeout": new.timeout,
                 "lease": new.lease,
+                "concurrency_key": new.concurrency_key,
                 "actor": actor,
             },
         )
@@ -570,7 +572,7 @@ class PostgreSQL:
 def _copied(number: int, message: NewMessage, due: datetime) -> str:
     """Return the columns up to the time of creation as COPY reads them.
 
-    A tab ends a column and a newline a row: a topic and a queue contain neither, and JSON escapes them. Only the
+    A tab ends a column and a newline a row: a topic, a queue and a key contain neither, and JSON escapes them. Only the
     backslashes of JSON itself have to be escaped.
     """
     payload, headers = message.payload.replace("\\", "\\\\"), message.headers.replace("\\", "\\\\")
@@ -579,9 +581,10 @@ def _copied(number: int, message: NewMessage, due: datetime) -> str:
     attempts = NULL if message.max_attempts is None else message.max_attempts
     timeout = NULL if message.timeout is None else message.timeout
     lease = NULL if message.lease is None else message.lease
+    group = NULL if message.concurrency_key is None else message.concurrency_key.replace("\\", "\\\\")
     return (
         f"{number}\t{message.topic}\t{message.queue}\t{message.priority}\t{payload}\t{headers}\t{due.isoformat()}"
-        f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t"
+        f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t{group}\t"
     )
 
 

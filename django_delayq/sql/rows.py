@@ -38,6 +38,7 @@ class NewMessage(NamedTuple):
     # Seconds; a timeout of 0 is none. None: the handler's.
     timeout: float | None = None
     lease: float | None = None
+    concurrency_key: str | None = None
 
 
 class Inserted(NamedTuple):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import conf, middleware, registry
+from .. import admission, conf, middleware, registry, transitions
 from ..extensions import WorkerExtensions
 from .broker_switch import BrokerSwitch
 from .budget import Budget
@@ -14,6 +14,7 @@ from .consumer import Consumer
 from .event_loop import EventLoop
 from .handler_threads import HandlerThreads
 from .lease_renewer import LeaseRenewer
+from .limits import Gate
 from .options import Options, worker_name
 from .page import Page
 from .pool import Pool
@@ -38,6 +39,8 @@ class Parts:
     pool: Pool
     consumer: Consumer
     reaper: Reaper
+    # None: this process knows no limit.
+    gate: Gate | None
 
 
 def assemble(
@@ -65,7 +68,8 @@ def assemble(
     # A wrong path in the settings is an error now, not in each handler.
     middleware.chain()
     budget = Budget(options.max_messages) if budget is None else budget
-    extensions = WorkerExtensions(using, name)
+    gate = Gate(using, name) if admission.any_declared() else None
+    extensions = WorkerExtensions(using, name, () if gate is None else (gate,))
     # The consumer is made after the brokers and the pool.
     brokers = BrokerSwitch(using, lambda: consumer.rooms.topics(), redis=redis)  # noqa: PLW0108
     queues = QueueFinder(using, options.queues, brokers.wake)
@@ -92,7 +96,8 @@ def assemble(
         extensions,
         quarantine_lock,
         stopping,
+        transitions.claim if gate is None else gate.claim,
     )
     recorder.meanwhile = Turns([LeaseRenewer(using, pool)])
     reaper = Reaper(using, f"worker:{name}", extensions)
-    return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper)
+    return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper, gate)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
+from typing import Protocol
 
 from django.db import Error as DatabaseError
 
@@ -63,6 +64,21 @@ ENOUGH_IDS = 100
 LONGEST_BEHIND = 5.0
 
 
+class Claim(Protocol):
+    """Claims messages: ``transitions.claim``, or a gate that keeps within limits (``worker/limits.py``)."""
+
+    def __call__(
+        self,
+        using: str,
+        tickets: Sequence[Ticket],
+        leases: dict[str, float],
+        worker: str,
+        *,
+        queue: str | None = None,
+        ahead: float = 0.0,
+    ) -> list[Claimed]: ...
+
+
 def due_in(row: Claimed, until: float, took: float) -> float:
     """Return how many seconds after its claim was sent a message falls due.
 
@@ -108,6 +124,7 @@ class Consumer(threading.Thread):
         extensions: WorkerExtensions,
         quarantine_lock: ProcessLock | None = None,
         stopping: threading.Event | None = None,
+        claim: Claim = transitions.claim,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
@@ -127,6 +144,7 @@ class Consumer(threading.Thread):
         # When the last turn began, or a wait within it went on (monotonic).
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
+        self._claim_rows = claim
         # Messages that are to run alone often come together: after one of them, take one message at a time.
         self._takes_one = False
         self._unknown: set[str] = set()
@@ -364,7 +382,7 @@ class Consumer(threading.Thread):
         try:
             failpoints.reach("after_take")
             for queue, some in parts:
-                claim = partial(transitions.claim, self.using, worker=self.worker, queue=queue)
+                claim = partial(self._claim_rows, self.using, worker=self.worker, queue=queue)
                 claimed += offer.claim(some, partial(claim, ahead=self._earliest(broker)))
             failpoints.reach("after_claim")
             return claimed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from .. import conf, transitions
+from .. import admission, conf, transitions
 from ..extensions import Service
 from ..models import Worker
 from ..purge import PURGED_PER_TRANSACTION, finished, purge
@@ -41,6 +41,7 @@ class Janitor(Service):
                 logger.info("Pruned %d messages that finished more than %g s ago", deleted, retention)
             is_more = is_more or deleted >= self.batches * PURGED_PER_TRANSACTION
         transitions.drop_leases(self.using)
+        admission.tidy(self.using)
         dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
         Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()
         return 0.1 if is_more else self.interval

@@ -56,6 +56,8 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
             consumer.turn()
             pool.wait_idle(float("inf"), stop.is_set)
             recorder.flush(60.0)
+            if parts.gate is not None:
+                parts.gate.promote()
             if delivered == before and not consumer.quarantine.is_waiting:
                 break
     finally:

@@ -9,7 +9,7 @@ import select
 import time
 from collections.abc import Callable, Iterator
 
-from .. import registry
+from .. import admission, registry
 from ..extensions import Service
 from . import connections
 from .assembly import assemble
@@ -20,6 +20,7 @@ from .event_loop import LoopWatch
 from .executor import timed_out
 from .heartbeat import Heartbeat
 from .janitor import Janitor
+from .limits import LineKeeper
 from .loader import Loader
 from .mover import Mover
 from .options import Options, all_roles
@@ -94,6 +95,7 @@ class WorkerProcess:
             if parts.pool.loop is not None:
                 yield LoopWatch(parts.pool.loop)
             yield NewTopics(using, parts.brokers, parts.queues, parts.name)
+            yield LineKeeper(using, parts.name, knows_limits=admission.any_declared())
         if parts.brokers.redis is None:
             return
         if "loader" in roles:

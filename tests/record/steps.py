@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_delayq import schedule_message, transitions
 from django_delayq.models import Message, Transition
+from django_delayq.sql.limits import Refused, limit_statements
 from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
 from django_delayq.states import State
 
@@ -74,6 +75,10 @@ def bring(state: State, **options: Any) -> int:
     if state == State.CANCELLED:
         id_ = due(**options).pk
         assert transitions.cancel("default", [id_])[0]
+        return id_
+    if state == State.LIMITED:
+        id_ = due(**options).pk
+        limit_statements("default").limit([Refused(id_, State.SCHEDULED, f"topic {TOPIC}", "why")], "worker:a")
         return id_
     row = claimed(**options)
     if state == State.CONSUMED:

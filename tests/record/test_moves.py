@@ -13,6 +13,7 @@ from django.db.models import Q
 from django_delayq import cancel_message, requeue_message, reschedule_message, run_message_now, transitions
 from django_delayq.exceptions import InvalidTransition
 from django_delayq.models import Message, Transition
+from django_delayq.sql.limits import Promoted, Refused, limit_statements
 from django_delayq.sql.moves import Decision, move
 from django_delayq.states import MOVES, State
 from django_delayq.verdicts import Verdict
@@ -21,8 +22,9 @@ from .steps import ago, bring, claim, due, fail, lose, message, moves, snapshot,
 
 pytestmark = pytest.mark.django_db
 
-S, R, CON, D, CAN, E = (
+S, L, R, CON, D, CAN, E = (
     State.SCHEDULED,
+    State.LIMITED,
     State.RUNNING,
     State.CONSUMED,
     State.DEAD,
@@ -49,6 +51,29 @@ def doomed() -> int:
     return id_
 
 
+def limit(id_: int) -> None:
+    """Have a message wait for a limit."""
+    refused = Refused(id_, state(id_), "queue default", "why")
+    limit_statements("default").limit([refused], "worker:a")
+
+
+def promote(id_: int) -> None:
+    """Have a message leave its line."""
+    limit_statements("default").promote([Promoted(id_, ago(), "why")], "worker:a")
+
+
+def limited_after_a_crash() -> int:
+    id_ = lost()
+    limit(id_)
+    return id_
+
+
+def limited_and_expiring() -> int:
+    id_ = expiring()
+    limit(id_)
+    return id_
+
+
 def expiring() -> int:
     return due(due_at=ago(30), expires=1).pk
 
@@ -64,6 +89,12 @@ WAYS: dict[tuple[State | None, State], tuple[Prepare, Act]] = {
     (S, E): (expiring, lambda id_: transitions.expire("default", actor="janitor")),
     (S, D): (lambda: bring(S), lambda id_: transitions.give_up("default", [id_], reason="why", actor="restore")),
     (S, CON): (lost, succeed),
+    (S, L): (lambda: bring(S), limit),
+    (L, S): (lambda: bring(L), promote),
+    (L, L): (lambda: bring(L), limit),
+    (L, CAN): (lambda: bring(L), cancel_message),
+    (L, E): (limited_and_expiring, lambda id_: transitions.expire("default", actor="janitor")),
+    (L, CON): (limited_after_a_crash, succeed),
     (R, CON): (lambda: bring(R), succeed),
     (R, S): (lambda: bring(R), fail),
     (R, D): (lambda: bring(R), lambda id_: fail(id_, dead=True)),
@@ -140,9 +171,9 @@ def test_a_move_outside_the_table_is_refused(pair: tuple[State, State]) -> None:
 
 
 VERBS: dict[str, tuple[Callable[[int], Any], set[State]]] = {
-    "cancel": (cancel_message, {S, R}),
-    "reschedule": (lambda id_: reschedule_message(id_, delay=60), {S}),
-    "run now": (run_message_now, {S}),
+    "cancel": (cancel_message, {S, L, R}),
+    "reschedule": (lambda id_: reschedule_message(id_, delay=60), {S, L}),
+    "run now": (run_message_now, {S, L}),
     "requeue": (requeue_message, {D, E, CAN}),
 }
 

@@ -15,6 +15,7 @@ README = Path(__file__).parents[2] / "README.rst"
 # The states in which the arrows of the drawing begin. The states in which they end are read from it.
 BEGINNINGS: dict[str, set[State | None]] = {
     "schedule": {None},
+    "over a limit": {State.SCHEDULED},
     "cancel": {State.SCHEDULED},
     "claim": {State.SCHEDULED},
     "expires": {State.SCHEDULED},
@@ -28,6 +29,7 @@ NOT_DRAWN = {
     (State.SCHEDULED, State.SCHEDULED),
     (State.SCHEDULED, State.DEAD),
     (State.SCHEDULED, State.CONSUMED),
+    *((State.LIMITED, after) for after in State if is_legal(State.LIMITED, after)),
     (State.RUNNING, State.CANCELLED),
     (State.RUNNING, State.RUNNING),
 }
@@ -42,7 +44,7 @@ def arrows(lines: list[str]) -> dict[str, State]:
     """Return label → the state that its arrow points to."""
     found = {}
     for line in lines:
-        for label, target in re.findall(r"(\w[\w ]*?) [┌─]+► ?(\w+)", line):
+        for label, target in re.findall(r"(\w[\w ]*?) [┌├─]+► ?(\w+)", line):
             found[label] = State(target)
         turn = re.search(r"└─+ (\w+)[^└]* ─+┘", line)
         if turn:

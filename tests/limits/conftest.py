@@ -1,0 +1,83 @@
+"""Topics with limits, claimed and ended step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_delayq import admission, conf, handler, registry, transitions
+from django_delayq.models import Message, Transition
+from django_delayq.registry import Delivered
+from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
+
+DB = "default"
+LEASES = {"l.one": 60.0, "l.rate": 60.0, "l.free": 60.0, "l.both": 60.0}
+
+Declare = Callable[..., None]
+
+
+@pytest.fixture
+def declare() -> Iterator[Declare]:
+    """Register a handler with limits; forget it after the test."""
+    made: list[str] = []
+
+    def do(topic: str, **terms: Any) -> None:
+        registry.unregister(topic)
+        made.append(topic)
+
+        @handler(topic, **terms)
+        def receive(message: Delivered) -> None: ...
+
+    yield do
+    for topic in made:
+        registry.unregister(topic)
+
+
+@pytest.fixture
+def queue_limits(settings: Any) -> Callable[..., None]:
+    """Set the limits of queues."""
+
+    def do(**limits: Any) -> None:
+        settings.DELAYQ = {**settings.DELAYQ, "LIMITS": limits}
+        assert conf.get().LIMITS.keys() == limits.keys()
+
+    return do
+
+
+def admit(*messages: Message, ahead: float = 0.0) -> list[int]:
+    """Have a worker claim messages within their limits; return the ids of those that begin."""
+    return [row.id for row in admit_rows(*messages, ahead=ahead)]
+
+
+def admit_rows(*messages: Message, ahead: float = 0.0) -> list[Claimed]:
+    tickets = [Ticket(message.pk) for message in messages]
+    return admission.claim(DB, tickets, LEASES, "w", ahead=ahead).claimed
+
+
+def promote(*names: str) -> list[int]:
+    """Promote messages from these lines; return their ids."""
+    moved, _again = admission.promote(DB, names, "worker:w")
+    return [row.id for row in moved]
+
+
+def state(message: Message) -> str:
+    return Message.objects.get(pk=message.pk).state
+
+
+def states(*messages: Message) -> list[str]:
+    return [state(message) for message in messages]
+
+
+def reasons(message: Message) -> list[tuple[str | None, str, str]]:
+    rows = Transition.objects.filter(message=message)
+    return list(rows.values_list("from_state", "to_state", "reason"))
+
+
+def succeed(message: Message, delivery: int = 1) -> None:
+    assert transitions.succeed(DB, [Success(message.pk, delivery, "worker:w")])
+
+
+def fail(message: Message, delivery: int = 1, **terms: Any) -> None:
+    assert transitions.fail(DB, [Failure(message.pk, delivery, "worker:w", **terms)])
