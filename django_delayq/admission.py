@@ -36,7 +36,7 @@ def limits_of(topic: str, queue: str, key: str | None) -> dict[str, Limit]:
     handler = registry.find(topic)
     if handler is not None and handler.limit is not None:
         found[topic_name(topic, key)] = handler.limit
-    of_queue = conf.get().LIMITS.get(queue)
+    of_queue = (conf.get().LIMITS or {}).get(queue)
     if of_queue is not None:
         found[queue_name(queue)] = of_queue
     return found
@@ -46,7 +46,7 @@ def declared(name: str) -> Limit | None:
     """Return the limit of this name; None when the code has it no more. Raises ``KeyError`` for an unknown topic."""
     kind, what = name.split(" ", 2)[:2]
     if kind == "queue":
-        return conf.get().LIMITS.get(what)
+        return (conf.get().LIMITS or {}).get(what)
     handler = registry.find(what)
     if handler is None:
         raise KeyError(what)

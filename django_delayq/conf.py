@@ -72,8 +72,8 @@ class Settings:
     HANDLERS_MODULE: str = "handlers"
     # Dotted paths of the middleware around handlers and calls that schedule, the outermost first.
     MIDDLEWARE: tuple[str, ...] = ()
-    # The limits of queues: queue → {"limit": 5, "rate": "100/m", "burst": 10}, with a limit or a rate or both.
-    LIMITS: Mapping[str, Limit] = dataclasses.field(default_factory=dict)
+    # The limits of queues: queue → {"limit": 5, "rate": "100/m", "burst": 10}, a limit, a rate or both. None: none.
+    LIMITS: Mapping[str, Limit] | None = None
     # True: workers log the whole exception of a handler. False: its class and a digest. None: as DEBUG says.
     LOG_ERRORS: bool | None = None
     # For tests, without Redis. "manual": messages wait until the test drains them; "immediate": a handler runs at the
@@ -225,7 +225,7 @@ PARSERS: dict[str, Parser] = {
     "ENVIRONMENT": _label,
     "HANDLERS_MODULE": _word(100),
     "MIDDLEWARE": _dotted_paths,
-    "LIMITS": _limits,
+    "LIMITS": _or_none(_limits),
     "LOG_ERRORS": _or_none(_flag),
     "TESTING": _or_none(_one_of("manual", "immediate")),
 }

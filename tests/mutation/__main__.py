@@ -290,18 +290,20 @@ MUTANTS = [
             "AS after FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
         ),
     ),
-    mutant("success without a guard", (SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "ORDER BY")),
+    mutant(
+        "success without a guard", (SQL, "WHERE m.state IN ('limited', 'running', 'scheduled') ORDER BY", "ORDER BY")
+    ),
     mutant(
         "late success refused",
-        (SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "WHERE m.state = 'running' ORDER BY"),
+        (SQL, "WHERE m.state IN ('limited', 'running', 'scheduled') ORDER BY", "WHERE m.state = 'running' ORDER BY"),
     ),
     mutant("claim in spite of a pause", (SQL, "AND m.queue NOT IN ({PAUSED})", "")),
     mutant(
         "cancel without a condition",
         (
             TRANSITIONS,
-            "if message.state == State.SCHEDULED:",
-            "if message.state in LIVE:",
+            "if message.state in WAITING: has_crashed",
+            "if message.state in LIVE:\n        has_crashed",
         ),
     ),
     mutant(
