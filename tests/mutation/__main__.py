@@ -303,7 +303,7 @@ MUTANTS = [
         (
             TRANSITIONS,
             "if message.state in WAITING: has_crashed",
-            "if message.state in LIVE:\n        has_crashed",
+            "if message.state in LIVE:\n    has_crashed",
         ),
     ),
     mutant(
