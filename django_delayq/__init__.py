@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         reschedule_message,
         run_message_now,
     )
+    from .answers import Reject, RetryLater
     from .exceptions import (
         DelayqError,
         HandlerTimeout,
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
         KeyConflict,
         LeaseLost,
         PayloadTooLarge,
-        Reject,
-        RetryLater,
     )
     from .pausing import apause_queue, aresume_queue, pause_queue, resume_queue
     from .registry import Delivered, HandlerFunction, RegisteredHandler, handler
@@ -60,6 +59,7 @@ _HOMES = {
         "reschedule_message",
         "run_message_now",
     ),
+    "answers": ("Reject", "RetryLater"),
     "exceptions": (
         "DelayqError",
         "HandlerTimeout",
@@ -67,8 +67,6 @@ _HOMES = {
         "KeyConflict",
         "LeaseLost",
         "PayloadTooLarge",
-        "Reject",
-        "RetryLater",
     ),
     "pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
     "registry": ("Delivered", "HandlerFunction", "RegisteredHandler", "handler"),

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from .durations import Duration, seconds
-
 
 class DelayqError(Exception):
     """Something went wrong in django-delayq."""
@@ -67,28 +63,3 @@ class HandlerTimeout(BaseException):
 
     Not an ``Exception``, so that a handler's own ``except Exception`` does not swallow it.
     """
-
-
-class RetryLater(Exception):
-    """Raise it in a handler to have the message delivered again after ``delay``.
-
-    ``delay`` is a timedelta, a number of seconds, or text such as ``"5m"``. The delivery counts as a failed attempt, so
-    that ``max_attempts`` bounds how often this can happen, unless ``counts=False``. Raises ``ValueError`` for an
-    impossible delay.
-    """
-
-    def __init__(self, delay: Duration, reason: str = "", *, counts: bool = True) -> None:
-        super().__init__(reason or "the handler asked for a later delivery")
-        wait = seconds(delay)
-        if wait < 0:
-            raise ValueError("RetryLater needs a delay of 0 or more")
-        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=wait)
-        self.counts = counts
-
-
-class Reject(Exception):
-    """Raise it in a handler to give the message up at once: the message is *dead*, with this reason."""
-
-    def __init__(self, reason: str = "rejected by the handler") -> None:
-        super().__init__(reason)
-        self.reason = reason

@@ -64,13 +64,17 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The handler failed, and the retry policy says to try again after ``delay``."""
+    """The handler failed, and the retry policy says to try again after ``delay``.
+
+    ``payload``, here and below, is the JSON of the payload that the handler leaves; None: the payload stays.
+    """
 
     delay: timedelta
     error: str = ""
     traceback: str = ""
     counts: bool = True
     exception: str = ""
+    payload: str | None = field(default=None, repr=False)
     cause: Cause | None = field(default=None, compare=False, repr=False)
 
 
@@ -81,6 +85,7 @@ class GiveUp:
     error: str
     traceback: str = ""
     exception: str = ""
+    payload: str | None = field(default=None, repr=False)
     cause: Cause | None = field(default=None, compare=False, repr=False)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import __version__, extensions, middleware
-from ..exceptions import RetryLater
+from ..answers import RetryLater
 from ..middleware import Draft, Handled
 
 try:

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
 from .. import actors, extensions, middleware
-from ..exceptions import RetryLater
+from ..answers import RetryLater
 from ..middleware import Draft, Handled
 from ..sql.troubles import in_words
 

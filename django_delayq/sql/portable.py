@@ -216,6 +216,8 @@ class Portable:
                 "reported": message.reported + 1,
                 "attempts": message.attempts + failure.counts,
             }
+            if failure.payload is not None:
+                values["payload"] = json.loads(failure.payload)
             if to == State.SCHEDULED and failure.delay is not None:
                 # A message that was claimed a moment early and released falls due no earlier than before.
                 values["due_at"] = max(message.due_at, ceil_tenth(now + failure.delay))

@@ -251,8 +251,8 @@ FAIL = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[], %(dead)s::bool[],
                          %(delays)s::float8[], %(counts)s::bool[], %(reasons)s::text[], %(errors)s::text[],
-                         %(tracebacks)s::text[], %(exceptions)s::text[], %(kinds)s::text[])
-        AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, exception, kind)
+                         %(tracebacks)s::text[], %(exceptions)s::text[], %(kinds)s::text[]{{payloads}})
+        AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, exception, kind{{payload}})
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT o.*, CASE WHEN o.dead THEN 'dead' WHEN m.cancel_requested THEN 'cancelled' ELSE 'scheduled' END AS after
@@ -263,7 +263,7 @@ WITH o AS (
 ), u AS (
     UPDATE delayq_message m
        SET state = x.after, leased_until = NULL, worker = '', reported = m.reported + 1, moves = m.moves + 1,
-           attempts = m.attempts + x.counts::int,
+           attempts = m.attempts + x.counts::int{{changed}},
            error = CASE WHEN x.kind <> '' THEN x.kind ELSE m.error END,
            finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
            due_at = CASE WHEN x.after = 'scheduled' AND x.delay IS NOT NULL
@@ -308,18 +308,29 @@ def _passing_over(sql: str) -> str:
     return skipping
 
 
-# Successes with results that are kept (True) travel by a statement of their own, so that others cost no more.
+# Successes with results that are kept (True), and failures that change a payload (True), travel by statements of their
+# own, so that others cost no more.
 KEEPING = {
     False: SUCCEED.format(results="", result="", its="", kept=""),
     True: SUCCEED.format(
         results=", %(results)s::text[]", result=", result", its=", o.result", kept=", result = x.result::jsonb"
     ),
 }
+CHANGING = {
+    False: FAIL.format(payloads="", payload="", changed=""),
+    True: FAIL.format(
+        payloads=", %(payloads)s::text[]",
+        payload=", payload",
+        changed=", payload = coalesce(x.payload::jsonb, m.payload)",
+    ),
+}
 # The statements that wait for rows that another transaction has locked (True), and those that pass over them (False).
 SUCCEEDS = {(True, keeps): sql for keeps, sql in KEEPING.items()} | {
     (False, keeps): _passing_over(sql) for keeps, sql in KEEPING.items()
 }
-FAILS = {True: FAIL, False: _passing_over(FAIL)}
+FAILS = {(True, changes): sql for changes, sql in CHANGING.items()} | {
+    (False, changes): _passing_over(sql) for changes, sql in CHANGING.items()
+}
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
 
 
@@ -522,22 +533,24 @@ class PostgreSQL:
         return {row[0] for row in rows}
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
-        rows = self._rows(
-            FAILS[wait],
-            {
-                "ids": [failure.id for failure in failures],
-                "deliveries": [failure.delivery for failure in failures],
-                "actors": [failure.actor for failure in failures],
-                "dead": [failure.dead for failure in failures],
-                "delays": [None if f.delay is None else f.delay.total_seconds() for f in failures],
-                "counts": [failure.counts for failure in failures],
-                "reasons": [failure.reason for failure in failures],
-                "errors": [failure.error for failure in failures],
-                "tracebacks": [failure.traceback for failure in failures],
-                "exceptions": [failure.exception for failure in failures],
-                "kinds": [error_kind(failure.error) for failure in failures],
-            },
-        )
+        parameters: dict[str, Any] = {
+            "ids": [failure.id for failure in failures],
+            "deliveries": [failure.delivery for failure in failures],
+            "actors": [failure.actor for failure in failures],
+            "dead": [failure.dead for failure in failures],
+            "delays": [None if f.delay is None else f.delay.total_seconds() for f in failures],
+            "counts": [failure.counts for failure in failures],
+            "reasons": [failure.reason for failure in failures],
+            "errors": [failure.error for failure in failures],
+            "tracebacks": [failure.traceback for failure in failures],
+            "exceptions": [failure.exception for failure in failures],
+            "kinds": [error_kind(failure.error) for failure in failures],
+        }
+        payloads = [failure.payload for failure in failures]
+        changes = any(payload is not None for payload in payloads)
+        if changes:
+            parameters["payloads"] = payloads
+        rows = self._rows(FAILS[wait, changes], parameters)
         return [Moved(row[0], row[1], row[2], row[3], State(row[4]), row[5], row[6], row[7]) for row in rows]
 
     def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:

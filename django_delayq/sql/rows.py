@@ -96,7 +96,7 @@ class Success(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A delivery that did not succeed. ``delay`` None keeps the due time."""
+    """A delivery that did not succeed. ``delay`` None keeps the due time, ``payload`` (JSON) None the payload."""
 
     id: int
     delivery: int
@@ -108,6 +108,7 @@ class Failure(NamedTuple):
     error: str = ""
     traceback: str = ""
     exception: str = ""
+    payload: str | None = None
 
 
 class LeaseRenewal(NamedTuple):

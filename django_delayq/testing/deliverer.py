@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 
 from .. import actors, conf, pausing, registry, transitions
-from ..exceptions import HandlerTimeout, Reject, RetryLater
+from ..answers import Reject, RetryLater
+from ..exceptions import HandlerTimeout
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
 from ..outcomes import Outcome, Release, Retry

@@ -21,7 +21,8 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from .. import failpoints, middleware, retry, signals, transitions, validation
-from ..exceptions import HandlerTimeout, InvalidMessage, Reject, RetryLater, Superseded
+from ..answers import Reject, RetryLater
+from ..exceptions import HandlerTimeout, InvalidMessage, Superseded
 from ..models import Message
 from ..outcomes import (
     TRACEBACK_LIMIT,
@@ -300,9 +301,10 @@ def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
     limit = delivery.policy.max_attempts
     described = storable(f"RetryLater: {_text(error)}")
     if error.counts and limit is not None and delivery.attempt >= limit:
-        return GiveUp(f"{described} (attempt {delivery.attempt} of {limit})", exception=class_path(error))
+        text = f"{described} (attempt {delivery.attempt} of {limit})"
+        return GiveUp(text, exception=class_path(error), payload=error.payload)
     delay = min(error.delay, retry.LONGEST)
-    return Retry(delay, described, counts=error.counts, exception=class_path(error))
+    return Retry(delay, described, counts=error.counts, exception=class_path(error), payload=error.payload)
 
 
 def _text(error: object) -> str:

@@ -35,7 +35,10 @@ ENOUGH_OUTCOMES = 100
 REWRITE_LOCKED_AFTER = 0.1
 
 SUCCESS = (Ack, Recorded)
+# The reason in the log of a move with which a handler leaves another payload.
+PAYLOAD_CHANGED = "payload changed"
 UNPRINTABLE = "(the error's text could not be stored)"
+UNSTORABLE_PAYLOAD = "InvalidMessage: the database refused the payload that the handler left"
 
 
 class Ended(NamedTuple):
@@ -208,7 +211,10 @@ class Recorder(threading.Thread):
             return
         ended = batch[0]
         plain: Outcome | None = None
-        if isinstance(ended.outcome, Retry) and ended.outcome.error != UNPRINTABLE:
+        if isinstance(ended.outcome, Retry | GiveUp) and ended.outcome.payload is not None:
+            # No further attempt with the old payload: it would do again what the new one says is done.
+            plain = GiveUp(UNSTORABLE_PAYLOAD, exception=ended.outcome.exception)
+        elif isinstance(ended.outcome, Retry) and ended.outcome.error != UNPRINTABLE:
             plain = Retry(
                 ended.outcome.delay, UNPRINTABLE, counts=ended.outcome.counts, exception=ended.outcome.exception
             )
@@ -266,6 +272,8 @@ class Recorder(threading.Thread):
 def _failure(ended: Ended) -> Failure:
     delivery, outcome = ended.delivery, ended.outcome
     base = Failure(delivery.id, delivery.deliveries, ended.actor)
+    if isinstance(outcome, Retry | GiveUp) and outcome.payload is not None:
+        base = base._replace(payload=outcome.payload, reason=PAYLOAD_CHANGED)
     match outcome:
         case Retry():
             return base._replace(

@@ -104,13 +104,16 @@ def report_failure(
     signals.emit_end(Message, moved, using, error=failure.error)
     # The first word of an error is its class; the rest may hold secrets.
     error = failure.error.split(":")[0][:80]
+    reason = {"reason": failure.reason} if failure.reason else {}
     if moved.after == State.DEAD:
-        _log_failure(logging.ERROR, "dead", delivery, cause, error=error, digest=error_digest(failure.error))
+        digest = error_digest(failure.error)
+        _log_failure(logging.ERROR, "dead", delivery, cause, error=error, digest=digest, **reason)
     elif moved.after == State.CANCELLED:
         log_event(logging.INFO, "cancelled", delivery)
     elif failure.counts:
         digest = error_digest(failure.error)
-        _log_failure(logging.WARNING, "retried", delivery, cause, due_at=moved.due_at, error=error, digest=digest)
+        facts = {"due_at": moved.due_at, "error": error, "digest": digest, **reason}
+        _log_failure(logging.WARNING, "retried", delivery, cause, **facts)
         signals.emit(
             signals.message_retried,
             Message,

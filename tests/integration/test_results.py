@@ -133,8 +133,8 @@ class Odd(Exception):
         (KeyError("no"), "builtins.KeyError"),
         (SystemExit(1), "builtins.SystemExit"),
         (HandlerTimeout(), "django_delayq.exceptions.HandlerTimeout"),
-        (RetryLater(0), "django_delayq.exceptions.RetryLater"),
-        (Reject("no"), "django_delayq.exceptions.Reject"),
+        (RetryLater(0), "django_delayq.answers.RetryLater"),
+        (Reject("no"), "django_delayq.answers.Reject"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -140,11 +140,17 @@ def _running(message: Message, now: datetime) -> list[str]:
     return sentences
 
 
+def _why(last: Transition) -> str:
+    """Return why a message ended: its last error if it is dead, unless it has none, else the reason in the log."""
+    error = last.error.strip().rpartition("\n")[2]
+    return (error or last.reason) if last.to_state == State.DEAD else (last.reason or error)
+
+
 def _finished(message: Message, last: Transition | None) -> str:
     values = {
         "at": moment(message.finished_at) if message.finished_at else "",
         "actor": last.actor if last else "",
-        "reason": ((last.reason or last.error.strip().rpartition("\n")[2]) if last else "")[:300],
+        "reason": (_why(last) if last else "")[:300],
     }
     text = {
         State.CONSUMED: _("Consumed by %(actor)s at %(at)s."),

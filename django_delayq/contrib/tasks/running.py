@@ -13,7 +13,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from ... import validation
-from ...exceptions import HandlerTimeout, Reject
+from ...answers import Reject
+from ...exceptions import HandlerTimeout
 from ...outcomes import GiveUp, Retry, class_path
 from .compat import (
     AnyResult,
