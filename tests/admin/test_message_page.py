@@ -290,6 +290,19 @@ def test_each_delivery_has_a_row_with_its_outcome(viewer: Client) -> None:
     assert html.count('<td class="dq-number" data-label="Number">') == 2
 
 
+def test_a_changed_payload_is_shown_with_its_delivery_and_worker(viewer: Client) -> None:
+    message = samples.running({"step": 1})
+    change = {"reason": "payload changed", "error": "RetryLater: soon", "payload": '{"step": 2}'}
+    message = samples.failed(message, delay=timedelta(0), **change)
+    response = page_of(viewer, message)
+    step = response.context["timeline"][2]
+    assert (step.reason, step.delivery, step.actor) == ("payload changed", 1, samples.WORKER)
+    assert response.context["deliveries"][0].outcome == "scheduled: payload changed"
+    assert "&quot;step&quot;: 2" in response.content.decode()
+    dead = samples.failed(samples.claimed(message), dead=True, **change)
+    assert why(viewer, dead).endswith(": “RetryLater: soon”")
+
+
 def test_a_long_log_is_shown_by_its_latest_steps(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.console.admin.timeline.STEPS_SHOWN", 2)
     response = page_of(viewer, samples.consumed())

@@ -65,6 +65,19 @@ def affect(note: str) -> str:
 
 
 @task
+def count_down(steps: int, *, done: int = 0) -> int:
+    """Do one step, and leave the others for the next attempt."""
+    if steps:
+        raise RetryLater(0, counts=False, payload={"args": [steps - 1], "kwargs": {"done": done + 1}})
+    return done
+
+
+@task
+def leave_nonsense() -> None:
+    raise RetryLater(0, counts=False, payload=["no arguments"])
+
+
+@task
 @options(timeout="50ms")
 async def outlast() -> None:
     await asyncio.Event().wait()

@@ -103,8 +103,25 @@ def send_invoice(order: int) -> None:
     raise FileNotFoundError
 
 
+def fetch_page(page: int) -> list[str]:
+    """Read a page of the bank: it is busy once, at the third page, and the fourth is the last."""
+    if page == 3 and page not in _busy:
+        _busy.add(page)
+        raise BankBusy
+    return ["row"] if page <= 4 else []
+
+
+_busy: set[int] = set()
+
+
 def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
-    bank = {"BankBusy": BankBusy, "BankRefused": BankRefused, "charge": charge, "send_invoice": send_invoice}
+    bank = {
+        "BankBusy": BankBusy,
+        "BankRefused": BankRefused,
+        "charge": charge,
+        "fetch_page": fetch_page,
+        "send_invoice": send_invoice,
+    }
     names = run_page("howto/handlers", {"bank": bank})
     order = new_order()
     names["order_paid"](order)
@@ -112,6 +129,7 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     schedule_message("orders.close", {"order": order.pk})
     charged = {order: schedule_message("payments.charge", {"order": order}) for order in ("fine", "busy", "refused")}
     schedule_message("reports.build", {"pages": 2})
+    imported = schedule_message("bank.import", {"page": 1})
     deliver()
     order.refresh_from_db()
     assert order.status == "closed"
@@ -120,6 +138,10 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     assert states == {"fine": "consumed", "busy": "scheduled", "refused": "dead"}
     assert "the bank refused: no money" in last_move(charged["refused"]).error
     assert state("reports.build") == "consumed"
+    assert Message.objects.get(pk=imported.pk).payload == {"page": 3}
+    assert run_message_now(imported)
+    deliver()
+    assert state("bank.import") == "consumed"
     assert Message.objects.get(topic="invoices.send", key=f"order-{order.pk}").state == "scheduled"
     assert Message.objects.get(pk=invoice.pk).state == "dead"
 

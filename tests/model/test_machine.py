@@ -58,6 +58,8 @@ class Fate:
     """The knowledge of the machine about one message."""
 
     transactional: bool
+    # What the last accepted failure that left a payload left.
+    payload: Any = None
     cancelled: bool = False
     # True when a success was accepted.
     consumed: bool = False
@@ -280,7 +282,10 @@ class Machine(RuleBasedStateMachine):
         assert not Message.objects.filter(state=State.RUNNING, worker=dead.name).exists()
 
     @precondition(holding)
-    @rule(number=st.integers(0, 9), steps=st.sampled_from(["success", "twice", "failure", "crash", "effect, crash"]))
+    @rule(
+        number=st.integers(0, 9),
+        steps=st.sampled_from(["success", "twice", "failure", "change", "crash", "effect, crash"]),
+    )
     def run(self, number: int, steps: str) -> None:
         waiting = [h for h in self.held if not h.done]
         held = waiting[number % len(waiting)]
@@ -292,8 +297,9 @@ class Machine(RuleBasedStateMachine):
         if row.deliveries == Message.objects.get(pk=row.id).deliveries:
             # An older delivery started before all that has happened since.
             self.started(row)
-        if steps == "failure":
-            self.fail(held)
+            assert row.payload == fate.payload, "a delivery has another payload than the one that was left"
+        if steps in ("failure", "change"):
+            self.fail(held, payload=str(row.deliveries) if steps == "change" else None)
         elif steps != "crash":
             run = self.run_transactional if fate.transactional else self.run_plain
             run(held, times={"success": 1, "twice": 2, "effect, crash": 0}[steps])
@@ -325,17 +331,23 @@ class Machine(RuleBasedStateMachine):
         fate.consumed = fate.consumed or bool(accepted)
         return bool(accepted)
 
-    def fail(self, held: Held) -> None:
+    def fail(self, held: Held, payload: str | None) -> None:
         row = held.row
         before = Message.objects.get(pk=row.id)
         failure = Failure(
-            row.id, row.deliveries, held.worker.name, dead=row.attempts >= 2, delay=timedelta(0), error="no"
+            *(row.id, row.deliveries, held.worker.name),
+            dead=row.attempts >= 2,
+            delay=timedelta(0),
+            error="no",
+            payload=payload,
         )
         for _ in range(2):
             transitions.fail("default", [failure])
         after = Message.objects.get(pk=row.id)
         current = before.state == State.RUNNING and before.deliveries == row.deliveries
         assert after.attempts - before.attempts == int(current), "a failure counts once, and for the current delivery"
+        if current and payload is not None:
+            self.fates[row.id].payload = row.deliveries
 
     @precondition(holding)
     @rule()
@@ -480,6 +492,7 @@ class Machine(RuleBasedStateMachine):
             if fate.cancelled:
                 assert message.state == State.CANCELLED
             assert fate.consumed == (message.state == State.CONSUMED)
+            assert message.payload == fate.payload
             self.check_effects(message, fate)
             self.check_log(message)
 

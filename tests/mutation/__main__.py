@@ -96,6 +96,30 @@ TASKS = "django_delayq/contrib/tasks"
 
 MUTANTS = [
     mutant(
+        "changed payload lost where others are not changed",
+        (SQL, "changes = any(payload is not None", "changes = all(payload is not None"),
+    ),
+    mutant(
+        "changed payload that removes the payloads of others",
+        (SQL, "payload = coalesce(x.payload::jsonb, m.payload)", "payload = x.payload::jsonb"),
+    ),
+    mutant(
+        "changed payload without a word in the log",
+        (f"{WORKER}/recorder.py", "payload=outcome.payload, reason=PAYLOAD_CHANGED", "payload=outcome.payload"),
+    ),
+    mutant(
+        "changed payload lost with the last attempt",
+        (
+            f"{WORKER}/executor.py",
+            "return GiveUp(text, exception=class_path(error), payload=error.payload)",
+            "return GiveUp(text, exception=class_path(error))",
+        ),
+    ),
+    mutant(
+        "payload that the database refuses, tried without it for ever",
+        (f"{WORKER}/recorder.py", "ended.outcome.payload is not None", "False"),
+    ),
+    mutant(
         "results lost where only some are kept",
         (SQL, "keeps = any(result is not None for", "keeps = all(result is not None for"),
     ),

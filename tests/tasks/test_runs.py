@@ -198,6 +198,21 @@ def test_an_expired_or_given_up_task_has_failed_by_a_class_that_says_so() -> Non
         assert text in result.errors[-1].traceback
 
 
+def test_a_task_leaves_other_arguments_for_its_next_attempt() -> None:
+    result = done(tasks.count_down, 3)
+    assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 3, 4)
+
+
+def test_a_task_that_leaves_what_are_no_arguments_ends() -> None:
+    result = tasks.leave_nonsense.enqueue()
+    deliver()
+    message = message_of(result)
+    assert (message.state, message.payload, message.deliveries) == (State.DEAD, ["no arguments"], 2)
+    last = message.transitions.last()
+    assert last is not None
+    assert last.error == "Reject: the payload of a task is a dict of args, a list, and kwargs, a dict"
+
+
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 

@@ -112,6 +112,19 @@ def test_the_answers_of_a_handler_are_no_errors(delayq: Delayq) -> None:
     assert outcomes(delayq.drain()) == [("t.reject", "dead"), ("t.later", "released")]
 
 
+@pytest.mark.usefixtures("either_database")
+def test_a_changed_payload_is_seen_by_the_next_attempt_and_in_the_test(delayq: Delayq, receives: Register) -> None:
+    @receives("d.pages")
+    def read_a_page(message: Delivered) -> None:
+        if message.payload["page"] < 3:
+            raise RetryLater("5m", payload={"page": message.payload["page"] + 1})
+
+    schedule_message("d.pages", {"page": 1})
+    ran = delayq.drain("10m")
+    assert outcomes(ran) == [("d.pages", "retried"), ("d.pages", "retried"), ("d.pages", "consumed")]
+    assert [delivery.message.payload for delivery in ran] == [{"page": 2}, {"page": 3}, {"page": 3}]
+
+
 @pytest.mark.django_db
 def test_ctrl_c_in_a_handler_ends_the_test_also_when_errors_are_not_raised(delayq: Delayq, receives: Register) -> None:
     @receives("d.ctrl_c")

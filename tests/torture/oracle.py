@@ -38,6 +38,8 @@ MOVES = {
     ("running", "running"),
 }
 REQUEUE = ("dead", "scheduled")
+# The reason of a failure that changed the payload.
+CHANGED = "payload changed"
 FINAL = {"consumed", "dead", "cancelled"}
 # A start is early from so many seconds before the due time: clocks are read that exactly.
 EARLY = 0.001
@@ -139,6 +141,8 @@ class Message(NamedTuple):
     topic: str
     state: str
     deliveries: int
+    # The deliveries that changed the payload, as the payload itself says.
+    left: list[int]
 
     @property
     def is_transactional(self) -> bool:
@@ -240,7 +244,8 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
     for pk, delivery in connection.execute("SELECT id, delivery FROM torture.effect ORDER BY id, delivery"):
         evidence.effects[pk].append(delivery)
     evidence.gone.update(connection.execute("SELECT id, state FROM torture.gone").fetchall())
-    for pk, *facts in connection.execute("SELECT id, topic, state, deliveries FROM delayq_message"):
+    of_messages = "SELECT id, topic, state, deliveries, coalesce(payload -> 'left', '[]') FROM delayq_message"
+    for pk, *facts in connection.execute(of_messages):
         evidence.messages[pk] = Message(*facts)
     for name, at, pk in connection.execute(f"SELECT schedule, {epoch('at')}, message_id FROM delayq_occurrence"):
         evidence.occurrences[name, at] = pk
@@ -319,6 +324,7 @@ KINDS = (
     "consumed without effect",
     "effect without consumed",
     "failure without a cause",
+    "wrong payload",
     "late",
     "wrong answer",
     "worker ended by itself",
@@ -355,6 +361,7 @@ class Oracle:
             self.purged_means_dead,
             self.effects_and_states_agree,
             self.failures_have_a_cause,
+            self.payloads_are_those_that_were_left,
             self.duplicates_are_explained,
             self.cancelled_means_cancelled,
             self.nothing_is_late,
@@ -528,6 +535,14 @@ class Oracle:
                 if not any(fault.kind in DATABASE_FAULTS for fault in self._between(begin - RECORDED, row.at)):
                     self.report.found("failure without a cause", f"{pk}: delivery {row.delivery} at {row.at:.3f}")
 
+    def payloads_are_those_that_were_left(self) -> None:
+        """Check that each change of a payload in the log is in the payload, and that no attempt saw an older one."""
+        for pk, message in self.evidence.messages.items():
+            changes = [row.delivery for row in self.evidence.log.get(pk, ()) if CHANGED in row.reason]
+            self.report.counts["payload changes"] += len(changes)
+            if changes != message.left:
+                self.report.found("wrong payload", f"{pk}: changed by deliveries {changes}, it has {message.left}")
+
     def duplicates_are_explained(self) -> None:
         for pk, message in self.evidence.messages.items():
             if message.is_transactional:
@@ -676,7 +691,7 @@ class Oracle:
         ready = max(before.due, before.at)
         marks = self.evidence.run["marks"]
         allowed, kind = marks["quiet"], "quiet"
-        if before.before == "running" and before.reason:
+        if before.before == "running" and before.reason and not before.failed:
             # Released, not failed: count from the death, whose time the record cannot know.
             died = self._died_holding(log, before.delivery)
             if died is not None:

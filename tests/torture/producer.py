@@ -116,7 +116,8 @@ class Producer:
         if chance < 0.03:
             return "slow", {**payload, "work": self.random.uniform(0.2, 1.2)}
         if chance < 0.13:
-            return "failing", {**payload, "fails": self.random.randint(1, 3)}
+            left = {"left": []} if self.random.random() < 0.5 else {}
+            return "failing", {**payload, **left, "fails": self.random.randint(1, 3)}
         if chance < 0.15:
             return "refused", payload
         return "plain", {**payload, "work": self.random.choice((0.0, 0.002, 0.02))}

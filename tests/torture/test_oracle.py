@@ -40,6 +40,7 @@ class Scene:
         self.acked: list[int] = []
         self.orphaned: list[int] = []
         self.gone: list[tuple[int, str]] = []
+        self.payloads: dict[int, dict[str, Any]] = {}
         self.rivals: list[dict[str, Any]] = []
         self.occurrences: dict[int, tuple[str, float]] = {}
         self.headers: dict[int, tuple[str, float]] = {}
@@ -145,13 +146,14 @@ class Scene:
                 INSERT INTO delayq_message (id, topic, queue, priority, state, payload, headers, due_at, created_at,
                     finished_at, leased_until, attempts, deliveries, reported, excused, moves, worker,
                     cancel_requested)
-                VALUES (%s, %s, 'default', 0, %s, '{}', %s, now(), now(), CASE WHEN %s THEN now() END,
+                VALUES (%s, %s, 'default', 0, %s, %s, %s, now(), now(), CASE WHEN %s THEN now() END,
                         CASE WHEN %s THEN now() END, 0, %s, 0, 0, 1, '', false)
                 """,
                 [
                     pk,
                     self.topics.get(pk, "torture.line"),
                     state,
+                    json.dumps(self.payloads.get(pk, {})),
                     self._headers(pk),
                     final,
                     state == "running",
@@ -251,7 +253,8 @@ def a_failure_is_reported_and_retried(scene: Scene) -> None:
     scene.message(RETRIED, "torture.line", NOON)
     scene.claim(RETRIED, NOON + 0.01, 11)
     scene.ran(RETRIED, 1, 11, NOON + 0.02, "fail")
-    scene.end(RETRIED, "scheduled", NOON + 0.05, NOON + 1, error="ConnectionError: as ordered")
+    scene.end(RETRIED, "scheduled", NOON + 0.05, NOON + 1, error="RetryLater: as ordered", reason="payload changed")
+    scene.payloads[RETRIED] = {"left": [1]}
     scene.claim(RETRIED, NOON + 1.01, 12)
     scene.ran(RETRIED, 2, 12, NOON + 1.02, "end")
     scene.end(RETRIED, "consumed", NOON + 1.05)
@@ -599,6 +602,16 @@ def _(scene: Scene) -> None:
 @spoil("duplicate transactional effect", "a row written twice")
 def _(scene: Scene) -> None:
     scene.effects.append((ROW, 2))
+
+
+@spoil("wrong payload", "a payload that was left is not there")
+def _(scene: Scene) -> None:
+    scene.payloads[RETRIED] = {"left": []}
+
+
+@spoil("wrong payload", "a payload was changed by a delivery that had none to change")
+def _(scene: Scene) -> None:
+    scene.log[RETRIED][2]["reason"] = ""
 
 
 @spoil("unexplained duplicate", "two effects, and nobody was killed")

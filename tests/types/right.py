@@ -48,6 +48,8 @@ def close(message: Delivered[Order]) -> None:
     assert_type(message.due_at, datetime)
     assert_type(message.expires_at, datetime | None)
     assert_type(message.attempts_left, int | None)
+    if message.attempt == 1:
+        raise RetryLater("5m", payload=None)
     raise RetryLater("5m")
 
 

@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from django_delayq import Delivered, Reject, handler
+from django_delayq import Delivered, Reject, RetryLater, handler
 from django_delayq.recurring import recurring
 
 # More attempts than any fault can use up: only poison may end as dead.
@@ -108,9 +108,15 @@ def _ask_database() -> None:
 
 
 def _misbehave(message: Delivered) -> None:
-    """Fail the first attempts, kill the process at the first delivery or at every one, as the payload says."""
+    """Fail the first attempts, kill the process at the first delivery or at every one, as the payload says.
+
+    A payload with a list ``left`` is changed by each failure: the number of the delivery is added to the list.
+    """
     if message.attempt <= message.payload["fails"]:
         _note("fail", message)
+        if "left" in message.payload:
+            left = [*message.payload["left"], message.deliveries]
+            raise RetryLater(RETRY[message.attempt - 1], payload={**message.payload, "left": left})
         raise ConnectionError("as ordered")
     if message.deliveries <= message.payload["dies"]:
         if message.topic != "torture.row" and message.payload["late"]:
