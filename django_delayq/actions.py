@@ -147,6 +147,14 @@ def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
     return counts
 
 
+def foresee_reschedule(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a reschedule of these messages, or a run now, would have now. Writes nothing."""
+    counts: Counter[Verdict] = Counter()
+    for state, number in rows.order_by().values_list("state").annotate(Count("pk")):
+        counts[Verdict.RESCHEDULED if state in RESCHEDULE.states else Verdict.TOO_LATE] += number
+    return counts
+
+
 def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
     """Count the verdicts that a requeue of these messages would have now. Writes nothing.
 

@@ -492,8 +492,8 @@ def reschedule(
             return TOO_LATE
         start = due_at or at + delay
         if shift is not None:
-            start = min(max(message.due_at + shift, at), at + FARTHEST)
-        moment = ceil_tenth(start + shares(message))
+            start = max(message.due_at + shift, at)
+        moment = ceil_tenth(min(start + shares(message), at + FARTHEST))
         if message.state == State.LIMITED and start <= at:
             moment = message.due_at
         return Decision(State.SCHEDULED, _moved_due(message, moment), reason, Verdict.RESCHEDULED)

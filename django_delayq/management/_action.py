@@ -42,6 +42,8 @@ class ActionCommand(common.DelayqCommand):
     # The lines for people. With --json the verdicts themselves are the keys.
     lines: ClassVar[dict[Verdict, str]]
     dry_run_lines: ClassVar[dict[Verdict, str]]
+    # What the error adds when neither ids nor selectors are given.
+    usage_hint: ClassVar[str] = ""
     # The reasons why a message cannot be changed, for the last line.
     refusals: ClassVar[str]
 
@@ -82,7 +84,8 @@ class ActionCommand(common.DelayqCommand):
         by_id, by_selectors = bool(options["ids"]), any(options[name] for name in self.selectors)
         if not by_id and not by_selectors:
             raise CommandError(
-                "Give ids of messages, or selectors such as --topic and --queue.", returncode=common.USAGE
+                f"Give ids of messages, or selectors such as --topic and --queue.{self.usage_hint}",
+                returncode=common.USAGE,
             )
         if by_id and by_selectors:
             raise CommandError("Give ids or selectors, not both.", returncode=common.USAGE)

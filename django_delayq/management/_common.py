@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import FrameType
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from ..exceptions import BrokerUnavailable, InvalidMessage, UnusableBroker
 from ..models import Message
 from ..sql import unsupported
 from ..sql.troubles import Trouble, in_words, trouble
+from ..transitions import NO_TIME
 
 # The version of the JSON that --json writes.
 SCHEMA = 1
@@ -196,6 +197,27 @@ def duration(text: str) -> float:
     return found
 
 
+def span(text: str) -> timedelta:
+    """Read a time from 0 to 100 years, such as ``90s``."""
+    try:
+        return validation.delay(text)
+    except InvalidMessage as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def signed_span(text: str) -> timedelta:
+    """Read a time that may be negative, such as ``-30m``."""
+    return -span(text.removeprefix("-")) if text.startswith("-") else span(text)
+
+
+def due(text: str) -> datetime:
+    """Read a due time that a message may have: an aware moment in ISO 8601, not in the past."""
+    try:
+        return validation.due(moment(text), "the due time")
+    except InvalidMessage as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def positive(text: str) -> int:
     """Read a whole number of 1 or more."""
     found = int(text)
@@ -268,6 +290,13 @@ def add_selectors(parser: CommandParser) -> None:
         "--due-after", type=moment, help="only messages that are due at this time or later (ISO 8601 with time zone)"
     )
     parser.add_argument("--due-before", type=moment, help="only messages that are due before this time")
+
+
+def add_spread(parser: CommandParser, which: str = "the messages") -> None:
+    """Add the option --spread, which distributes ``which`` messages."""
+    parser.add_argument(
+        "--spread", type=span, default=NO_TIME, metavar="TIME", help=f"spread {which} evenly over this time, e.g. 10m"
+    )
 
 
 def add_yes(parser: CommandParser) -> None:

@@ -27,6 +27,7 @@ HARNESSES = {
         "tests/broker",
         "tests/scripts",
         "tests/races",
+        "tests/commands/test_reschedule.py",
         "tests/commands/test_restore.py",
         "tests/integration",
         "tests/tasks",
@@ -95,6 +96,14 @@ TESTING = "django_delayq/testing"
 TASKS = "django_delayq/contrib/tasks"
 
 MUTANTS = [
+    mutant(
+        "spread that ends beyond the farthest due time",
+        (TRANSITIONS, "min(start + shares(message), at + FARTHEST)", "start + shares(message)"),
+    ),
+    mutant(
+        "preview of a reschedule that takes running messages for scheduled",
+        (ACTIONS, "Verdict.RESCHEDULED if state in RESCHEDULE.states", "Verdict.RESCHEDULED if state in LIVE"),
+    ),
     mutant(
         "changed payload lost where others are not changed",
         (SQL, "changes = any(payload is not None", "changes = all(payload is not None"),

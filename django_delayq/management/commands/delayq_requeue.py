@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -53,12 +52,7 @@ class Command(ActionCommand):
         parser.add_argument(
             "--finished-before", type=common.moment, help="only messages that finished before this time"
         )
-        parser.add_argument(
-            "--spread",
-            type=common.duration,
-            metavar="TIME",
-            help="spread the messages that would be due at once evenly over this time, e.g. 10m",
-        )
+        common.add_spread(parser, "the messages that would be due at once")
         parser.add_argument(
             "--now", action="store_true", help="give up due times that are still to come: all messages are due now"
         )
@@ -68,9 +62,7 @@ class Command(ActionCommand):
         super().work(using, options)
 
     def times(self, options: dict[str, Any]) -> actions.Times:
-        return actions.Times(
-            delay=NO_TIME if options["now"] else None, spread=timedelta(seconds=options["spread"] or 0)
-        )
+        return actions.Times(delay=NO_TIME if options["now"] else None, spread=options["spread"])
 
     def foresee(self, rows: QuerySet[Message]) -> Counter[Verdict]:
         verdicts = actions.foresee_requeue(rows)
@@ -87,7 +79,7 @@ class Command(ActionCommand):
             first, last = iso(self._to_come.first), iso(self._to_come.last)
             parts.append(f"{later:,} at their own due times, from {first} to {last}")
         if others:
-            when = f"over {brief(options['spread'])} from now on" if options["spread"] else "at once"
+            when = f"over {brief(options['spread'].total_seconds())} from now on" if options["spread"] else "at once"
             parts.append(f"{others:,} {when}")
         return f": {', '.join(parts)}" if parts else ""
 

@@ -1,0 +1,267 @@
+"""delayq_reschedule and delayq_run: other due times for scheduled messages."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import conf, transitions
+from django_delayq.management import _common as common
+from django_delayq.models import Message, Transition
+from django_delayq.states import State
+
+from .conftest import claim, due_tenths, held, run, schedule
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+
+
+def in_words(value: Any) -> str | None:
+    """Name a test by the words of its call."""
+    return " ".join(map(str, value)) if isinstance(value, list) else None
+
+
+# Both commands as they are called most simply.
+BOTH = pytest.mark.parametrize("command", [["delayq_reschedule", "--delay", "1h"], ["delayq_run"]], ids=in_words)
+
+
+def dues(*ids: int) -> list[datetime]:
+    found = {message.pk: message.due_at for message in Message.objects.filter(pk__in=ids)}
+    return [found[pk] for pk in ids]
+
+
+def waits(*ids: int) -> list[float]:
+    """Return the seconds from now to the due times."""
+    now = transitions.now("default")
+    return [(due - now).total_seconds() for due in dues(*ids)]
+
+
+def rescheduled() -> set[int]:
+    """Return the messages that have another due time than at first."""
+    moves = Transition.objects.filter(from_state=State.SCHEDULED, to_state=State.SCHEDULED)
+    return set(moves.values_list("message_id", flat=True))
+
+
+# --- the due time -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["delayq_reschedule", "--delay", "2h"], [7200, 7200, 7200]),
+        (["delayq_reschedule", "--due-at", "HOUR"], [3600, 3600, 3600]),
+        (["delayq_reschedule", "--shift", "1h"], [4200, 4200, 4200]),
+        (["delayq_reschedule", "--shift=-5m"], [300, 300, 300]),
+        # Never before now.
+        (["delayq_reschedule", "--shift=-1d"], [0, 0, 0]),
+        (["delayq_reschedule", "--delay", "1h", "--spread", "30m"], [3600, 4200, 4800]),
+        (["delayq_reschedule", "--shift", "0", "--spread", "30m"], [600, 1200, 1800]),
+        # Never later than 100 years from now.
+        (["delayq_reschedule", "--delay", "36524d", "--spread", "36525d"], [36524 * 86400, *[36525 * 86400] * 2]),
+        (["delayq_run"], [0, 0, 0]),
+        (["delayq_run", "--spread", "30m"], [0, 600, 1200]),
+    ],
+    ids=in_words,
+)
+def test_messages_get_the_due_times_that_were_asked_for(words: list[str], expected: list[float]) -> None:
+    ids = schedule(3, due=600)
+    run("delayq_restore")
+    hour = (timezone.now() + timedelta(hours=1)).isoformat()
+    ran = run(*[hour if word == "HOUR" else word for word in words], *map(str, ids), "--yes", "--json")
+    assert (ran.code, ran.json["answers"]) == (0, {"rescheduled": 3})
+    assert waits(*ids) == pytest.approx(expected, abs=30)
+    # Redis knows each that is due within the horizon.
+    near = [pk for pk, wait in zip(ids, expected, strict=True) if wait < conf.get().HORIZON]
+    places = held()
+    assert all(places.get(pk, 0) in (0, tenths) for pk, tenths in due_tenths(*near).items())
+    assert set(near) <= places.keys()
+
+
+def test_the_time_of_expiry_moves_by_as_much() -> None:
+    [pk] = schedule(due=600, expires="5m")
+    assert run("delayq_reschedule", str(pk), "--delay", "1h").code == 0
+    message = Message.objects.get(pk=pk)
+    assert message.expires_at == message.due_at + timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "one of the arguments --due-at --delay --shift is required"),
+        (["--delay", "1h", "--shift", "1h"], "not allowed with argument"),
+        (["--due-at", "2020-01-01T00:00:00Z"], "is in the past"),
+        (["--due-at", "2199-01-01T00:00:00Z"], "more than 100 years"),
+        (["--due-at", "2050-01-01T00:00:00"], "has no time zone"),
+        (["--due-at", "tomorrow"], "not a time"),
+        (["--delay", "soon"], "not a duration"),
+        (["--delay=-1h"], "is negative"),
+        (["--delay", "9999999w"], "more than 100 years"),
+        (["--shift=--1h"], "is negative"),
+        (["--delay", "1h", "--spread=9999999w"], "more than 100 years"),
+    ],
+    ids=in_words,
+)
+def test_an_impossible_time_is_refused(words: list[str], problem: str) -> None:
+    [pk] = schedule(due=600)
+    ran = run("delayq_reschedule", str(pk), *words)
+    assert ran.code != 0
+    assert problem in ran.err
+    assert not rescheduled()
+
+
+# --- the selection, the question and the answer -----------------------------------------------------------------------
+
+
+@BOTH
+def test_reason_and_actor_are_in_the_log(command: list[str]) -> None:
+    [pk, other] = schedule(2)
+    assert run(*command, str(pk), "--reason", "the bank asked").code == 0
+    assert rescheduled() == {pk}
+    last = Message.objects.get(pk=pk).transitions.last()
+    assert last is not None
+    assert (last.reason, last.actor.partition(" ")[0]) == ("the bank asked", f"command:{command[0]}")
+    assert other not in rescheduled()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["--topic", "t.effect"], {"effect"}),
+        (["--queue", "b"], {"b"}),
+        (["--state", "scheduled"], {"keyed", "effect", "b", "later"}),
+        (["--topic", "t.ok", "--key", "k"], {"keyed"}),
+        (["--due-before", "SPLIT"], {"keyed", "effect", "b"}),
+        (["--due-after", "SPLIT"], {"later"}),
+    ],
+    ids=in_words,
+)
+def test_selectors_narrow_the_messages(command: list[str], words: list[str], chosen: set[str]) -> None:
+    names = {
+        schedule(key="k")[0]: "keyed",
+        schedule(topic="t.effect")[0]: "effect",
+        schedule(queue="b")[0]: "b",
+        schedule(due=300)[0]: "later",
+    }
+    [running] = schedule(queue="b", due=-1)
+    claim(running)
+    split = (timezone.now() + timedelta(seconds=180)).isoformat()
+    ran = run(*command, "--yes", *[split if word == "SPLIT" else word for word in words])
+    assert ran.code == 0
+    assert {names[pk] for pk in rescheduled()} == chosen
+
+
+@BOTH
+def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4(command: list[str]) -> None:
+    [waiting], [running], [done] = schedule(), schedule(due=-1), schedule()
+    claim(running)
+    run("delayq_cancel", str(done))
+    words = [*command, *map(str, (waiting, running, done, 10**12)), "--json"]
+    expected = {"rescheduled": 1, "too late": 2, "not found": 1}
+    would = run(*words, "--dry-run")
+    assert (would.code, would.json["answers"], would.json["dry_run"]) == (4, expected, True)
+    assert waiting not in rescheduled()
+    ran = run(*words, "--yes")
+    assert (ran.code, ran.json["answers"]) == (4, expected)
+    assert "2 of 4 messages" not in ran.err
+    assert "3 of 4 messages cannot be changed: running, finished already, or not found." in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "verb", "when", "done"),
+    [
+        (["delayq_reschedule", "--delay", "2h"], "reschedule", "due in 2 h", "rescheduled"),
+        (
+            ["delayq_reschedule", "--due-at", "2031-05-01T12:00:00+02:00"],
+            "reschedule",
+            "due at 2031-05-01T10:00:00.000Z",
+            "rescheduled",
+        ),
+        (
+            ["delayq_reschedule", "--shift", "1h", "--spread", "10m"],
+            "reschedule",
+            "later by 1 h, spread over 10 m",
+            "rescheduled",
+        ),
+        (["delayq_reschedule", "--shift=-30m"], "reschedule", "earlier by 30 m, but not before now", "rescheduled"),
+        (["delayq_run"], "run", "due now", "due now"),
+        (["delayq_run", "--spread", "10m"], "run", "due over 10 m from now on", "due now"),
+    ],
+    ids=in_words,
+)
+def test_the_question_and_the_preview_say_when_messages_will_be_due(
+    words: list[str], verb: str, when: str, done: str
+) -> None:
+    schedule(3)
+    would = run(*words, "--topic", "t.ok", "--dry-run")
+    assert (would.code, would.out) == (0, f"3 would be {done}\n{when}\n")
+    asked = run(*words, "--topic", "t.ok")
+    assert asked.code == 2
+    assert f"This will {verb} 3 messages: {when}." in asked.err
+    assert not rescheduled()
+    assert run(*words, "--topic", "t.ok", "--yes").out == f"3 {done}\n"
+
+
+@BOTH
+def test_a_call_without_ids_and_selectors_is_refused(command: list[str]) -> None:
+    schedule(2)
+    refused = run(*command, "--yes")
+    assert refused.code == 2
+    assert ("To start a worker: run_delayq." in refused.err) == (command[0] == "delayq_run")
+    assert run(*command, "--yes", "1", "--topic", "t.ok").code == 2
+    assert run(*command, "--state", "running", "--yes").code != 0
+    assert not rescheduled()
+
+
+@BOTH
+def test_messages_that_appear_or_change_while_it_asks_are_left_alone(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = schedule(3)
+    added: list[int] = []
+
+    def answer(_command: Any, _what: str, *, yes: bool) -> None:
+        added.extend(schedule(2))
+        transitions.give_up("default", ids[:1], reason="", actor="")
+
+    monkeypatch.setattr(common.DelayqCommand, "confirm", answer)
+    ran = run(*command, "--topic", "t.ok", "--json")
+    assert (ran.code, ran.json["answers"]) == (4, {"rescheduled": 2, "too late": 1})
+    assert rescheduled() == set(ids[1:])
+
+
+@BOTH
+def test_ids_are_read_from_stdin_and_moved_in_batches(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = schedule(1100)
+    monkeypatch.setattr(sys, "stdin", StringIO("\n".join(map(str, ids))))
+    ran = run(*command, "-", "--yes", "--json")
+    assert (ran.code, ran.json["answers"]) == (0, {"rescheduled": 1100})
+    assert Message.objects.filter(moves=2).count() == 1100
+
+
+@BOTH
+def test_an_interrupted_command_stops_between_two_batches(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule(1100)
+    monkeypatch.setattr(common.Interruptible, "asked", lambda self: True)
+    monkeypatch.setattr(common.Interruptible, "returncode", 130)
+    ran = run(*command, "--topic", "t.ok", "--yes", "--json")
+    assert (ran.code, ran.json["answers"]) == (130, {"rescheduled": 1000})
+    assert Message.objects.filter(moves=2).count() == 1000
+
+
+@pytest.mark.console
+@pytest.mark.parametrize(
+    ("command", "action"), [(["delayq_reschedule", "--delay", "1h"], "reschedule"), (["delayq_run"], "run")]
+)
+def test_the_action_is_in_the_audit(command: list[str], action: str) -> None:
+    from django_delayq.console.models import AuditEvent
+
+    schedule(3)
+    run(*command, "--topic", "t.ok", "--reason", "the bank asked", "--yes")
+    written = AuditEvent.objects.latest("pk")
+    assert (written.action, written.target, written.reason) == (action, "topic t.ok", "the bank asked")
+    assert written.outcomes == {"rescheduled": 3}
