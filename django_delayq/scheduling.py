@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 from django.db import router
 from django.db.models.base import ModelState
@@ -75,6 +76,33 @@ class MessageDict(MessageOptions, total=False):
     payload: Any
 
 
+class _NoOthers(TypedDict):
+    """No arguments: type checkers refuse all others, and a call with one can say which is meant."""
+
+
+# What other queues and the first guess call the arguments.
+_MEANT = {
+    **dict.fromkeys(("countdown", "schedule_in", "defer_by", "after"), "delay"),
+    **dict.fromkeys(("at", "eta", "run_at", "run_after", "schedule_at", "scheduled_at", "defer_until"), "due_at"),
+    **dict.fromkeys(("args", "kwargs", "data", "body", "message"), "payload"),
+    **dict.fromkeys(("task_id", "job_id", "unique_key", "queueing_lock"), "key"),
+    "expires_in": "expires",
+    "max_retries": "max_attempts",
+    "queue_name": "queue",
+    "time_limit": "timeout",
+    "ttl": "expires",
+}
+
+
+def _unknown(names: Iterable[Any]) -> str:
+    """Name arguments that do not exist, each with the one that is meant, if that can be guessed."""
+    said = []
+    for name in sorted(map(str, names)):
+        meant = _MEANT.get(name) or next(iter(get_close_matches(name, _OPTIONS, 1)), None)
+        said.append(f"{name[:40]} (write {meant})" if meant else name[:40])
+    return ", ".join(said)
+
+
 def schedule_message(
     topic: str,
     payload: Any = None,
@@ -93,6 +121,7 @@ def schedule_message(
     headers: Mapping[str, Any] | None = None,
     concurrency_key: str | None = None,
     using: str | None = None,
+    **others: Unpack[_NoOthers],
 ) -> Message:
     """Schedule one message and return it.
 
@@ -117,6 +146,8 @@ def schedule_message(
 
         schedule_message("orders.close", {"order": order.pk}, delay="15m", key=str(order.pk))
     """
+    if others:
+        raise TypeError(f"schedule_message() has no such argument: {_unknown(others)}")
     new = _checked(
         topic,
         payload,
@@ -227,7 +258,7 @@ def _from_mapping(number: int, message: Any) -> NewMessage:
         if not isinstance(message, (dict, Mapping)) or "topic" not in message:
             raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
         if not message.keys() <= _OPTIONS:
-            raise InvalidMessage(f"unknown: {', '.join(sorted(map(str, message.keys() - _OPTIONS)))}")
+            raise InvalidMessage(f"unknown: {_unknown(message.keys() - _OPTIONS)}")
         return _checked(**message)
     except InvalidMessage as error:
         raise type(error)(f"message {number}: {error}") from error

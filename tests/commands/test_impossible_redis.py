@@ -22,6 +22,8 @@ ARGUMENTS = {
     "delayq_pause": ["default"],
     "delayq_resume": ["default"],
     "delayq_purge": ["--older-than", "1d"],
+    "delayq_reschedule": ["1", "--delay", "1h"],
+    "delayq_run": ["1"],
     "run_delayq": ["--max-runtime", "1"],
 }
 COMMANDS = sorted(path.stem for path in Path(commands.__file__).parent.glob("[a-z]*.py"))

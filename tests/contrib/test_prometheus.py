@@ -23,7 +23,7 @@ from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_delayq import conf, pause_queue, restore, schedule_message, schedule_messages, transitions
+from django_delayq import conf, extensions, pause_queue, restore, schedule_message, schedule_messages, transitions
 from django_delayq.contrib.prometheus import apps as prometheus_apps
 from django_delayq.contrib.prometheus import counts, gauges
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
@@ -115,6 +115,16 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_the_option_without_its_app_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "_worker_options", [])
+    ran = run("run_delayq", "--metrics-port", "9808")
+    assert ran.code == 2
+    assert ran.err == (
+        "--metrics-port comes with an app: pip install 'django-delayq[prometheus]', "
+        "and add 'django_delayq.contrib.prometheus' to INSTALLED_APPS."
+    )
+
+
 def test_once_takes_no_metrics_port() -> None:
     ran = run("run_delayq", "--once", "--metrics-port", "0")
     assert ran.code == 2

@@ -156,6 +156,20 @@ def test_every_role_is_documented(page: str) -> None:
     assert "operator" in text
 
 
+def test_every_service_that_the_log_names_is_in_the_glossary() -> None:
+    services = [
+        name
+        for path in sorted((ROOT / "django_delayq").rglob("*.py"))
+        for name in re.findall(
+            r'^class \w+\(Service\):.*?^    name = "([^"]+)"', path.read_text(), re.DOTALL | re.MULTILINE
+        )
+    ]
+    assert "rollup writer" in services
+    text = " ".join(text_of("reference/glossary").split())
+    described = text.partition(" service One periodic duty")[2].partition(" rollup A row")[0]
+    assert [name for name in services if not re.search(rf"\b{name}\b", described)] == []
+
+
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import gc
 import re
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -26,12 +26,14 @@ from django_delayq import (
     PayloadTooLarge,
     RegisteredHandler,
     RetryPolicy,
+    aschedule_message,
     cancel_message,
     handler,
     registry,
     reschedule_message,
     schedule_message,
     schedule_messages,
+    scheduling,
     transitions,
 )
 from django_delayq.models import Message, Transition
@@ -178,9 +180,39 @@ def test_a_choice_on_conflict_without_a_key_is_refused(choice: Any) -> None:
     assert not Message.objects.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("countdown", "delay"),
+        ("eta", "due_at"),
+        ("at", "due_at"),
+        ("run_after", "due_at"),
+        ("kwargs", "payload"),
+        ("delya", "delay"),
+        ("max_retries", "max_attempts"),
+        ("zzz", None),
+    ],
+)
+def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, meant: str | None) -> None:
+    said = f"{name} (write {meant})" if meant else name
+    given: Any = {name: "5m"}
+    for call in (schedule_message, async_to_sync(aschedule_message)):
+        with pytest.raises(TypeError, match=rf"^schedule_message\(\) has no such argument: {re.escape(said)}$"):
+            call(TOPIC, **given)
+    with pytest.raises(InvalidMessage, match=rf"^message 0: unknown: {re.escape(said)}$"):
+        schedule_messages([{"topic": TOPIC, **given}])
+    assert not Message.objects.exists()
+
+
+def test_every_argument_that_is_guessed_exists() -> None:
+    assert set(scheduling._MEANT.values()) <= scheduling._OPTIONS
+    assert not set(scheduling._MEANT) & scheduling._OPTIONS
+
+
 def test_the_options_of_one_message_and_of_many_are_the_same_and_have_the_same_types() -> None:
     arguments = get_type_hints(schedule_message)
     del arguments["return"]
+    assert not get_type_hints(get_args(arguments.pop("others"))[0])
     assert arguments.pop("using") == str | None
     assert get_type_hints(MessageDict) == arguments
     assert {*get_type_hints(MessageOptions), "topic", "payload"} == arguments.keys()
