@@ -178,6 +178,7 @@ class WorkerProcess:
                 self.code = self.code or UNFINISHED
         # Deliveries that have not begun are released; those that run may finish, and their leases are renewed
         # meanwhile.
+        held = self.pool.held()
         self.pool.release_unstarted()
         finished = self.pool.finish(self.options.graceful_timeout, self._is_all_stuck)
         if not finished:
@@ -204,3 +205,15 @@ class WorkerProcess:
         self.parts.extensions.stop()
         self.parts.brokers.close()
         connections.close_all()
+        self._log_end(held)
+
+    def _log_end(self, held: list[Delivery]) -> None:
+        """Log what became of the deliveries that were held when the process began to end."""
+        left = self.pool.held()
+        logger.info(
+            "Worker process %s has ended; handlers finished: %d, not ended: %d; deliveries released unstarted: %d",
+            self.name,
+            sum(bool(delivery.started_mono) and delivery not in left for delivery in held),
+            len(left),
+            sum(not delivery.started_mono and delivery not in left for delivery in held),
+        )

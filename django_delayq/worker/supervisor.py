@@ -111,6 +111,11 @@ class Supervisor:
         with self._handling_signals():
             self._loop()
         self._release_claims(final=True)
+        if self._to_release:
+            names = ", ".join(dead.name for dead in self._to_release)
+            logger.warning("Stopped; other workers release the claims of %s when their leases end", names)
+        else:
+            logger.info("Stopped: all worker processes have ended, and their claims are released")
         return 0
 
     def _loop(self) -> None:

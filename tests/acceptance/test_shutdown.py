@@ -30,6 +30,8 @@ def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Ga
     waiting = schedule_message("t.effect")
     gate.open()
     assert worker.wait() == 0
+    assert "handlers finished: 1, not ended: 0; deliveries released unstarted: 0" in worker.log
+    assert "Stopped: all worker processes have ended, and their claims are released" in worker.log
     running.refresh_from_db()
     assert (running.state, running.deliveries, running.attempts) == (State.CONSUMED, 1, 0)
     waiting.refresh_from_db()
@@ -43,6 +45,7 @@ def test_after_the_graceful_timeout_the_rest_is_given_back_at_no_cost(start: Sta
     eventually(lambda: gate.how_many_began() == 2, "both begin")
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
+    assert "handlers finished: 0, not ended: 2; deliveries released unstarted: 0" in worker.log
     for message in messages:
         message.refresh_from_db()
         assert (message.state, message.attempts, message.deliveries) == (State.SCHEDULED, 0, 1)
@@ -82,6 +85,7 @@ def test_claims_that_have_not_begun_are_given_back_at_once(start: Start, gate: G
     for message in Message.objects.filter(pk__in=[m.pk for m in waiting]):
         assert (message.attempts, message.crashes) == (0, 0)
     released = Message.objects.filter(pk__in=[m.pk for m in waiting], deliveries=1)
+    assert f"handlers finished: 1, not ended: 0; deliveries released unstarted: {released.count()}" in worker.log
     assert {log_of(message)[-1].reason for message in released} == {"shutdown"}
 
 
