@@ -1,4 +1,4 @@
-"""The public extension point, by which an installed app adds to ``run_delayq``, restores and ``delayq_stats``.
+"""The public extension point: an installed app adds to ``run_delayq``, restores, ``delayq_stats`` and ``delayq_check``.
 
 An app registers its additions in its ``AppConfig.ready()``. The console adds its statistics and its operations this
 way. While nothing is registered, the only cost is that a worker checks an empty tuple for each batch of messages.
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .signals import MessageFacts
 
 if TYPE_CHECKING:
+    from .inspector.diagnostics import Finding
+    from .inspector.worker_list import WorkerList
     from .restore import Overdue, Selection, Tally
     from .sql.rows import Claimed, Moved
     from .worker.options import Options
@@ -144,6 +146,7 @@ _roles: list[str] = []
 _worker_options: list[WorkerOption] = []
 _restore_observers: list[Callable[[RestoreStart], RestoreObserver]] = []
 _statistics: list[Callable[[str, datetime], StatisticsSection]] = []
+_findings: list[Callable[[str, WorkerList], Iterable[Finding]]] = []
 
 
 def add_to_workers(make: Callable[[str, str], WorkerExtension], *, roles: Iterable[str] = ()) -> None:
@@ -180,6 +183,15 @@ def add_to_statistics(make: Callable[[str, datetime], StatisticsSection]) -> Non
         _statistics.append(make)
 
 
+def add_to_check(find: Callable[[str, WorkerList], Iterable[Finding]]) -> None:
+    """Add findings to ``delayq_check``, and to the problems on the console's pages: ``find(using, workers)``.
+
+    ``workers.at`` is the moment by the record's clock. The texts may be translated: the command asks for the original.
+    """
+    if find not in _findings:
+        _findings.append(find)
+
+
 def roles() -> tuple[str, ...]:
     """Return the roles that extensions of workers add."""
     return tuple(_roles)
@@ -193,6 +205,11 @@ def worker_options() -> tuple[WorkerOption, ...]:
 def statistics(using: str, now: datetime) -> list[StatisticsSection]:
     """Collect the sections that were added to ``delayq_stats``."""
     return [make(using, now) for make in _statistics]
+
+
+def findings(using: str, workers: WorkerList) -> list[Finding]:
+    """Collect the findings that were added to ``delayq_check``."""
+    return [found for find in _findings for found in find(using, workers)]
 
 
 class WorkerExtensions:

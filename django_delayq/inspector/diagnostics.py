@@ -8,8 +8,9 @@ from datetime import datetime
 from enum import IntEnum
 
 from django.db import DatabaseError, InterfaceError, connections
+from django.utils import translation
 
-from .. import conf, pausing, restore, transitions
+from .. import conf, extensions, pausing, restore, transitions
 from ..broker import describe
 from ..broker.base import Index, ServerInfo
 from ..durations import brief
@@ -182,6 +183,8 @@ def _record(using: str, limits: Limits) -> Iterator[Finding]:
     # Without any worker the finding "Workers" says all.
     if alive and (queues := queues_without_worker(using, workers)):
         yield Finding("Queues", Level.WARN, f"no worker serves {_some(queues)}")
+    with translation.override(None):
+        yield from extensions.findings(using, workers)
     if limits.max_dead is not None:
         dead = stats.capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
         level = Level.CRITICAL if dead.more else Level.OK

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
-from zoneinfo import ZoneInfo
 
 from django import forms
 from django.conf import settings
@@ -15,7 +14,6 @@ from django.db import router
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
-from django.utils import formats, timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -29,6 +27,7 @@ from ..sql.moves import writing
 from . import definition as definitions
 from . import schedules
 from .models import Schedule
+from .times import shown
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Schedule]
@@ -232,12 +231,9 @@ class ScheduleAdmin(_ModelAdmin):
 def _times(schedule: Schedule, count: int) -> list[str]:
     """Return the next times as the clocks of the schedule's time zone show them."""
     try:
-        zone = ZoneInfo(schedule.time_zone)
-        found = schedule.next_times(count)
-    except (InvalidMessage, ImproperlyConfigured, KeyError, ValueError, OSError) as error:
+        return [shown(at, schedule.time_zone) for at in schedule.next_times(count)]
+    except (InvalidMessage, ImproperlyConfigured) as error:
         return [str(error)]
-    local = [timezone.localtime(at, zone) for at in found]
-    return [f"{formats.date_format(at, 'Y-m-d H:i:s')} {at.tzname()}" for at in local]
 
 
 def _using() -> str:

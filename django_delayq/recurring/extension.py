@@ -1,4 +1,4 @@
-"""Registers recurring messages with the extension point: two services for workers with the role ``scheduler``."""
+"""Registers recurring messages with the extension point: two services for workers with a role, and a finding."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from ..sql.moves import writing
 from . import declarations
 
 if TYPE_CHECKING:
+    from ..inspector.diagnostics import Finding
+    from ..inspector.worker_list import WorkerList
     from .definition import Definition
     from .models import Declarations
 
@@ -174,3 +176,10 @@ class RecurringExtension(WorkerExtension):
 def register() -> None:
     """Register the extension. Called when the apps are ready; imports tables when needed."""
     extensions.add_to_workers(RecurringExtension, roles=(ROLE,))
+    extensions.add_to_check(_findings)
+
+
+def _findings(using: str, workers: WorkerList) -> Iterator[Finding]:
+    from . import findings
+
+    return findings.find(using, workers)

@@ -148,10 +148,10 @@ def run_schedule(name: str, *, using: str | None = None) -> Message:
 # --- what a worker does -----------------------------------------------------------------------------------------------
 
 
-def due(using: str, limit: int) -> list[str]:
-    """Return the names of schedules whose next occurrence is to be made, the most urgent first."""
+def due(using: str, limit: int, *, since: timedelta = timedelta(0)) -> list[str]:
+    """Return the names of schedules whose next occurrence is to be made (``since`` so long), the most urgent first."""
     waits = Message.objects.filter(WAITS, pk=OuterRef("message_id"))
-    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=transitions.now(using))
+    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=transitions.now(using) - since)
     # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
     rows = rows.exclude(Q(Exists(waits), missed=Missed.ONCE))
     return list(rows.order_by("last_at").values_list("pk", flat=True)[:limit])

@@ -104,6 +104,12 @@ def zone(name: str) -> ZoneInfo:
         raise InvalidMessage(f"not a time zone: {_shown(name)}; it is a name such as 'Europe/Berlin'") from None
 
 
+def shown(moment: datetime, name: str) -> str:
+    """Write a moment as the clocks of a time zone show it. Raises ``InvalidMessage``."""
+    local = moment.astimezone(zone(name))
+    return f"{local:%Y-%m-%d %H:%M:%S} {local.tzname()}"
+
+
 def _parsed(cron: str, start: datetime) -> Any:
     try:
         from cronsim import CronSim, CronSimError

@@ -144,7 +144,8 @@ def test_every_page_of_help_can_be_formatted() -> None:
 
 
 def test_every_finding_of_delayq_check_is_documented() -> None:
-    source = (ROOT / "django_delayq/inspector/diagnostics.py").read_text()
+    files = ("inspector/diagnostics", "recurring/findings")
+    source = "".join((ROOT / f"django_delayq/{file}.py").read_text() for file in files)
     found = set(re.findall(r'\bFinding\("([\w -]+)"', source))
     assert found == set(re.findall(r"^   \* - \*([\w -]+)\*$", section("delayq_check"), re.MULTILINE))
 
@@ -351,7 +352,15 @@ def test_every_public_name_of_extensions_is_in_the_reference() -> None:
     text = text_of("reference/extensions")
     documented = set(re.findall(r"^\.\. auto(?:function|class):: (\w+)$", text, re.MULTILINE))
     # Those that the package itself calls.
-    of_the_package = {"roles", "statistics", "worker_options", "WorkerExtensions", "WorkerOption", "RestoreObservers"}
+    of_the_package = {
+        "roles",
+        "findings",
+        "statistics",
+        "worker_options",
+        "WorkerExtensions",
+        "WorkerOption",
+        "RestoreObservers",
+    }
     assert documented == public - of_the_package
 
 

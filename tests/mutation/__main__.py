@@ -197,6 +197,14 @@ MUTANTS = [
         (f"{RECURRING}/extension.py", "if time.monotonic() - self._started > FORGOTTEN_AFTER:", "if True:"),
     ),
     mutant(
+        "scheduler that counts as alive for ever",
+        (f"{RECURRING}/findings.py", "filter(seen_at__gt=since).exists()", "exists()"),
+    ),
+    mutant(
+        "schedule that nobody advances and nobody reports",
+        (f"{RECURRING}/findings.py", "since=BEHIND_AFTER", "since=timedelta(days=1)"),
+    ),
+    mutant(
         "time that comes twice when the clocks are put back",
         (f"{RECURRING}/times.py", "if found > moment:\n", "if True:\n"),
     ),

@@ -26,12 +26,12 @@ def test_schedules_are_listed_with_their_next_times() -> None:
     ran = run("delayq_recurring", "list", "--next", "2")
     assert ran.code == 0
     assert ran.out.splitlines() == [
-        "digest: t.ok, 0 3 * * * (Europe/Berlin), missed: once, active, made at run time",
-        "  2050-03-02T02:00:00.000Z",
-        "  2050-03-03T02:00:00.000Z",
-        "s: t.ok, every 1h, missed: once, active, made at run time",
-        "  2050-03-01T13:00:00.000Z",
-        "  2050-03-01T14:00:00.000Z",
+        "digest: 0 3 * * * (Europe/Berlin), topic t.ok, missed: once, active, made at run time",
+        "  2050-03-02 03:00:00 CET",
+        "  2050-03-03 03:00:00 CET",
+        "s: every 1h, topic t.ok, missed: once, active, made at run time",
+        "  2050-03-01 13:00:00 UTC",
+        "  2050-03-01 14:00:00 UTC",
     ]
 
 
@@ -46,7 +46,7 @@ def test_a_schedule_that_cannot_be_read_does_not_spoil_the_list() -> None:
     ran = run("delayq_recurring", "list")
     assert ran.code == 0
     assert "digest: not a time zone: 'Not/Here'" in ran.err
-    assert "s: t.ok" in ran.out
+    assert "s: every 1h" in ran.out
 
 
 def test_no_schedules_are_told() -> None:

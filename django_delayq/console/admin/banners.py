@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...durations import brief
-from ...inspector.diagnostics import Limits
+from ...inspector.diagnostics import Level, Limits
 from ...inspector.numbers import total
 from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, Worker
@@ -45,7 +45,7 @@ class Banner:
 def banners(data: PageData) -> list[Banner]:
     """Return the problems that the data of the dashboard shows."""
     checks: tuple[Callable[[PageData], Iterator[Banner]], ...] = (
-        *(_migrations, _redis, _emptied, _unserved, _overdue, _paused),
+        *(_migrations, _redis, _emptied, _unserved, _overdue, _findings, _paused),
     )
     found = [banner for check in checks for banner in check(data)]
     return sorted(found, key=lambda banner: _SEVERITY.index(banner.level))
@@ -148,6 +148,13 @@ def _overdue(data: PageData) -> Iterator[Banner]:
         age = brief((snapshot.at - min(waiting)).total_seconds())
         text = _("The oldest overdue message has waited for %(age)s.") % {"age": age}
         yield Banner("warning", text, _("Overdue messages"), Message, "is:overdue")
+
+
+def _findings(data: PageData) -> Iterator[Banner]:
+    for finding in data.findings.value or ():
+        if finding.level != Level.OK:
+            level = "error" if finding.level == Level.CRITICAL else "warning"
+            yield Banner(level, finding.detail, _("Workers"), Worker)
 
 
 def _has_no_worker(data: PageData) -> bool:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.db import router
-from django.utils import timezone
+from django.utils import timezone, translation
 
-from ... import conf, models, pausing, publisher, restore
+from ... import conf, extensions, models, pausing, publisher, restore
 from ...exceptions import BrokerUnavailable
 from ...inspector import snapshot, stats, worker_list
+from ...inspector.diagnostics import Finding
 from ...inspector.migrations import pending_migrations
 from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
@@ -44,6 +45,8 @@ class PageData:
     # Queues with scheduled messages of which Redis holds nothing. Only the fullest queues are looked at.
     unfilled: Panel[list[str]]
     pending: Panel[list[str]]
+    # What extensions add to the checks.
+    findings: Panel[list[Finding]]
 
 
 def gather() -> PageData:
@@ -51,16 +54,23 @@ def gather() -> PageData:
     using = router.db_for_read(models.Message)
     seen = panels.load(("snapshot", using), FRESH_SECONDS, using, lambda: snapshot.take_snapshot(using))
     at = seen.value.at if seen.value else timezone.now()
+    workers = panels.load(("workers", using), FRESH_SECONDS, using, lambda: worker_list.list_workers(using, at))
+    language = translation.get_language()
     return PageData(
         using,
         at,
         seen,
-        panels.load(("workers", using), FRESH_SECONDS, using, lambda: worker_list.list_workers(using, at)),
+        workers,
         panels.load(("paused", using), FRESH_SECONDS, using, lambda: pausing.paused(using)),
         panels.load(("redis", repr(conf.get().REDIS)), FRESH_SECONDS, using, redis),
         panels.load(("unfilled", using), FRESH_SECONDS, using, lambda: _unfilled(using, seen.value)),
         panels.load(("pending", using), MIGRATIONS_FRESH_SECONDS, using, lambda: pending_migrations(using)),
+        panels.load(("findings", using, language), FRESH_SECONDS, using, lambda: _findings(using, workers.value)),
     )
+
+
+def _findings(using: str, workers: WorkerList | None) -> list[Finding]:
+    return [] if workers is None else extensions.findings(using, workers)
 
 
 def _unfilled(using: str, seen: Snapshot | None) -> list[str]:

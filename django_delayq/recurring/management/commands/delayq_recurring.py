@@ -13,6 +13,7 @@ from ....exceptions import InvalidMessage
 from ....management import _common as common
 from ...models import Schedule
 from ...schedules import pause_schedule, resume_schedule, run_schedule
+from ...times import shown
 
 MOST_TIMES = 100
 
@@ -89,9 +90,10 @@ class Command(common.DelayqCommand):
         for schedule in schedules:
             state = "paused" if schedule.paused else "ended" if schedule.ended else "active"
             whose = "declared in code" if schedule.declared else "made at run time"
-            self.say(f"{schedule.pk}: {schedule.topic}, {schedule.rule}, missed: {schedule.missed}, {state}, {whose}")
+            facts = (schedule.rule, f"topic {schedule.topic}", f"missed: {schedule.missed}", state, whose)
+            self.say(f"{schedule.pk}: {', '.join(facts)}")
             for at in self._next(schedule, options["next"], now):
-                self.say(f"  {iso(at)}")
+                self.say(f"  {shown(at, schedule.time_zone)}")
 
     def _next(self, schedule: Schedule, count: int, now: Any) -> list[Any]:
         try:

@@ -1,0 +1,47 @@
+"""The finding about schedules, for ``delayq_check`` and the console: their messages are not made, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+
+from django.utils.translation import gettext as _
+
+from ..inspector.diagnostics import MOST_NAMED, Finding, Level
+from ..inspector.worker_list import WorkerList, WorkerState
+from . import declarations, schedules
+from .extension import FORGOTTEN_AFTER, ROLE
+from .models import Declarations, Schedule
+
+# A live scheduler makes the next occurrence within seconds.
+BEHIND_AFTER = timedelta(seconds=60)
+
+
+def find(using: str, workers: WorkerList) -> Iterator[Finding]:
+    """Find out whether workers make the messages of all schedules. Without a worker the finding *Workers* says all."""
+    if not workers.of(WorkerState.ALIVE):
+        return
+    written = set(Schedule.objects.using(using).filter(declared=True).values_list("pk", flat=True))
+    declared = declarations.collect()[0].keys()
+    active = Schedule.objects.using(using).filter(paused=False, ended=False).values_list("pk", flat=True)
+    wanted = {*active[: MOST_NAMED + 1], *(declared - written)}
+    # Each process with the role announces what it declares, be it nothing.
+    since = workers.at - timedelta(seconds=FORGOTTEN_AFTER)
+    if not Declarations.objects.using(using).filter(seen_at__gt=since).exists():
+        if wanted:
+            text = _("No live worker has the role %(role)s, so no messages are made for: %(names)s.")
+            yield _warning(text, wanted)
+        return
+    if behind := schedules.due(using, MOST_NAMED + 1, since=BEHIND_AFTER):
+        yield _warning(_("Workers make no messages, and log the reason, for: %(names)s."), behind)
+    if unwritten := declared - written:
+        text = _(
+            "This code declares schedules that no worker has written, because its code is older or the name belongs to"
+            " a schedule made at run time: %(names)s."
+        )
+        yield _warning(text, unwritten)
+
+
+def _warning(text: str, names: Collection[str]) -> Finding:
+    named = ", ".join(sorted(names)[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")
+    return Finding("Schedules", Level.WARN, text % {"names": named, "role": ROLE})

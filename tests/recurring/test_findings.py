@@ -1,0 +1,117 @@
+"""The finding about schedules, in ``delayq_check`` and on the console's pages."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import translation
+
+from django_delayq import handler
+from django_delayq.models import Worker
+from django_delayq.recurring import create_schedule, pause_schedule, recurring, schedules
+from django_delayq.recurring.extension import FORGOTTEN_AFTER, Declarer
+from django_delayq.recurring.models import Schedule
+from tests.commands.conftest import run
+
+from .conftest import DB, Clock
+
+pytestmark = pytest.mark.django_db
+Code = list[Any]
+
+
+@pytest.fixture(autouse=True)
+def _worker(settings: Any, clock: Clock, code: Code) -> None:
+    """A live worker, without the role unless the test announces its declarations."""
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    Worker.objects.create(name="w", host="h", pid=1, topics=["t.ok"], started_at=clock.now, seen_at=clock.now)
+
+
+def announce() -> Declarer:
+    declarer = Declarer(DB, "w")
+    declarer.tick()
+    return declarer
+
+
+def finding() -> str:
+    checks = {check["name"]: check for check in run("delayq_check", "--json").json["checks"]}
+    found = checks.get("Schedules", {"level": "warn", "detail": ""})
+    assert found["level"] == "warn"
+    return str(found["detail"])
+
+
+def declare() -> None:
+    recurring(every="1h")(handler("t.declared")(lambda message: None))
+
+
+def test_schedules_that_no_worker_makes_are_found(clock: Clock) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    assert finding() == "No live worker has the role scheduler, so no messages are made for: s."
+    announce()
+    assert finding() == ""
+    clock.advance(seconds=FORGOTTEN_AFTER + 1)
+    Worker.objects.update(seen_at=clock.now)
+    assert "role scheduler" in finding()
+
+
+def test_declared_schedules_that_were_never_written_are_found(code: Code, clock: Clock) -> None:
+    announce()
+    declare()
+    assert finding().endswith("made at run time: t.declared.")
+    announce()
+    assert finding() == ""
+    Schedule._base_manager.all().delete()
+    clock.advance(seconds=FORGOTTEN_AFTER + 1)
+    Worker.objects.update(seen_at=clock.now)
+    assert finding().endswith("no messages are made for: t.declared.")
+
+
+def test_a_schedule_that_workers_cannot_advance_is_found(clock: Clock) -> None:
+    create_schedule("s", "t.ok", cron="0 13 * * *", missed="all")
+    clock.advance(hours=1, seconds=59)
+    Worker.objects.update(seen_at=clock.now)
+    announce()
+    assert finding() == ""
+    clock.advance(seconds=1)
+    assert finding() == "Workers make no messages, and log the reason, for: s."
+    schedules.advance(DB, "s")
+    assert finding() == ""
+
+
+def test_no_schedule_needs_no_scheduler(clock: Clock) -> None:
+    assert finding() == ""
+    create_schedule("s", "t.ok", every="1h")
+    pause_schedule("s")
+    assert finding() == ""
+
+
+def test_without_any_worker_the_workers_are_the_finding(clock: Clock) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    Worker.objects.update(seen_at=clock.now - timedelta(minutes=5))
+    assert finding() == ""
+
+
+def test_a_command_in_another_language_is_not_half_translated() -> None:
+    create_schedule("s", "t.ok", every="1h")
+    with translation.override("zh-hans"):
+        assert "No live worker has the role" in finding()
+
+
+@pytest.mark.console
+def test_the_console_shows_the_finding_in_the_language_of_the_user() -> None:
+    from django_delayq.console.admin import panels
+
+    panels.forget()
+    create_schedule("s", "t.ok", every="1h")
+    client = Client()
+    client.force_login(User.objects.create_superuser("anna"))
+    # The requests leave their language active.
+    with translation.override("en"):
+        for page in ("/admin/delayq_console/dashboard/", "/admin/delayq_console/health/"):
+            for language, words in (("en", "No live worker has the role scheduler"), ("zh-hans", "scheduler 角色")):
+                shown = client.get(page, headers={"accept-language": language}).content.decode()
+                assert words in shown
+    panels.forget()
