@@ -62,6 +62,14 @@ class ScheduleForm(_ModelForm):
     # Checked together with the other fields; None until then.
     definition: definitions.Definition | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Django writes one label for the two inputs of a moment, and it belongs to neither.
+        for field in self.fields.values():
+            if isinstance(field.widget, forms.MultiWidget):
+                for part, name in zip(field.widget.widgets, (_("Date:"), _("Time:")), strict=True):
+                    part.attrs["aria-label"] = f"{field.label}: {name}"
+
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
         if self.errors:

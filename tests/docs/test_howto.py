@@ -16,8 +16,9 @@ import pytest
 from django.contrib.auth.models import Group
 from django.utils import translation
 
-from django_delayq import KeyConflict, extensions, handler, run_message_now, schedule_message
+from django_delayq import KeyConflict, extensions, handler, registry, run_message_now, schedule_message
 from django_delayq.models import Message, Queue, Transition
+from django_delayq.recurring import declarations
 from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
@@ -239,6 +240,26 @@ def test_a_handler_cannot_schedule_under_its_own_key(free_topics: None) -> None:
     schedule_message("docs.chain", key="k")
     deliver()
     assert answers == {"error": "KeyConflict", "replace": "KeyConflict", "debounce": "KeyConflict", "keep": "True True"}
+
+
+def test_a_schedule_starts_no_second_message_while_one_runs(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarations, "_declared", [])
+    names: dict[str, Any] = {}
+    (block,) = [block for block in blocks(DOCS / "howto/recurring.rst") if block.path == "orders/syncing.py"]
+    exec(block.text, names)
+    assert list(declarations.collect()[0]) == ["orders.sync.start"]
+    del registry._handlers["orders.sync"]
+    counts: list[int] = []
+
+    @handler("orders.sync")
+    def sync(message: Any) -> None:
+        names["start"](message)
+        counts.append(Message.objects.filter(topic="orders.sync").count())
+
+    for _turn in range(2):
+        schedule_message("orders.sync.start")
+        deliver()
+    assert counts == [1, 2]
 
 
 def test_a_message_that_never_ends_keeps_its_attempts(free_topics: None) -> None:

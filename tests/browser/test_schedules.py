@@ -1,0 +1,78 @@
+"""An operator makes a schedule in a browser, sees its times, pauses it and runs it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from django_delayq.models import Message
+from django_delayq.states import State
+from tests.record_of import wait_until
+
+from .chromium import MISSING, expect, inaccessible
+from .conftest import Open, Start
+
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("configure"),
+]
+
+LIST = "/admin/delayq_recurring/schedule/"
+
+
+def act(page: Any, action: str) -> None:
+    """Choose an action of the list for the only schedule."""
+    page.locator(".action-select").check()
+    page.get_by_label("Action:").select_option(label=action)
+    page.get_by_role("button", name="Go").click()
+
+
+def states() -> list[str]:
+    return list(Message.objects.order_by("pk").values_list("state", flat=True))
+
+
+def test_a_schedule_is_made_paused_resumed_and_run(open_page: Open, start: Start) -> None:
+    page = open_page(LIST)
+    page.get_by_role("link", name="Add schedule").click()
+    page.get_by_label("Name:").fill("nightly")
+    page.get_by_label("Topic:").fill("t.ok")
+    page.get_by_label("Cron expression:").fill("30 25 * * *")
+    page.get_by_label("Time zone:").fill("Europe/Berlin")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".errorlist")).to_contain_text("not a cron expression")
+    assert inaccessible(page) == []
+    page.get_by_label("Cron expression:").fill("30 2 * * *")
+    page.get_by_role("button", name="Save and continue editing").click()
+
+    expect(page.locator(".field-state")).to_contain_text("active")
+    times = re.findall(
+        r"\d{4}-\d\d-\d\d 02:30:00 CES?T|\d{4}-\d\d-\d\d 03:00:00 CEST", page.inner_text(".field-next_times")
+    )
+    assert len(set(times)) == 10
+    assert inaccessible(page) == []
+    assert states() == ["scheduled"]
+    page.get_by_role("link", name=re.compile(r"^#\d+$")).click()
+    expect(page.locator("body")).to_contain_text("nightly")
+
+    page.goto(LIST)
+    row = page.locator("#result_list tbody tr")
+    expect(row).to_contain_text("30 2 * * * (Europe/Berlin)")
+    expect(row).to_contain_text(times[0])
+    assert inaccessible(page) == []
+    act(page, "Pause selected schedules")
+    expect(page.locator(".messagelist")).to_contain_text("1 schedule is paused")
+    expect(row).to_contain_text("paused")
+    expect(row).not_to_contain_text(times[0])
+    assert states() == ["cancelled"]
+    act(page, "Resume selected schedules")
+    expect(row).to_contain_text(times[0])
+    assert states() == ["cancelled", "scheduled"]
+
+    start("--threads", "2")
+    act(page, "Run selected schedules now")
+    expect(page.locator(".messagelist")).to_contain_text("1 message is due now")
+    wait_until(Message.objects.latest("pk"), State.CONSUMED)
+    assert states() == ["cancelled", "scheduled", "consumed"]
