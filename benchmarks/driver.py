@@ -117,6 +117,8 @@ class Adapter:
         if system.kind == "peer":
             for name in ("DJANGO_SETTINGS_MODULE", "PYTHONPATH", "VIRTUAL_ENV"):
                 self.environment.pop(name, None)
+        if system.is_node:
+            self.environment["NODE_PATH"] = str(system.modules(bench.peers))
         self.workers: list[int] = []
         self.directory = HERE / "peers" if system.kind == "peer" else ROOT
 
@@ -200,7 +202,7 @@ class Adapter:
         started = []
         with self.log.open("ab") as log:
             for _ in range(processes):
-                command = [str(self.system.python(self.bench.peers)), *self.worker_arguments]
+                command = [str(self.system.program(self.bench.peers)), *self.worker_arguments]
                 started.append(
                     subprocess.Popen(
                         command,

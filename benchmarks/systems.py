@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +28,35 @@ class System:
     # message, for good), reschedule (a waiting message), crash (redelivers messages of a killed worker).
     has: frozenset[str] = frozenset()
     note: str = ""
+    # True when Node.js runs it, with packages of npm.
+    is_node: bool = False
+    # The system whose environment it shares; "" for one of its own.
+    lives_with: str = ""
 
-    def python(self, peers: Path) -> Path:
-        """Return the Python that runs the system."""
-        return peers / self.name / "bin" / "python" if self.kind == "peer" else Path(sys.executable)
+    def home(self, peers: Path) -> Path:
+        """Return the folder of a peer's environment."""
+        return peers / (self.lives_with or self.name)
+
+    def program(self, peers: Path) -> Path:
+        """Return the Python or the Node.js that runs the system."""
+        if self.is_node:
+            return Path(shutil.which("node") or "node")
+        return self.home(peers) / "bin" / "python" if self.kind == "peer" else Path(sys.executable)
 
     def installed(self, peers: Path) -> bool:
-        return self.python(peers).exists()
+        if self.is_node:
+            return shutil.which("node") is not None and self.modules(peers).exists()
+        return self.program(peers).exists()
+
+    def modules(self, peers: Path) -> Path:
+        """Return the folder of the packages for Node.js. It exists when all of them are installed."""
+        return self.home(peers) / "node_modules"
 
     def command(self, peers: Path) -> list[str]:
         """Return the command of the process that answers the driver's calls."""
         if self.kind == "peer":
-            return [str(self.python(peers)), str(HERE / "peers" / "adapter_process.py"), self.adapter]
+            process = HERE / "peers" / f"adapter_process.{'mjs' if self.is_node else 'py'}"
+            return [str(self.program(peers)), str(process), self.adapter]
         return [sys.executable, "-m", "benchmarks.peers.adapter_process", self.adapter]
 
 
@@ -57,6 +75,8 @@ _HIREDIS = "hiredis==3.5.0"
 # Peers that use only Redis need it for a handler that inserts a row.
 _PSYCOPG = "psycopg[binary]==3.3.9"
 _DJANGO = "Django==5.2.19"
+# The driver of PostgreSQL for Node.js.
+_PG = "pg@8.23.1"
 
 SYSTEMS = (
     System("delayq", "django-delayq", "ours", "benchmarks.ours", True, BOTH, has=frozenset(FEATURES)),
@@ -159,6 +179,43 @@ SYSTEMS = (
         ("saq[redis,hiredis]==0.26.4", "redis==7.4.1", _HIREDIS, _PSYCOPG, "typing_extensions==4.16.0"),
         frozenset({"cancel", "crash"}),
         "due times are whole seconds",
+    ),
+    System(
+        "bullmq",
+        "BullMQ 6.7 (Node.js, Redis)",
+        "peer",
+        "bullmq_redis",
+        False,
+        REDIS,
+        ("bullmq@6.7.0", "ioredis@6.0.0", _PG),
+        frozenset({"cancel", "reschedule", "crash"}),
+        "finished jobs stay in Redis until they are removed; 50 handlers at once",
+        is_node=True,
+    ),
+    System(
+        "graphile",
+        "Graphile Worker 0.17 (Node.js)",
+        "peer",
+        "graphile_worker",
+        True,
+        POSTGRES,
+        ("graphile-worker@0.17.3", _PG),
+        frozenset({"transaction", "cancel", "reschedule", "crash"}),
+        "deletes finished jobs; looks for due ones every 2 s; what a killed worker held comes back after 4 hours",
+        is_node=True,
+    ),
+    System(
+        "graphile-tuned",
+        "Graphile Worker 0.17, tuned",
+        "peer",
+        "graphile_worker_tuned",
+        True,
+        POSTGRES,
+        ("graphile-worker@0.17.3", _PG),
+        frozenset({"transaction", "cancel", "reschedule", "crash"}),
+        "24 handlers at once, takes 500 jobs at a time, completes in batches",
+        is_node=True,
+        lives_with="graphile",
     ),
     System("redis", "floor: Redis alone", "floor", "benchmarks.floors.redis_alone", False, REDIS),
     System("postgres", "floor: PostgreSQL alone", "floor", "benchmarks.floors.postgres_alone", True, POSTGRES),

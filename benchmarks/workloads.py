@@ -68,7 +68,7 @@ PROCESSES = 4
 # rows a second.
 FILL_DUE_SECONDS, FILL_RATE = 10.0, 20_000
 URGENT_MESSAGES = 5
-# The least number of messages in a drain by django-delayq or a floor: fewer would be handled too soon.
+# The least number of messages in a drain by all but peers in Python: fewer would be handled too soon.
 FAST_DRAIN = 10_000
 # Redis frees the memory of a client's last command after two seconds without another.
 IDLE_SECONDS = 3.5
@@ -144,7 +144,8 @@ def _within(adapter: Adapter, function: str, number: int) -> Measures:
 
 
 def drain(adapter: Adapter, size: Size, processes: int = 1) -> Measures:
-    number = size.drain if adapter.system.kind == "peer" else max(size.drain, FAST_DRAIN)
+    is_slow = adapter.system.kind == "peer" and not adapter.system.is_node
+    number = size.drain if is_slow else max(size.drain, FAST_DRAIN)
     if adapter.worker_arguments is None:
         return {} if adapter.system.name == "orm" else _within(adapter, "drain", number)
     return _drained(adapter, number, size.drain_limit, processes)

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.peers install [names] [--peers DIR]``: make an environment for each peer."""
+"""``python -m benchmarks.peers install [names] [--peers DIR]``: make an environment for each peer, by pip or by npm."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import venv
@@ -14,14 +15,29 @@ from benchmarks.systems import SYSTEMS, System
 
 def install(system: System, peers: Path) -> bool:
     """Make or renew the environment. Return False when a package cannot be installed."""
-    home = peers / system.name
+    home = system.home(peers)
+    if system.is_node:
+        return _install_for_node(system, home, peers)
     if not system.installed(peers):
         venv.create(home, with_pip=True)
-    pip = [str(system.python(peers)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(system.program(peers)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, *system.packages], check=False).returncode == 0:
         return True
     # An environment without its Python counts as not installed.
-    system.python(peers).unlink(missing_ok=True)
+    system.program(peers).unlink(missing_ok=True)
+    return False
+
+
+def _install_for_node(system: System, home: Path, peers: Path) -> bool:
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        print("Node.js and npm are not on PATH", file=sys.stderr)
+        return False
+    home.mkdir(parents=True, exist_ok=True)
+    command = [npm, "install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts", "--prefix", str(home)]
+    if subprocess.run([*command, *system.packages], check=False).returncode == 0:
+        return True
+    shutil.rmtree(system.modules(peers), ignore_errors=True)
     return False
 
 

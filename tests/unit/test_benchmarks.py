@@ -134,8 +134,9 @@ def test_peers_are_pinned_and_have_an_adapter() -> None:
     for system in SYSTEMS:
         assert system.has <= FEATURES.keys()
         if system.kind == "peer":
-            assert (folder / f"{system.adapter}.py").exists()
-            assert all("==" in package for package in system.packages)
+            assert (folder / f"{system.adapter}.{'mjs' if system.is_node else 'py'}").exists()
+            assert all(("@" if system.is_node else "==") in package for package in system.packages)
+            assert not system.lives_with or system.packages == BY_NAME[system.lives_with].packages
         else:
             assert not system.packages
 
@@ -143,6 +144,18 @@ def test_peers_are_pinned_and_have_an_adapter() -> None:
 def test_a_peer_without_its_environment_is_not_installed(tmp_path: Path) -> None:
     assert not BY_NAME["celery"].installed(tmp_path)
     assert BY_NAME["delayq"].installed(tmp_path)
+
+
+def test_a_peer_in_node_needs_node_and_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "node"
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tuned = BY_NAME["graphile-tuned"]
+    assert not tuned.installed(tmp_path)
+    (tmp_path / "graphile" / "node_modules").mkdir(parents=True)
+    assert tuned.installed(tmp_path)
+    program.unlink()
+    assert not tuned.installed(tmp_path)
 
 
 def test_ours_takes_part_in_everything() -> None:

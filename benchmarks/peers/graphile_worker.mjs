@@ -1,0 +1,37 @@
+// The adapter of Graphile Worker, as installed.
+
+import { createRequire } from "node:module";
+
+const { makeWorkerUtils, run } = createRequire(import.meta.url)("graphile-worker");
+const connectionString = process.env.DATABASE_URL;
+const PER_CALL = 1000;
+
+export const TABLES = ["graphile_worker._private_jobs", "graphile_worker._private_job_queues"];
+let utils;
+
+const options = (due) => (due === null ? {} : { runAt: new Date(Math.ceil(due * 1000)) });
+
+export async function ready() {
+    utils ??= await makeWorkerUtils({ connectionString });
+}
+
+export async function setup() {
+    await ready();
+    await utils.migrate();
+}
+
+export async function send(payload, due) {
+    await utils.addJob("mark", payload, options(due));
+}
+
+export async function sendMany(payloads, due) {
+    for (let start = 0; start < payloads.length; start += PER_CALL) {
+        const some = payloads.slice(start, start + PER_CALL);
+        await utils.addJobs(some.map((payload) => ({ identifier: "mark", payload, ...options(due) })));
+    }
+}
+
+export async function work(handle, worker = {}) {
+    const runner = await run({ preset: { worker: { connectionString, ...worker } }, taskList: { mark: handle } });
+    await runner.promise;
+}
