@@ -6,6 +6,7 @@ import argparse
 import getpass
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -232,6 +233,15 @@ def count(text: str) -> int:
     if found < 0:
         raise argparse.ArgumentTypeError("must not be negative")
     return found
+
+
+def memory(text: str) -> int:
+    """Read an amount of memory with its unit, such as ``200M`` or ``1.5G``. Return bytes."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMG])(?:i?B)?", text, re.IGNORECASE)
+    size = int(float(found[1]) * 1024 ** (" KMG".index(found[2].upper()))) if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"not an amount of memory: {text!r}; write it as 200M or 1.5G")
+    return size
 
 
 def message_id(text: str) -> int:

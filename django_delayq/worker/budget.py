@@ -1,4 +1,4 @@
-"""The budget of ``--max-messages``: the deliveries that all processes of a worker may still make."""
+"""The budget: the deliveries that a process may still make, and all processes of a worker (``--max-messages``)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .lifetime import Lifetime
 from .processlock import ProcessLock
 
 
 class Budget:
     """Counts deliveries in shared memory: those that are left, and those that each process has reserved for a claim.
 
-    ``messages`` None: there is no limit. A process may die at any moment: ``release_reservations_of`` returns its
-    reservations. A process that is frozen may hold the lock meanwhile, so only a process that reserves waits for the
-    lock.
+    ``messages`` None: together they have no limit. A process may die at any moment: ``release_reservations_of`` returns
+    its reservations. A process that is frozen may hold the lock meanwhile, so only a process that reserves waits for
+    the lock.
 
     Two locks guard the numbers, in this order: ``_threads`` among the threads of this process, ``_processes`` among the
     processes of the worker. ``_refunds`` guards ``_refunded``, so that a refund waits for no other process.
@@ -24,6 +25,8 @@ class Budget:
     def __init__(self, messages: int | None, processes: int = 1) -> None:
         # The place of this process among them, from 0.
         self.place = 0
+        # The limits of this process; None: it has none.
+        self.lifetime: Lifetime | None = None
         self._numbers: memoryview | None = None
         if messages is not None:
             self._numbers = memoryview(mmap.mmap(-1, 8 * (1 + processes))).cast("q")
@@ -53,6 +56,8 @@ class Budget:
 
     def reserve(self, wanted: int) -> int:
         """Reserve up to ``wanted`` deliveries, as many as are left. ``commit`` must follow."""
+        if self.lifetime is not None:
+            wanted = self.lifetime.grant(wanted)
         if self._numbers is None:
             return wanted
         with self._locked() as numbers:
@@ -67,6 +72,8 @@ class Budget:
 
     def commit(self, reserved: int, used: int) -> None:
         """Use up ``used`` of the ``reserved`` deliveries, and return the others."""
+        if self.lifetime is not None and used:
+            self.lifetime.count(used)
         if self._numbers is not None:
             with self._locked() as numbers:
                 assert numbers is not None
@@ -75,6 +82,8 @@ class Budget:
 
     def refund(self) -> None:
         """Return a delivery that was committed but did not happen. Waits for no other process."""
+        if self.lifetime is not None:
+            self.lifetime.count(-1)
         if self._numbers is not None:
             with self._refunds:
                 self._refunded += 1
@@ -93,6 +102,8 @@ class Budget:
     @property
     def left(self) -> bool:
         """True when deliveries are left to reserve."""
+        if self.lifetime is not None and not self.lifetime.grant(1):
+            return False
         return self._numbers is None or self._numbers[0] + self._refunded > 0
 
     @property

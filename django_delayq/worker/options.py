@@ -30,6 +30,9 @@ class Options:
     roles: frozenset[str] | None = None
     max_messages: int | None = None
     max_runtime: float | None = None
+    max_tasks_per_child: int | None = None
+    # Bytes.
+    max_memory_per_child: int | None = None
     graceful_timeout: float = 30.0
     name: str = ""
     heartbeat_file: str | None = None
@@ -37,6 +40,16 @@ class Options:
     def has(self, role: str) -> bool:
         """Return whether a process with these options has a role."""
         return self.roles is None or role in self.roles
+
+    @property
+    def has_successors(self) -> bool:
+        """True when processes are replaced in order, after so many messages or with so much memory."""
+        return self.max_tasks_per_child is not None or self.max_memory_per_child is not None
+
+    @property
+    def most_processes(self) -> int:
+        """The most processes at a time: one for a message that runs alone, and each may have a successor."""
+        return (2 if self.has_successors else 1) * self.processes + 1
 
 
 def worker_name(options: Options) -> str:

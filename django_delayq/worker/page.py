@@ -16,12 +16,13 @@ class Page:
     The process writes and the supervisor reads, except for ``replaced``, which the supervisor writes. Each number has
     one writer among the threads of the process: the main thread gives signs of life and ends, the thread that makes the
     consumer's turns writes ``suspect_since``, and each handler thread and the loop's thread note their own deliveries.
-    A number is written at once, so no lock is needed, which a killed process would hold for ever.
+    ``spent`` is written under a lock of the process. A number is written at once, so no lock is needed that the
+    processes share, which a killed process would hold for ever.
     """
 
     def __init__(self, threads: int, tasks: int = 0) -> None:
         """``tasks`` handlers run at once on the event loop."""
-        self._memory = memoryview(mmap.mmap(-1, 5 * 8)).cast("d")
+        self._memory = memoryview(mmap.mmap(-1, 6 * 8)).cast("d")
         self._begun = memoryview(mmap.mmap(-1, (threads * NAMED + 2 * tasks) * 8)).cast("q")
         # For each handler thread, where its last delivery is named.
         self._places = [number * NAMED for number in range(threads)]
@@ -96,3 +97,14 @@ class Page:
     def replace(self) -> None:
         """Have the process take nothing any more, and end when it holds nothing."""
         self._memory[4] = 1.0
+
+    # --- the end of a lifetime ----------------------------------------------------------------------------------------
+
+    @property
+    def spent(self) -> bool:
+        """True when the process has reached a limit of its lifetime: it claims nothing, and waits to be replaced."""
+        return self._memory[5] == 1.0
+
+    @spent.setter
+    def spent(self, value: bool) -> None:
+        self._memory[5] = float(value)

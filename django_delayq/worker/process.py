@@ -63,7 +63,8 @@ class WorkerProcess:
         # holds.
         self._stopping = False
         self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
@@ -109,6 +110,10 @@ class WorkerProcess:
     def stop(self) -> None:
         """Have the process end in order. Safe in a signal handler."""
         self._stopping = True
+        self.look()
+
+    def look(self) -> None:
+        """Have the main thread look at once whether the process is to end. Safe in a signal handler."""
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"!")
 
@@ -118,7 +123,7 @@ class WorkerProcess:
         return time.monotonic() if self.consumer is None else self.consumer.beat
 
     def run(self, watch: Callable[[], bool] = lambda: False) -> int:
-        """Work until stopped, or until ``watch`` (called twice a second) returns True. Return the exit code."""
+        """Work until stopped, or until ``watch``, called twice a second or more, returns True. Return the exit code."""
         self.recorder.start()
         self.pool.start()
         for runner in self.runners:
@@ -126,7 +131,10 @@ class WorkerProcess:
         if self.consumer is not None:
             self.consumer.start()
         while not self._stopping:
-            select.select([self._wake_read], [], [], 0.5)
+            # The place of a spent process is needed for the successor of its successor.
+            select.select([self._wake_read], [], [], 0.05 if self.pool.page.spent else 0.5)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
             if watch() or self._is_over() or self._is_broken():
                 break
         self._shut_down()

@@ -23,6 +23,7 @@ from ..models import Worker
 from ..sql.troubles import in_words
 from . import connections
 from .budget import Budget
+from .lifetime import Lifetime
 from .options import Options
 from .page import Page
 from .process import BROKEN, STUCK, WorkerProcess
@@ -89,7 +90,7 @@ class Supervisor:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.budget = Budget(options.max_messages, options.processes + 1)
+        self.budget = Budget(options.max_messages, options.most_processes)
         # The process that holds this lock may run a message alone.
         self.quarantine_lock = ProcessLock()
         self.children: dict[int, Child] = {}
@@ -140,6 +141,7 @@ class Supervisor:
                 self._kill_hung(now - checked)
                 checked = now
                 self._replace_quarantined()
+                self._replace_spent()
                 self._start_missing()
                 self._touch_heartbeat()
                 self._end_in_time()
@@ -156,16 +158,27 @@ class Supervisor:
     def _replace_quarantined(self) -> None:
         """Mark the child in which a message is to run alone, which may take long: another one gets its place."""
         for child in self.children.values():
-            since, is_free = child.page.suspect_since, len(self.children) <= self.options.processes
+            since = child.page.suspect_since
+            # There is one place for this. Spent children have places of their own.
+            is_free = not any(other.page.replaced and not other.page.spent for other in self.children.values())
             if since and time.monotonic() - since > REPLACED_AFTER and is_free and not child.page.replaced:
                 child.page.replace()
                 logger.info("Worker process %s runs a message alone; another one takes its place", child.name)
 
+    def _replace_spent(self) -> None:
+        """Mark the children that are spent: each finishes what it has claimed while its successor works already.
+
+        No more children finish than work: the handlers that run at once are less than twice those that were asked for.
+        """
+        for child in self.children.values():
+            finishing = sum(other.page.replaced and other.page.spent for other in self.children.values())
+            if child.page.spent and not child.page.replaced and finishing < self.options.processes:
+                child.page.replace()
+
     def _start_missing(self) -> None:
         """Start processes until there are as many as were asked for, without those that were replaced."""
         while time.monotonic() >= self._start_after:
-            # One more than were asked for: one process of a worker at a time runs a message alone.
-            places = set(range(self.options.processes + 1)) - {child.place for child in self.children.values()}
+            places = set(range(self.options.most_processes)) - {child.place for child in self.children.values()}
             working = sum(not child.page.replaced for child in self.children.values())
             if working >= self.options.processes or not places:
                 return
@@ -207,11 +220,21 @@ class Supervisor:
             os.close(self._alive_write)
             process = WorkerProcess(self.options, self.budget, self.quarantine_lock, page)
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
+            lifetime = None
+            if self.options.has_successors:
+
+                def ask() -> None:
+                    self._wake()
+                    process.look()
+
+                lifetime = self.budget.lifetime = Lifetime(self.options, page, process.name, ask)
             os.write(name_write, process.name.encode())
             os.close(name_write)
 
             def watch() -> bool:
                 page.set(process.beat)
+                if lifetime is not None and lifetime.check():
+                    process.parts.brokers.wake()
                 orphaned = bool(select.select([self._alive_read], [], [], 0)[0])
                 if orphaned:
                     logger.error("The supervisor is gone; this process ends too")
@@ -368,6 +391,11 @@ class Supervisor:
             self._stop_children()
         if self._signals > 1:
             self._kill()
+
+    def _wake(self) -> None:
+        """Have the loop look at the children at once. Called in a child."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"!")
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until a signal comes or a child is to be started."""

@@ -146,6 +146,14 @@ def reject(message: Delivered) -> None:
     raise Reject("not wanted")
 
 
+_kept: list[bytes] = []
+
+
+@receives("t.leak")
+def keep_memory(message: Delivered) -> None:
+    _kept.append(os.urandom(message.payload["megabytes"] * 1024**2))
+
+
 @receives("t.sleep")
 def sleep(message: Delivered) -> None:
     time.sleep(message.payload["seconds"])

@@ -138,3 +138,37 @@ def test_no_child_is_started_when_all_messages_are_delivered(monkeypatch: pytest
     supervisor.budget.commit(supervisor.budget.reserve(5), 5)
     monkeypatch.setattr(supervisor, "_fork", lambda place: pytest.fail("started"))
     supervisor._start_missing()
+
+
+def test_no_more_spent_children_finish_than_children_work() -> None:
+    supervisor = Supervisor(Options("default", processes=2, max_tasks_per_child=1))
+    assert supervisor.options.most_processes == 5
+    pages = {pid: Page(1) for pid in range(5)}
+    for pid in range(3):
+        supervisor.children[pid] = Child(pid, f"host/{pid}", time.monotonic(), pages[pid], pid)
+        pages[pid].spent = True
+    supervisor._replace_spent()
+    assert [pages[pid].replaced for pid in range(3)] == [True, True, False]
+    # A message that runs alone has a place of its own.
+    supervisor.children[3] = Child(3, "host/3", time.monotonic(), pages[3], 3)
+    pages[3].suspect_since = time.monotonic() - 60.0
+    supervisor._replace_quarantined()
+    assert pages[3].replaced
+    del supervisor.children[0]
+    supervisor._replace_spent()
+    assert pages[2].replaced
+
+
+def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor.options = replace(supervisor.options, max_runtime=3600.0)
+    (child,) = supervisor.children.values()
+    page.spent = True
+    page.replace()
+    page.end()
+    for _time in range(3):
+        supervisor._handle_death(child, 0)
+    assert (supervisor._quick_deaths, supervisor._start_after, supervisor._to_release) == (0, 0.0, [])
+    assert not supervisor._stopping
+    assert not caplog.records

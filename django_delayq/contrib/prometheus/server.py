@@ -25,9 +25,6 @@ logger = logging.getLogger("django_delayq")
 CLIENT_TIMEOUT = 5.0
 # How often a process looks whether it is to end. Seconds.
 LOOK_INTERVAL = 0.5
-# Besides the processes that were asked for: one that takes the place of a process in which a message runs alone, and
-# the supervisor, which counts what becomes of the messages of a dead process.
-MORE_PROCESSES = 2
 
 
 def serve(options: Options, host: str, port: int) -> None:
@@ -37,7 +34,8 @@ def serve(options: Options, host: str, port: int) -> None:
     except OSError as error:
         why = str(error.strerror or error).partition(" (")[0]
         raise CommandError(f"--metrics-port: cannot listen on {host or '*'}:{port}: {why}") from error
-    shared = SharedCounts(options.processes + MORE_PROCESSES)
+    # The supervisor counts too: what becomes of the messages of a dead process.
+    shared = SharedCounts(options.most_processes + 1)
     registry = CollectorRegistry()
     registry.register(shared)
     registry.register(Gauges(options.using))

@@ -26,6 +26,7 @@ from ...sql import has_one_writer
 from ...sql.troubles import Trouble, in_words, trouble
 from ...worker.budget import Budget
 from ...worker.connections import leave_pools
+from ...worker.lifetime import in_megabytes, resident_memory
 from ...worker.once import drain
 from ...worker.options import Options, all_roles
 from ...worker.process import WorkerProcess
@@ -70,6 +71,17 @@ class Command(BaseCommand):
         parser.add_argument("--max-messages", type=common.positive, help="exit after this number of deliveries")
         parser.add_argument("--max-runtime", type=common.duration, help="exit after this time, e.g. 1h")
         parser.add_argument(
+            "--max-tasks-per-child",
+            type=common.positive,
+            help="replace each worker process in order after this number of messages",
+        )
+        parser.add_argument(
+            "--max-memory-per-child",
+            type=common.memory,
+            metavar="SIZE",
+            help="replace each worker process in order when it has more resident memory than this, e.g. 200M",
+        )
+        parser.add_argument(
             "--graceful-timeout",
             type=common.duration,
             help="how long running handlers may go on after the first signal (default 30s)",
@@ -110,6 +122,7 @@ class Command(BaseCommand):
         if added and options["once"]:
             flags = ", ".join(option.flag for option in added)
             raise CommandError(f"{flags}: only for a worker that stays; leave out --once", returncode=common.USAGE)
+        _check_lifetimes(options)
         given = options["graceful_timeout"]
         chosen = Options(
             using=using,
@@ -120,6 +133,8 @@ class Command(BaseCommand):
             roles=options["roles"],
             max_messages=options["max_messages"],
             max_runtime=options["max_runtime"],
+            max_tasks_per_child=options["max_tasks_per_child"],
+            max_memory_per_child=options["max_memory_per_child"],
             graceful_timeout=settings.GRACEFUL_TIMEOUT if given is None else given,
             name=name,
             heartbeat_file=options["heartbeat_file"],
@@ -204,6 +219,28 @@ def _begin(options: Options, added: Mapping[WorkerOption, Any]) -> None:
     with common.errors_as_exit_codes():
         for option, value in added.items():
             option.begin(options, value)
+
+
+def _check_lifetimes(options: Mapping[str, Any]) -> None:
+    """Raise ``CommandError`` if processes cannot be replaced, or would be too large from their start."""
+    limit = options["max_memory_per_child"]
+    if not limit and not options["max_tasks_per_child"]:
+        return
+    for flag in ("once", "reload"):
+        if options[flag]:
+            raise CommandError(
+                "--max-tasks-per-child and --max-memory-per-child: only for a worker with worker processes; "
+                f"leave out --{flag}",
+                returncode=common.USAGE,
+            )
+    # This process has loaded the project, as its children will have.
+    used = resident_memory()
+    if limit and used >= limit:
+        raise CommandError(
+            f"--max-memory-per-child {in_megabytes(limit)}: a worker process uses {in_megabytes(used)} before its "
+            "first message",
+            returncode=common.USAGE,
+        )
 
 
 def default_processes(using: str) -> int:

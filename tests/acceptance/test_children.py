@@ -1,0 +1,82 @@
+"""Worker processes that are replaced in order: --max-tasks-per-child and --max-memory-per-child."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.models import Transition
+from django_delayq.states import State
+from tests.acceptance.conftest import Gate, Start
+from tests.contrib.test_prometheus import scrape
+from tests.record_of import effects_per_message, once_each, states, wait_until, wait_until_all
+from tests.workers import eventually
+
+REPLACED = "; another one takes its place"
+CONSUMED = "delayq_outcomes_total{outcome=consumed,queue=default,topic=t.effect}"
+
+
+def deliveries_per_process() -> Counter[str]:
+    """Return the number of deliveries that each worker process has begun."""
+    actors = Transition.objects.filter(to_state=State.RUNNING).values_list("actor", flat=True)
+    return Counter(actors)
+
+
+@pytest.mark.parametrize(("processes", "timed_by"), [(1, "no-redis"), (2, "redis")], indirect=["timed_by"])
+def test_each_process_delivers_its_share_and_no_message_is_lost(
+    start: Start, gate: Gate, processes: int, timed_by: str
+) -> None:
+    options = ["--processes", str(processes), "--threads", "2", "--metrics-port", "127.0.0.1:0"]
+    worker = start(*options, "--max-tasks-per-child", "5")
+    port = int(worker.wait_for(r"Metrics are served on port (\d+)")[1])
+    first = schedule_messages({"topic": "t.effect"} for _ in range(23))
+    wait_until_all(State.CONSUMED, 23)
+    each = deliveries_per_process()
+    assert len(each) >= 5
+    assert max(each.values()) == 5
+
+    slow = schedule_message("t.gate", gate.payload)
+    eventually(partial(gate.begun, slow.pk), "it begins")
+    second = schedule_messages({"topic": "t.effect"} for _ in range(20))
+    # The process in which the slow one runs is spent too: others take turns meanwhile.
+    eventually(lambda: states() == {State.CONSUMED: 43, State.RUNNING: 1}, "the others are delivered")
+    eventually(lambda: scrape(port)[CONSUMED] == 43, "no count is lost")
+    gate.open()
+    wait_until(slow, State.CONSUMED)
+    slow.refresh_from_db()
+    assert slow.deliveries == 1
+    assert effects_per_message() == once_each([*first, *second, slow])
+    assert worker.stop() == 0
+    assert worker.count(REPLACED) >= 5
+    assert worker.count("died|ERROR|WARNING") == 0
+
+
+def test_a_signal_ends_a_worker_whose_processes_are_being_replaced(start: Start, gate: Gate) -> None:
+    worker = start("--processes", "2", "--threads", "2", "--max-tasks-per-child", "1")
+    messages = [schedule_message("t.gate", gate.payload) for _ in range(4)]
+    eventually(lambda: gate.how_many_began() == 4, "all begin")
+    # Two processes finish, and so do their successors.
+    assert len(deliveries_per_process()) == 4
+    worker.send(signal.SIGTERM)
+    worker.wait_for("Stopping")
+    gate.open()
+    assert worker.wait() == 0
+    assert effects_per_message() == once_each(messages)
+    assert states() == {State.CONSUMED: 4}
+
+
+def test_a_process_that_has_grown_is_replaced(start: Start) -> None:
+    worker = start("--threads", "1", "--max-memory-per-child", "250M")
+    messages = schedule_messages({"topic": "t.leak", "payload": {"megabytes": 60}} for _ in range(3))
+    wait_until_all(State.CONSUMED, 3)
+    worker.wait_for(f"uses 2[0-9][0-9]M of memory{REPLACED}")
+    late = schedule_message("t.ok")
+    wait_until(late, State.CONSUMED)
+    assert len(deliveries_per_process()) == 2
+    assert sum(deliveries_per_process().values()) == len(messages) + 1
+    assert worker.stop() == 0
+    assert worker.count("died|ERROR") == 0
