@@ -161,6 +161,30 @@ MUTANTS = [
         (f"{TASKS}/results.py", '"priority": message.priority, "queue_name": message.queue,', ""),
     ),
     mutant(
+        "process that claims more than its share",
+        (f"{WORKER}/lifetime.py", "return 0 if self._page.spent else max(0, min(wanted, self._left))", "return wanted"),
+    ),
+    mutant(
+        "unstarted delivery that counts for the lifetime of a process",
+        (f"{WORKER}/budget.py", "self.lifetime.count(-1)", "pass"),
+    ),
+    mutant(
+        "spent process that never goes on",
+        (
+            f"{WORKER}/lifetime.py",
+            "self._spent_at >= PATIENCE and self._go_on()",
+            "self._spent_at >= PATIENCE and False",
+        ),
+    ),
+    mutant(
+        "more spent processes that finish than processes that work",
+        (f"{WORKER}/supervisor.py", "and finishing < self.options.processes", ""),
+    ),
+    mutant(
+        "replaced process that counts as a quick death",
+        (f"{WORKER}/supervisor.py", "if self._stopping or (ended and child.page.replaced):", "if self._stopping:"),
+    ),
+    mutant(
         "occurrence that is made again",
         (f"{RECURRING}/schedules.py", "new = [at for at in times if at not in there]", "new = times"),
     ),

@@ -26,7 +26,7 @@ from tests.proxy import Proxy
 from tests.skewed import SkewedRedis, find_libfaketime
 from tests.torture.full_disk import FillablePostgres, find_compiler
 from tests.torture.journal import Journal
-from tests.torture.sizes import DELAYQ, Size
+from tests.torture.sizes import DELAYQ, LIFETIME, REPLACED, Size
 
 ROOT = Path(__file__).resolve().parents[2]
 # Waits fail after so many seconds.
@@ -190,7 +190,9 @@ class Arena:
         self.others["canceller"] = Process(self, "canceller", "tests.torture.canceller", str(until + self.size.spread))
 
     def start_worker(self, place: int) -> Process:
-        options = ("--processes", str(self.size.processes), "--threads", str(self.size.threads))
+        options = ["--processes", str(self.size.processes), "--threads", str(self.size.threads)]
+        if place == 0:
+            options += ["--worker-name", REPLACED, "--max-tasks-per-child", str(LIFETIME)]
         return Process(self, self._name("worker"), "django", "run_delayq", *options, place=place + 1)
 
     def start_producer(self, number: int, poison: int = 0) -> None:

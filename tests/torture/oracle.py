@@ -63,6 +63,10 @@ REFUSED = "refused"
 ALL = "torture.all"
 # The reason of a message whose occurrence was withdrawn, and may have another message.
 WITHDRAWN = "schedule "
+# A process that is to be replaced claims this part of the messages of its lifetime at least, and then waits for so many
+# seconds before it claims more.
+LEAST_PART = 0.9
+WAIT_FOR_SUCCESSOR = 0.9
 # The 99th percentile is judged from so many deliveries without a fault near.
 MANY = 1000
 
@@ -319,6 +323,7 @@ KINDS = (
     "unexplained duplicate",
     "start after cancelled",
     "illegal path",
+    "overlong lifetime",
     "missing occurrence",
     "doubled occurrence",
     "consumed without effect",
@@ -362,6 +367,7 @@ class Oracle:
             self.effects_and_states_agree,
             self.failures_have_a_cause,
             self.payloads_are_those_that_were_left,
+            self.processes_are_replaced_in_time,
             self.duplicates_are_explained,
             self.cancelled_means_cancelled,
             self.nothing_is_late,
@@ -387,6 +393,23 @@ class Oracle:
             elif message.state == "dead" and not self._may_be_dead(pk):
                 deaths = "; ".join(self._strange_deaths(pk))
                 self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}; strange: {deaths}")
+
+    def processes_are_replaced_in_time(self) -> None:
+        """Check that a process that is to be replaced claims no more than its messages without a wait."""
+        name, most = f"worker:{self.evidence.run['replaced']}/", int(self.evidence.run["lifetime"])
+        claims: dict[str, list[float]] = defaultdict(list)
+        for log in self.evidence.log.values():
+            # Deliveries that the process released, or lost, do not count.
+            ended = {row.delivery for row in log if row.before == "running" and not row.is_death and _has_run(row)}
+            for row in log:
+                if row.is_claim and row.delivery in ended and row.actor.startswith(name):
+                    claims[row.actor].append(row.at)
+        self.report.counts["processes to be replaced"] = len(claims)
+        for actor, times in claims.items():
+            times.sort()
+            near = times[int(most * LEAST_PART) - 1 : most + 1]
+            if len(times) > most and all(b - a < WAIT_FOR_SUCCESSOR for a, b in pairwise(near)):
+                self.report.found("overlong lifetime", f"{actor} claimed {len(times)} messages and {most} are allowed")
 
     def _may_be_dead(self, pk: int) -> bool:
         """Tell whether a message may be dead: it is poison and died alone, or its first delivery was refused."""
@@ -785,6 +808,11 @@ class Oracle:
 
     def _disturbed(self, fault: Fault) -> bool:
         return any(other.kind in REDIS_FAULTS | DATABASE_FAULTS for other in self._between(fault.begin, fault.end))
+
+
+def _has_run(row: Row) -> bool:
+    """Tell whether a delivery ended by what its handler did."""
+    return row.after in FINAL or row.failed
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------

@@ -49,6 +49,10 @@ APART = Size(12 * 60, 50, 3, 2, 2, 6, 12, (16, 17), 75, 2, (3, 9), {}, 60)
 
 SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK, "apart": APART}
 
+# The processes of the first worker are replaced after so many messages; its name in the log.
+LIFETIME = 60
+REPLACED = "replaced"
+
 # Short times, so that every interval of the package passes many times in a run.
 DELAYQ: dict[str, Any] = {
     "HORIZON": 8,

@@ -60,10 +60,10 @@ class Scene:
         row = {"before": before, "after": after, "at": at, "due": due, "delivery": delivery, "actor": "", "reason": ""}
         self.log[pk].append({**row, "number": len(self.log[pk]) + 1, "error": "", "ready": None, **more})
 
-    def claim(self, pk: int, at: float, pid: int) -> None:
+    def claim(self, pk: int, at: float, pid: int, worker: str = HOST) -> None:
         delivery = self.log[pk][-1]["delivery"] + 1
         due = self.log[pk][-1]["due"]
-        self.move(pk, "scheduled", "running", at, due, delivery=delivery, actor=f"{HOST}/{pid}/abc", ready=due)
+        self.move(pk, "scheduled", "running", at, due, delivery=delivery, actor=f"{worker}/{pid}/abc", ready=due)
 
     def end(self, pk: int, after: str, at: float, due: float | None = None, **more: Any) -> None:
         self.move(pk, "running", after, at, self.log[pk][-1]["due"] if due is None else due, **more)
@@ -113,6 +113,8 @@ class Scene:
             "max_crashes": 3,
             "marks": MARKS,
             "steady": 0.25,
+            "replaced": "short",
+            "lifetime": 10,
             "kinds": self.kinds_of_faults,
         }
         (folder / "run.json").write_text(json.dumps(run))
@@ -209,6 +211,7 @@ WRONG_CLOCK = 18
 LOST = 19
 RECURRING = range(20, 23)
 WITHDRAWN = 23
+REPLACED = range(30, 42)
 
 FIRST_OCCURRENCE = NOON + 140
 LAST_OCCURRENCE = FIRST_OCCURRENCE + 2
@@ -238,6 +241,19 @@ def a_schedule_has_a_message_each_second(scene: Scene) -> None:
         WITHDRAWN, "scheduled", "cancelled", NOON + 139, FIRST_OCCURRENCE + 1, reason="schedule torture.all was changed"
     )
     del scene.occurrences[WITHDRAWN]
+
+
+def a_process_waits_for_its_successor_before_it_goes_on(scene: Scene) -> None:
+    for number, pk in enumerate(REPLACED):
+        run_by_a_replaced_process(scene, pk, NOON + 160 + number / 100 + (number > 8))
+
+
+def run_by_a_replaced_process(scene: Scene, pk: int, at: float) -> None:
+    scene.message(pk, "torture.row", at)
+    scene.claim(pk, at, 71, "worker:short")
+    scene.ran(pk, 1, 71, at + 0.001)
+    scene.effects.append((pk, 1))
+    scene.end(pk, "consumed", at + 0.002)
 
 
 def a_row_is_written_once(scene: Scene) -> None:
@@ -437,6 +453,7 @@ def a_message_is_claimed_a_little_early_by_a_wrong_clock(scene: Scene) -> None:
 
 FATES: list[Callable[[Scene], None]] = [
     a_schedule_has_a_message_each_second,
+    a_process_waits_for_its_successor_before_it_goes_on,
     a_row_is_written_once,
     a_failure_is_reported_and_retried,
     a_process_is_killed_between_the_effect_and_the_record,
@@ -560,6 +577,12 @@ def _(scene: Scene) -> None:
 @spoil("unexpected", "an effect of nothing")
 def _(scene: Scene) -> None:
     scene.effects.append((77, 1))
+
+
+@spoil("overlong lifetime", "a process went on without a wait for its successor")
+def _(scene: Scene) -> None:
+    for pk in range(50, 61):
+        run_by_a_replaced_process(scene, pk, NOON + 159 + pk / 100)
 
 
 @spoil("early", "a claim more than a moment before the due time")
@@ -973,6 +996,7 @@ def test_a_run_that_was_spoiled_is_called_by_its_name(
 
 def test_a_run_without_a_quiet_moment_has_a_report() -> None:
     run = {"lease": 5, "kinds": [], "steady": 1, "marks": {}, "seed": "1", "size": "smoke", "seconds": 1.0, "until": 0}
+    run |= {"replaced": "", "lifetime": 1}
     assert "GOOD" in oracle.tell(oracle.Oracle(oracle.Evidence(run)).judge(), run)
 
 
