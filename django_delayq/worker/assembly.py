@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import admission, conf, middleware, registry, transitions
+from .. import admission, conf, middleware, registry
 from ..extensions import WorkerExtensions
 from .broker_switch import BrokerSwitch
 from .budget import Budget
@@ -96,7 +96,7 @@ def assemble(
         extensions,
         quarantine_lock,
         stopping,
-        transitions.claim if gate is None else gate.claim,
+        None if gate is None else gate.claim,
     )
     recorder.meanwhile = Turns([LeaseRenewer(using, pool)])
     reaper = Reaper(using, f"worker:{name}", extensions)

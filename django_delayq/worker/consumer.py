@@ -65,7 +65,7 @@ LONGEST_BEHIND = 5.0
 
 
 class Claim(Protocol):
-    """Claims messages: ``transitions.claim``, or a gate that keeps within limits (``worker/limits.py``)."""
+    """Claims messages as ``transitions.claim`` does; a gate does so within limits (``worker/limits.py``)."""
 
     def __call__(
         self,
@@ -124,7 +124,7 @@ class Consumer(threading.Thread):
         extensions: WorkerExtensions,
         quarantine_lock: ProcessLock | None = None,
         stopping: threading.Event | None = None,
-        claim: Claim = transitions.claim,
+        claim: Claim | None = None,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
@@ -144,7 +144,7 @@ class Consumer(threading.Thread):
         # When the last turn began, or a wait within it went on (monotonic).
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
-        self._claim_rows = claim
+        self._claim_within_limits = claim
         # Messages that are to run alone often come together: after one of them, take one message at a time.
         self._takes_one = False
         self._unknown: set[str] = set()
@@ -382,7 +382,9 @@ class Consumer(threading.Thread):
         try:
             failpoints.reach("after_take")
             for queue, some in parts:
-                claim = partial(self._claim_rows, self.using, worker=self.worker, queue=queue)
+                claim = partial(
+                    self._claim_within_limits or transitions.claim, self.using, worker=self.worker, queue=queue
+                )
                 claimed += offer.claim(some, partial(claim, ahead=self._earliest(broker)))
             failpoints.reach("after_claim")
             return claimed

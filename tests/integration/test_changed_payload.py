@@ -90,7 +90,8 @@ def test_each_attempt_sees_the_payload_that_the_one_before_left(
     drain(Options(DB, threads=1))
     assert [payload["secret"] for payload in seen] == ["xyzzy"] * 3
     message.refresh_from_db()
-    assert (message.state, message.payload["step"], message.attempts) == (State.CONSUMED, 3, 0)
+    left: Any = message.payload
+    assert (message.state, left["step"], message.attempts) == (State.CONSUMED, 3, 0)
     moves = list(Transition.objects.filter(message=message, from_state=State.RUNNING).order_by("number"))
     assert [move.reason for move in moves] == ["payload changed", "payload changed", ""]
     assert [move.delivery for move in moves] == [1, 2, 3]

@@ -63,11 +63,10 @@ def test_a_common_budget_and_a_share_both_limit_a_claim() -> None:
     budget.commit(5, 1)
     assert budget.reserve(100) == 4
     budget.commit(4, 0)
-    assert not process.page.spent
+    assert (process.page.spent, budget.empty) == (False, False)
     budget.commit(budget.reserve(2), 2)
     budget.commit(budget.reserve(2), 2)
-    assert process.page.spent
-    assert not budget.empty
+    assert (process.page.spent, budget.empty) == (True, False)
 
 
 def test_a_process_that_gets_no_successor_goes_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,8 +199,9 @@ def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, 
     for call in (schedule_message, async_to_sync(aschedule_message)):
         with pytest.raises(TypeError, match=rf"^schedule_message\(\) has no such argument: {re.escape(said)}$"):
             call(TOPIC, **given)
+    batch: Any = [{"topic": TOPIC, **given}]
     with pytest.raises(InvalidMessage, match=rf"^message 0: unknown: {re.escape(said)}$"):
-        schedule_messages([{"topic": TOPIC, **given}])
+        schedule_messages(batch)
     assert not Message.objects.exists()
 
 

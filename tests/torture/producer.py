@@ -116,7 +116,7 @@ class Producer:
         if chance < 0.03:
             return "slow", {**payload, "work": self.random.uniform(0.2, 1.2)}
         if chance < 0.13:
-            left = {"left": []} if self.random.random() < 0.5 else {}
+            left: dict[str, Any] = {"left": []} if self.random.random() < 0.5 else {}
             return "failing", {**payload, **left, "fails": self.random.randint(1, 3)}
         if chance < 0.15:
             return "refused", payload
