@@ -292,6 +292,12 @@ def write_to_a_file(message: Delivered) -> None:
     append_line(message, message.payload)
 
 
+@receives("t.file_async")
+async def write_to_a_file_async(message: Delivered) -> None:
+    await asyncio.sleep(0)
+    append_line(message, message.payload)
+
+
 @receives("t.gate_file")
 def write_to_a_file_behind_the_gate(message: Delivered) -> None:
     pass_gate(message)

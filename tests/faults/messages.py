@@ -15,13 +15,17 @@ NOTE = "scheduled"
 
 
 def message(queue: str, lines: str, number: int) -> MessageDict:
-    """Return one of the messages: half write to the database, most others to a file, three fail at first."""
+    """Return one of the messages: half write to the database, most others to a file, every fourth as a task of the event
+    loop, three fail at first."""
     # In pairs, so that one of each kind is taken together.
     terms: MessageDict = {"topic": "t.file", "queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
     if number % 2:
         return {**terms, "topic": "t.tx"}
     if number in (8, 12, 16):
         return {**terms, "topic": "t.second_time"}
+    if number % 4:
+        # The handler is a task on the event loop.
+        terms["topic"] = "t.file_async"
     return {**terms, "payload": lines}
 
 
