@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_delayq import schedule_message, transitions
-from django_delayq.models import Message
+from django_delayq.models import Message, Transition
 from django_delayq.states import State
 from django_delayq.worker.once import drain
 from django_delayq.worker.options import Options
@@ -45,6 +45,28 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     consumer.turn()
     eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
     consumer.pool.stop()
+
+
+def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(assembled: Assemble) -> None:
+    parts = assembled(threads=2, tasks=5, redis=False)
+    consumer, (threads, loop) = parts.consumer, parts.pool.lanes
+    for lane, topic in ((threads, "t.ok"), (loop, "t.async")):
+        lane.held.add(claimed(topic))
+    message = schedule_message("t.async")
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    parts.pool.start()
+    consumer.turn()
+    for lane in (threads, loop):
+        consumer.turn()
+        quarantined = parts.pool.quarantined
+        assert quarantined is not None
+        assert quarantined.id == message.pk
+        (busy,) = lane.held.all()
+        lane.held.remove(busy)
+    consumer.turn()
+    assert Message.objects.get(pk=message.pk).state == State.CONSUMED
+    assert Transition.objects.get(message=message, to_state=State.CONSUMED).actor == "worker:w/async"
+    parts.pool.stop()
 
 
 def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_delivered() -> None:
