@@ -97,6 +97,7 @@ def assemble(
         quarantine_lock,
         stopping,
         None if gate is None else gate.claim,
+        dict(zip(options.queues, options.weights, strict=True)) if options.weights else None,
     )
     recorder.meanwhile = Turns([LeaseRenewer(using, pool)])
     reaper = Reaper(using, f"worker:{name}", extensions)

@@ -6,7 +6,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -40,6 +41,7 @@ from .queue_finder import QueueFinder
 from .reporting import report_moves
 from .rooms import Offer, Rooms
 from .service import backoff
+from .shares import Shares
 from .unknown_topics import LEFT_TO_OTHERS, UnknownTopics
 
 logger = logging.getLogger("django_delayq")
@@ -125,6 +127,7 @@ class Consumer(threading.Thread):
         quarantine_lock: ProcessLock | None = None,
         stopping: threading.Event | None = None,
         claim: Claim | None = None,
+        weights: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
@@ -141,6 +144,8 @@ class Consumer(threading.Thread):
         self.unknown_topics = UnknownTopics(using, worker)
         self.claim_ahead = pool.claim_ahead
         self.rooms = Rooms(pool, registry.handlers)
+        # None: the queues are served in strict order.
+        self.shares = Shares(weights) if weights else None
         # When the last turn began, or a wait within it went on (monotonic).
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
@@ -223,7 +228,9 @@ class Consumer(threading.Thread):
         if self._stopping.is_set():
             # A message may still run alone, and no other may begin beside it.
             return 0.0
-        if self.queues.named is not None and len(queues) <= FEW_QUEUES:
+        if self.shares is not None and queues:
+            steps = [partial(self._take_shares, self.shares, broker, queues)]
+        elif self.queues.named is not None and len(queues) <= FEW_QUEUES:
             # A thread that becomes free during this turn serves the highest queue first, in the next turn.
             steps = [partial(self._take, broker, queue) for queue in queues]
         else:
@@ -240,6 +247,8 @@ class Consumer(threading.Thread):
                 kept = self._hand_over(deliveries)
             finally:
                 self.budget.commit(room, kept)
+            if self.shares is not None:
+                self.shares.learn(Counter(delivery.queue for delivery in deliveries))
             if deliveries:
                 self.claim_ahead.learn(time.monotonic() - began)
             for queue, taken in found.taken.items():
@@ -290,6 +299,10 @@ class Consumer(threading.Thread):
     def _take(self, broker: Broker, queue: str, room: int) -> _Found:
         """Take from one queue."""
         return _Found({queue: broker.take(queue, room, self.claim_ahead.reach)})
+
+    def _take_shares(self, shares: Shares, broker: Broker, queues: Sequence[str], room: int) -> _Found:
+        """Take from each queue as much as its weight allows."""
+        return _Found(shares.take(queues, room, lambda queue, some: broker.take(queue, some, self.claim_ahead.reach)))
 
     def _take_due(self, broker: Broker, queues: Sequence[str], room: int) -> _Found:
         """Take from the first queue, and then from those others that have ids which are due."""

@@ -23,6 +23,8 @@ class Options:
 
     using: str
     queues: tuple[str, ...] = ()
+    # The weight of each of these queues; empty: they are served in strict order.
+    weights: tuple[int, ...] = ()
     processes: int = 1
     threads: int = 8
     async_concurrency: int = 200

@@ -15,8 +15,10 @@ NOTE = "scheduled"
 
 
 def message(queue: str, lines: str, number: int) -> MessageDict:
-    """Return one of the messages: half write to the database, most others to a file, every fourth as a task of the event
-    loop, three fail at first."""
+    """Return one of the messages: half write to the database, most others to a file, three fail at first.
+
+    Half of those that write to a file do so as tasks on the event loop.
+    """
     # In pairs, so that one of each kind is taken together.
     terms: MessageDict = {"topic": "t.file", "queue": queue, "delay": SPREAD * (number // 2) / (NUMBER // 2)}
     if number % 2:

@@ -18,8 +18,8 @@ Assemble = Callable[..., Parts]
 def assembled() -> Iterator[Assemble]:
     """Assemble workers whose recorder runs and whose other threads do not; close them after the test.
 
-    ``threads``, ``tasks`` (that run at once on an event loop; 0: there is none), ``queues`` and ``max_messages`` are
-    options of the worker, whatever else is given goes to ``assemble``.
+    ``threads``, ``tasks`` (that run at once on an event loop; 0: there is none), ``queues``, ``weights`` and
+    ``max_messages`` are options of the worker, whatever else is given goes to ``assemble``.
     """
     made: list[Parts] = []
 
@@ -28,9 +28,11 @@ def assembled() -> Iterator[Assemble]:
         queues: tuple[str, ...] = ("default",),
         max_messages: int | None = None,
         tasks: int = 0,
+        weights: tuple[int, ...] = (),
         **given: Any,
     ) -> Parts:
-        options = Options("default", queues=queues, threads=threads, async_concurrency=tasks, max_messages=max_messages)
+        numbers: dict[str, Any] = {"threads": threads, "async_concurrency": tasks, "max_messages": max_messages}
+        options = Options("default", queues, weights, **numbers)
         parts = assemble(options, **{"name": "w", **given})
         made.append(parts)
         parts.recorder.start()

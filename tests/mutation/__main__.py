@@ -274,6 +274,18 @@ MUTANTS = [
         ),
     ),
     mutant(
+        "weights that are right in each turn only",
+        (f"{WORKER}/shares.py", "return self._clocks[queue] + number /", "return number /"),
+    ),
+    mutant(
+        "queue that saves its unused shares up",
+        (f"{WORKER}/shares.py", "(clock if queue in wanting else max(clock, least))", "clock"),
+    ),
+    mutant(
+        "queue with nothing due that keeps its share",
+        (f"{WORKER}/shares.py", "given = shares[queue] + unused", "given = shares[queue]"),
+    ),
+    mutant(
         "ids for a full lane that are parked",
         (f"{WORKER}/consumer.py", "elif offer.is_full(message.topic):", "elif False:"),
     ),

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -50,7 +50,10 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--queues", type=_queues, default=(), help="serve only these queues, in strict order of priority: a,b"
+            "--queues",
+            type=_queues,
+            default=((), ()),
+            help="serve only these queues: a,b in strict order of priority, a=3,b=1 by weight",
         )
         parser.add_argument(
             "--processes", type=common.positive, help="worker processes (default: one per core, at most 4)"
@@ -126,7 +129,8 @@ class Command(BaseCommand):
         given = options["graceful_timeout"]
         chosen = Options(
             using=using,
-            queues=options["queues"],
+            queues=options["queues"][0],
+            weights=options["queues"][1],
             processes=options["processes"] or default_processes(using),
             threads=options["threads"],
             async_concurrency=options["async_concurrency"],
@@ -168,7 +172,7 @@ class Command(BaseCommand):
             __version__,
             options.using,
             describe(conf.get()),
-            ",".join(options.queues or conf.get().QUEUES) or "all",
+            ",".join(_in_words(options)) or "all",
             options.processes,
             options.threads,
             len(registry.handlers()),
@@ -277,11 +281,28 @@ def _ensure_logging(verbosity: int) -> None:
     logger.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
 
 
-def _queues(text: str) -> tuple[str, ...]:
-    names = tuple(common.queue_name(name.strip()) for name in text.split(","))
+def _queues(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the names of queues, and their weights if there are any."""
+    parts = [part.partition("=") for part in text.split(",")]
+    names = tuple(common.queue_name(name.strip()) for name, _, _ in parts)
     if len(set(names)) != len(names):
         raise argparse.ArgumentTypeError("names a queue twice")
-    return names
+    weighted = [bool(sign) for _, sign, _ in parts]
+    if any(weighted) and not all(weighted):
+        raise argparse.ArgumentTypeError("give all queues a weight (a=3,b=1), or none (a,b: strict order)")
+    return names, tuple(_weight(name, weight.strip()) for name, sign, weight in parts if sign)
+
+
+def _weight(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text)):
+        raise argparse.ArgumentTypeError(f"{name.strip()}={text}: a weight is a whole number from 1 to 9999")
+    return int(text)
+
+
+def _in_words(options: Options) -> Iterable[str]:
+    if options.weights:
+        return map("{}={}".format, options.queues, options.weights)
+    return options.queues or conf.get().QUEUES
 
 
 def _roles(text: str) -> frozenset[str]:
