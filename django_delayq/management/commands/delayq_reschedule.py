@@ -20,7 +20,7 @@ from .._action import ActionCommand
 
 class Command(ActionCommand):
     help = (
-        "Give scheduled messages another due time, by id, or all that match the selectors: --due-at, --delay from now, "
+        "Give messages that wait another due time, by id, or all that match the selectors: --due-at, --delay from now, "
         "or --shift from the due time that each has. The time of expiry moves by as much. The answer counts the "
         "messages by verdict: rescheduled, too late (running, or finished), not found."
     )

@@ -18,9 +18,9 @@ from .._action import ActionCommand
 
 class Command(ActionCommand):
     help = (
-        "Make scheduled messages due now, by id, or all that match the selectors: workers run them at once, except in "
-        "paused queues. (The worker itself is the command run_delayq.) The time of expiry moves by as much. The answer "
-        "counts the messages by verdict: rescheduled, too late (running, or finished), not found."
+        "Make messages that wait due now, by id, or all that match the selectors: workers run them at once, except in "
+        "paused queues and over a limit. (The worker itself is the command run_delayq.) The time of expiry moves by as "
+        "much. The answer counts the messages by verdict: rescheduled, too late (running, or finished), not found."
     )
     action = actions.RUN_NOW
     verb = "run"
