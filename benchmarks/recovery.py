@@ -147,6 +147,10 @@ def quantiles(ordered: list[float]) -> tuple[float, float, float]:
     return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)], ordered[-1]
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def killed() -> tuple[float, float]:
     """Return the seconds until all is consumed after a child was killed, and after the whole worker was."""
     from django_delayq import schedule_messages
@@ -158,11 +162,11 @@ def killed() -> tuple[float, float]:
             scheduled = schedule_messages([{"topic": "bench.sleep", "payload": 1.0} for _ in range(100)])
             ids = [message.pk for message in scheduled]
             until(partial(are, ids, "running"))
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            victims = children(process.pid)
             if whole:
                 process.kill()
-            for child in children:
-                os.kill(int(child), signal.SIGKILL)
+            for child in victims:
+                os.kill(child, signal.SIGKILL)
             began = time.monotonic()
             if whole:
                 process.wait()
@@ -206,7 +210,10 @@ def idle(redis: RedisServer, postgres: PostgresServer) -> None:
 
 
 def fleet(redis: RedisServer, postgres: PostgresServer, processes: int) -> None:
-    """Count what an idle fleet costs: every command by INFO, also those that scripts call, and every transaction."""
+    """Count what an idle fleet costs: every command by INFO, also those that scripts call, and every transaction.
+
+    What processes share counts once for each in their resident memory, and once for all in their proportional shares.
+    """
     from django.db import connection
 
     client = redis_client.Redis.from_url(redis.url)
@@ -219,7 +226,7 @@ def fleet(redis: RedisServer, postgres: PostgresServer, processes: int) -> None:
             (commits,) = cursor.fetchone()
         return sum(each["calls"] for each in stats.values()), commits
 
-    with worker("--processes", str(processes)):
+    with worker("--processes", str(processes)) as process:
         # The first loads, heartbeats and searches are over, and idle connections are closed.
         time.sleep(20)
         before = counts()
@@ -228,9 +235,20 @@ def fleet(redis: RedisServer, postgres: PostgresServer, processes: int) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) - 1 FROM pg_stat_activity WHERE datname = current_database()")
             (connections,) = cursor.fetchone()
+        pids = [process.pid, *children(process.pid)]
         say(f"{processes} idle processes, per second: Redis commands", f"{(after[0] - before[0]) / 60:.1f}")
         say("  … transactions", f"{(after[1] - before[1]) / 60:.1f}")
         say("  … database connections", f"{connections}")
+        memory = {name: sum(_memory(pid, name) for pid in pids) for name in ("Rss", "Pss", "Private_Dirty")}
+        shown = " / ".join(f"{memory[name] / 1024:.0f} MB" for name in memory)
+        say("  … memory with the supervisor: resident / proportional share / private", shown)
+
+
+def _memory(pid: int, name: str) -> int:
+    """Return a number of kB of a process's memory."""
+    found = re.search(rf"^{name}: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 def retried() -> None:

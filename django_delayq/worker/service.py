@@ -20,7 +20,7 @@ logger = logging.getLogger("django_delayq")
 
 # A process without the duty ticks the services of the duty only when they are overdue by this time: should the holder
 # of the duty be alive and do nothing, work is late by this time and not for ever. Seconds.
-STANDBY = 60.0
+STANDBY = 120.0
 
 
 # A transaction of a service that shares its thread with others waits for a lock for no longer than this: a process that

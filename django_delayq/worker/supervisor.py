@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import select
@@ -109,6 +110,10 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise until a signal or a limit ends the work. Return the exit code for the shell."""
+        # The children share the memory of what is loaded now; their garbage collectors neither write to it nor search
+        # it.
+        gc.collect()
+        gc.freeze()
         with self._handling_signals():
             self._loop()
         self._release_claims(final=True)

@@ -27,7 +27,8 @@ if not is_foreign(meta, identity) then
   end
 end
 local answer = {string.format("%.0f", clock(now)), tick}
-for i, field in ipairs({"horizon", "loaded", "run_id", "replid", "identity", "skew", "loader_until"}) do
-  answer[2 + i] = redis.call("HGET", meta, field) or ""
+local fields = redis.call("HMGET", meta, "horizon", "loaded", "run_id", "replid", "identity", "skew", "loader_until")
+for i, value in ipairs(fields) do
+  answer[2 + i] = value or ""
 end
 return answer
