@@ -1,6 +1,6 @@
 """Handlers that succeed, fail or misbehave. Topics named in DELAYQ_TEST_UNKNOWN are left out.
 
-With DELAYQ_TEST_RECURRING one of them declares a schedule.
+With DELAYQ_TEST_RECURRING one of them declares a schedule, and with DELAYQ_TEST_LIMITS some have limits.
 """
 
 from __future__ import annotations
@@ -83,6 +83,19 @@ if os.environ.get("DELAYQ_TEST_RECURRING"):
     @recurring(every="1s")
     @receives("t.recurring")
     def succeed_each_second(message: Delivered) -> None:
+        pass
+
+
+if os.environ.get("DELAYQ_TEST_LIMITS"):
+
+    @receives("t.limited", limit=3, retry=SOON, lease="2s")
+    def take_a_place(message: Delivered) -> None:
+        time.sleep(message.payload["seconds"])
+        if message.payload.get("fails") == message.attempt:
+            raise RuntimeError("not yet")
+
+    @receives("t.rated", rate="100/s", burst=5)
+    def take_a_slot(message: Delivered) -> None:
         pass
 
 
