@@ -84,7 +84,7 @@ def excess(limit: limits.Limit, these: Iterable[Run]) -> str:
 def faults(limits_of: LimitsOf, declared: Mapping[str, limits.Limit] | None = None) -> list[str]:
     """Return everything that contradicts the limits, in words.
 
-    A delivery that reported its success when its lease had run out had given its place to another one: the places of its
+    A delivery that reported its success when its lease had run out had given its place to another: the places of its
     limits are not judged.
     """
     found = []
