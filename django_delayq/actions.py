@@ -255,7 +255,7 @@ def reschedule_message(
     reason: str = "",
     using: str | None = None,
 ) -> Answer | Counter[Verdict]:
-    """Give a scheduled message another due time: ``due_at``, or ``delay`` from now. Targets as in ``cancel_message``.
+    """Give a waiting message another due time: ``due_at``, or ``delay`` from now. Targets as in ``cancel_message``.
 
     Answers RESCHEDULED, TOO_LATE (it runs or is finished: ``answer.state``) or NOT_FOUND. The time of expiry moves by
     as much. Raises ``InvalidMessage`` for an impossible time.
@@ -281,7 +281,10 @@ def run_message_now(
     reason: str = "",
     using: str | None = None,
 ) -> Answer | Counter[Verdict]:
-    """Make a scheduled message due now. Targets and answers as in ``reschedule_message``."""
+    """Make a waiting message due now. Targets and answers as in ``reschedule_message``.
+
+    One that is limited already was due: its limit is looked at once more, and it keeps its place in the line.
+    """
     return _apply(RUN_NOW, target, topic, key, using, reason=reason)
 
 

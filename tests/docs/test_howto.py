@@ -16,7 +16,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.utils import translation
 
-from django_delayq import KeyConflict, extensions, handler, registry, run_message_now, schedule_message
+from django_delayq import KeyConflict, admission, extensions, handler, registry, run_message_now, schedule_message
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.recurring import declarations
 from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
@@ -78,6 +78,27 @@ def test_an_order_is_closed_or_paid_as_in_the_other_queues(run_page: Run) -> Non
     assert (paid.status, unpaid.status) == ("paid", "closed")
     with pytest.raises(ValueError, match="too late"):
         names["pay_order"](unpaid)
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_handlers_of_the_guide_to_limits_have_them(run_page: Run, settings: Any) -> None:
+    names = run_page("howto/limits")
+    settings.DELAYQ = {**settings.DELAYQ, **names["DELAYQ"]}
+    report = names["order_report"]("anna")
+    assert report.concurrency_key == "customer-anna"
+    found = {topic: admission.limits_of(topic, "emails", "k") for topic in ("bank.transfer", "mails.send")}
+    assert [str(limit) for limits in found.values() for limit in limits.values()] == [
+        "5 at once",
+        "5 at once; one in 600 ms, 10 together",
+        "one in 600 ms, 10 together",
+        "5 at once; one in 600 ms, 10 together",
+    ]
+    assert schedule_message("reports.build", {"customer": 7}).concurrency_key == "7"
+    schedule_message("reports.build", {"customer": 7})
+    deliver()
+    assert Message.objects.filter(state="consumed").count() == 3
 
 
 # --- handlers that may run twice --------------------------------------------------------------------------------------
