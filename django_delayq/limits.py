@@ -163,7 +163,8 @@ class Line:
         if self.limit.count is not None:
             most = min(most, self.limit.count - self.running - self.kept)
         if self.limit.interval is not None and most > 0:
-            most = min(most, (self.now + AHEAD - self._slot(self.kept)) // self.limit.interval + 1)
+            used_up = max(self.full_at or self.now, self.now) + self.limit.interval * self.kept
+            most = min(most, (self.now + AHEAD + self.limit.tolerance - used_up) // self.limit.interval + 1)
         return max(0, most)
 
     def keep(self) -> None:
