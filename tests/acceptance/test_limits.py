@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import connection
 
-from django_delayq import limits, schedule_messages
+from django_delayq import failpoints, limits, schedule_messages
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
 from tests.acceptance.conftest import Start
@@ -71,6 +72,36 @@ def test_limits_hold_while_workers_are_killed_and_frozen_and_redis_is_flushed(
     by_name = {name: oracle.most_at_once(these) for name, these in oracle.runs(limits_of).items()}
     assert by_name["topic t.limited"] == 3
     assert Transition.objects.filter(to_state=State.LIMITED).exists()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "before_limited_claim:raise:2,before_limited_claim:kill:5,before_promotion:raise:2,before_promotion:kill:4",
+        "before_limited_claim:stop:3",
+    ],
+    ids=["killed", "frozen"],
+)
+def test_limits_hold_when_a_process_ends_or_freezes_on_the_way(
+    start: Start, monkeypatch: pytest.MonkeyPatch, faults: str
+) -> None:
+    """A process that freezes while it holds the locks of limits loses them."""
+    if connection.vendor != "postgresql":
+        pytest.skip("one process writes at a time")
+    monkeypatch.setenv(failpoints.ENVIRONMENT, faults)
+    faulty = start("--threads", "4")
+    faulty.wait_for_children(1)
+    schedule_messages(
+        [
+            {"topic": "t.limited", "payload": {"seconds": 0.02}, "concurrency_key": f"c-{number % 5}"}
+            for number in range(60)
+        ]
+    )
+    faulty.wait_for(r"Failpoint before_limited_claim:\w+:")
+    monkeypatch.delenv(failpoints.ENVIRONMENT)
+    start("--threads", "4")
+    wait_until_all(State.CONSUMED, 60)
+    assert oracle.faults(limits_of) == []
 
 
 @pytest.mark.usefixtures("timed_by")

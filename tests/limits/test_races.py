@@ -1,0 +1,130 @@
+"""Processes that admit and promote at the same moment never let more begin than a limit allows, and forget nobody."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from django_delayq import admission, schedule_message, transitions
+from django_delayq.models import Message
+from django_delayq.sql.rows import Ticket
+from django_delayq.sql.sessions import lock_timeout
+from django_delayq.states import State
+from tests.record.steps import at_once
+from tests.transactions import unfinished
+
+from . import oracle
+from .conftest import DB, LEASES, Declare, promote, states, succeed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+THREADS = 6
+
+
+def due(number: int, **options: Any) -> list[Message]:
+    past = timezone.now() - timedelta(seconds=1)
+    return [schedule_message("l.one", due_at=past, **options) for _ in range(number)]
+
+
+def admit(messages: list[Message]) -> list[int]:
+    claimed = admission.claim(DB, [Ticket(message.pk) for message in messages], LEASES, "w").claimed
+    return [row.id for row in claimed]
+
+
+def answers(found: list[Any]) -> list[Any]:
+    errors = [one for one in found if isinstance(one, BaseException)]
+    assert not errors, errors
+    return found
+
+
+def test_processes_that_admit_at_once_keep_to_the_limit_together(declare: Declare) -> None:
+    declare("l.one", limit=2)
+    for _round in range(5):
+        made = due(2 * THREADS, concurrency_key=f"round-{_round}")
+        parts = [made[number::THREADS] for number in range(THREADS)]
+        begun = answers(at_once(THREADS, lambda number, parts=parts: admit(parts[number])))
+        assert sum(map(len, begun)) == 2
+        assert sorted(states(*made)) == [State.LIMITED] * (2 * THREADS - 2) + [State.RUNNING] * 2
+
+
+def test_processes_that_take_the_same_messages_begin_each_once(declare: Declare) -> None:
+    declare("l.one", limit=3)
+    made = due(6)
+    begun = answers(at_once(THREADS, lambda number: admit(made)))
+    assert sorted(pk for some in begun for pk in some) == [message.pk for message in made[:3]]
+
+
+def test_a_message_that_becomes_limited_while_its_place_becomes_free_is_promoted(declare: Declare) -> None:
+    declare("l.one", limit=1)
+    for _round in range(10):
+        first, second = due(2, concurrency_key=f"round-{_round}")
+        assert admit([first]) == [first.pk]
+
+        def end(first: Message = first, name: str = f"topic l.one key round-{_round}") -> object:
+            succeed(first)
+            return promote(name)
+
+        steps = [end, lambda second=second: admit([second])]
+        answers(at_once(2, lambda number, steps=steps: steps[number]()))
+        assert Message.objects.get(pk=second.pk).state != State.LIMITED
+
+
+def test_processes_that_promote_at_once_fill_each_place_once(declare: Declare) -> None:
+    declare("l.one", limit=2)
+    made = due(10)
+    admit(made)
+    for message in made[:2]:
+        succeed(message)
+    found = answers(at_once(THREADS, lambda number: promote("topic l.one")))
+    assert sorted(pk for some in found for pk in some) == [made[2].pk, made[3].pk]
+
+
+def test_deliveries_under_two_limits_deadlock_in_no_order(
+    declare: Declare, queue_limits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare("l.one", limit=2)
+    queue_limits(default={"limit": 3})
+
+    def work(number: int) -> None:
+        for _round in range(6):
+            made = due(2, concurrency_key=f"c-{number % 2}")
+            begun = admit([*Message.objects.filter(state=State.SCHEDULED), *made])
+            for pk in begun:
+                transitions.succeed(DB, [transitions.Success(pk, 1, "worker:w")])
+            names = admission.names_of(DB, begun) | {"queue default", "topic l.one key c-0"}
+            admission.promote(DB, names, "worker:w")
+            admission.tidy(DB)
+
+    answers(at_once(THREADS, work))
+    assert oracle.faults(admission.limits_of) == []
+
+
+def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs row locks")
+    declare("l.one", limit=1)
+    first, second = due(2)
+    with unfinished(lambda: Message.objects.select_for_update().get(pk=first.pk)):
+        assert admit([first, second]) == [second.pk]
+    assert states(first, second) == [State.SCHEDULED, State.RUNNING]
+
+
+def test_a_limit_that_is_being_looked_at_keeps_only_its_own_messages_waiting(declare: Declare) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("one process writes at a time")
+    declare("l.one", limit=1)
+    (limited,) = due(1)
+    free = schedule_message("l.free")
+    from django.db import OperationalError
+
+    from django_delayq.sql.limits import limit_statements
+
+    with unfinished(lambda: limit_statements(DB).lock({"topic l.one"})), lock_timeout(50):
+        assert admit([free]) == [free.pk]
+        with pytest.raises(OperationalError):
+            admit([limited])
+    assert admit([limited]) == [limited.pk]
