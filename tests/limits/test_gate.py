@@ -40,7 +40,7 @@ def test_a_process_that_knows_no_limit_claims_as_ever() -> None:
     assert not any(handler.limit for handler in registry.handlers().values())
     parts = assembled()
     assert parts.gate is None
-    assert parts.consumer._claim_rows is transitions.claim
+    assert parts.consumer._claim_within_limits is None
     assert not any(isinstance(one, Gate) for one in parts.extensions._all)
     parts.brokers.close()
 
@@ -51,7 +51,7 @@ def test_a_process_that_knows_a_limit_claims_through_a_gate(
     queue_limits(emails={"limit": 1})
     parts = assembled()
     assert parts.gate is not None
-    assert parts.consumer._claim_rows == parts.gate.claim
+    assert parts.consumer._claim_within_limits == parts.gate.claim
     parts.brokers.close()
 
 
