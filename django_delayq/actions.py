@@ -13,13 +13,13 @@ from datetime import datetime, timedelta
 from typing import Any, overload
 
 from django.db import router
-from django.db.models import Count, Exists, Max, Min, OuterRef, QuerySet
+from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet
 
 from . import publisher, purge, signals, transitions, validation
 from .broker.base import Entry
 from .durations import Duration
 from .exceptions import InvalidMessage
-from .models import Message
+from .models import HOLDS_KEY, WAITS_AGAIN, Message
 from .states import FINAL, LIVE, REQUEUEABLE, WAITING, State
 from .transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
 from .twins import async_twin
@@ -160,9 +160,10 @@ def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
 
     Of several messages with one key only the first will be requeued.
     """
-    live = Message.objects.using(rows.db).filter(topic=OuterRef("topic"), key=OuterRef("key"), state__in=sorted(LIVE))
+    others = Message.objects.using(rows.db).filter(~Q(pk=OuterRef("pk")), topic=OuterRef("topic"), key=OuterRef("key"))
+    taken = Exists(others.filter(HOLDS_KEY)) | Exists(others.filter(WAITS_AGAIN))
     counts: Counter[Verdict] = Counter()
-    groups = rows.order_by().annotate(taken=Exists(live)).values_list("state", "taken").annotate(Count("pk"))
+    groups = rows.order_by().annotate(taken=taken).values_list("state", "taken").annotate(Count("pk"))
     for state, taken, number in groups:
         done = Verdict.KEY_TAKEN if taken else Verdict.REQUEUED
         counts[done if state in REQUEUEABLE else Verdict.TOO_LATE] += number
@@ -210,6 +211,8 @@ def cancel_message(
     using: str | None = None,
 ) -> Answer | Counter[Verdict]:
     """Cancel a message, given by id, by ``topic`` and ``key``, or as a queryset of messages.
+
+    ``topic`` and ``key`` name the live message that holds the key; if none does, the youngest live one that has it.
 
     The answer's ``verdict`` is true at the commit: CANCELLED (no delivery is running, none has crashed with an unknown
     result, and none will start), REQUESTED (a delivery is running or about to start: a handler that runs for another
@@ -321,8 +324,9 @@ def requeue_message(
     (0: now). ``spread`` distributes the messages of a queryset that get a new due time evenly over that time, in the
     order of their ids.
 
-    Answers REQUEUED, TOO_LATE (it is live, or was consumed: ``answer.state``), KEY_TAKEN (another live message has its
-    topic and key) or NOT_FOUND. ``topic`` and ``key`` name the youngest finished message with that key.
+    Answers REQUEUED, TOO_LATE (it is live, or was consumed: ``answer.state``), KEY_TAKEN (another message holds its
+    topic and key) or NOT_FOUND. ``topic`` and ``key`` name the youngest finished message with that key, unless a live
+    one holds the key.
     """
     wait = None if delay is None else validation.delay(delay)
     over = NO_TIME if spread is None else validation.delay(spread)
@@ -364,11 +368,12 @@ def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | N
         raise InvalidMessage("name the message by its id, or by topic and key")
     topic, checked = validation.topic(topic), validation.key(key)
     assert checked is not None
-    live = transitions.live_with_key(using, topic, checked)
-    if live is not None or not finished:
+    live = transitions.named(using, topic, checked)
+    if not finished or (live is not None and live.holds_key):
         return None if live is None else live.pk
-    rows = Message.objects.using(using).filter(topic=topic, key=checked)
-    return rows.order_by("-pk").values_list("pk", flat=True).first()
+    rows = Message.objects.using(using).filter(topic=topic, key=checked, state__in=sorted(FINAL))
+    youngest = rows.order_by("-pk").values_list("pk", flat=True).first()
+    return live.pk if youngest is None and live is not None else youngest
 
 
 def _apply_to_queryset(

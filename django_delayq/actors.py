@@ -1,4 +1,7 @@
-"""The actor of a move: a worker, a user, a command. Every row of the log names it."""
+"""The actor of a move: a worker, a user, a command. Every row of the log names it.
+
+A context also knows the message whose handler runs in it, if that message has a key.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from functools import cache
 LENGTH = 200
 
 _actor: ContextVar[str | None] = ContextVar("django_delayq_actor", default=None)
+# The message with a key whose handler runs in this context: its database, topic and key, and its id.
+_own: ContextVar[tuple[tuple[str, str, str], int] | None] = ContextVar("django_delayq_own", default=None)
 
 
 @cache
@@ -34,3 +39,19 @@ def acting_as(actor: str) -> Iterator[None]:
         yield
     finally:
         _actor.reset(token)
+
+
+def own_message(using: str, topic: str, key: str) -> int | None:
+    """Return the id of the message whose handler runs in this context, if it has this topic and key."""
+    own = _own.get()
+    return own[1] if own is not None and own[0] == (using, topic, key) else None
+
+
+@contextmanager
+def handling(using: str, topic: str, key: str, message_id: int) -> Iterator[None]:
+    """Note that the handler of a message with a key runs inside, so that it may schedule under its own key."""
+    token = _own.set(((using, topic, key), message_id))
+    try:
+        yield
+    finally:
+        _own.reset(token)

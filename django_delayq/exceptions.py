@@ -19,7 +19,7 @@ class PayloadTooLarge(InvalidMessage):
 
 
 class KeyConflict(DelayqError):
-    """A live message with this topic and key exists already."""
+    """Another message holds this topic and key."""
 
 
 class InvalidTransition(DelayqError):

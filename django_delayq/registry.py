@@ -98,9 +98,9 @@ class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
     ) -> Message:
         """Schedule a message of this handler's topic.
 
-        The options are those of ``schedule_message``: ``delay`` or ``due_at``, ``key`` with ``on_conflict``, ``queue``,
-        ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease``, ``headers`` and
-        ``concurrency_key``.
+        The options are those of ``schedule_message``: ``delay`` or ``due_at``, ``key`` with ``unique`` and
+        ``on_conflict``, ``queue``, ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease``,
+        ``headers`` and ``concurrency_key``.
         """
         # From the package, at the call: scheduling needs models, and a handler may be registered before there are any.
         from . import schedule_message

@@ -14,19 +14,19 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal, Required, TypedDict, Unpack
 
-from django.db import router
+from django.db import IntegrityError, router
 from django.db.models.base import ModelState
 
 from . import actors, middleware, publisher, registry, retry, signals, transitions, validation
 from .actions import publish_moves
 from .broker.base import Entry
-from .durations import Duration
+from .durations import Duration, brief
 from .exceptions import InvalidMessage, KeyConflict
 from .models import Message
 from .retry import StorableRetry
 from .sql.moves import writing
 from .sql.rows import Inserted, NewMessage, decoded
-from .states import WAITING, State
+from .states import FINAL, WAITING, State
 from .twins import async_twin
 
 # Messages that travel to the database together.
@@ -36,7 +36,7 @@ KEY_ROUNDS = 20
 
 
 class OnConflict(StrEnum):
-    """The ways to schedule a message when a live message has its topic and key already."""
+    """The ways to schedule a message when another one holds its topic and key."""
 
     # Raise KeyConflict.
     ERROR = "error"
@@ -49,6 +49,8 @@ class OnConflict(StrEnum):
 
 
 OnConflictLike = OnConflict | Literal["error", "keep", "replace", "debounce"]
+# How long a message holds its key: "live", "scheduled", or a time after its end.
+Unique = Literal["live", "scheduled"] | Duration
 
 
 class MessageOptions(TypedDict, total=False):
@@ -59,6 +61,7 @@ class MessageOptions(TypedDict, total=False):
     queue: str | None
     priority: int | None
     key: str | None
+    unique: Unique
     on_conflict: OnConflictLike
     expires: Duration | None
     max_attempts: int | None
@@ -112,6 +115,7 @@ def schedule_message(
     queue: str | None = None,
     priority: int | None = None,
     key: str | None = None,
+    unique: Unique = "live",
     on_conflict: OnConflictLike = OnConflict.ERROR,
     expires: Duration | None = None,
     max_attempts: int | None = None,
@@ -131,8 +135,11 @@ def schedule_message(
     ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due_at`` (an aware
     datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
     ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100, default the handler's, else 0; among due messages the greater
-    one goes first. ``key``: at most one live message per topic and key; ``on_conflict`` chooses the fate of a second
-    one ("error", "keep", "replace", "debounce"). ``expires``: do not start it any more this long after its due time.
+    one goes first. ``key``: one message at a time holds a topic and key; ``on_conflict`` chooses the fate of a second
+    one ("error", "keep", "replace", "debounce"). ``unique`` says how long this message holds it: while it is live
+    ("live"), only until its delivery begins ("scheduled"), or also for a time after its end ("1h").
+    ``message.existed`` tells whether another one was there. ``expires``: do not start it any more this long after its
+    due time.
     ``retry`` (a policy, a list of delays, or False for never; no function) and ``max_attempts`` override the handler's,
     which keeps its choice of exceptions; so do ``timeout`` (False: none) and ``lease``. ``headers``: a small dict that
     travels along. ``concurrency_key``: the limits of the handler count the messages with this text by themselves
@@ -140,7 +147,8 @@ def schedule_message(
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
     is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
-    before its due time), or when a delivery of it crashed and may still succeed.
+    before its due time) or finished, or when a delivery of it crashed and may still succeed. A handler may schedule
+    the next message under the key of its own.
 
     ::
 
@@ -164,6 +172,7 @@ def schedule_message(
         timeout,
         lease,
         concurrency_key,
+        unique,
     )
     using = using or router.db_for_write(Message)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
@@ -280,6 +289,7 @@ def _checked(
     timeout: Duration | Literal[False] | None = None,
     lease: Duration | None = None,
     concurrency_key: str | None = None,
+    unique: Unique = "live",
 ) -> NewMessage:
     """Check all arguments of ``schedule_message`` before anything is written."""
     topic = validation.topic(topic)
@@ -288,6 +298,9 @@ def _checked(
     choice = _on_conflict(on_conflict)
     if key is None and choice is not OnConflict.ERROR:
         raise InvalidMessage(f"on_conflict={choice.value!r} needs a key: without one no message conflicts with another")
+    key_deliveries, key_for = validation.unique(unique)
+    if key is None and (key_deliveries, key_for) != (None, None):
+        raise InvalidMessage("unique needs a key: without one there is nothing to hold")
     new = NewMessage(
         topic,
         validation.queue(registry.default_queue(topic) if queue is None else queue),
@@ -304,6 +317,8 @@ def _checked(
         validation.timeout(timeout),
         validation.lease(lease),
         None if concurrency_key is None else validation.concurrency_key(concurrency_key),
+        key_deliveries,
+        key_for,
     )
     handler = registry.find(topic)
     if handler is None or (handler.limit_key is None and concurrency_key is None):
@@ -358,33 +373,69 @@ def _on_conflict(value: Any) -> OnConflict:
 
 def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
     actor = actors.current()
-    # Between the refused insert and the query for the holder of the key, the holder may finish: then the key is free.
+    own = actors.own_message(using, new.topic, key)
+    if own is not None:
+        new = new._replace(own=own)
+    # Between the refused insert and the query for the message in its way, that one may move: then the key may be free.
     for _round in range(KEY_ROUNDS):
         inserted = transitions.insert(using, new, actor)
+        if inserted is None:
+            other = transitions.in_the_way(using, new.topic, key)
+            if other is None or (other.state in FINAL and transitions.free_key(using, other)):
+                continue
+            if other.pk != own or other.state in FINAL:
+                existing = _existing(using, new, other, actor)
+                if existing is None:
+                    continue
+                existing.existed = True
+                return existing
+            # The handler schedules the next message under the key of its own. In one transaction, so that nobody else
+            # gets the key in between.
+            with writing(using):
+                transitions.hand_over_key(using, own)
+                inserted = transitions.insert(using, new, actor)
         if inserted is not None:
             return _scheduled(using, [(new, inserted)])[0]
-        holder = transitions.live_with_key(using, new.topic, key)
-        if holder is None:
-            continue
-        if new.on_conflict == OnConflict.ERROR:
-            raise KeyConflict(
-                f"message {holder.pk} of topic {new.topic!r} is live and has this key; on_conflict chooses what follows"
-            )
-        if new.on_conflict == OnConflict.KEEP:
-            holder.existed = True
-            return holder
-        change = transitions.debounce if new.on_conflict == OnConflict.DEBOUNCE else transitions.replace
-        answer = change(using, holder.pk, new, actor=actor)
-        if answer:
-            publish_moves(using, [answer])
-            holder = Message.objects.using(using).get(pk=holder.pk)
-            holder.existed = True
-            return holder
-        if answer.state == State.RUNNING:
-            raise KeyConflict(f"message {holder.pk} of topic {new.topic!r} has this key and is running already")
-        if answer.state in WAITING:
-            raise KeyConflict(f"a delivery of message {holder.pk}, which has this key, may still report its success")
     raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
+
+
+def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Message | None:
+    """Do with the message that is in the way what the call chose, and return it; None when it has moved meanwhile."""
+    choice = new.on_conflict
+    # An earlier delivery of the same message has scheduled the next one.
+    if choice == OnConflict.KEEP or (choice == OnConflict.ERROR and new.own is not None):
+        if new.key_deliveries is None or other.state not in WAITING:
+            return other
+        # Its handler is to see what the caller's transaction writes.
+        if not transitions.keep_waiting(using, other.pk):
+            return None
+        other = Message.objects.using(using).get(pk=other.pk)
+        if other.state == State.SCHEDULED:
+            # A worker may have taken the id and passed over the locked row.
+            publisher.put_on_commit(using, other.queue, [Entry.at(other.pk, other.due_at, other.priority)])
+        return other
+    if other.state in FINAL:
+        assert other.key_for is not None
+        span = brief(other.key_for)
+        raise KeyConflict(f"message {other.pk} of topic {new.topic!r} holds this key for {span} after its end")
+    if choice == OnConflict.ERROR:
+        raise KeyConflict(
+            f"message {other.pk} of topic {new.topic!r} is live and has this key; on_conflict chooses what follows"
+        )
+    change = transitions.debounce if choice == OnConflict.DEBOUNCE else transitions.replace
+    try:
+        answer = change(using, other.pk, new, actor=actor)
+    except IntegrityError:
+        # It did not hold the key, and another message has taken it meanwhile.
+        return None
+    if answer:
+        publish_moves(using, [answer])
+        return Message.objects.using(using).get(pk=other.pk)
+    if answer.state == State.RUNNING:
+        raise KeyConflict(f"message {other.pk} of topic {new.topic!r} has this key and is running already")
+    if answer.state in WAITING:
+        raise KeyConflict(f"a delivery of message {other.pk}, which has this key, may still report its success")
+    return None
 
 
 def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> list[Message]:
@@ -425,6 +476,7 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
     if new.retry is not None:
         values["retry"] = decoded(new.retry)
     values["timeout"], values["lease"], values["concurrency_key"] = new.timeout, new.lease, new.concurrency_key
+    values["key_deliveries"], values["key_for"] = new.key_deliveries, new.key_for
     return message
 
 

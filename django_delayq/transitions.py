@@ -14,13 +14,13 @@ from functools import cache
 from typing import Any
 
 from django.db import IntegrityError, connections
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q
 
 from . import actors, failpoints
 from .clock import ceil_tenth, to_us
-from .models import Lease, Message, Transition, lease_is_over
+from .models import HOLDS_KEY, WAITS_AGAIN, Lease, Message, Transition, lease_is_over
 from .sql import statements
-from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved
+from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing
 from .sql.rows import BEGINNING, Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 from .states import LIVE, REQUEUEABLE, WAITING, State
@@ -82,7 +82,7 @@ def now(using: str) -> datetime:
 
 
 def insert(using: str, new: NewMessage, actor: str) -> Inserted | None:
-    """Write one message; return None when a live message has its key."""
+    """Write one message; return None when another one is in its way (``in_the_way``)."""
     failpoints.reach("before_insert")
     inserted = statements(using).insert(new, actor)
     failpoints.reach("after_insert")
@@ -99,9 +99,46 @@ def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[t
     failpoints.reach("after_insert")
 
 
-def live_with_key(using: str, topic: str, key: str) -> Message | None:
-    """Return the live message that holds a key."""
-    return Message.objects.using(using).filter(topic=topic, key=key, state__in=LIVE).first()
+def in_the_way(using: str, topic: str, key: str, *, but: int | None = None) -> Message | None:
+    """Return the message that keeps others with its key out: the one that holds it, or one that waits again.
+
+    The message ``but`` is not in its own way.
+    """
+    rows = Message.objects.using(using).filter(topic=topic, key=key).exclude(pk=but).order_by()
+    for condition in (HOLDS_KEY, WAITS_AGAIN):
+        for message in rows.filter(condition)[:1]:
+            return message
+    return None
+
+
+def named(using: str, topic: str, key: str) -> Message | None:
+    """Return the live message that a topic and a key name: the one that holds the key, else the youngest one."""
+    live = Message.objects.using(using).filter(topic=topic, key=key, state__in=LIVE).order_by()
+    return max(live, key=lambda message: (message.holds_key, message.pk), default=None)
+
+
+def keep_waiting(using: str, message_id: int) -> bool:
+    """Keep a waiting message from being claimed before the caller's transaction ends. Tell whether it waits."""
+    return statements(using).keep_waiting(message_id)
+
+
+def hand_over_key(using: str, message_id: int) -> None:
+    """Free the key of a live message for the next one, which its own handler is about to schedule."""
+    rows = Message._base_manager.using(using).filter(pk=message_id, state__in=LIVE)
+    rows.update(key_deliveries=F("deliveries") - 1, key_for=None)
+
+
+def free_key(using: str, holder: Message) -> bool:
+    """Free the key of a finished message if the time for which it held it is over. Tell whether the key may be free."""
+    assert holder.finished_at is not None
+    assert holder.key_for is not None
+    if holder.finished_at + timedelta(seconds=holder.key_for) > now(using):
+        return False
+    with writing(using):
+        # A message that was requeued meanwhile is not finished.
+        rows = Message._base_manager.using(using).filter(pk=holder.pk, moves=holder.moves)
+        rows.update(key_for=None)
+    return True
 
 
 def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answer:
@@ -123,6 +160,8 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
             "timeout": new.timeout,
             "lease": new.lease,
             "concurrency_key": new.concurrency_key,
+            "key_deliveries": None if new.key_deliveries is None else message.deliveries,
+            "key_for": new.key_for,
             "attempts": 0,
         }
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)
@@ -521,7 +560,7 @@ def requeue(
     def decide(message: Message, at: datetime) -> Decision:
         if message.state not in REQUEUEABLE:
             return TOO_LATE
-        if message.key is not None and live_with_key(using, message.topic, message.key) is not None:
+        if message.key is not None and in_the_way(using, message.topic, message.key, but=message.pk) is not None:
             return KEY_TAKEN
         due = message.due_at
         if delay is not None or due <= at:
@@ -532,6 +571,7 @@ def requeue(
             # The crashes are excused too, or the next one would be the last.
             "excused": message.deliveries - message.reported,
             "cancel_requested": False,
+            "key_deliveries": None if message.key_deliveries is None else message.deliveries,
         }
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 

@@ -125,6 +125,21 @@ def expires(value: Duration | None) -> timedelta | None:
     return timedelta(seconds=span)
 
 
+def unique(value: Duration) -> tuple[int | None, float | None]:
+    """Check how long a message holds its key; return the columns ``key_deliveries`` and ``key_for`` that say so."""
+    if isinstance(value, str) and value in ("live", "scheduled"):
+        return (None, None) if value == "live" else (0, None)
+    try:
+        span = seconds(value)
+    except ValueError:
+        raise InvalidMessage(
+            f'unique is "live", "scheduled", or a duration such as "1h", not {_shown(value)}'
+        ) from None
+    if not 0 < span <= FARTHEST.total_seconds():
+        raise InvalidMessage(f"unique must be more than 0 and at most 100 years, not {_shown(value)}")
+    return None, span
+
+
 def max_attempts(value: Any) -> int | None:
     """Check the greatest number of attempts: a whole number from 1 to 10000; or None."""
     if value is None:

@@ -22,7 +22,7 @@ class Verdict(StrEnum):
     RESCHEDULED = "rescheduled"
     # The finished message is scheduled again.
     REQUEUED = "requeued"
-    # Not requeued: another live message has the topic and key.
+    # Not requeued: another message holds the topic and key.
     KEY_TAKEN = "key taken"
     # A restore made the overdue message dead before a delivery.
     GIVEN_UP = "given up"

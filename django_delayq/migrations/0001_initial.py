@@ -103,6 +103,11 @@ class Migration(migrations.Migration):
                 ("max_attempts", models.SmallIntegerField(blank=True, null=True, verbose_name="attempts at most")),
                 ("timeout", models.FloatField(blank=True, null=True, verbose_name="timeout")),
                 ("lease", models.FloatField(blank=True, null=True, verbose_name="lease")),
+                ("key_for", models.FloatField(blank=True, null=True, verbose_name="key held after the end")),
+                (
+                    "key_deliveries",
+                    models.IntegerField(blank=True, null=True, verbose_name="deliveries with the key"),
+                ),
                 (
                     "concurrency_key",
                     models.CharField(blank=True, max_length=200, null=True, verbose_name="concurrency key"),
@@ -176,7 +181,9 @@ class Migration(migrations.Migration):
                         name="delayq_limited",
                     ),
                     models.Index(
-                        condition=models.Q(("key__isnull", False)), fields=["key", "topic"], name="delayq_key"
+                        condition=models.Q(("key__isnull", False)),
+                        fields=["key", "topic", "state"],
+                        name="delayq_key",
                     ),
                     models.Index(
                         condition=models.Q(("state__in", ["cancelled", "dead", "expired"])),
@@ -196,9 +203,23 @@ class Migration(migrations.Migration):
                 ],
                 "constraints": [
                     models.UniqueConstraint(
-                        condition=models.Q(("key__isnull", False), ("state__in", ["limited", "running", "scheduled"])),
+                        condition=models.Q(
+                            ("key__isnull", False),
+                            models.Q(
+                                ("key_for__isnull", False),
+                                models.Q(
+                                    models.Q(
+                                        ("key_deliveries__isnull", True),
+                                        ("deliveries__lte", models.F("key_deliveries")),
+                                        _connector="OR",
+                                    ),
+                                    ("state__in", ["limited", "running", "scheduled"]),
+                                ),
+                                _connector="OR",
+                            ),
+                        ),
                         fields=("topic", "key"),
-                        name="delayq_live_key",
+                        name="delayq_held_key",
                     ),
                     models.CheckConstraint(
                         condition=models.Case(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .queues import Queue
 from .record import (
+    HOLDS_KEY,
+    WAITS_AGAIN,
     Identity,
     Lease,
     Message,
@@ -19,6 +21,8 @@ from .record import (
 from .workers import Worker
 
 __all__ = [
+    "HOLDS_KEY",
+    "WAITS_AGAIN",
     "Identity",
     "Lease",
     "Message",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from django.db import connections, models
@@ -19,6 +19,18 @@ from .fields import UTCDateTimeField
 def _holds(**lookups: bool) -> ExpressionWrapper[Any]:
     return ExpressionWrapper(Q(**lookups), output_field=models.BooleanField())
 
+
+# The condition that a message holds its key: no other message of its topic can. A finished message goes on doing so
+# until another one wants the key and the time is over, so that one constraint decides every race.
+HOLDS_KEY = Q(key__isnull=False) & (
+    Q(key_for__isnull=False)
+    | Q(Q(key_deliveries__isnull=True) | Q(deliveries__lte=F("key_deliveries")), state__in=sorted(states.LIVE))
+)
+# The condition that a message that has given its key up waits again, for a retry. No new message may wait beside it.
+# One whose delivery crashed may still succeed: it counts as running.
+WAITS_AGAIN = Q(
+    key__isnull=False, state__in=sorted(states.WAITING), deliveries__gt=F("key_deliveries"), deliveries=F("reported")
+)
 
 AModel = TypeVar("AModel", bound=models.Model)
 
@@ -103,6 +115,11 @@ class Message(_Record):
     concurrency_key = models.CharField(  # noqa: DJ001
         _("concurrency key"), max_length=validation.KEY_LENGTH, null=True, blank=True
     )
+    # The time for which the message holds its key after its end. Seconds; NULL: its end frees the key.
+    key_for = models.FloatField(_("key held after the end"), null=True, blank=True)
+    # While it is live, the message holds its key up to this number of deliveries; NULL: up to its end. No move takes
+    # the key again: a retry cannot violate the constraint when another message has the key by then.
+    key_deliveries = models.IntegerField(_("deliveries with the key"), null=True, blank=True)
     # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
     # from the first difference to the last.
     state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
@@ -129,7 +146,7 @@ class Message(_Record):
     # The value that the handler returned, if the handler keeps its results. Written with the success.
     result = models.JSONField(_("result"), null=True, blank=True)
 
-    # Set on the message that schedule_message() returns: whether a live message with this key existed already.
+    # Set on the message that schedule_message() returns: whether it existed already, and kept the new one out.
     existed = False
 
     class Meta:
@@ -166,8 +183,8 @@ class Message(_Record):
                 name="delayq_limited",
                 condition=Q(state=_State.LIMITED),
             ),
-            # For people who look up keys of finished messages.
-            models.Index(fields=["key", "topic"], name="delayq_key", condition=Q(key__isnull=False)),
+            # For live messages with a key, also those that do not hold it, and for people who look up finished ones.
+            models.Index(fields=["key", "topic", "state"], name="delayq_key", condition=Q(key__isnull=False)),
             # Finished messages without the consumed ones: few, and looked at most.
             models.Index(
                 fields=["state", "finished_at", "id"],
@@ -179,11 +196,7 @@ class Message(_Record):
             models.Index(fields=["finished_at", "id"], name="delayq_finished", condition=Q(finished_at__isnull=False)),
         ]
         constraints: ClassVar = [
-            models.UniqueConstraint(
-                fields=["topic", "key"],
-                name="delayq_live_key",
-                condition=Q(key__isnull=False, state__in=sorted(states.LIVE)),
-            ),
+            models.UniqueConstraint(fields=["topic", "key"], name="delayq_held_key", condition=HOLDS_KEY),
             # One CASE for everything: the server parses each constraint anew for every statement, which takes longer
             # than to write the row.
             models.CheckConstraint(
@@ -230,6 +243,20 @@ class Message(_Record):
     def crashes(self) -> int:
         """The deliveries that crashed and are not excused."""
         return self.deliveries - self.reported - self.excused - (self.state == _State.RUNNING)
+
+    @property
+    def holds_key(self) -> bool:
+        """True while the message holds its key: ``HOLDS_KEY``."""
+        if self.key is None or self.key_for is not None:
+            return self.key is not None
+        return self.state in states.LIVE and (self.key_deliveries is None or self.deliveries <= self.key_deliveries)
+
+    @property
+    def unique(self) -> str | timedelta:
+        """How long the message holds its key: ``"live"``, ``"scheduled"``, or a time after its end."""
+        if self.key_for is not None:
+            return timedelta(seconds=self.key_for)
+        return "live" if self.key_deliveries is None else "scheduled"
 
     @property
     def lease_ends_at(self) -> datetime | None:

@@ -24,7 +24,10 @@ class Statements(Protocol):
         """Return the time by the database's clock."""
 
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
-        """Write one message; return None when a live message has its key."""
+        """Write one message; return None when another message has its key, or waits again after it gave the key up."""
+
+    def keep_waiting(self, message_id: int) -> bool:
+        """Keep a waiting message from being claimed before the caller's transaction ends. Tell whether it waits."""
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages without keys, in the caller's transaction; all are written when the iterator is exhausted."""

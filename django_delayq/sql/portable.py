@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from ..clock import ceil_tenth, from_tenths, to_us
-from ..models import Lease, Message, Queue, Transition, lease_is_over
+from ..models import HOLDS_KEY, WAITS_AGAIN, Lease, Message, Queue, Transition, lease_is_over
 from ..states import LIVE, WAITING, State
 from .expressions import After
 from .moves import LEFT_ALONE, Decision, clock, move, moved, writing
@@ -29,11 +29,15 @@ class Portable:
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
         with writing(self.using):
             if new.key is not None:
-                live = Message.objects.using(self.using).filter(topic=new.topic, key=new.key, state__in=LIVE)
-                if live.exists():
+                rows = Message.objects.using(self.using).filter(topic=new.topic, key=new.key)
+                if rows.filter(HOLDS_KEY).exists() or rows.filter(WAITS_AGAIN).exclude(pk=new.own).exists():
                     return None
             [(_new, inserted)] = self.insert_many([new], actor)
             return inserted
+
+    def keep_waiting(self, message_id: int) -> bool:
+        # A transaction that writes keeps all others from claiming.
+        return Message.objects.using(self.using).filter(pk=message_id, state__in=WAITING).exists()
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         now = self.now()
@@ -55,6 +59,8 @@ class Portable:
                 timeout=one.timeout,
                 lease=one.lease,
                 concurrency_key=one.concurrency_key,
+                key_deliveries=one.key_deliveries,
+                key_for=one.key_for,
             )
             message.save_base(using=self.using, force_insert=True)
             log.append(

@@ -23,7 +23,7 @@ from .. import clock
 from ..clock import SECOND, ceil_tenth, span_us
 from ..models import Message, known_identity, learn_identity
 from ..outcomes import error_kind
-from ..states import State
+from ..states import LIVE, WAITING, State
 from .expressions import Microseconds
 from .moves import IDENTITY
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket, decoded
@@ -41,11 +41,12 @@ INSERT = f"""
 WITH m AS (
     INSERT INTO delayq_message
         (topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry, max_attempts,
-         timeout, lease, concurrency_key, attempts, deliveries, reported, excused, moves, worker, cancel_requested)
+         timeout, lease, concurrency_key, attempts, deliveries, reported, excused, moves, worker,
+         cancel_requested{{columns}})
     SELECT %(topic)s, %(queue)s, %(key)s, %(priority)s, 'scheduled', %(payload)s::jsonb, %(headers)s::jsonb,
            due, due + %(expires)s::float8 * interval '1 microsecond', clock_timestamp(), %(retry)s::jsonb,
            %(max_attempts)s, %(timeout)s::float8, %(lease)s::float8, %(concurrency_key)s,
-           0, 0, 0, 0, 1, '', false
+           0, 0, 0, 0, 1, '', false{{values}}
       FROM (
         SELECT {CEIL_TENTH.format("coalesce(%(due)s::timestamptz, " + FROM_NOW + ")")}
       ) d(due)
@@ -68,14 +69,40 @@ LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
 IS_SCHEDULED = "m.state || '' = 'scheduled'"
 IS_RUNNING = "m.state || '' = 'running'"
 
-CONFLICT = "ON CONFLICT (topic, key) WHERE key IS NOT NULL AND state IN ('limited', 'running', 'scheduled') DO NOTHING"
-# The statements by two facts. Has the message a key? Checking for a conflict costs a second record in the server's log.
-# Does this process know the identity of the database? If not, it comes with the row, and costs no query of its own.
+IS_LIVE = f"state IN ({', '.join(repr(state.value) for state in sorted(LIVE))})"
+IS_WAITING = f"state IN ({', '.join(repr(state.value) for state in sorted(WAITING))})"
+# ``WAITS_AGAIN`` and ``HOLDS_KEY`` of the model. A message that comes back from a delivery while this statement runs
+# counts as one that came back later.
+CONFLICT = f"""
+     WHERE NOT EXISTS (
+        SELECT FROM delayq_message
+         WHERE topic = %(topic)s::varchar AND key = %(key)s::varchar AND {IS_WAITING} AND deliveries > key_deliveries
+           AND deliveries = reported AND id IS DISTINCT FROM %(own)s::bigint
+     )
+    ON CONFLICT (topic, key)
+       WHERE key IS NOT NULL
+         AND (key_for IS NOT NULL OR {IS_LIVE} AND (key_deliveries IS NULL OR deliveries <= key_deliveries))
+       DO NOTHING
+"""  # noqa: S608
+# What a message with a key adds to the statement. Checking for a conflict costs a second record in the server's log.
+KEYED = {
+    False: {"columns": "", "values": "", "conflict": ""},
+    True: {
+        "columns": ", key_deliveries, key_for",
+        "values": ", %(key_deliveries)s::int, %(key_for)s::float8",
+        "conflict": CONFLICT,
+    },
+}
+# The statements by two facts. Has the message a key? Does this process know the identity of the database? If not, it
+# comes with the row, and costs no query of its own.
 INSERTS = {
-    (has_key, knows): INSERT.format(conflict=CONFLICT if has_key else "", identity="" if knows else f", ({IDENTITY})")
+    (has_key, knows): INSERT.format(**KEYED[has_key], identity="" if knows else f", ({IDENTITY})")
     for has_key in (False, True)
     for knows in (False, True)
 }
+
+# A claim passes over the row until the caller's transaction ends. Several callers can hold it at once.
+KEEP_WAITING = f"SELECT id FROM delayq_message WHERE id = %s AND {IS_WAITING} FOR SHARE"  # noqa: S608
 
 # The codes of a prepared statement that does not exist, and of a name that another one has.
 LOST_STATEMENT = ("26000", "42P05")
@@ -405,31 +432,34 @@ class PostgreSQL:
 
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
         knows = bool(known_identity(self.using))
-        rows = self._rows(
-            INSERTS[new.key is not None, knows],
-            {
-                "topic": new.topic,
-                "queue": new.queue,
-                "key": new.key,
-                "priority": new.priority,
-                "payload": new.payload,
-                "headers": new.headers,
-                "due": new.due_at,
-                "delay": span_us(new.delay),
-                "expires": None if new.expires is None else span_us(new.expires),
-                "retry": new.retry,
-                "max_attempts": new.max_attempts,
-                "timeout": new.timeout,
-                "lease": new.lease,
-                "concurrency_key": new.concurrency_key,
-                "actor": actor,
-            },
-        )
+        parameters = {
+            "topic": new.topic,
+            "queue": new.queue,
+            "key": new.key,
+            "priority": new.priority,
+            "payload": new.payload,
+            "headers": new.headers,
+            "due": new.due_at,
+            "delay": span_us(new.delay),
+            "expires": None if new.expires is None else span_us(new.expires),
+            "retry": new.retry,
+            "max_attempts": new.max_attempts,
+            "timeout": new.timeout,
+            "lease": new.lease,
+            "concurrency_key": new.concurrency_key,
+            "actor": actor,
+        }
+        if new.key is not None:
+            parameters.update(key_deliveries=new.key_deliveries, key_for=new.key_for, own=new.own)
+        rows = self._rows(INSERTS[new.key is not None, knows], parameters)
         if not rows:
             return None
         if not knows:
             learn_identity(self.using, rows[0][3])
         return Inserted(*rows[0][:3])
+
+    def keep_waiting(self, message_id: int) -> bool:
+        return bool(self._rows(KEEP_WAITING, [message_id]))
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages without keys by COPY, in the caller's transaction.

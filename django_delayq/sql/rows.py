@@ -33,12 +33,17 @@ class NewMessage(NamedTuple):
     expires: timedelta | None
     retry: str | None
     max_attempts: int | None
-    # For scheduling only: the choice when a live message has its key (a value of OnConflict).
+    # For scheduling only: the choice when another message has its key (a value of OnConflict).
     on_conflict: str = "error"
     # Seconds; a timeout of 0 is none. None: the handler's.
     timeout: float | None = None
     lease: float | None = None
     concurrency_key: str | None = None
+    # The columns that say how long it holds its key.
+    key_deliveries: int | None = None
+    key_for: float | None = None
+    # The id of the message whose handler schedules this one under its own key.
+    own: int | None = None
 
 
 class Inserted(NamedTuple):

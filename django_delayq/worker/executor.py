@@ -20,7 +20,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.db import transaction
 
-from .. import failpoints, middleware, retry, signals, transitions, validation
+from .. import actors, failpoints, middleware, retry, signals, transitions, validation
 from ..answers import Reject, RetryLater
 from ..exceptions import HandlerTimeout, InvalidMessage, Superseded
 from ..models import Message
@@ -51,6 +51,7 @@ _UNRUN = (
     *(Generator, AsyncGenerator, map, filter, starmap, Future),
     *(partial, FunctionType, MethodType, contextlib.ContextDecorator, contextlib.AsyncContextDecorator),
 )
+_NO_KEY = contextlib.nullcontext()
 # The topics whose handlers returned a value, which was logged.
 _returning: set[str] = set()
 # A serialization failure or a deadlock costs no attempt in the first deliveries of a message, and is repeated after at
@@ -68,7 +69,8 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
             try:
                 delivery.begin()
                 chain = middleware.chain()
-                returned = _perform_inside(chain, delivery, actor) if chain else _perform(delivery, actor)
+                with _own_key(delivery):
+                    returned = _perform_inside(chain, delivery, actor) if chain else _perform(delivery, actor)
             except BaseException as error:  # noqa: BLE001
                 # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
                 raised = error
@@ -93,7 +95,8 @@ async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None
     try:
         try:
             delivery.begin()
-            return await _perform_on_loop(delivery)
+            with _own_key(delivery):
+                return await _perform_on_loop(delivery)
         except BaseException as error:  # noqa: BLE001
             raised = error
         # Not while it is handled, as in ``execute``.
@@ -123,6 +126,13 @@ async def _perform_on_loop(delivery: Delivery) -> Outcome:
     if chain:
         return await middleware.await_inside([partial(one.handling, delivery) for one in chain], perform, note)
     return await perform()
+
+
+def _own_key(delivery: Delivery) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the handler may schedule the next message under the key of its own."""
+    if delivery.key is None:
+        return _NO_KEY
+    return actors.handling(delivery.using, delivery.topic, delivery.key, delivery.id)
 
 
 def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery, actor: str) -> Outcome:
