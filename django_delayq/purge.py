@@ -9,6 +9,7 @@ from django.db.models import Q, QuerySet
 
 from . import transitions
 from .models import Message, Transition
+from .sql.expressions import HoldsKeyAt
 from .sql.moves import locked, writing
 from .sql.sessions import own_transaction
 from .states import FINAL, State
@@ -27,11 +28,15 @@ def finished(
 ) -> QuerySet[Message]:
     """Return the messages of these states, queues and topics that finished more than ``older_than`` seconds before now.
 
-    Messages that finish after this call never belong to them. Empty ``queues`` or ``topics`` stand for all.
+    Messages that finish after this call never belong to them, nor do those that still hold their keys. Empty ``queues``
+    or ``topics`` stand for all.
     """
-    before = transitions.now(using) - timedelta(seconds=older_than)
+    now = transitions.now(using)
     rows = Message.objects.using(using).filter(
-        finished_at__isnull=False, finished_at__lt=before, state__in=sorted(FINAL & set(states))
+        Q(key_for__isnull=True) | ~Q(HoldsKeyAt(now)),
+        finished_at__isnull=False,
+        finished_at__lt=now - timedelta(seconds=older_than),
+        state__in=sorted(FINAL & set(states)),
     )
     if queues:
         rows = rows.filter(queue__in=queues)

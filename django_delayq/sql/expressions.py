@@ -27,3 +27,22 @@ class Microseconds(Func):
 
     output_field = BigIntegerField()
     template = "(extract(epoch FROM %(expressions)s) * 1000000)::bigint"
+
+
+class HoldsKeyAt(Func):
+    """``finished_at`` plus the seconds in ``key_for`` > a moment: then a finished message still holds its key."""
+
+    output_field = BooleanField()
+
+    def __init__(self, at: datetime) -> None:
+        super().__init__(F("finished_at"), F("key_for"), Value(at, output_field=DateTimeField()))
+
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
+        return self._compiled(compiler, "({} + {} * interval '1 second' > {})")
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:
+        return self._compiled(compiler, "(julianday({}) + {} / 86400.0 > julianday({}))")
+
+    def _compiled(self, compiler: Any, sql: str) -> tuple[str, list[Any]]:
+        parts = [compiler.compile(part) for part in self.get_source_expressions()]
+        return sql.format(*(part for part, _parameters in parts)), [value for _part, some in parts for value in some]

@@ -185,3 +185,42 @@ def test_a_deadlock_of_transactional_handlers_costs_no_attempt(start: Start, gat
     (loser,) = Message.objects.filter(deliveries=2)
     assert "deadlock" in log_of(loser)[2].reason
     assert messages
+
+
+@pytest.mark.parametrize("unique", ["scheduled", "1h"])
+def test_of_many_callers_one_gets_the_key_at_every_level(isolation: str, unique: str) -> None:
+    """Each caller's transaction has read before it schedules, so that it does not see what the others commit."""
+
+    def publish(number: int) -> tuple[int, bool]:
+        def act() -> tuple[int, bool]:
+            with transaction.atomic():
+                assert Message.objects.count() >= 0
+                message = schedule_message("t.never", number, key="k", unique=unique, on_conflict="keep", delay="1h")
+                return message.pk, message.existed
+
+        try:
+            return repeated(act)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(publish, range(6)))
+    assert len({pk for pk, _existed in answers}) == 1
+    assert sum(not existed for _pk, existed in answers) == 1
+
+
+def test_a_key_that_a_message_took_and_kept_after_its_end_is_not_taken_by_an_older_snapshot(isolation: str) -> None:
+    def publish() -> bool:
+        return schedule_message("t.never", key="k", unique="1h", on_conflict="keep", delay="1h").existed
+
+    with ThreadPoolExecutor(1) as other, transaction.atomic():
+        assert Message.objects.count() == 0
+        for act in (publish, lambda: bool(cancel_message(topic="t.never", key="k")), connections.close_all):
+            other.submit(act).result(20)
+        # The other message came and went after this transaction's snapshot.
+        with pytest.raises(OperationalError) as caught:
+            publish()
+        assert is_conflict(caught.value)
+        transaction.set_rollback(True)
+    assert publish()
+    assert Message.objects.count() == 1

@@ -20,7 +20,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, transaction
 from django.db.models import F
 
-from django_delayq import Reject, RetryLater, handler
+from django_delayq import Reject, RetryLater, handler, schedule_message
 from django_delayq.recurring import recurring
 from django_delayq.registry import Delivered, HandlerFunction
 
@@ -358,3 +358,21 @@ def change_two_rows_in_an_order(message: Delivered) -> None:
     raise_counter(first)
     pass_gate(message)
     raise_counter(second)
+
+
+def chain(message: Delivered) -> None:
+    """Leave an effect, and schedule the next message under the key of this one until the payload's turns are over."""
+    turn, turns = message.payload["turn"], message.payload["turns"]
+    leave(message, f"turn {turn}")
+    if turn < turns:
+        schedule_message(message.topic, {"turn": turn + 1, "turns": turns}, key=message.key, delay="20ms")
+
+
+receives("t.chain", retry=AGAIN_AND_AGAIN)(chain)
+receives("t.chain_tx", transactional=True, retry=AGAIN_AND_AGAIN)(chain)
+
+
+@receives("t.achain", retry=AGAIN_AND_AGAIN)
+async def asynchronous_chain(message: Delivered) -> None:
+    """Do the same as ``chain`` from async code."""
+    await sync_to_async(chain)(message)

@@ -9,7 +9,7 @@ import pytest
 from django.db import connections, transaction
 from django.utils import timezone
 
-from django_delayq import cancel_message, transitions
+from django_delayq import cancel_message, schedule_message, transitions
 from django_delayq import purge as purging
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
@@ -163,3 +163,20 @@ def test_messages_that_finish_while_a_purge_asks_are_not_purged(monkeypatch: pyt
     ran = run("delayq_purge", "--older-than", "0s", "--json")
     assert (ran.json["deleted"], left()) == (3, {live})
     assert live not in old
+
+
+def test_a_message_that_holds_its_key_after_its_end_is_not_purged() -> None:
+    def finished(key: str, *, seconds: float, unique: str) -> int:
+        pk = schedule_message("t.ok", key=key, unique=unique, delay="1h").pk
+        assert cancel_message(pk)
+        Message._base_manager.filter(pk=pk).update(finished_at=timezone.now() - timedelta(seconds=seconds))
+        return pk
+
+    held = finished("held", seconds=3590, unique="1h")
+    for key, unique in (("over", "59m"), ("other", "scheduled")):
+        finished(key, seconds=3590, unique=unique)
+    assert run("delayq_purge", "--older-than", "10s", "--yes").code == 0
+    assert left() == {held}
+    # A person who purges this very message frees its key.
+    assert purging.purge_ids("default", [held]) == {held}
+    assert not schedule_message("t.ok", key="held", unique="1h").existed

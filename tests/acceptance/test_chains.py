@@ -1,0 +1,45 @@
+"""A handler that schedules the next message under its own key: the chain neither ends nor doubles, whatever dies."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+import redis
+
+from django_delayq import schedule_message
+from django_delayq.models import Message
+from django_delayq.states import LIVE, State
+from tests.acceptance.conftest import Start
+from tests.app.models import Effect
+from tests.workers import eventually
+
+TURNS = 12
+# Killed after the next message was scheduled and before the success is recorded, and after the success.
+DEATHS = "after_handler:kill:3,before_succeed:kill:7,after_commit:kill:9,before_record:kill:11"
+
+
+def test_a_chain_survives_killed_workers_and_a_flushed_redis(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = {"t.chain": "live", "t.chain_tx": "scheduled", "t.achain": "1h"}
+    for topic, unique in topics.items():
+        schedule_message(topic, {"turn": 1, "turns": TURNS}, key="k", unique=unique, delay="50ms")
+    monkeypatch.setenv("DELAYQ_FAILPOINTS", DEATHS)
+    start("--threads", "2")
+    monkeypatch.delenv("DELAYQ_FAILPOINTS")
+    start("--threads", "2")
+    eventually(
+        lambda: Message.objects.filter(state=State.CONSUMED).count() > TURNS, "half of the messages are consumed"
+    )
+    with redis.Redis.from_url(os.environ["REDIS_URL"]) as client:
+        client.flushall()
+    eventually(lambda: not Message.objects.filter(state__in=LIVE).exists(), "the chains come to their ends")
+    for topic in topics:
+        messages = Message.objects.filter(topic=topic).order_by("pk")
+        # One message a turn: a turn that ran again has found the next one there.
+        assert [row.payload["turn"] for row in messages] == list(range(1, TURNS + 1)), topic
+        assert {row.state for row in messages} == {State.CONSUMED}
+        effects = Counter(Effect.objects.filter(message_id__in=messages).values_list("note", flat=True))
+        assert len(effects) == TURNS
+        if topic == "t.chain_tx":
+            assert set(effects.values()) == {1}
