@@ -473,7 +473,7 @@ def test_a_requeue_does_not_take_the_key_of_a_live_message(operator: Client) -> 
     message = samples.dead(key="order-1")
     samples.scheduled(key="order-1")
     assert samples.said(confirm(operator, "requeue", message)) == [
-        "Requeue, 1 message: 1 not requeued: a live message has its key."
+        "Requeue, 1 message: 1 not requeued: another message holds its key."
     ]
 
 

@@ -388,6 +388,7 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
     message = samples.scheduled(
         {"n": 2**63 - 1, "ok": True, "none": None, "token": "leak", "text": "a'b"},
         key="order-1",
+        unique="2h",
         queue="mails",
         priority=5,
         expires="1h",
@@ -408,6 +409,7 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
     assert options == {
         "due_at": message.due_at,
         "key": "order-1",
+        "unique": 7200.0,
         "queue": "mails",
         "priority": 5,
         "expires": 3600.0,
@@ -416,6 +418,18 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
         "lease": 120.0,
         "headers": {"h": 1},
     }
+
+
+@pytest.mark.parametrize(
+    ("unique", "shown"),
+    [("live", "while it is live"), ("scheduled", "until its delivery begins"), ("90m", "until 1 h 30 m after its end")],
+)
+def test_the_page_says_how_long_a_message_holds_its_key(viewer: Client, unique: str, shown: str) -> None:
+    message = samples.scheduled(key="k", unique=unique)
+    response = page_of(viewer, message)
+    assert shown in samples.text(response)
+    assert ("unique=" in response.context["call"]) == (unique != "live")
+    assert "holds its key" not in samples.text(page_of(viewer, samples.scheduled()))
 
 
 def test_related_messages_are_linked(viewer: Client) -> None:

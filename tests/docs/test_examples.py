@@ -25,6 +25,7 @@ RUN = {
     "docs/howto/deploy",
     "docs/howto/errors",
     "docs/howto/handlers",
+    "docs/howto/keys",
     "docs/howto/monitoring",
     "docs/howto/operate",
     "docs/howto/recurring",

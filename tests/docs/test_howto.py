@@ -246,21 +246,37 @@ def test_schedules_are_declared_and_made_at_run_time(tmp_path: Path, redis_serve
         project.python(RECURRING)
 
 
-def test_a_handler_cannot_schedule_under_its_own_key(free_topics: None) -> None:
-    answers: dict[str, str] = {}
+def test_a_handler_schedules_the_next_message_under_its_own_key(free_topics: None) -> None:
+    names: dict[str, Any] = {}
+    (block,) = [block for block in blocks(DOCS / "howto/recurring.rst") if block.path == "orders/chain.py"]
+    exec(block.text, names)
+    for account in (7, 7, 8):
+        names["watch"](account)
+    for _turn in range(2):
+        assert run_message_now(topic="bank.balance", key="account-7")
+        deliver()
+    found = Message.objects.filter(key="account-7").order_by("pk").values_list("state", flat=True)
+    assert list(found) == ["consumed", "consumed", "scheduled"]
 
-    @handler("docs.chain")
-    def chain(message: Any) -> None:
-        for what in ("error", "replace", "debounce", "keep"):
-            try:
-                found = schedule_message("docs.chain", key="k", delay=60, on_conflict=what)
-                answers[what] = f"{found.pk == message.id} {found.existed}"
-            except KeyConflict:
-                answers[what] = "KeyConflict"
 
-    schedule_message("docs.chain", key="k")
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_changes_and_events_are_handled_once_as_the_guide_says(run_page: Run) -> None:
+    names = run_page("howto/keys")
+    order = new_order()
+    for status in ("open", "paid"):
+        order.status = status
+        names["order_changed"](order)
+    message = Message.objects.get(topic="orders.index")
+    assert (message.key, message.unique, message.moves) == (f"order-{order.pk}", "scheduled", 2)
+    assert run_message_now(message)
     deliver()
-    assert answers == {"error": "KeyConflict", "replace": "KeyConflict", "debounce": "KeyConflict", "keep": "True True"}
+    handler("orders.paid")(lambda message: None)
+    answers = [names["received"]({"id": "e1"}) for _ in range(2)]
+    deliver()
+    assert [*answers, names["received"]({"id": "e1"})] == ["accepted", "known", "known"]
+    assert state("orders.paid") == state("orders.index") == "consumed"
 
 
 def test_a_schedule_starts_no_second_message_while_one_runs(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def may_bulk(request: HttpRequest) -> bool:
     return not conf.get().ADMIN_READ_ONLY and request.user.has_perm("django_delayq.bulk_message")
 
 
-_AGAIN = _("will be scheduled again, unless a live message has the same key")
+_AGAIN = _("will be scheduled again, unless another message holds the same key")
 _GONE = _("will be deleted, with its log")
 
 _TABLE = (
@@ -128,8 +128,8 @@ _OUTCOMES: dict[str, Any] = {
     Verdict.REQUEUED.value: ngettext_lazy("%(shown)s requeued", "%(shown)s requeued", "count"),
     Verdict.TOO_LATE.value: ngettext_lazy("%(shown)s too late", "%(shown)s too late", "count"),
     Verdict.KEY_TAKEN.value: ngettext_lazy(
-        "%(shown)s not requeued: a live message has its key",
-        "%(shown)s not requeued: live messages have their keys",
+        "%(shown)s not requeued: another message holds its key",
+        "%(shown)s not requeued: other messages hold their keys",
         "count",
     ),
     "changed": ngettext_lazy(

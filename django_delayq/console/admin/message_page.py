@@ -179,6 +179,7 @@ class MessagePage(_Base):
             (_("topic"), message.topic),
             (_("queue"), message.queue),
             (_("key"), message.key),
+            (_("holds its key"), _holding(message)),
             (_("priority"), message.priority),
             (_("due"), message.due_at),
             (_("expires"), message.expires_at),
@@ -269,6 +270,15 @@ def _mismatch(where: Whereabouts) -> str:
     }[where.mismatch]
 
 
+def _holding(message: Message) -> str:
+    """Return for how long a message holds its key; empty when it has none."""
+    if message.key is None:
+        return ""
+    if message.key_for is not None:
+        return _("until %(span)s after its end") % {"span": brief(message.key_for)}
+    return _("while it is live") if message.key_deliveries is None else _("until its delivery begins")
+
+
 def _call(message: Message) -> str:
     """Return the call that would schedule the same message, redacted."""
     content = pprint.pformat(payload.redacted(message.payload), sort_dicts=False, width=100)
@@ -277,6 +287,8 @@ def _call(message: Message) -> str:
     given += [f"queue={message.queue!r}", f"priority={message.priority}"]
     if message.key is not None:
         given.append(f"key={message.key!r}")
+        if message.unique != "live":
+            given.append(f"unique={message.key_for or message.unique!r}")
     if message.expires_at is not None:
         given.append(f"expires={(message.expires_at - message.due_at).total_seconds()!r}")
     if message.max_attempts is not None:

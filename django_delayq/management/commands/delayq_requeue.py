@@ -23,7 +23,7 @@ class Command(ActionCommand):
     help = (
         "Schedule dead, expired and cancelled messages again, by id, or all that match the selectors; their attempts "
         "start anew. A message whose due time is still to come keeps it, and any other is due at once. The answer "
-        "counts the messages by verdict: requeued, too late (live, or consumed), key taken (another live message has "
+        "counts the messages by verdict: requeued, too late (live, or consumed), key taken (another message holds "
         "the topic and key), not found."
     )
     action = actions.REQUEUE
@@ -36,7 +36,7 @@ class Command(ActionCommand):
     lines = {
         Verdict.REQUEUED: "{} requeued",
         Verdict.TOO_LATE: "{} not requeued: live, or consumed",
-        Verdict.KEY_TAKEN: "{} not requeued: a live message has the topic and key",
+        Verdict.KEY_TAKEN: "{} not requeued: another message holds the topic and key",
         Verdict.NOT_FOUND: "{} not found",
     }
     dry_run_lines = {**lines, Verdict.REQUEUED: "{} would be requeued"}
