@@ -27,6 +27,7 @@ HARNESSES = {
         "tests/broker",
         "tests/scripts",
         "tests/races",
+        "tests/commands/test_purge.py",
         "tests/commands/test_reschedule.py",
         "tests/commands/test_restore.py",
         "tests/integration",
@@ -127,6 +128,54 @@ MUTANTS = [
     mutant(
         "payload that the database refuses, tried without it for ever",
         (f"{WORKER}/recorder.py", "ended.outcome.payload is not None", "False"),
+    ),
+    mutant(
+        "unique that keeps the key while the handler runs",
+        ("django_delayq/validation.py", 'if value == "live" else (0, None)', 'if value == "live" else (None, None)'),
+    ),
+    mutant(
+        "key that is free as soon as its message has finished",
+        ("django_delayq/validation.py", "return None, span", "return None, None"),
+    ),
+    mutant(
+        "key taken from a finished message before its time is over",
+        (TRANSITIONS, "if holder.finished_at + timedelta(seconds=holder.key_for) > now(using):", "if False:"),
+    ),
+    mutant(
+        "message scheduled beside one that waits for its retry",
+        (SQL, "AND {IS_WAITING} AND deliveries > key_deliveries AND", "AND false AND"),
+    ),
+    mutant(
+        "crashed delivery that keeps new messages out",
+        (SQL, "AND deliveries = reported AND id IS DISTINCT", "AND id IS DISTINCT"),
+    ),
+    mutant(
+        "requeued message that does not hold its key",
+        (TRANSITIONS, '"key_deliveries": None if message.key_deliveries is None else message.deliveries,', ""),
+    ),
+    mutant(
+        "message that is in the way of its own requeue",
+        (TRANSITIONS, "message.key, but=message.pk) is not None", "message.key) is not None"),
+    ),
+    mutant(
+        "kept message that starts before the caller's transaction ends",
+        (SQL, "AND {IS_WAITING} FOR SHARE", "AND {IS_WAITING}"),
+    ),
+    mutant(
+        "running message of another key that hands its key over",
+        ("django_delayq/actors.py", "own is not None and own[0] == (using, topic, key)", "own is not None"),
+    ),
+    mutant(
+        "handler that runs again and meets its next message as a conflict",
+        ("django_delayq/scheduling.py", "or (choice == OnConflict.ERROR and new.own is not None)", ""),
+    ),
+    mutant(
+        "key handed over that comes back when its message ends",
+        (TRANSITIONS, 'key_deliveries=F("deliveries") - 1, key_for=None', 'key_deliveries=F("deliveries") - 1'),
+    ),
+    mutant(
+        "finished message purged while it holds its key",
+        ("django_delayq/purge.py", "Q(key_for__isnull=True) | ~Q(HoldsKeyAt(now)),", ""),
     ),
     mutant(
         "results lost where only some are kept",
