@@ -25,9 +25,16 @@ from django.test import override_settings
 from django.utils import timezone
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from django_delayq import restore, schedule_message, transitions
+from django_delayq import actors, restore, schedule_message, transitions
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
@@ -48,6 +55,7 @@ EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
 PHASES = [phase for phase in Phase if phase != Phase.shrink or "DELAYQ_MODEL_QUICK" not in os.environ]
 QUEUE = "default"
 TOPIC = "model.any"
+UNIQUES = st.sampled_from(["live", "scheduled", "1h"])
 # Messages in a page of a restore. Other steps may come between two pages.
 PAGE = 1
 MAX_CRASHES = 4
@@ -65,6 +73,12 @@ class Fate:
     consumed: bool = False
     # The number of effects within a window, each of which may come again.
     excuses: int = 0
+    # How long it holds its key; None: it has none.
+    unique: str | None = None
+    # The number of deliveries up to which a message with unique="scheduled" holds its key. A requeue sets it anew.
+    holds_until: int = 0
+    # True when its handler has scheduled the next message under its key.
+    handed_over: bool = False
 
 
 @dataclass
@@ -177,6 +191,42 @@ class Machine(RuleBasedStateMachine):
         if pushed:
             self.announce(message.pk)
 
+    @precondition(lambda self: len(self.fates) < 6)
+    @rule(unique=UNIQUES, transactional=st.booleans())
+    def schedule_with_a_key(self, unique: str, transactional: bool) -> None:
+        self.schedule_beside(self.in_the_way(), unique, transactional)
+
+    def schedule_beside(self, others: set[int], unique: str, transactional: bool) -> int:
+        """Schedule a message with the key; it is made when no other one is in the way. Return its id."""
+        due = self.start + timedelta(seconds=self.elapsed)
+        message = schedule_message(TOPIC, due_at=due, key="k", unique=unique, on_conflict="keep")
+        assert message.existed == bool(others), "a key was given away twice, or to nobody"
+        if message.existed:
+            assert message.pk in others, "another message is in the way than the one that was returned"
+        else:
+            self.fates[message.pk] = Fate(transactional, unique=unique)
+            self.announce(message.pk)
+        return message.pk
+
+    def in_the_way(self) -> set[int]:
+        """Return the messages that keep others with the key out."""
+        return {pk for pk, fate in self.fates.items() if fate.unique is not None and self.keeps_out(pk, fate)}
+
+    @staticmethod
+    def keeps_out(pk: int, fate: Fate) -> bool:
+        message = Message.objects.get(pk=pk)
+        if message.state in FINAL:
+            return fate.unique == "1h" and not fate.handed_over
+        if fate.unique == "scheduled" or fate.handed_over:
+            waits_again = message.state == State.SCHEDULED and message.deliveries == message.reported
+            return waits_again or (message.deliveries <= fate.holds_until and message.state == State.SCHEDULED)
+        return True
+
+    @invariant()
+    def no_key_has_two_holders(self) -> None:
+        holders = [row for row in Message.objects.filter(key="k") if row.holds_key]
+        assert len(holders) <= 1, f"{holders} hold one key"
+
     @rule(number=st.integers(0, 5), told=st.booleans())
     def cancel(self, number: int, told: bool) -> None:
         pk = self.pick(number)
@@ -203,10 +253,16 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5), pushed=st.booleans())
     def requeue(self, number: int, pushed: bool) -> None:
         pk = self.pick(number)
-        if not transitions.requeue("default", [pk])[0]:
+        fate = self.fates[pk]
+        taken = fate.unique is not None and bool(self.in_the_way() - {pk})
+        answer = transitions.requeue("default", [pk])[0]
+        assert answer.verdict != Verdict.REQUEUED or not taken, "requeued although another message has its key"
+        assert answer.verdict != Verdict.KEY_TAKEN or taken, "not requeued although its key is free"
+        if not answer:
             return
         # A person decided that it shall run again.
-        self.fates[pk].cancelled = False
+        fate.cancelled = False
+        fate.holds_until = Message.objects.get(pk=pk).deliveries
         if pushed:
             self.announce(pk)
 
@@ -323,6 +379,20 @@ class Machine(RuleBasedStateMachine):
     @staticmethod
     def affect(held: Held) -> None:
         Effect.objects.create(message_id=held.row.id, delivery=held.row.deliveries)
+
+    @precondition(lambda self: len(self.fates) < 6 and any(h.row.key and not h.done for h in self.held))
+    @rule(number=st.integers(0, 9), unique=UNIQUES)
+    def schedule_the_next(self, number: int, unique: str) -> None:
+        """Let a handler that runs schedule the next message under its own key; what becomes of the handler is open."""
+        running = [held for held in self.held if held.row.key and not held.done]
+        row = running[number % len(running)].row
+        fate = self.fates[row.id]
+        over = Message.objects.get(pk=row.id).state in FINAL
+        others = self.in_the_way() - (set() if over else {row.id})
+        held_it = not over and Message.objects.get(pk=row.id).holds_key
+        with actors.handling("default", TOPIC, "k", row.id):
+            self.schedule_beside(others, unique, fate.transactional)
+        fate.handed_over = fate.handed_over or (held_it and not others)
 
     def succeed(self, held: Held) -> bool:
         fate = self.fates[held.row.id]
