@@ -16,7 +16,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.utils import translation
 
-from django_delayq import KeyConflict, admission, extensions, handler, registry, run_message_now, schedule_message
+from django_delayq import admission, extensions, handler, registry, run_message_now, schedule_message
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.recurring import declarations
 from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded

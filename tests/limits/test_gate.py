@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import admission, registry, schedule_message, transitions
+from django_delayq import admission, registry, schedule_message
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Place
 from django_delayq.sql.rows import Ticket
