@@ -19,7 +19,7 @@ from tests.record_of import consumed, effects_per_message, is_early, log_of
 from tests.workers import eventually
 
 # Fewer on SQLite, which has one writer.
-WALKERS = 200 if connection.vendor == "postgresql" else 40
+EACH = 80 if connection.vendor == "postgresql" else 20
 OTHERS = 100
 
 
@@ -29,13 +29,13 @@ def test_two_workers_keep_payloads_and_due_times_though_one_is_killed_and_redis_
 ) -> None:
     walkers = [
         message
-        for topic in ("t.walk", "t.walk_tx")
-        for message in schedule_messages([{"topic": topic, "payload": {"left": []}, "lease": "1s"}] * (WALKERS // 2))
+        for topic in ("t.walk", "t.walk_async", "t.walk_tx")
+        for message in schedule_messages([{"topic": topic, "payload": {"left": []}, "lease": "1s"}] * EACH)
     ]
     to_run = schedule_messages([{"topic": "t.tx", "delay": "1h", "queue": "run", "lease": "1s"}] * OTHERS)
     to_wait = schedule_messages([{"topic": "t.tx", "delay": "10m", "queue": "wait"}] * OTHERS)
     first, _second = start("--processes", "2"), start("--processes", "2")
-    eventually(lambda: Transition.objects.filter(reason="payload changed").count() > WALKERS, "they walk")
+    eventually(lambda: Transition.objects.filter(reason="payload changed").count() > len(walkers), "they walk")
 
     ran: dict[str, Any] = {"run": run("delayq_run", "--queue", "run", "--spread", "1s", "--yes", "--json").json}
     first.kill()
@@ -48,14 +48,15 @@ def test_two_workers_keep_payloads_and_due_times_though_one_is_killed_and_redis_
         "reschedule": {"rescheduled": OTHERS},
     }
 
-    eventually(consumed(WALKERS + OTHERS), "all that is due is consumed")
+    eventually(consumed(len(walkers) + OTHERS), "all that is due is consumed")
     for message in walkers:
         message.refresh_from_db()
         changed = [row.delivery for row in log_of(message) if row.reason == "payload changed"]
         assert (message.payload, message.attempts) == ({"left": changed}, 0)
         assert len(changed) == 4
     effects = effects_per_message()
-    assert all(effects[message.pk] == 1 for message in [*walkers[WALKERS // 2 :], *to_run])
+    # Transactional handlers; the effect of another one may repeat in the process that was killed.
+    assert all(effects[message.pk] == 1 for message in [*walkers[2 * EACH :], *to_run])
     for message in to_run:
         rows = log_of(message)
         assert [row.to_state for row in rows[:2]] == [State.SCHEDULED, State.SCHEDULED]

@@ -165,6 +165,12 @@ receives("t.walk")(walk)
 receives("t.walk_tx", transactional=True)(walk)
 
 
+@receives("t.walk_async")
+async def walk_async(message: Delivered) -> None:
+    await asyncio.sleep(0)
+    await sync_to_async(walk)(message)
+
+
 @receives("t.reject", retry=SOON)
 def reject(message: Delivered) -> None:
     raise Reject("not wanted")
