@@ -29,6 +29,10 @@ CAPTIONS = {
         " the task is repeated."
     ),
     "insert-2": "The same with two worker processes, for django-delayq alone.",
+    "limits": (
+        "The handler has a limit of one for each concurrency key, and each key has two messages. Then a hundred"
+        " messages for each of fewer keys, so that nearly all become limited and are promoted one after another."
+    ),
     "late-200": (
         "How long after its due time each message was handled. *early* counts those handled before it, *missing* those"
         " not handled within 35 s, and *sent* is the rate that the sender reached."

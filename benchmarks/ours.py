@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 
-TABLES = ["delayq_message", "delayq_transition", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
+TABLES = ["delayq_message", "delayq_transition", "delayq_place", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
 
 # Rows in each statement of a fill.
 FILL_ROWS = 1_000_000
@@ -21,6 +22,9 @@ FILL_ROWS = 1_000_000
 topic = "bench.mark"
 # The queues that the next messages go to in turn.
 queues = itertools.cycle(["default"])
+
+# The concurrency keys that the next messages in bulk have in turn; None: they have none.
+concurrency_keys: Iterator[str] | None = None
 
 # A payload of 200 bytes.
 PAYLOAD = "jsonb_build_object('n', n, 'due', 0, 'pad', repeat('x', 168))"
@@ -95,6 +99,12 @@ def spread(over: int) -> None:
     queues = itertools.cycle([f"tenant-{n}" for n in range(over)])
 
 
+def spread_over_keys(over: int) -> None:
+    """Have the next messages in bulk have so many concurrency keys."""
+    global concurrency_keys  # noqa: PLW0603
+    concurrency_keys = itertools.cycle([f"customer-{n}" for n in range(over)])
+
+
 def send(payload: dict[str, Any], due: float | None) -> None:
     from django_delayq import schedule_message
 
@@ -105,7 +115,13 @@ def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
     from django_delayq import schedule_messages
 
     at = _datetime(due)
-    schedule_messages({"topic": topic, "payload": payload, "due_at": at} for payload in payloads)
+    if concurrency_keys is None:
+        schedule_messages({"topic": topic, "payload": payload, "due_at": at} for payload in payloads)
+        return
+    schedule_messages(
+        {"topic": topic, "payload": payload, "due_at": at, "concurrency_key": key}
+        for payload, key in zip(payloads, concurrency_keys, strict=False)
+    )
 
 
 def inside() -> AbstractContextManager[Any]:
@@ -127,7 +143,8 @@ def all_recorded() -> bool:
 
     running = Message.objects.filter(state=State.RUNNING)
     waiting = Message.objects.filter(state=State.SCHEDULED, queue="default", due_at__lte=Now())
-    return not (running.exists() or waiting.exists())
+    limited = Message.objects.filter(state=State.LIMITED)
+    return not (running.exists() or waiting.exists() or limited.exists())
 
 
 def fill(rows: int, what: str) -> None:

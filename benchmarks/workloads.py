@@ -49,6 +49,8 @@ SIZES = {
 LATER_SECONDS, BEYOND_SECONDS = 300.0, 86_400.0
 # One for each tenant, for example.
 QUEUES = 60
+# One for each customer, for example: a message of each may run at a time.
+KEYS = 10_000
 # Growth workloads take longer than the usual horizon. They have a wider one, and delays within it that end after the
 # workload, in the middle of the waiting messages.
 HORIZON_SECONDS, MUCH_LATER_SECONDS = 21_600.0, 14_400.0
@@ -191,6 +193,20 @@ def insert(adapter: Adapter, size: Size, processes: int = 1) -> Measures:
 
 def insert_2(adapter: Adapter, size: Size) -> Measures:
     return insert(adapter, size, 2)
+
+
+def limits(adapter: Adapter, size: Size) -> Measures:
+    """Drain messages of many keys, one of which may run at a time; and messages without a limit beside a limit."""
+    if adapter.worker_arguments is None:
+        return {}
+    adapter.ask("choose", name="bench.limited")
+    adapter.ask("spread_over_keys", over=KEYS)
+    keyed = _drained(adapter, 2 * KEYS, size.drain_limit * 10, 1)
+    adapter.empty()
+    adapter.ask("choose", name="bench.limited")
+    adapter.ask("spread_over_keys", over=KEYS // 100)
+    few = _drained(adapter, KEYS, size.drain_limit * 10, 1)
+    return {**keyed, "few": few["rate"]}
 
 
 def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0, *, wait_for_all: bool = False) -> Measures:
@@ -541,6 +557,15 @@ WORKLOADS = (
         peers_once=True,
     ),
     Workload("insert-2", "The same, two processes", RATE, insert_2, once=True, who=_only_ours),
+    Workload(
+        "limits",
+        f"Drain of messages with {KEYS:,} keys, one of each at a time, one process",
+        {**RATE, "few": f"messages/s with {KEYS // 100} keys"},
+        limits,
+        once=True,
+        who=_only_ours,
+        environment={"BENCH_LIMITS": "1"},
+    ),
     Workload(
         "late-200",
         "Lateness at 200 messages/s, delays of 1 to 10 s",

@@ -84,7 +84,9 @@ def claim(
     """
     ids = [ticket.id for ticket in tickets]
     limited = {
-        pk for pk, *message in limit_statements(using).topics_of(ids) if message[0] in leases and limits_of(*message)
+        pk: found.keys()
+        for pk, *message in limit_statements(using).topics_of(ids)
+        if message[0] in leases and (found := limits_of(*message))
     }
     admitted = Admitted()
     free = [ticket for ticket in tickets if ticket.id not in limited]
@@ -92,7 +94,8 @@ def claim(
         admitted.claimed += transitions.claim(using, free, leases, worker, queue=queue, ahead=ahead)
     rest = [ticket for ticket in tickets if ticket.id in limited]
     if rest:
-        _claim_limited(using, rest, leases, worker, queue, ahead, admitted)
+        names = {name for found in limited.values() for name in found}
+        _claim_limited(using, rest, names, leases, worker, queue, ahead, admitted)
         order = {pk: place for place, pk in enumerate(ids)}
         admitted.claimed.sort(key=lambda row: order[row.id])
     return admitted
@@ -101,6 +104,7 @@ def claim(
 def _claim_limited(
     using: str,
     tickets: Sequence[Ticket],
+    names: Collection[str],
     leases: dict[str, float],
     worker: str,
     queue: str | None,
@@ -109,13 +113,12 @@ def _claim_limited(
 ) -> None:
     by_id = {ticket.id: ticket for ticket in tickets}
     statements = limit_statements(using)
-    names = {name for _pk, *message in statements.topics_of(list(by_id)) for name in limits_of(*message)}
     lines_to_promote: set[str] = set()
     with writing(using):
         statements.lock(names)
         rows = statements.claimable(list(by_id), leases, queue, ahead)
         # A message that was replaced meanwhile may stand under other limits, which are not locked.
-        rows = [row for row in rows if _limits(row).keys() <= names]
+        rows = [row for row in rows if _limits(row).keys() <= {*names}]
         lines = _lines(statements, {name: limit for row in rows for name, limit in _limits(row).items()})
         chosen: list[Candidate] = []
         refused: list[Refused] = []
@@ -155,12 +158,12 @@ def _lines(statements: LimitStatements, limits: dict[str, Limit]) -> dict[str, L
     """Return the lines of these limits as they are now."""
     if not limits:
         return {}
-    counts, now = statements.counts(limits), statements.now()
+    counts = statements.counts(limits)
     lines = {}
     for name, limit in limits.items():
         count = counts[name]
         first = None if count.first is None else Place(-count.first[0], count.first[1], count.first[2])
-        lines[name] = Line(name, limit, now, count.running, count.kept, first, count.full_at)
+        lines[name] = Line(name, limit, count.now, count.running, count.kept, first, count.full_at)
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from benchmarks.peers.adapter_process import mark
@@ -17,6 +18,14 @@ def noop(message: Delivered) -> None:
 def marked(message: Delivered) -> None:
     """Do nothing but note that the message was handled."""
     mark(message.payload)
+
+
+if os.environ.get("BENCH_LIMITS"):
+
+    @handler("bench.limited", limit=1)
+    def limited(message: Delivered) -> None:
+        """Do nothing but note that the message was handled."""
+        mark(message.payload)
 
 
 @handler("bench.insert", transactional=True)

@@ -43,8 +43,9 @@ class Candidate(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What the record says about a limit. The three values of ``first`` are those of its first waiting message."""
+    """What the record says about a limit ``now``. ``first``: priority, due time and id of its first waiting message."""
 
+    now: datetime
     running: int
     kept: int
     full_at: datetime | None
@@ -196,6 +197,7 @@ class PortableLimits:
             waiting = Message.objects.using(self.using).filter(state=State.LIMITED, limited_by=name)
             first = waiting.order_by("-priority", "due_at", "pk").values_list("priority", "due_at", "pk").first()
             found[name] = Count(
+                now,
                 sum(rows.get(place.message_id) == (State.RUNNING, place.delivery) for place in places),
                 sum(
                     rows.get(place.message_id) == (State.SCHEDULED, place.delivery - 1)

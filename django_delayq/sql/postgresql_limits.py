@@ -50,7 +50,7 @@ SELECT w.* FROM unnest(%(names)s::text[], %(rooms)s::int[]) n(name, room)
 """  # noqa: S608
 
 COUNTS = f"""
-SELECT n.name, p.running, p.kept, r.full_at, w.priority, w.due_at, w.id
+SELECT n.name, clock_timestamp(), p.running, p.kept, r.full_at, w.priority, w.due_at, w.id
   FROM unnest(%(names)s::text[]) n(name)
   LEFT JOIN delayq_rate r ON r.name = n.name
  CROSS JOIN LATERAL (
@@ -171,7 +171,7 @@ class PostgreSQLLimits:
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         rows = self._rows(COUNTS, {"names": list(names), "longest": LONGEST_KEPT.total_seconds()})
-        return {row[0]: Count(row[1], row[2], row[3], None if row[6] is None else row[4:7]) for row in rows}
+        return {row[0]: Count(*row[1:5], None if row[7] is None else row[5:8]) for row in rows}
 
     def write(self, places: Sequence[Taken], rates: Mapping[str, datetime]) -> None:
         if places:

@@ -6,11 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from django_delayq import admission, schedule_message, transitions
 from django_delayq.models import Message
+from django_delayq.sql.limits import limit_statements
 from django_delayq.sql.rows import Ticket
 from django_delayq.sql.sessions import lock_timeout
 from django_delayq.states import State
@@ -113,16 +114,39 @@ def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) ->
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
 
 
+def test_a_process_that_freezes_does_not_keep_a_limit() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("one process writes at a time")
+    with transaction.atomic(), connection.cursor() as cursor:
+        limit_statements(DB).lock({"topic l.one"})
+        cursor.execute("SHOW idle_in_transaction_session_timeout")
+        assert cursor.fetchone() == ("5s",)
+
+
+def test_a_message_that_is_replaced_meanwhile_is_left_for_the_next_time(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare("l.one", limit=1)
+    (message,) = due(1, concurrency_key="a")
+    statements = limit_statements(DB)
+    topics_of = type(statements).topics_of
+
+    def read_and_replace(self: Any, ids: Any) -> Any:
+        found = topics_of(self, ids)
+        Message._base_manager.filter(pk=message.pk).update(concurrency_key="b")
+        return found
+
+    monkeypatch.setattr(type(statements), "topics_of", read_and_replace)
+    assert admit([message]) == []
+    assert states(message) == [State.SCHEDULED]
+
+
 def test_a_limit_that_is_being_looked_at_keeps_only_its_own_messages_waiting(declare: Declare) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("one process writes at a time")
     declare("l.one", limit=1)
     (limited,) = due(1)
     free = schedule_message("l.free")
-    from django.db import OperationalError
-
-    from django_delayq.sql.limits import limit_statements
-
     with unfinished(lambda: limit_statements(DB).lock({"topic l.one"})), lock_timeout(50):
         assert admit([free]) == [free.pk]
         with pytest.raises(OperationalError):

@@ -33,6 +33,7 @@ HARNESSES = {
         "tests/integration",
         "tests/tasks",
         "tests/recurring",
+        "tests/limits",
     ],
     "monitoring": [
         "tests/commands/test_check.py",
@@ -86,6 +87,9 @@ ENGINE = "django_delayq/restore/engine.py"
 MIDDLEWARE = "django_delayq/middleware.py"
 PUBLISHER = "django_delayq/publisher.py"
 RECURRING = "django_delayq/recurring"
+LIMITS = "django_delayq/limits.py"
+ADMISSION = "django_delayq/admission.py"
+LIMITS_SQL = "django_delayq/sql/postgresql_limits.py"
 SQL = "django_delayq/sql/postgresql.py"
 TRANSITIONS = "django_delayq/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
@@ -824,6 +828,80 @@ MUTANTS = [
             'if options["once"] and connections[using].in_atomic_block',
             "if False",
         ),
+    ),
+    mutant("one more than the limit", (LIMITS, "self.running + kept >= count:", "self.running + kept > count:")),
+    mutant(
+        "newcomers that pass those who wait",
+        (LIMITS, "if not is_kept and self.first is not None and self.first < place:", "if False:"),
+    ),
+    mutant("kept place that anybody takes", (LIMITS, "0 if is_kept else self.kept", "0")),
+    mutant("promoted message that places for others keep out", (LIMITS, "0 if is_kept else self.kept", "self.kept")),
+    mutant("rate that nobody uses up", (LIMITS, "self.is_charged = True", "self.is_charged = False")),
+    mutant(
+        "late deliveries that make up for their slots",
+        (LIMITS, "return due if due >= self.now - PUNCTUAL else self.now", "return due"),
+    ),
+    mutant(
+        "rate that waits for a clock which was set back",
+        (LIMITS, "self.full_at = min(self.full_at, latest)", "self.full_at = max(self.full_at, latest)"),
+    ),
+    mutant("slots that overlap", (LIMITS, "def keep(self) -> None:", "def keep(self) -> None:\n    return\n")),
+    mutant(
+        "places of deliveries that have ended",
+        (LIMITS_SQL, "(WHERE {IS_RUNNING} AND m.deliveries = p.delivery)", "(WHERE m.state || '' <> 'limited')"),
+    ),
+    mutant(
+        "place that is kept by another clock for ever",
+        (
+            LIMITS_SQL,
+            "AND p.kept_until <= clock_timestamp() + %(longest)s * interval '1 second') AS kept",
+            ") AS kept",
+        ),
+    ),
+    mutant(
+        "promoted message that is late from its first due time on",
+        (LIMITS_SQL, "limited_by = NULL, due_at = o.due,", "limited_by = NULL,"),
+    ),
+    mutant(
+        "process that freezes and keeps a limit",
+        (LIMITS_SQL, "set_config('idle_in_transaction_session_timeout', '{LONGEST_PAUSE}', true)", "1"),
+    ),
+    mutant(
+        "admission without a lock",
+        (ADMISSION, "statements.lock(names) rows = statements.claimable", "rows = statements.claimable"),
+    ),
+    mutant(
+        "promotion without a lock",
+        (ADMISSION, "statements.lock(names) statements.drop_places(names)", "statements.drop_places(names)"),
+    ),
+    mutant(
+        "message that stays in the line of a limit with room",
+        (ADMISSION, "if full.name != row.limited_by:", "if False:"),
+    ),
+    mutant(
+        "replaced message that is judged by a limit without its lock",
+        (ADMISSION, "rows = [row for row in rows if _limits(row).keys() <= {*names}]", ""),
+    ),
+    mutant(
+        "line that nobody moves up when a delivery ends",
+        (f"{WORKER}/limits.py", "self._ended |= ended self._woken.set()", "self._woken.set()"),
+    ),
+    mutant(
+        "failed promotion that is forgotten",
+        (f"{WORKER}/limits.py", "self._ended |= ended self._lines |= lines raise", "pass\nraise"),
+    ),
+    mutant("removed limit that lets nobody go", (f"{WORKER}/limits.py", "if removes and removed:", "if False:")),
+    mutant(
+        "limited message that never expires",
+        (TRANSITIONS, "where = Q(state__in=sorted(WAITING), expires_at", "where = Q(state=State.SCHEDULED, expires_at"),
+    ),
+    mutant(
+        "limited message that is to run now and goes to the end of the line",
+        (TRANSITIONS, "if message.state == State.LIMITED and start <= at:", "if False:"),
+    ),
+    mutant(
+        "concurrency key without a limit",
+        ("django_delayq/scheduling.py", "if handler.limit is None:", "if False:"),
     ),
     mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
 ]
