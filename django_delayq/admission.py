@@ -8,6 +8,7 @@ the lines.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -224,7 +225,10 @@ def promote(using: str, names: Collection[str], actor: str) -> tuple[list[Moved]
         if refused:
             statements.limit(refused, actor)
     # A message that another limit refused has left its room to the next one of the line.
-    return moved, {row.limited_by for row in rows if row.limited_by and row.id in {r.id for r in refused}}
+    others = {row.id for row in refused}
+    left = Counter(row.limited_by for row in rows if row.limited_by is not None)
+    again = {row.limited_by for row in rows if row.limited_by is not None and row.id in others}
+    return moved, again | {name for name, number in left.items() if number == PROMOTED_TOGETHER}
 
 
 def _known(names: Iterable[str]) -> dict[str, Limit | None]:

@@ -252,6 +252,18 @@ def test_a_limit_that_was_removed_lets_everybody_go(declare: Declare) -> None:
     assert promote(LINE) == [second.pk, third.pk]
 
 
+def test_a_long_line_is_promoted_in_parts(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "PROMOTED_TOGETHER", 2)
+    declare("l.one", limit=1)
+    made = [schedule_message("l.one") for _ in range(6)]
+    admit(*made)
+    declare("l.one", limit=4)
+    moved, again = admission.promote(DB, [LINE], "worker:w")
+    assert ([row.id for row in moved], again) == ([made[1].pk, made[2].pk], {LINE})
+    moved, again = admission.promote(DB, again, "worker:w")
+    assert ([row.id for row in moved], again) == ([made[3].pk], set())
+
+
 def test_a_line_of_an_unknown_topic_belongs_to_others(declare: Declare) -> None:
     declare("l.one", limit=1)
     first, second = schedule_message("l.one"), schedule_message("l.one")
