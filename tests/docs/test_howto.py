@@ -467,7 +467,7 @@ def test_the_example_of_middleware_carries_the_language(run_page: Run, settings:
         schedule_message("docs.ok")
     schedule_message("docs.ok")
     deliver()
-    assert sorted(seen) == ["de", "en-us"]
+    assert sorted(seen) == sorted(["de", translation.get_language()])
 
 
 def test_the_example_of_signals_counts(run_page: Run) -> None:
