@@ -170,14 +170,15 @@ class Machine(RuleBasedStateMachine):
 
     # --- producers and people -----------------------------------------------------------------------------------------
 
-    @initialize(later=st.booleans(), now=st.lists(st.booleans(), min_size=2, max_size=3))
-    def begin(self, later: bool, now: list[bool]) -> None:
+    @initialize(later=st.booleans(), now=st.lists(st.booleans(), min_size=2, max_size=3), unique=UNIQUES)
+    def begin(self, later: bool, now: list[bool], unique: str) -> None:
         """Begin with two restores in progress and two workers that hold deliveries, which chance would seldom reach."""
         self.load(0)
         self.schedule(20, later, pushed=True)
         for which in range(2):
             self.restore_a_page(which)
-        for transactional in now:
+        self.schedule_with_a_key(unique, now[0])
+        for transactional in now[1:]:
             self.schedule(0, transactional, pushed=True)
         for which in range(2):
             self.work(which, limit=1)

@@ -34,7 +34,8 @@ PATIENCE = 40.0
 
 AUDIT = """
 CREATE SCHEMA torture;
-CREATE TABLE torture.sched (id bigint, due timestamptz NOT NULL, kind text NOT NULL, key text, cancel_at timestamptz);
+CREATE TABLE torture.sched (id bigint, due timestamptz NOT NULL, kind text NOT NULL, key text, holds text,
+    cancel_at timestamptz);
 CREATE INDEX ON torture.sched (cancel_at) WHERE cancel_at IS NOT NULL;
 -- No constraint: a duplicate is to be seen, not refused.
 CREATE TABLE torture.effect (id bigint, delivery int, pid int, at timestamptz DEFAULT clock_timestamp());

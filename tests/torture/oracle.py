@@ -19,7 +19,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,8 @@ WARM_UP = 30.0
 SLOW = 50.0
 # Times that two processes on one machine write down may differ by so many seconds.
 BLUR = 0.05
+# Times in the log are those of statements: one that gets a key may wait for a while for the commit that frees it.
+HANDED_OVER = 0.5
 # A process that lived for so many seconds after an effect, without a fault, has recorded it.
 RECORDED = 2.0
 # A message that kills its process.
@@ -205,6 +207,10 @@ class Evidence:
     occurrences: dict[tuple[str, float], int] = field(default_factory=dict)
     # The schedule and the time that a message says it stands for.
     stands_for: dict[int, tuple[str, float]] = field(default_factory=dict)
+    # The topic and the key of a message, and how long it holds the key: live, scheduled, or seconds after its end.
+    keys: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    # The place of a message in the chain.
+    turns: dict[int, int] = field(default_factory=dict)
     # What those who requeue and purge were told.
     requeued: int = 0
     purged: int = 0
@@ -251,6 +257,11 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
     of_messages = "SELECT id, topic, state, deliveries, coalesce(payload -> 'left', '[]') FROM delayq_message"
     for pk, *facts in connection.execute(of_messages):
         evidence.messages[pk] = Message(*facts)
+    keyed = "SELECT id, topic, s.key, holds FROM torture.sched s JOIN delayq_message USING (id) WHERE s.key <> ''"
+    for pk, *facts in connection.execute(keyed):
+        evidence.keys[pk] = (facts[0], facts[1], facts[2])
+    turns = "SELECT id, (payload ->> 'turn')::int FROM delayq_message WHERE topic = 'torture.chain'"
+    evidence.turns.update(connection.execute(turns).fetchall())
     for name, at, pk in connection.execute(f"SELECT schedule, {epoch('at')}, message_id FROM delayq_occurrence"):
         evidence.occurrences[name, at] = pk
     of_schedules = f"""
@@ -326,6 +337,8 @@ KINDS = (
     "overlong lifetime",
     "missing occurrence",
     "doubled occurrence",
+    "two holders",
+    "broken chain",
     "consumed without effect",
     "effect without consumed",
     "failure without a cause",
@@ -340,6 +353,22 @@ KINDS = (
     "slow script",
     "growth",
 )
+
+
+def _held(log: Iterable[Row], holds: str) -> Iterator[tuple[float, float]]:
+    """Yield the times between which a message held its key: from a schedule or requeue on."""
+    begin: float | None = None
+    for row in log:
+        if row.before is None or row.before in FINAL:
+            begin = row.at
+        elif begin is not None and row.after in FINAL:
+            yield begin, row.at + (0.0 if holds in ("live", "scheduled") else float(holds.removesuffix("s")))
+            begin = None
+        elif begin is not None and row.is_claim and holds == "scheduled":
+            yield begin, row.at
+            begin = None
+    if begin is not None:
+        yield begin, float("inf")
 
 
 class Oracle:
@@ -361,6 +390,8 @@ class Oracle:
             self.nothing_is_lost,
             self.nothing_is_unexpected,
             self.each_occurrence_has_one_message,
+            self.no_key_has_two_holders,
+            self.the_chain_goes_on,
             self.every_path_is_legal,
             self.nothing_is_early,
             self.purged_means_dead,
@@ -462,6 +493,34 @@ class Oracle:
         log = self.evidence.log[pk]
         was_delivered = any(row.is_claim for row in log)
         return log[-1].after == "cancelled" and log[-1].reason.startswith(WITHDRAWN) and not was_delivered
+
+    def no_key_has_two_holders(self) -> None:
+        """Check that no message was scheduled or requeued while another one held its key."""
+        holdings: dict[tuple[str, str], list[tuple[float, float, int]]] = defaultdict(list)
+        for pk, (topic, key, holds) in self.evidence.keys.items():
+            for begin, end in _held(self.evidence.log.get(pk, []), holds):
+                holdings[topic, key].append((begin, end, pk))
+        for (topic, key), spans in holdings.items():
+            self.report.counts["held keys"] += len(spans)
+            for (_begin, end, first), (begin, _end, second) in combinations(sorted(spans), 2):
+                if first == second or begin >= end - HANDED_OVER:
+                    continue
+                standing = DATABASE_FAULTS | STANDSTILLS
+                if not any(fault.kind in standing for fault in self._between(begin, begin + HANDED_OVER)):
+                    self.report.found("two holders", f"{first} and {second} of {topic} have {key} at {begin:.3f}")
+
+    def the_chain_goes_on(self) -> None:
+        """Check that each message of the chain has scheduled the next one, once, until the producers ended."""
+        turns = sorted(self.evidence.turns.values())
+        self.report.counts["turns of the chain"] += len(turns)
+        if turns != list(range(1, len(turns) + 1)):
+            self.report.found("broken chain", f"the turns are {turns}")
+        if not self.evidence.run["until"]:
+            return
+        last = max(self.evidence.turns, default=0)
+        log = self.evidence.log.get(last, [])
+        if not log or log[-1].at < self.evidence.run["until"]:
+            self.report.found("broken chain", f"it ended with {last}")
 
     def every_path_is_legal(self) -> None:
         for pk, message in self.evidence.messages.items():

@@ -21,7 +21,8 @@ CALM = 36.0
 TOPICS = ("torture.row", "torture.row", "torture.line", "torture.async")
 OTHER_TOPICS = {"blocking": "torture.block", "hanging": "torture.hang", "refused": "torture.refuse"}
 AUDIT = """
-INSERT INTO torture.sched (id, due, kind, key, cancel_at) VALUES (%s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
+INSERT INTO torture.sched (id, due, kind, key, holds, cancel_at)
+VALUES (%s, %s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
 """
 
 
@@ -35,6 +36,8 @@ class Producer:
         self.poison = poison
         self.queues = queues
         self.until = until
+        # Whether the chain has surely begun.
+        self.chained = False
         self.journal = Journal(Path(os.environ["TORTURE_DIR"], "journals", f"producer-{os.getpid()}.jsonl"))
 
     def run(self) -> None:
@@ -55,6 +58,8 @@ class Producer:
 
         dies = self.random.random() < 0.005
         with transaction.atomic():
+            if not self.chained:
+                self.begin_chain()
             if dies:
                 # Called before the put, which is registered later.
                 transaction.on_commit(self.die)
@@ -62,7 +67,21 @@ class Producer:
             ids = [pk for pk in ids if pk is not None]
             if dies:
                 self.journal.write("dies", ids=ids)
+        self.chained = True
         self.journal.write("acked", ids=ids)
+
+    def begin_chain(self) -> None:
+        """Schedule the first message of the chain, unless another producer has done so."""
+        from django.db import connection
+
+        from django_delayq import schedule_message
+
+        payload = {"work": 0.0, "fails": 0, "dies": 0, "late": False, "turn": 1}
+        due = datetime.now(UTC)
+        message = schedule_message("torture.chain", payload, key="chain", on_conflict="keep")
+        if not message.existed:
+            with connection.cursor() as cursor:
+                cursor.execute(AUDIT, [message.pk, due, "plain", None, None, None, 0])
 
     def schedule(self) -> int | None:
         from django.db import connection
@@ -71,7 +90,8 @@ class Producer:
 
         draw = self.random.random
         kind, payload = self.draw()
-        key = f"key-{self.random.randrange(5)}" if draw() < 0.01 else None
+        key = f"key-{self.random.randrange(5)}" if draw() < 0.03 else None
+        holds = self.random.choice(("live", "scheduled", "scheduled", "3s"))
         delay = round(self.spread * draw() ** 2, 3) if draw() < 0.9 else 0
         when: dict[str, Any] = {"delay": delay}
         if draw() < 0.5:
@@ -80,21 +100,21 @@ class Producer:
         due = when.get("due_at", datetime.now(UTC) + timedelta(seconds=delay))
         # A queue of its own, or that of the handler.
         lane = self.random.randrange(2 * self.queues)
+        keyed: dict[str, Any] = {} if key is None else {"key": key, "unique": holds, "on_conflict": "keep"}
         message = schedule_message(
             OTHER_TOPICS.get(kind) or self.random.choice(TOPICS),
             payload,
-            key=key,
-            on_conflict="error" if key is None else "keep",
             queue=f"lane-{lane}" if lane < self.queues else None,
             priority=self.random.choice((-10, 0, 0, 0, 10)),
             **when,
+            **keyed,
         )
         if message.existed:
             return None
         # One that is refused is for those who requeue and purge.
         cancel = message.due_at if draw() < 0.02 and kind != "refused" else None
         with connection.cursor() as cursor:
-            cursor.execute(AUDIT, [message.pk, due, kind, key, cancel, self.random.uniform(-1.0, 0.3)])
+            cursor.execute(AUDIT, [message.pk, due, kind, key, holds, cancel, self.random.uniform(-1.0, 0.3)])
         return int(message.pk)
 
     def draw(self) -> tuple[str, dict[str, Any]]:

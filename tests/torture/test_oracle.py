@@ -42,6 +42,7 @@ class Scene:
         self.gone: list[tuple[int, str]] = []
         self.payloads: dict[int, dict[str, Any]] = {}
         self.rivals: list[dict[str, Any]] = []
+        self.keys: dict[int, tuple[str, str]] = {}
         self.occurrences: dict[int, tuple[str, float]] = {}
         self.headers: dict[int, tuple[str, float]] = {}
         self.kinds_of_faults = ["kill-child", "redis-empty"]
@@ -138,7 +139,8 @@ class Scene:
     def _write_tables(self, connection: psycopg.Connection[Any]) -> None:
         for pk, due in self.scheduled.items():
             connection.execute(
-                "INSERT INTO torture.sched (id, due, kind) VALUES (%s, to_timestamp(%s), %s)", [pk, due, self.kinds[pk]]
+                "INSERT INTO torture.sched (id, due, kind, key, holds) VALUES (%s, to_timestamp(%s), %s, %s, %s)",
+                [pk, due, self.kinds[pk], *self.keys.get(pk, (None, None))],
             )
         for pk, state in self.states.items():
             final = state in oracle.FINAL
@@ -212,6 +214,8 @@ LOST = 19
 RECURRING = range(20, 23)
 WITHDRAWN = 23
 REPLACED = range(30, 42)
+CHAIN = range(50, 53)
+KEYED = range(60, 65)
 
 FIRST_OCCURRENCE = NOON + 140
 LAST_OCCURRENCE = FIRST_OCCURRENCE + 2
@@ -241,6 +245,33 @@ def a_schedule_has_a_message_each_second(scene: Scene) -> None:
         WITHDRAWN, "scheduled", "cancelled", NOON + 139, FIRST_OCCURRENCE + 1, reason="schedule torture.all was changed"
     )
     del scene.occurrences[WITHDRAWN]
+
+
+def a_chain_goes_on_until_the_producers_end(scene: Scene) -> None:
+    for turn, pk in enumerate(CHAIN, 1):
+        run_at(scene, pk, LAST_OCCURRENCE + turn / 4, "torture.chain")
+        scene.payloads[pk] = {"turn": turn}
+
+
+def keys_go_from_hand_to_hand(scene: Scene) -> None:
+    """The second waits while the first runs, and each of the others comes when the one before lets go."""
+    first, second, third, fourth, fifth = KEYED
+    for pk, holds in zip(KEYED, ("scheduled", "scheduled", "live", "3s", "live"), strict=True):
+        scene.keys[pk] = ("k", holds)
+    at = NOON + 200
+    run_at(scene, first, at, lasts=6)
+    run_at(scene, second, at + 6)
+    run_at(scene, third, at + 12)
+    run_at(scene, fourth, at + 18)
+    run_at(scene, fifth, at + 27)
+
+
+def run_at(scene: Scene, pk: int, at: float, topic: str = "torture.line", lasts: float = 0.1) -> None:
+    """Add a message that was scheduled five seconds before it ran."""
+    scene.message(pk, topic, at)
+    scene.claim(pk, at, 11)
+    scene.lines += [("start", pk, 1, 11, at + 0.01), ("end", pk, 1, 11, at + lasts - 0.05)]
+    scene.end(pk, "consumed", at + lasts)
 
 
 def a_process_waits_for_its_successor_before_it_goes_on(scene: Scene) -> None:
@@ -453,6 +484,8 @@ def a_message_is_claimed_a_little_early_by_a_wrong_clock(scene: Scene) -> None:
 
 FATES: list[Callable[[Scene], None]] = [
     a_schedule_has_a_message_each_second,
+    a_chain_goes_on_until_the_producers_end,
+    keys_go_from_hand_to_hand,
     a_process_waits_for_its_successor_before_it_goes_on,
     a_row_is_written_once,
     a_failure_is_reported_and_retried,
@@ -485,6 +518,31 @@ def spoil(kind: str, name: str) -> Callable[[Spoil], Spoil]:
         return function
 
     return add
+
+
+@spoil("two holders", "a message was scheduled while another one with its key waited")
+def _(scene: Scene) -> None:
+    scene.log[KEYED[1]][0]["at"] -= 5
+
+
+@spoil("two holders", "a message was scheduled while another one with its key ran, and held it")
+def _(scene: Scene) -> None:
+    scene.keys[KEYED[0]] = ("k", "live")
+
+
+@spoil("two holders", "a message was scheduled before the time after an end was over")
+def _(scene: Scene) -> None:
+    scene.log[KEYED[4]][0]["at"] -= 2
+
+
+@spoil("broken chain", "a message of the chain did not schedule the next one")
+def _(scene: Scene) -> None:
+    scene.log[CHAIN[-1]][-1]["at"] = LAST_OCCURRENCE + 0.4
+
+
+@spoil("broken chain", "two messages of the chain scheduled a next one each")
+def _(scene: Scene) -> None:
+    scene.payloads[CHAIN[1]] = {"turn": 3}
 
 
 @spoil("lost", "a committed message is not in the record")

@@ -16,7 +16,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
-from django.db import connection
+from django.db import connection, transaction
 
 from django_delayq import Delivered, Reject, RetryLater, handler
 from django_delayq.recurring import recurring
@@ -71,6 +71,20 @@ async def block(message: Delivered) -> None:
     _note("end", message)
 
 
+@handler("torture.chain", retry=RETRY, queue="lines")
+def chain(message: Delivered) -> None:
+    """Write a line to a file, and schedule the next message under the key of this one until the run is over."""
+    _note("start", message)
+    if time.time() < float(os.environ["TORTURE_UNTIL"]):
+        try:
+            _schedule_the_next(message)
+        except DatabaseError:
+            _note("lost", message)
+            raise
+    _misbehave(message)
+    _note("end", message)
+
+
 @handler("torture.hang", retry=RETRY, timeout=1.0, queue="lines")
 def hang(message: Delivered) -> None:
     """Block the first delivery outside of Python, so that not even its timeout ends it."""
@@ -100,6 +114,18 @@ if until := float(os.environ["TORTURE_UNTIL"]):
     }
     recurring(name="torture.all", topic="torture.row", missed="all", **declaration)(row)
     recurring(name="torture.once", topic="torture.line", missed="once", **declaration)(line)
+
+
+def _schedule_the_next(message: Delivered) -> None:
+    due = datetime.now(UTC)
+    payload = {**message.payload, "turn": message.payload["turn"] + 1}
+    with transaction.atomic():
+        following = chain.schedule(payload, key=message.key, delay="0.3s")
+        if not following.existed:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "INSERT INTO torture.sched (id, due, kind) VALUES (%s, %s, 'plain')", [following.pk, due]
+                )
 
 
 def _ask_database() -> None:
