@@ -189,9 +189,8 @@ def promote(using: str, names: Collection[str], actor: str) -> tuple[list[Moved]
     statements = limit_statements(using)
     moved: list[Moved] = []
     with writing(using):
-        statements.lock(names)
-        statements.drop_places(names)
-        known = _known(names)
+        statements.lock(names, hastily=True)
+        known = _known(statements.drop_places(names))
         lines = _lines(statements, {name: limit for name, limit in known.items() if limit is not None})
         rooms = {name: lines[name].room(PROMOTED_TOGETHER) if name in lines else PROMOTED_TOGETHER for name in known}
         rooms = {name: room for name, room in rooms.items() if room}
@@ -199,7 +198,6 @@ def promote(using: str, names: Collection[str], actor: str) -> tuple[list[Moved]
         lines |= _lines(
             statements, {name: limit for row in rows for name, limit in _limits(row).items() if name not in lines}
         )
-        now = statements.now()
         promoted: list[Promoted] = []
         refused: list[Refused] = []
         places: list[Taken] = []
@@ -212,7 +210,7 @@ def promote(using: str, names: Collection[str], actor: str) -> tuple[list[Moved]
                     refused.append(Refused(row.id, State.LIMITED, full.name, reason))
                 continue
             slots = [slot for line in own if (slot := line.slot()) is not None]
-            due = ceil_tenth(max(slots, default=now))
+            due = ceil_tenth(max(slots) if slots else statements.now())
             reason = f"{row.limited_by} has room" if row.limited_by in _limits(row) else f"{row.limited_by} was removed"
             promoted.append(Promoted(row.id, due, reason))
             for line in own:
@@ -250,5 +248,5 @@ def tidy(using: str) -> None:
     statements = limit_statements(using)
     with writing(using):
         statements.lock(None)
-        statements.drop_places(None)
+        statements.drop_all_places()
         statements.drop_rates()

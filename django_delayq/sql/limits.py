@@ -9,7 +9,7 @@ from functools import cache
 from typing import NamedTuple, Protocol
 
 from django.db import connections
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ..limits import AHEAD, KEPT_FOR
 from ..models import Message, Place, Queue, Rate
@@ -81,8 +81,11 @@ class Taken(NamedTuple):
 class LimitStatements(Protocol):
     """The statements of limits on one database alias."""
 
-    def lock(self, names: Collection[str] | None) -> None:
-        """Keep other transactions from these limits (None: from all) until this one ends."""
+    def lock(self, names: Collection[str] | None, *, hastily: bool = False) -> None:
+        """Keep other transactions from these limits (None: from all) until this one ends.
+
+        ``hastily``: the commit need not reach the disk before others see it.
+        """
 
     def now(self) -> datetime:
         """Return the time by the database's clock."""
@@ -110,8 +113,11 @@ class LimitStatements(Protocol):
     def promote(self, promoted: Sequence[Promoted], actor: str) -> list[Moved]:
         """Move ``limited → scheduled``."""
 
-    def drop_places(self, names: Collection[str] | None) -> None:
-        """Delete the places of deliveries that have ended, of these limits (None: of all)."""
+    def drop_places(self, names: Collection[str]) -> list[str]:
+        """Delete the places of these limits whose deliveries have ended. Return those for which messages wait."""
+
+    def drop_all_places(self) -> None:
+        """Delete all places whose deliveries have ended."""
 
     def drop_rates(self) -> None:
         """Delete rates of which nothing is used up."""
@@ -144,7 +150,7 @@ class PortableLimits:
     def __init__(self, using: str) -> None:
         self.using = using
 
-    def lock(self, names: Collection[str] | None) -> None:
+    def lock(self, names: Collection[str] | None, *, hastily: bool = False) -> None:
         # The one writer holds the lock of the whole database.
         return None
 
@@ -247,16 +253,21 @@ class PortableLimits:
         rows = move(self.using, Q(pk__in=list(by_id)), decide, actor=actor)
         return [moved(message, decision.reason) for message, decision in rows if decision.to is not None]
 
-    def drop_places(self, names: Collection[str] | None) -> None:
+    def drop_places(self, names: Collection[str]) -> list[str]:
+        self._free_places().filter(name__in=list(names))._raw_delete(self.using)
+        waiting = Message.objects.using(self.using).filter(state=State.LIMITED, limited_by__in=list(names))
+        return [name for name in waiting.order_by("limited_by").values_list("limited_by", flat=True).distinct() if name]
+
+    def drop_all_places(self) -> None:
+        self._free_places()._raw_delete(self.using)
+
+    def _free_places(self) -> QuerySet[Place]:
         live = Message.objects.filter(
             Q(state=State.RUNNING, deliveries=OuterRef("delivery"))
             | Q(state=State.SCHEDULED, deliveries=OuterRef("delivery") - 1),
             pk=OuterRef("message_id"),
         )
-        places = Place.objects.using(self.using).filter(~Exists(live))
-        if names is not None:
-            places = places.filter(name__in=list(names))
-        places._raw_delete(self.using)
+        return Place.objects.using(self.using).filter(~Exists(live))
 
     def drop_rates(self) -> None:
         Rate.objects.using(self.using).filter(full_at__lt=self.now())._raw_delete(self.using)

@@ -12,11 +12,16 @@ from .postgresql import IS_RUNNING, IS_SCHEDULED, LOG_COLUMNS, LOOKS_LIKE_FEW, P
 from .rows import Moved
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
-LOCK = f"""
+# A promotion (True) does not wait for its commit to reach the disk: a claim that follows does, and takes it along, and
+# after a crash of the server the messages are limited again.
+LOCK = {
+    hastily: f"""
 SELECT set_config('idle_in_transaction_session_timeout', '{LONGEST_PAUSE}', true),
-       pg_advisory_xact_lock({LOCKS}, stripe)
+       pg_advisory_xact_lock({LOCKS}, stripe){commit}
   FROM unnest(%(stripes)s::int[]) stripe
 """  # noqa: S608
+    for hastily, commit in {False: "", True: ", set_config('synchronous_commit', 'off', true)"}.items()
+}
 
 TOPICS_OF = f"""
 SELECT id, topic, queue, concurrency_key FROM delayq_message m
@@ -110,15 +115,26 @@ SELECT id, topic, queue, priority, due_at, deliveries, reason FROM u
 """  # noqa: S608
 
 # Rows that another transaction has locked are left for the next time: nobody waits for anybody in a circle.
+FREE_PLACES = f"""
+SELECT p.ctid FROM {{places}}
+  LEFT JOIN LATERAL (
+    SELECT {IS_RUNNING} AND m.deliveries = p.delivery OR {IS_SCHEDULED} AND m.deliveries = p.delivery - 1 AS counts
+      FROM delayq_message m WHERE m.id = p.message_id OFFSET 0
+ ) m ON true
+ WHERE m.counts IS NOT TRUE
+   FOR UPDATE OF p SKIP LOCKED
+"""  # noqa: S608
 DROP_PLACES = f"""
-DELETE FROM delayq_place WHERE (name, message_id) IN (
-    SELECT p.name, p.message_id FROM delayq_place p
-     WHERE (%(names)s::text[] IS NULL OR p.name = ANY(%(names)s::text[]))
-       AND NOT EXISTS (SELECT FROM delayq_message m WHERE m.id = p.message_id
-                          AND ({IS_RUNNING} AND m.deliveries = p.delivery
-                               OR {IS_SCHEDULED} AND m.deliveries = p.delivery - 1))
-       FOR UPDATE OF p SKIP LOCKED
-) RETURNING message_id
+WITH d AS (
+    DELETE FROM delayq_place WHERE ctid = ANY(ARRAY(
+        {FREE_PLACES.format(places="unnest(%(names)s::text[]) n(name) JOIN delayq_place p ON p.name = n.name")}
+    ))
+)
+SELECT n.name FROM unnest(%(names)s::text[]) n(name)
+ WHERE EXISTS (SELECT FROM delayq_message m WHERE m.state = 'limited' AND m.limited_by = n.name)
+"""  # noqa: S608
+DROP_ALL_PLACES = f"""
+DELETE FROM delayq_place WHERE ctid = ANY(ARRAY({FREE_PLACES.format(places="delayq_place p")})) RETURNING message_id
 """  # noqa: S608
 
 DROP_RATES = """
@@ -149,8 +165,8 @@ class PostgreSQLLimits:
     def __init__(self, using: str) -> None:
         self._rows = PostgreSQL(using)._rows
 
-    def lock(self, names: Collection[str] | None) -> None:
-        self._rows(LOCK, {"stripes": stripes(names)})
+    def lock(self, names: Collection[str] | None, *, hastily: bool = False) -> None:
+        self._rows(LOCK[hastily], {"stripes": stripes(names)})
 
     def now(self) -> datetime:
         now: datetime = self._rows("SELECT clock_timestamp()", None)[0][0]
@@ -208,8 +224,11 @@ class PostgreSQLLimits:
         )
         return [Moved(*row[:4], State.SCHEDULED, row[4], row[5], row[6]) for row in rows]
 
-    def drop_places(self, names: Collection[str] | None) -> None:
-        self._rows(DROP_PLACES, {"names": None if names is None else list(names)})
+    def drop_places(self, names: Collection[str]) -> list[str]:
+        return [row[0] for row in self._rows(DROP_PLACES, {"names": list(names)})]
+
+    def drop_all_places(self) -> None:
+        self._rows(DROP_ALL_PLACES, None)
 
     def drop_rates(self) -> None:
         self._rows(DROP_RATES, None)
