@@ -34,16 +34,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_delayq import actors, restore, schedule_message, transitions
+from django_delayq import actors, admission, restore, schedule_message, transitions
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND, to_tenths
 from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.models import Message, Transition
+from django_delayq.models import Message, Place, Transition
 from django_delayq.registry import handlers
 from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
-from django_delayq.states import FINAL, State, is_legal
+from django_delayq.states import FINAL, WAITING, State, is_legal
 from django_delayq.verdicts import Verdict
 from django_delayq.worker.broker_switch import BrokerSwitch
 from django_delayq.worker.loader import Loader
@@ -55,6 +55,9 @@ EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
 PHASES = [phase for phase in Phase if phase != Phase.shrink or "DELAYQ_MODEL_QUICK" not in os.environ]
 QUEUE = "default"
 TOPIC = "model.any"
+# So many messages of the queue may run at once. The machine has up to six.
+LIMIT = 3
+LINE = f"queue {QUEUE}"
 UNIQUES = st.sampled_from(["live", "scheduled", "1h"])
 # Messages in a page of a restore. Other steps may come between two pages.
 PAGE = 1
@@ -118,6 +121,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         Transition.objects.all()._raw_delete("default")
+        Place.objects.all()._raw_delete("default")
         Message.objects.all()._raw_delete("default")
         Effect.objects.all().delete()
         self.client = redis.Redis.from_url(os.environ["REDIS_URL"])
@@ -219,8 +223,8 @@ class Machine(RuleBasedStateMachine):
         if message.state in FINAL:
             return fate.unique == "1h" and not fate.handed_over
         if fate.unique == "scheduled" or fate.handed_over:
-            waits_again = message.state == State.SCHEDULED and message.deliveries == message.reported
-            return waits_again or (message.deliveries <= fate.holds_until and message.state == State.SCHEDULED)
+            waits_again = message.state in WAITING and message.deliveries == message.reported
+            return waits_again or (message.deliveries <= fate.holds_until and message.state in WAITING)
         return True
 
     @invariant()
@@ -288,13 +292,26 @@ class Machine(RuleBasedStateMachine):
         tickets, worker.tickets = worker.tickets, []
         ready = {ticket.id: ticket.ready_tenths or 0 for ticket in tickets}
         # The record's clock stands still here, and must not refuse what is due by the clock of Redis.
-        claimed = transitions.claim("default", tickets, {TOPIC: 3600.0}, worker.name, ahead=self.elapsed + 3600.0)
+        admitted = admission.claim("default", tickets, {TOPIC: 3600.0}, worker.name, ahead=self.elapsed + 3600.0)
+        claimed = admitted.claimed
         assert len({row.id for row in claimed}) == len(claimed)
         for row in claimed:
             assert not self.alive(row.id), "claimed while another delivery has the lease"
             assert not self.fates[row.id].consumed, "claimed after its success was accepted"
         if not lost:
             self.held += [Held(row, worker, ready[row.id]) for row in claimed]
+
+    @invariant()
+    def the_limit_is_kept(self) -> None:
+        assert len(self.running()) <= LIMIT, "more run than the limit"
+
+    @rule(pushed=st.booleans())
+    def promote(self, pushed: bool) -> None:
+        """Move the line up. ``pushed``: Redis learns of it."""
+        moved, _again = admission.promote("default", [LINE], "model")
+        assert len(moved) <= LIMIT - len(self.running()), "more were promoted than there is room for"
+        for row in moved if pushed else ():
+            self.announce(row.id)
 
     def alive(self, pk: int) -> list[Held]:
         """Return the deliveries of a message that run and have their lease."""
@@ -552,6 +569,7 @@ class Machine(RuleBasedStateMachine):
         # A minute has passed in the meantime, and the sweep begins at the very beginning.
         self.sweeper._full_at = 0.0
         self.sweep()
+        self.promote(pushed=True)
         self.work(0, limit=100)
         while any(not held.done for held in self.held):
             self.run(number=0, steps="success")
@@ -595,7 +613,7 @@ def test_whatever_happens_every_message_ends_and_nothing_happens_twice(monkeypat
     monkeypatch.setattr("django_delayq.worker.sweeper.CLAIMING", 0.0)
     # The server of the tests has just been started, and the grace after a restart must not apply.
     monkeypatch.setattr("django_delayq.transitions.GRACE_AFTER_RESTART", 0.0)
-    with override_settings(DELAYQ={"REDIS": None}):
+    with override_settings(DELAYQ={"REDIS": None, "LIMITS": {QUEUE: {"limit": LIMIT}}}):
         run_state_machine_as_test(
             Machine,
             settings=settings(
