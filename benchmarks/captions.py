@@ -39,6 +39,12 @@ CAPTIONS = {
     ),
     "late-1000": "The same with five times as many. A system that drains fewer than that in a second takes no part.",
     "late-queues": "As for a project with a queue for each tenant: one worker process serves them all.",
+    "async": (
+        "The handler waits, as for an answer from another system: with django-delayq, SAQ, arq, taskiq and"
+        " Procrastinate as tasks on one event loop, with Celery in threads and in greenlets. 500"
+        " at once could end 5,000 in a second."
+    ),
+    "async-late": "How late such handlers began. taskiq is left out: its delays need a scheduler of their own.",
     "idle": "Commands to Redis and statements to PostgreSQL, per second, by a worker process with nothing to do.",
     "memory": (
         "The growth of Redis' ``used_memory`` for each of some thousand waiting messages, within the horizon and beyond"

@@ -11,6 +11,8 @@ from typing import Any
 
 import django
 
+from benchmarks.peers.adapter_process import AT_ONCE
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 
 TABLES = ["delayq_message", "delayq_transition", "delayq_place", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
@@ -18,7 +20,8 @@ TABLES = ["delayq_message", "delayq_transition", "delayq_place", "delayq_worker"
 # Rows in each statement of a fill.
 FILL_ROWS = 1_000_000
 
-# The topic of the next messages: "bench.mark" does nothing, "bench.insert" inserts a row in its transaction.
+# The topic of the next messages: "bench.mark" does nothing, "bench.insert" inserts a row in its transaction, and
+# "bench.await" waits for 100 ms on the event loop.
 topic = "bench.mark"
 # The queues that the next messages go to in turn.
 queues = itertools.cycle(["default"])
@@ -131,7 +134,8 @@ def inside() -> AbstractContextManager[Any]:
 
 
 def worker() -> list[str]:
-    return ["-m", "django", "run_delayq", "--processes", "1"]
+    waiting = ["--async-concurrency", str(AT_ONCE)] if AT_ONCE else []
+    return ["-m", "django", "run_delayq", "--processes", "1", *waiting]
 
 
 def all_recorded() -> bool:

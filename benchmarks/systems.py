@@ -28,6 +28,8 @@ class System:
     # message, for good), reschedule (a waiting message), crash (redelivers messages of a killed worker).
     has: frozenset[str] = frozenset()
     note: str = ""
+    # "waits": it takes part where handlers wait, hundreds at once; "only waits": there alone.
+    traits: frozenset[str] = frozenset()
     # True when Node.js runs it, with packages of npm.
     is_node: bool = False
     # The system whose environment it shares; "" for one of its own.
@@ -78,6 +80,10 @@ _DJANGO = "Django==5.2.19"
 # The driver of PostgreSQL for Node.js.
 _PG = "pg@8.23.1"
 
+_CELERY = ("celery[redis]==5.7.0", "gevent==26.9.0", "redis==8.1.0", _HIREDIS, _PSYCOPG)
+_WAITS = frozenset({"waits"})
+_ONLY_WAITS = frozenset({"waits", "only waits"})
+
 SYSTEMS = (
     System("delayq", "django-delayq", "ours", "benchmarks.ours", True, BOTH, has=frozenset(FEATURES)),
     System(
@@ -87,9 +93,23 @@ SYSTEMS = (
         "celery_redis",
         False,
         REDIS,
-        ("celery[redis]==5.7.0", "redis==8.1.0", _HIREDIS, _PSYCOPG),
+        _CELERY,
         frozenset({"crash"}),
         "delayed tasks wait in the worker's memory; after a crash they come back an hour later; revoke is a broadcast",
+        _WAITS,
+    ),
+    System(
+        "celery-gevent",
+        "Celery 5.7 (Redis), gevent",
+        "peer",
+        "celery_gevent",
+        False,
+        REDIS,
+        _CELERY,
+        frozenset({"crash"}),
+        "as above",
+        _ONLY_WAITS,
+        lives_with="celery",
     ),
     System(
         "huey",
@@ -145,6 +165,7 @@ SYSTEMS = (
         ("procrastinate==3.10.0", _PSYCOPG),
         frozenset({"transaction", "log", "cancel"}),
         "looks for due jobs every 5 s; a crash needs a task of your own; measured without a caller's transaction",
+        _WAITS,
     ),
     System(
         "django-tasks-db",
@@ -179,6 +200,31 @@ SYSTEMS = (
         ("saq[redis,hiredis]==0.26.4", "redis==7.4.1", _HIREDIS, _PSYCOPG, "typing_extensions==4.16.0"),
         frozenset({"cancel", "crash"}),
         "due times are whole seconds",
+        _WAITS,
+    ),
+    System(
+        "arq",
+        "arq 0.28",
+        "peer",
+        "arq_redis",
+        False,
+        REDIS,
+        ("arq==0.28.0", _HIREDIS),
+        frozenset({"cancel", "crash"}),
+        "looks for due jobs every 0.5 s",
+        _ONLY_WAITS,
+    ),
+    System(
+        "taskiq",
+        "taskiq 0.13 (Redis)",
+        "peer",
+        "taskiq_stream",
+        False,
+        REDIS,
+        ("taskiq==0.13.0", "taskiq-redis==1.2.4", _HIREDIS),
+        frozenset({"crash"}),
+        "delays need a scheduler, a process of its own",
+        _ONLY_WAITS,
     ),
     System(
         "bullmq",

@@ -70,6 +70,11 @@ TARGETS = (
     Target("late-1000", "p99", 5.0, at_most=True),
     Target("late-1000", "early", 0, at_most=True),
     Target("late-1000", "missing", 0, at_most=True),
+    # 0.8 of what the waits alone allow.
+    Target("async", "rate", 4_000),
+    Target("async", "rate", 1.5, "redis"),
+    Target("async", "rate", 1.5, "durable"),
+    Target("async-late", "p99", 10, at_most=True),
     Target("restore", "rate", 100_000),
     Target("restore", "memory", 64, at_most=True),
     Target("memory", "bytes", 120, at_most=True),

@@ -72,6 +72,8 @@ FILL_DUE_SECONDS, FILL_RATE = 10.0, 20_000
 URGENT_MESSAGES = 5
 # The least number of messages in a drain by all but peers in Python: fewer would be handled too soon.
 FAST_DRAIN = 10_000
+# The messages whose handlers wait for 100 ms, how many of these run at once, and the longest time for the drain.
+AWAITING_MESSAGES, AWAITING_AT_ONCE, AWAITING_LIMIT = 20_000, 500, 30.0
 # Redis frees the memory of a client's last command after two seconds without another.
 IDLE_SECONDS = 3.5
 WAL = "SELECT pg_current_wal_insert_lsn() - '0/0'"
@@ -235,6 +237,19 @@ def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0, *, wa
     if lateness:
         measures |= {"p50": quantile(lateness, 0.5), "p99": quantile(lateness, 0.99), "max": lateness[-1]}
     return measures
+
+
+def awaiting(adapter: Adapter, size: Size) -> Measures:
+    """Drain with a handler that waits for 100 ms."""
+    if adapter.system.kind == "ours":
+        adapter.ask("choose", name="bench.await")
+    return _drained(adapter, AWAITING_MESSAGES, AWAITING_LIMIT, 1)
+
+
+def awaiting_late(adapter: Adapter, size: Size) -> Measures:
+    if adapter.system.kind == "ours":
+        adapter.ask("choose", name="bench.await")
+    return late(adapter, size, 1000)
 
 
 def late_200(adapter: Adapter, size: Size) -> Measures:
@@ -524,6 +539,11 @@ def _no_floor(system: System) -> bool:
     return system.kind != "floor"
 
 
+def _waiting(system: System) -> bool:
+    return "waits" in system.traits
+
+
+WAITING = {"BENCH_AT_ONCE": str(AWAITING_AT_ONCE)}
 RATE = {"rate": "messages/s", "client": "µs of CPU", "servers": "µs of CPU"}
 LATE = {"p50": "ms", "p99": "ms", "max": "ms", "early": "", "missing": "", "sent": "messages/s"}
 COST = "times the cost with none, at most"
@@ -583,6 +603,24 @@ WORKLOADS = (
         late_queues,
         once=True,
         who=_only_ours,
+    ),
+    Workload(
+        "async",
+        "Drain of 20,000 due messages, handler waits for 100 ms, one process, 500 at once",
+        RATE,
+        awaiting,
+        peers_once=True,
+        who=_waiting,
+        environment=WAITING,
+    ),
+    Workload(
+        "async-late",
+        "Lateness at 1000 messages/s, handler waits for 100 ms",
+        LATE,
+        awaiting_late,
+        peers_once=True,
+        who=lambda system: _waiting(system) and system.name != "taskiq",
+        environment=WAITING,
     ),
     Workload(
         "idle",
@@ -682,4 +720,6 @@ WORKLOADS = (
 
 
 def takes_part(workload: Workload, system: System) -> bool:
+    if "only waits" in system.traits and workload.environment is not WAITING:
+        return False
     return system.kind == "ours" or workload.who(system)

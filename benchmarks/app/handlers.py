@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from benchmarks.peers.adapter_process import mark
+from benchmarks.peers.adapter_process import AT_ONCE, mark, wait
 from django_delayq import Delivered, handler
 
 
@@ -35,6 +35,14 @@ def insert(message: Delivered) -> None:
 
     Effect.objects.create(number=message.id, payload=message.payload)
     mark(message.payload)
+
+
+if AT_ONCE:
+    # A process without an async handler has no event loop.
+    @handler("bench.await")
+    async def await_it(message: Delivered) -> None:
+        """Wait for 100 ms on the event loop."""
+        await wait(message.payload)
 
 
 @handler("bench.sleep", lease=5)

@@ -35,6 +35,10 @@ VERBS = ("send_many", "inside", "worker")
 MIN_DELAY_SECONDS = 1.0
 TICK_SECONDS = 0.001
 
+# The handlers that run at once where each waits for 100 ms, as for an answer; 0 where they do nothing.
+AT_ONCE = int(os.environ.get("BENCH_AT_ONCE", "0"))
+WAIT_SECONDS = 0.1
+
 _marks: dict[int, tuple[int, int]] = {}
 _connections: dict[tuple[int, int], Any] = {}
 
@@ -66,6 +70,24 @@ def mark(payload: dict[str, Any]) -> None:
         _marks[pid] = file, os.getsid(0)
     file, worker = _marks[pid]
     os.write(file, MARK.pack(payload["n"], time.time(), payload["due"], worker))
+
+
+async def wait(payload: dict[str, Any]) -> None:
+    """Wait for 100 ms. Note that the message was handled: before the wait if it has a due time, after it if not."""
+    if payload["due"]:
+        mark(payload)
+    await asyncio.sleep(WAIT_SECONDS)
+    if not payload["due"]:
+        mark(payload)
+
+
+def block(payload: dict[str, Any]) -> None:
+    """Wait as ``wait`` does, in a thread or a greenlet."""
+    if payload["due"]:
+        mark(payload)
+    time.sleep(WAIT_SECONDS)
+    if not payload["due"]:
+        mark(payload)
 
 
 def _insert(payload: dict[str, Any]) -> None:

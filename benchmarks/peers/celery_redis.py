@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 
-from adapter_process import mark
+from adapter_process import AT_ONCE, block, mark
 from celery import Celery
 
 app = Celery("celery_redis", broker=os.environ["REDIS_URL"])
@@ -14,7 +14,10 @@ app.conf.task_ignore_result = True
 
 @app.task(name="mark")
 def task(payload):
-    mark(payload)
+    if AT_ONCE:
+        block(payload)
+    else:
+        mark(payload)
 
 
 def send(payload, due):
@@ -22,4 +25,5 @@ def send(payload, due):
 
 
 def worker():
-    return ["-m", "celery", "-A", "celery_redis", "worker", "--concurrency", "1", "--loglevel", "WARNING"]
+    pool = ["--pool", "threads", "--concurrency", str(AT_ONCE)] if AT_ONCE else ["--concurrency", "1"]
+    return ["-m", "celery", "-A", "celery_redis", "worker", *pool, "--loglevel", "WARNING"]

@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 
 import procrastinate
-from adapter_process import mark
+from adapter_process import AT_ONCE, mark, wait
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["DATABASE_URL"]))
 TABLES = ["procrastinate_jobs", "procrastinate_events", "procrastinate_workers", "procrastinate_periodic_defers"]
@@ -14,7 +14,10 @@ TABLES = ["procrastinate_jobs", "procrastinate_events", "procrastinate_workers",
 
 @app.task(name="mark")
 async def task(payload):
-    mark(payload)
+    if AT_ONCE:
+        await wait(payload)
+    else:
+        mark(payload)
 
 
 def setup():
@@ -40,4 +43,4 @@ def send_many(payloads, due):
 
 
 def worker():
-    return ["-m", "procrastinate", "--app", "procrastinate_pg.app", "worker", "--concurrency", "10"]
+    return ["-m", "procrastinate", "--app", "procrastinate_pg.app", "worker", "--concurrency", str(AT_ONCE or 10)]
