@@ -402,40 +402,49 @@ def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
 def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Message | None:
     """Do with the message that is in the way what the call chose, and return it; None when it has moved meanwhile."""
     choice = new.on_conflict
-    # An earlier delivery of the same message has scheduled the next one.
-    if choice == OnConflict.KEEP or (choice == OnConflict.ERROR and new.own is not None):
-        if new.key_deliveries is None or other.state not in WAITING:
-            return other
-        # Its handler is to see what the caller's transaction writes.
-        if not transitions.keep_waiting(using, other.pk):
-            return None
-        other = Message.objects.using(using).get(pk=other.pk)
-        if other.state == State.SCHEDULED:
-            # A worker may have taken the id and passed over the locked row.
-            publisher.put_on_commit(using, other.queue, [Entry.at(other.pk, other.due_at, other.priority)])
-        return other
+    if choice == OnConflict.KEEP:
+        return _kept(using, new, other)
     if other.state in FINAL:
         assert other.key_for is not None
-        span = brief(other.key_for)
-        raise KeyConflict(f"message {other.pk} of topic {new.topic!r} holds this key for {span} after its end")
-    if choice == OnConflict.ERROR:
-        raise KeyConflict(
+        refusal = f"message {other.pk} of topic {new.topic!r} holds this key for {brief(other.key_for)} after its end"
+    elif choice == OnConflict.ERROR:
+        refusal = (
             f"message {other.pk} of topic {new.topic!r} is live and has this key; on_conflict chooses what follows"
         )
-    change = transitions.debounce if choice == OnConflict.DEBOUNCE else transitions.replace
-    try:
-        answer = change(using, other.pk, new, actor=actor)
-    except IntegrityError:
-        # It did not hold the key, and another message has taken it meanwhile.
+    else:
+        change = transitions.debounce if choice == OnConflict.DEBOUNCE else transitions.replace
+        try:
+            answer = change(using, other.pk, new, actor=actor)
+        except IntegrityError:
+            # It did not hold the key, and another message has taken it meanwhile.
+            return None
+        if answer:
+            publish_moves(using, [answer])
+            return Message.objects.using(using).get(pk=other.pk)
+        if answer.state == State.RUNNING:
+            refusal = f"message {other.pk} of topic {new.topic!r} has this key and is running already"
+        elif answer.state in WAITING:
+            refusal = f"a delivery of message {other.pk}, which has this key, may still report its success"
+        else:
+            return None
+    if new.own is not None:
+        # An earlier delivery of the same message has scheduled the next one.
+        return _kept(using, new, other)
+    raise KeyConflict(refusal)
+
+
+def _kept(using: str, new: NewMessage, other: Message) -> Message | None:
+    """Return the message that is in the way as it is; None when it has moved meanwhile."""
+    if new.key_deliveries is None or other.state not in WAITING:
+        return other
+    # Its handler is to see what the caller's transaction writes.
+    if not transitions.keep_waiting(using, other.pk):
         return None
-    if answer:
-        publish_moves(using, [answer])
-        return Message.objects.using(using).get(pk=other.pk)
-    if answer.state == State.RUNNING:
-        raise KeyConflict(f"message {other.pk} of topic {new.topic!r} has this key and is running already")
-    if answer.state in WAITING:
-        raise KeyConflict(f"a delivery of message {other.pk}, which has this key, may still report its success")
-    return None
+    other = Message.objects.using(using).get(pk=other.pk)
+    if other.state == State.SCHEDULED:
+        # A worker may have taken the id and passed over the locked row.
+        publisher.put_on_commit(using, other.queue, [Entry.at(other.pk, other.due_at, other.priority)])
+    return other
 
 
 def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> list[Message]:

@@ -298,6 +298,24 @@ def test_a_handler_that_runs_again_finds_the_message_that_it_scheduled(policy: s
     assert Message.objects.count() == 2
 
 
+@pytest.mark.parametrize("where", ["running", "crashed", "ended"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_handler_that_runs_again_never_meets_its_next_message_as_a_conflict(policy: str, where: str) -> None:
+    first = claimed(key="k")
+    with own_run(first.id):
+        new = due(key="k", unique="1h")
+    lose(first.id)
+    assert claim(first.id)
+    (row,) = claim(new.pk)
+    if where == "crashed":
+        lose(row.id)
+    elif where == "ended":
+        assert succeed(row.id)
+    with own_run(first.id):
+        found = due(key="k", on_conflict=policy)
+    assert (found.pk, found.existed) == (new.pk, True)
+
+
 def test_a_delivery_that_lost_its_lease_schedules_the_next_message_too() -> None:
     # Its success would be accepted, and the chain would end.
     first = claimed(key="k")
