@@ -104,7 +104,7 @@ def in_the_way(using: str, topic: str, key: str, *, but: int | None = None) -> M
 
     The message ``but`` is not in its own way.
     """
-    rows = Message.objects.using(using).filter(topic=topic, key=key).exclude(pk=but).order_by()
+    rows = Message.objects.using(using).filter(~Q(pk=but), topic=topic, key=key).order_by()
     for condition in (HOLDS_KEY, WAITS_AGAIN):
         for message in rows.filter(condition)[:1]:
             return message

@@ -40,7 +40,7 @@ class HoldsKeyAt(Func):
     def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
         return self._compiled(compiler, "({} + {} * interval '1 second' > {})")
 
-    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
         return self._compiled(compiler, "(julianday({}) + {} / 86400.0 > julianday({}))")
 
     def _compiled(self, compiler: Any, sql: str) -> tuple[str, list[Any]]:

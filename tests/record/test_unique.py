@@ -22,7 +22,6 @@ from django_delayq import (
     reschedule_message,
     schedule_message,
     schedule_messages,
-    transitions,
 )
 from django_delayq.actions import foresee_requeue
 from django_delayq.actors import handling
@@ -499,7 +498,6 @@ def test_a_handler_and_others_at_once_schedule_one_next_message() -> None:
 def test_a_message_is_scheduled_with_one_statement(options: dict[str, Any], most: int) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs PostgreSQL")
-    assert transitions.statements("default")
     from django_delayq.sql.postgresql import PostgreSQL
 
     sent: list[str] = []

@@ -71,7 +71,7 @@ async def block(message: Delivered) -> None:
     _note("end", message)
 
 
-@handler("torture.chain", retry=RETRY, queue="lines")
+@handler("torture.chain", retry=RETRY, priority=10)
 def chain(message: Delivered) -> None:
     """Write a line to a file, and schedule the next message under the key of this one until the run is over."""
     _note("start", message)
