@@ -82,24 +82,16 @@ def excess(limit: limits.Limit, these: Iterable[Run]) -> str:
 
 
 def faults(limits_of: LimitsOf, declared: Mapping[str, limits.Limit] | None = None) -> list[str]:
-    """Return everything that contradicts the limits, in words.
-
-    A delivery that reported its success when its lease had run out had given its place to another: the places of its
-    limits are not judged.
-    """
+    """Return everything that contradicts the limits, in words."""
     found = []
     names = runs(limits_of)
-    late = Transition.objects.filter(to_state=State.CONSUMED).exclude(from_state=State.RUNNING)
-    excused: set[str] = set()
-    for message in Message.objects.filter(pk__in=late.values("message_id")):
-        excused |= limits_of(message.topic, message.queue, message.concurrency_key).keys()
     by_name: dict[str, limits.Limit] = dict(declared or {})
     for kind in Message.objects.values_list("topic", "queue", "concurrency_key").distinct():
         by_name |= limits_of(*kind)
     for name, these in names.items():
         limit = by_name[name]
         most = most_at_once(these)
-        if limit.count is not None and most > limit.count and name not in excused:
+        if limit.count is not None and most > limit.count:
             found.append(f"{name}: {most} ran at once, and {limit.count} may")
         if limit.interval is not None and (words := excess(limit, these)):
             found.append(f"{name}: {words}")

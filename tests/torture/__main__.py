@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.torture import oracle
 from tests.torture.arena import Arena, eventually
 from tests.torture.nemesis import Nemesis
-from tests.torture.sizes import DELAYQ, LIFETIME, REPLACED, SIZES, Size
+from tests.torture.sizes import DELAYQ, LIFETIME, LIMITS, REPLACED, SIZES, Size
 
 # Seconds that a message may be late after the fault is healed, by the kind of fault.
 MARKS = {
@@ -72,6 +72,7 @@ def torture(folder: Path, name: str, size: Size, seed: str, only: Sequence[str] 
             "steady": STEADY,
             "replaced": REPLACED,
             "lifetime": LIFETIME,
+            "limits": LIMITS,
             # On a slow machine a smoke has no time for all kinds.
             "kinds": [] if name == "smoke" else [*nemesis.faults],
         }

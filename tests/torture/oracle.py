@@ -29,6 +29,10 @@ import psycopg
 MOVES = {
     (None, "scheduled"),
     ("scheduled", "running"),
+    ("scheduled", "limited"),
+    ("limited", "scheduled"),
+    ("limited", "cancelled"),
+    ("limited", "consumed"),
     ("scheduled", "cancelled"),
     ("scheduled", "consumed"),
     ("running", "consumed"),
@@ -69,6 +73,14 @@ WITHDRAWN = "schedule "
 # seconds before it claims more.
 LEAST_PART = 0.9
 WAIT_FOR_SUCCESSOR = 0.9
+# A delivery may begin so many seconds before its slot under a rate: one a little late counts for its due time, and a busy
+# machine takes a moment between the decision and the claim.
+PUNCTUAL = 0.25
+# A process that stands still between the two, or a database that does, makes it this many seconds.
+STOOD_STILL = 6.0
+# A message waits no longer than this for a limit that has room all the time: a place may be kept for another one for 10
+# seconds. Seconds.
+FORGOTTEN = 15.0
 # The 99th percentile is judged from so many deliveries without a fault near.
 MANY = 1000
 
@@ -149,6 +161,8 @@ class Message(NamedTuple):
     deliveries: int
     # The deliveries that changed the payload, as the payload itself says.
     left: list[int]
+    # The limit that counts it: its topic and its concurrency key.
+    line: tuple[str, str] = ("", "")
 
     @property
     def is_transactional(self) -> bool:
@@ -254,9 +268,12 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
     for pk, delivery in connection.execute("SELECT id, delivery FROM torture.effect ORDER BY id, delivery"):
         evidence.effects[pk].append(delivery)
     evidence.gone.update(connection.execute("SELECT id, state FROM torture.gone").fetchall())
-    of_messages = "SELECT id, topic, state, deliveries, coalesce(payload -> 'left', '[]') FROM delayq_message"
-    for pk, *facts in connection.execute(of_messages):
-        evidence.messages[pk] = Message(*facts)
+    of_messages = """
+        SELECT id, topic, state, deliveries, coalesce(payload -> 'left', '[]'), coalesce(concurrency_key, '')
+          FROM delayq_message
+    """
+    for pk, *facts, key in connection.execute(of_messages):
+        evidence.messages[pk] = Message(*facts, line=(facts[0], key))
     keyed = "SELECT id, topic, s.key, holds FROM torture.sched s JOIN delayq_message USING (id) WHERE s.key <> ''"
     for pk, *facts in connection.execute(keyed):
         evidence.keys[pk] = (facts[0], facts[1], facts[2])
@@ -335,6 +352,9 @@ KINDS = (
     "start after cancelled",
     "illegal path",
     "overlong lifetime",
+    "limit exceeded",
+    "rate exceeded",
+    "forgotten in a line",
     "missing occurrence",
     "doubled occurrence",
     "two holders",
@@ -399,6 +419,9 @@ class Oracle:
             self.failures_have_a_cause,
             self.payloads_are_those_that_were_left,
             self.processes_are_replaced_in_time,
+            self.limits_are_kept,
+            self.rates_are_kept,
+            self.nobody_is_forgotten_in_a_line,
             self.duplicates_are_explained,
             self.cancelled_means_cancelled,
             self.nothing_is_late,
@@ -624,6 +647,83 @@ class Oracle:
             self.report.counts["payload changes"] += len(changes)
             if changes != message.left:
                 self.report.found("wrong payload", f"{pk}: changed by deliveries {changes}, it has {message.left}")
+
+    # --- limits -------------------------------------------------------------------------------------------------------
+
+    def _lines(self, term: str) -> dict[tuple[str, str], list[int]]:
+        """Return the messages of each line before a limit that has this term."""
+        lines: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for pk, message in self.evidence.messages.items():
+            if term in self.evidence.run["limits"].get(message.topic, {}):
+                lines[message.line].append(pk)
+        return lines
+
+    def _running(self, ids: list[int]) -> list[tuple[float, int]]:
+        """Return the times at which the number of these messages that run changes, and the number from then on."""
+        steps = []
+        for pk in ids:
+            for row in self.evidence.log[pk]:
+                if row.is_claim:
+                    steps.append((row.at, 1))
+                elif row.before == "running" and row.after != "running":
+                    steps.append((row.at, -1))
+        number = 0
+        found = []
+        # One that ends at the very moment at which another one begins has made room for it.
+        for at, step in sorted(steps):
+            number += step
+            found.append((at, number))
+        return found
+
+    def limits_are_kept(self) -> None:
+        """Check by the record that never more messages of a line ran at once than its limit."""
+        for line, ids in self._lines("count").items():
+            running = self._running(ids)
+            most = max((number for _at, number in running), default=0)
+            self.report.counts[f"most of {line[0]} at once"] = max(
+                self.report.counts[f"most of {line[0]} at once"], most
+            )
+            limit = self.evidence.run["limits"][line[0]]["count"]
+            for at, number in running:
+                if number > limit:
+                    self.report.found("limit exceeded", f"{' '.join(line)}: {number} ran at {at:.3f}, and {limit} may")
+
+    def rates_are_kept(self) -> None:
+        """Check by the record that in no time more deliveries began than the burst and one for each interval."""
+        for line, ids in self._lines("interval").items():
+            limit = self.evidence.run["limits"][line[0]]
+            full = 0.0
+            for at in sorted(row.at for pk in ids for row in self.evidence.log[pk] if row.is_claim):
+                full = max(full, at)
+                early = full - at - limit["interval"] * (limit["burst"] - 1)
+                near = any(True for _ in self._between(at - STOOD_STILL, at + STOOD_STILL))
+                if early > (STOOD_STILL if near else PUNCTUAL):
+                    self.report.found("rate exceeded", f"{line[0]}: {early:.3f} s too early at {at:.3f}")
+                full += limit["interval"]
+
+    def nobody_is_forgotten_in_a_line(self) -> None:
+        """Check that no message stays limited while its limit has room all the time."""
+        for line, ids in self._lines("count").items():
+            limit = self.evidence.run["limits"][line[0]]["count"]
+            steps = [(0.0, 0), *self._running(ids), (float("inf"), 0)]
+            roomy = [(a, b) for (a, number), (b, _next) in pairwise(steps) if number < limit]
+            for pk in ids:
+                for before, after in pairwise(self.evidence.log[pk]):
+                    if before.after == "limited":
+                        self.report.counts["messages that were limited"] += 1
+                        self._forgotten(pk, before.at, after.at, roomy)
+
+    def _forgotten(self, pk: int, begin: float, end: float, roomy: list[tuple[float, float]]) -> None:
+        for free, taken in roomy:
+            since, until = max(begin, free), min(end, taken)
+            if until - since <= FORGOTTEN:
+                continue
+            deadline = since + FORGOTTEN
+            for fault in self.disturbances:
+                if fault.begin <= deadline and fault.end + self._mark(fault) >= since:
+                    deadline = max(deadline, fault.end + self._mark(fault) + FORGOTTEN)
+            if until > deadline:
+                self.report.found("forgotten in a line", f"{pk}: {until - since:.1f} s, from {since:.3f} on")
 
     def duplicates_are_explained(self) -> None:
         for pk, message in self.evidence.messages.items():

@@ -14,11 +14,15 @@ from typing import Any
 import django
 
 from tests.torture.journal import Journal
+from tests.torture.sizes import KEYS
 
 # No long handler begins so many seconds before the end: one killed twice is put off for 30 s, to run alone.
 CALM = 36.0
 # Half of the topics are transactional.
-TOPICS = ("torture.row", "torture.row", "torture.line", "torture.async")
+TOPICS = (
+    *("torture.row", "torture.row", "torture.row", "torture.row"),
+    *("torture.line", "torture.async", "torture.limited", "torture.rated"),
+)
 OTHER_TOPICS = {"blocking": "torture.block", "hanging": "torture.hang", "refused": "torture.refuse"}
 AUDIT = """
 INSERT INTO torture.sched (id, due, kind, key, holds, cancel_at)
@@ -101,11 +105,13 @@ class Producer:
         # A queue of its own, or that of the handler.
         lane = self.random.randrange(2 * self.queues)
         keyed: dict[str, Any] = {} if key is None else {"key": key, "unique": holds, "on_conflict": "keep"}
+        topic = OTHER_TOPICS.get(kind) or self.random.choice(TOPICS)
         message = schedule_message(
-            OTHER_TOPICS.get(kind) or self.random.choice(TOPICS),
+            topic,
             payload,
             queue=f"lane-{lane}" if lane < self.queues else None,
             priority=self.random.choice((-10, 0, 0, 0, 10)),
+            concurrency_key=f"c-{self.random.randrange(KEYS)}" if topic == "torture.limited" else None,
             **when,
             **keyed,
         )

@@ -49,6 +49,11 @@ APART = Size(12 * 60, 50, 3, 2, 2, 6, 12, (16, 17), 75, 2, (3, 9), {}, 60)
 
 SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK, "apart": APART}
 
+# The limits of two topics: so many of each key run at once, and so many begin in a second, some of them together.
+LIMIT, KEYS = 2, 4
+RATE, BURST = 30, 5
+LIMITS = {"torture.limited": {"count": LIMIT}, "torture.rated": {"interval": 1 / RATE, "burst": BURST}}
+
 # The processes of the first worker are replaced after so many messages; its name in the log.
 LIFETIME = 60
 REPLACED = "replaced"

@@ -116,6 +116,10 @@ class Scene:
             "steady": 0.25,
             "replaced": "short",
             "lifetime": 10,
+            "limits": {
+                "torture.limited": {"count": 2},
+                "torture.rated": {"interval": 0.1, "burst": 2},
+            },
             "kinds": self.kinds_of_faults,
         }
         (folder / "run.json").write_text(json.dumps(run))
@@ -216,6 +220,8 @@ WITHDRAWN = 23
 REPLACED = range(30, 42)
 CHAIN = range(50, 53)
 KEYED = range(60, 65)
+LIMITED = range(80, 83)
+RATED = range(90, 94)
 
 FIRST_OCCURRENCE = NOON + 140
 LAST_OCCURRENCE = FIRST_OCCURRENCE + 2
@@ -285,6 +291,37 @@ def run_by_a_replaced_process(scene: Scene, pk: int, at: float) -> None:
     scene.ran(pk, 1, 71, at + 0.001)
     scene.effects.append((pk, 1))
     scene.end(pk, "consumed", at + 0.002)
+
+
+def messages_wait_for_a_limit(scene: Scene) -> None:
+    """Two run, and the third one begins when the first one has ended; there is a loss of Redis, which delays it."""
+    at = NOON + 220
+    for pk in LIMITED:
+        scene.message(pk, "torture.limited", at)
+    first, second, third = LIMITED
+    for pk in (first, second):
+        scene.claim(pk, at + 0.01, 11)
+        scene.ran(pk, 1, 11, at + 0.02, "end")
+    scene.move(third, "scheduled", "limited", at + 0.02, at)
+    scene.end(first, "consumed", at + 0.5)
+    scene.move(third, "limited", "scheduled", at + 0.51, at + 0.51)
+    scene.claim(third, at + 0.52, 12)
+    scene.ran(third, 1, 12, at + 0.53, "end")
+    scene.end(second, "consumed", at + 0.6)
+    scene.end(third, "consumed", at + 0.6)
+
+
+def messages_wait_for_their_slots(scene: Scene) -> None:
+    """Two begin together, and the others at their slots: one a little late, the next one not."""
+    at = NOON + 240
+    for pk, after in zip(RATED, (0.0, 0.0, 0.15, 0.2), strict=True):
+        scene.message(pk, "torture.rated", at)
+        if after:
+            scene.move(pk, "scheduled", "limited", at + 0.01, at)
+            scene.move(pk, "limited", "scheduled", at + 0.02, at + after)
+        scene.claim(pk, at + after + 0.01, 11)
+        scene.ran(pk, 1, 11, at + after + 0.02, "end")
+        scene.end(pk, "consumed", at + after + 0.05)
 
 
 def a_row_is_written_once(scene: Scene) -> None:
@@ -487,6 +524,8 @@ FATES: list[Callable[[Scene], None]] = [
     a_chain_goes_on_until_the_producers_end,
     keys_go_from_hand_to_hand,
     a_process_waits_for_its_successor_before_it_goes_on,
+    messages_wait_for_a_limit,
+    messages_wait_for_their_slots,
     a_row_is_written_once,
     a_failure_is_reported_and_retried,
     a_process_is_killed_between_the_effect_and_the_record,
@@ -641,6 +680,34 @@ def _(scene: Scene) -> None:
 def _(scene: Scene) -> None:
     for pk in range(50, 61):
         run_by_a_replaced_process(scene, pk, NOON + 159 + pk / 100)
+
+
+@spoil("limit exceeded", "a message began before another one had ended")
+def _(scene: Scene) -> None:
+    scene.log[LIMITED[0]][-1]["at"] += 0.1
+
+
+@spoil("rate exceeded", "a burst began that the rate does not allow")
+def _(scene: Scene) -> None:
+    for number in range(10):
+        pk = 100 + number
+        scene.message(pk, "torture.rated", NOON + 260)
+        scene.claim(pk, NOON + 260.01, 11)
+        scene.ran(pk, 1, 11, NOON + 260.02, "end")
+        scene.end(pk, "consumed", NOON + 260.05)
+
+
+@spoil("forgotten in a line", "a message waited on although its limit had room")
+def _(scene: Scene) -> None:
+    for row in scene.log[LIMITED[2]][2:]:
+        row["at"] += 60
+        row["due"] += 60
+
+
+@spoil("lost", "a message waits for a limit to the end")
+def _(scene: Scene) -> None:
+    del scene.log[LIMITED[2]][2:]
+    scene.states[LIMITED[2]] = "limited"
 
 
 @spoil("early", "a claim more than a moment before the due time")
@@ -1054,7 +1121,7 @@ def test_a_run_that_was_spoiled_is_called_by_its_name(
 
 def test_a_run_without_a_quiet_moment_has_a_report() -> None:
     run = {"lease": 5, "kinds": [], "steady": 1, "marks": {}, "seed": "1", "size": "smoke", "seconds": 1.0, "until": 0}
-    run |= {"replaced": "", "lifetime": 1}
+    run |= {"replaced": "", "lifetime": 1, "limits": {}}
     assert "GOOD" in oracle.tell(oracle.Oracle(oracle.Evidence(run)).judge(), run)
 
 

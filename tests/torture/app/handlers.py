@@ -20,6 +20,7 @@ from django.db import connection, transaction
 
 from django_delayq import Delivered, Reject, RetryLater, handler
 from django_delayq.recurring import recurring
+from tests.torture.sizes import BURST, LIMIT, RATE
 
 # More attempts than any fault can use up: only poison may end as dead.
 RETRY = [0.2, 0.4, *[1.0] * 28]
@@ -47,6 +48,18 @@ def line(message: Delivered) -> None:
     time.sleep(message.payload["work"])
     _misbehave(message)
     _note("end", message)
+
+
+@handler("torture.limited", retry=RETRY, limit=LIMIT)
+def limited(message: Delivered) -> None:
+    """Write a line to a file, beside one other message with the same key at most."""
+    line(message)
+
+
+@handler("torture.rated", retry=RETRY, rate=f"{RATE}/s", burst=BURST)
+def rated(message: Delivered) -> None:
+    """Write a line to a file, evenly spaced."""
+    line(message)
 
 
 @handler("torture.async", retry=RETRY)
