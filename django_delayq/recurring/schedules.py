@@ -21,7 +21,7 @@ from ..exceptions import InvalidMessage, KeyConflict
 from ..models import Message, Transition
 from ..scheduling import OnConflict, schedule_message, schedule_messages
 from ..sql.moves import locked, writing
-from ..states import State
+from ..states import WAITING
 from . import definition as definitions
 from .definition import Definition, Missed
 from .models import Occurrence, Schedule
@@ -36,7 +36,7 @@ CLOCK_MARGIN = timedelta(seconds=30)
 ROUNDS = 20
 
 # An occurrence waits until its first delivery.
-WAITS = Q(state=State.SCHEDULED, deliveries=0)
+WAITS = Q(state__in=sorted(WAITING), deliveries=0)
 
 
 # --- the API ----------------------------------------------------------------------------------------------------------
@@ -367,9 +367,9 @@ def _left(using: str, message_id: int) -> datetime | None:
     if message is None:
         # It was purged, which only finished messages are.
         return datetime.min.replace(tzinfo=UTC)
-    if message.state == State.SCHEDULED and not message.deliveries:
+    if message.state in WAITING and not message.deliveries:
         return None
-    moves = Transition.objects.using(using).filter(message_id=message_id).exclude(to_state=State.SCHEDULED)
+    moves = Transition.objects.using(using).filter(message_id=message_id).exclude(to_state__in=WAITING)
     return moves.order_by("number").values_list("at", flat=True).first() or message.created_at
 
 

@@ -22,6 +22,7 @@ from django_delayq.recurring import (
     schedules,
 )
 from django_delayq.recurring.models import Occurrence
+from django_delayq.sql.limits import Refused, limit_statements
 from django_delayq.states import State
 
 from .conftest import DB, NOON, Clock, deliver, live, look, occurrences
@@ -163,6 +164,17 @@ def test_no_second_occurrence_waits_while_the_first_one_does(clock: Clock) -> No
         clock.advance(hours=1)
         look()
     assert live() == ["13:00"]
+
+
+def test_an_occurrence_that_waits_for_a_limit_has_not_begun(clock: Clock) -> None:
+    hourly()
+    clock.advance(hours=1)
+    limit_statements(DB).limit([Refused(message_of().pk, State.SCHEDULED, "queue default", "full")], "worker:w")
+    clock.advance(hours=2)
+    look()
+    assert live() == ["13:00"]
+    assert delete_schedule("s")
+    assert live() == []
 
 
 def test_all_of_forty_missed_times_are_run(clock: Clock) -> None:

@@ -73,7 +73,7 @@ WITHDRAWN = "schedule "
 # seconds before it claims more.
 LEAST_PART = 0.9
 WAIT_FOR_SUCCESSOR = 0.9
-# A delivery may begin so many seconds before its slot under a rate: one a little late counts for its due time, and a busy
+# A delivery may begin so many seconds before its slot under a rate: a late one counts for its due time, and a busy
 # machine takes a moment between the decision and the claim.
 PUNCTUAL = 0.25
 # A process that stands still between the two, or a database that does, makes it this many seconds.
