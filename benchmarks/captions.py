@@ -59,6 +59,14 @@ CAPTIONS = {
         " command. *vacuumed*: of rows that a vacuum has seen."
     ),
     "recovery": "From the SIGKILL until all hundred messages have been handled again by another process.",
+    "recurring": (
+        "One process makes and runs the occurrences. *late*: how long after its time each one ran, before the first"
+        " SIGKILL of that process. It is killed while it runs the occurrences of a second, and started again each time."
+        " *missing*: times for which nothing ran, up to 35 s after the end. *doubled*: further runs for the same time."
+        " Each system makes up for times that it missed, as far as it can: Celery beat goes on from its last run, and"
+        " tells no task its time, so that its runs are only counted. The CPU is for each occurrence, before the first"
+        " SIGKILL. django-q2 is left out: its schedules have whole minutes."
+    ),
     "burst": (
         "Messages that fall due within one second (a million with ``--size full``), and one worker process. Meanwhile"
         " another client pings Redis, and five messages with the highest priority are scheduled."

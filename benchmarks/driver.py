@@ -222,6 +222,11 @@ class Adapter:
             for process in started:
                 end_worker(process)
 
+    def kill_workers(self) -> None:
+        """End the workers, and all that they started, by SIGKILL."""
+        for worker in self.workers:
+            os.killpg(worker, signal.SIGKILL)
+
     @contextmanager
     def warm_worker(self) -> Iterator[None]:
         """Run one worker process that has handled a message already."""

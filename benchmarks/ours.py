@@ -133,6 +133,17 @@ def inside() -> AbstractContextManager[Any]:
     return transaction.atomic()
 
 
+def recur(number: int) -> None:
+    """Make schedules that have an occurrence each second."""
+    from django.core.management import call_command
+
+    from django_delayq.recurring import create_schedule
+
+    call_command("migrate", verbosity=0)
+    for n in range(number):
+        create_schedule(f"bench.{n}", "bench.recurring", n, every="1s", missed="all")
+
+
 def worker() -> list[str]:
     waiting = ["--async-concurrency", str(AT_ONCE)] if AT_ONCE else []
     return ["-m", "django", "run_delayq", "--processes", "1", *waiting]

@@ -9,6 +9,8 @@ from testproject.settings import DELAYQ, LOGGING
 
 DEBUG = False
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", "benchmarks.app"]
+if os.environ.get("BENCH_RECURRING"):
+    INSTALLED_APPS.append("django_delayq.recurring")
 ROOT_URLCONF = ""
 TEMPLATES = []
 MIDDLEWARE = []

@@ -32,6 +32,8 @@ class System:
     traits: frozenset[str] = frozenset()
     # True when Node.js runs it, with packages of npm.
     is_node: bool = False
+    # The workloads that it takes part in; empty: all.
+    only: frozenset[str] = frozenset()
     # The system whose environment it shares; "" for one of its own.
     lives_with: str = ""
 
@@ -262,6 +264,18 @@ SYSTEMS = (
         "24 handlers at once, takes 500 jobs at a time, completes in batches",
         is_node=True,
         lives_with="graphile",
+    ),
+    System(
+        "apscheduler",
+        "APScheduler 3.11 (PostgreSQL)",
+        "peer",
+        "apscheduler_pg",
+        True,
+        POSTGRES,
+        ("apscheduler==3.11.3", "sqlalchemy==2.1.9", _PSYCOPG),
+        frozenset({"cancel", "reschedule"}),
+        "one process at a time may have the schedules; runs functions in that process",
+        only=frozenset({"recurring"}),
     ),
     System("redis", "floor: Redis alone", "floor", "benchmarks.floors.redis_alone", False, REDIS),
     System("postgres", "floor: PostgreSQL alone", "floor", "benchmarks.floors.postgres_alone", True, POSTGRES),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +30,7 @@ class Size:
     # A drain that takes more seconds than this is measured up to here.
     drain_limit: float
     late: float
+    recurring: float
     idle: float
     memory: int
     life: int
@@ -38,10 +41,21 @@ class Size:
 
 
 SIZES = {
-    "quick": Size(500, 5_000, 2_000, 3.0, 3.0, 3.0, 5_000, 300, 100_000, 10_000, ()),
-    "small": Size(1_000, 10_000, 2_000, 3.0, 5.0, 5.0, 5_000, 1_000, 300_000, 20_000, ()),
+    "quick": Size(500, 5_000, 2_000, 3.0, 3.0, 5.0, 3.0, 5_000, 300, 100_000, 10_000, ()),
+    "small": Size(1_000, 10_000, 2_000, 3.0, 5.0, 10.0, 5.0, 5_000, 1_000, 300_000, 20_000, ()),
     "full": Size(
-        10_000, 100_000, 40_000, 20.0, 20.0, 20.0, 20_000, 10_000, 1_000_000, 1_000_000, (10_000, 100_000, 1_000_000)
+        10_000,
+        100_000,
+        40_000,
+        20.0,
+        20.0,
+        30.0,
+        20.0,
+        20_000,
+        10_000,
+        1_000_000,
+        1_000_000,
+        (10_000, 100_000, 1_000_000),
     ),
 }
 
@@ -70,6 +84,9 @@ PROCESSES = 4
 # rows a second.
 FILL_DUE_SECONDS, FILL_RATE = 10.0, 20_000
 URGENT_MESSAGES = 5
+SCHEDULES, KILLS, KILL_STEP_SECONDS = 100, 3, 0.05
+# Occurrences count after this time: a worker that has just started is done with what it makes up for.
+SETTLE_SECONDS = 4.0
 # The least number of messages in a drain by all but peers in Python: fewer would be handled too soon.
 FAST_DRAIN = 10_000
 # The messages whose handlers wait for 100 ms, how many of these run at once, and the longest time for the drain.
@@ -340,6 +357,60 @@ def restore(adapter: Adapter, size: Size) -> Measures:
 def recovery(adapter: Adapter, size: Size) -> Measures:
     measures: Measures = adapter.ask("killed")
     return measures
+
+
+def recurring(adapter: Adapter, size: Size) -> Measures:
+    """Measure schedules that have a time each second, and count their times while the scheduler is killed."""
+    if "recur" not in adapter.verbs:
+        return {}
+    adapter.ask("recur", number=SCHEDULES)
+    with adapter.worker():
+        begin = _until_recurring(adapter)
+        _before(begin)
+        cpu_before = adapter.cpu()
+        killed = begin + size.recurring
+        _before(killed)
+        spent = costs(adapter, cpu_before, int(SCHEDULES * size.recurring))
+        _kill_in_the_midst(adapter, 1)
+    for place in range(2, KILLS + 1):
+        with adapter.worker():
+            _before(_until_recurring(adapter))
+            _kill_in_the_midst(adapter, place)
+    with adapter.worker():
+        end = _until_recurring(adapter) + 1.0
+        _before(end)
+        wait(lambda: not _occurrences(adapter.read_marks(), begin, killed, end)["missing"], GRACE_SECONDS)
+    return {**_occurrences(adapter.read_marks(), begin, killed, end), **spent}
+
+
+def _kill_in_the_midst(adapter: Adapter, place: int) -> None:
+    """Kill the workers while they run the occurrences of a second, a little later in it each time."""
+    _before(math.ceil(time.time() + KILL_STEP_SECONDS) + place * KILL_STEP_SECONDS)
+    adapter.kill_workers()
+
+
+def _until_recurring(adapter: Adapter) -> float:
+    """Wait until a worker that has just started runs occurrences; return a whole second that follows."""
+    started = time.time()
+    if not wait(lambda: any(mark.at > started for mark in adapter.read_marks()), START_SECONDS):
+        raise adapter.failed("no occurrence")
+    return math.ceil(time.time() + SETTLE_SECONDS)
+
+
+def _occurrences(marks: list[Mark], begin: float, killed: float, end: float) -> Measures:
+    """Return the lateness up to the first kill, and the share of times between ``begin`` and ``end`` without a run."""
+    expected = SCHEDULES * (end - begin)
+    if not any(mark.due for mark in marks):
+        # The system does not tell its tasks their times.
+        counted = sum(begin <= mark.at < end for mark in marks)
+        return {"missing": max(0.0, 100 * (1 - counted / expected))}
+    runs = Counter((mark.number, mark.due) for mark in marks if begin <= mark.due < end)
+    late = sorted((mark.at - mark.due) * 1000 for mark in marks if begin <= mark.due < killed)
+    return {
+        **({"p50": quantile(late, 0.5), "p99": quantile(late, 0.99), "max": late[-1]} if late else {}),
+        "missing": 100 * (1 - len(runs) / expected),
+        "doubled": 100 * (runs.total() / len(runs) - 1),
+    }
 
 
 def burst(adapter: Adapter, size: Size) -> Measures:
@@ -672,6 +743,23 @@ WORKLOADS = (
         who=_only_ours,
     ),
     Workload(
+        "recurring",
+        f"{SCHEDULES} schedules that have a time each second; the scheduler is killed {KILLS} times",
+        {
+            "p50": "ms late",
+            "p99": "ms late",
+            "max": "ms late",
+            "missing": "% of the times",
+            "doubled": "% of the times",
+            "client": "µs of CPU",
+            "servers": "µs of CPU",
+        },
+        recurring,
+        once=True,
+        who=lambda system: system.kind == "peer" and not system.is_node,
+        environment={"BENCH_RECURRING": str(SCHEDULES)},
+    ),
+    Workload(
         "burst",
         "All due within one second",
         {
@@ -722,4 +810,6 @@ WORKLOADS = (
 def takes_part(workload: Workload, system: System) -> bool:
     if "only waits" in system.traits and workload.environment is not WAITING:
         return False
+    if system.only:
+        return workload.name in system.only
     return system.kind == "ours" or workload.who(system)

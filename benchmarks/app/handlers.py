@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import datetime
 
 from benchmarks.peers.adapter_process import AT_ONCE, mark, wait
 from django_delayq import Delivered, handler
@@ -26,6 +27,12 @@ if os.environ.get("BENCH_LIMITS"):
     def limited(message: Delivered) -> None:
         """Do nothing but note that the message was handled."""
         mark(message.payload)
+
+
+@handler("bench.recurring", lease=5)
+def recurring(message: Delivered) -> None:
+    """Note the time for which the message of a schedule stands."""
+    mark({"n": message.payload, "due": datetime.fromisoformat(message.headers["occurrence"]).timestamp()})
 
 
 @handler("bench.insert", transactional=True)

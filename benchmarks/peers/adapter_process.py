@@ -5,8 +5,9 @@ of these names, of which only ``send`` (or ``asend``) is required.
 
 ``setup()`` is called once, on an empty database · ``send(payload, due)`` schedules one message, due at an epoch time or
 (None) now · ``send_many(payloads, due)`` · ``inside()`` returns a transaction of the caller's · ``worker()`` returns
-the arguments for Python that start one worker process · ``TABLES`` are emptied between workloads. Every handler calls
-``mark``, which needs psycopg only where the handler inserts a row.
+the arguments for Python that start one worker process · ``recur(number)`` makes that many schedules of a second; a
+system whose code declares its schedules does so when it is imported with RECURRING set · ``TABLES`` are emptied between
+workloads. Every handler calls ``mark``, which needs psycopg only where the handler inserts a row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ MARK = struct.Struct("<qddq")
 # The table of rows that a peer's handler inserts, in a transaction of its own.
 EFFECTS = "CREATE TABLE IF NOT EXISTS bench_effect (number bigint, payload jsonb)"
 INSERT = "INSERT INTO bench_effect VALUES (%s, %s)"
-VERBS = ("send_many", "inside", "worker")
+VERBS = ("send_many", "inside", "worker", "recur")
+# For systems whose code declares schedules: how many there are to be.
+RECURRING = int(os.environ.get("BENCH_RECURRING", "0"))
 # For lateness: the shortest delay of a message, and the pause of the sender.
 MIN_DELAY_SECONDS = 1.0
 TICK_SECONDS = 0.001

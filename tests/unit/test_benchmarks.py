@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import picture, report, targets
+from benchmarks import picture, report, targets, workloads
 from benchmarks.measures import Measures, Results, Spread, at, figure, levels, quantile, shown
 from benchmarks.peers import adapter_process
+from benchmarks.peers.adapter_process import Mark
 from benchmarks.systems import BY_NAME, FEATURES, SYSTEMS
 from benchmarks.targets import TARGETS, Target, evaluate
 from benchmarks.workloads import WORKLOADS, takes_part
@@ -160,6 +161,7 @@ def test_a_peer_in_node_needs_node_and_its_packages(tmp_path: Path, monkeypatch:
 
 def test_ours_takes_part_in_everything() -> None:
     assert all(takes_part(workload, BY_NAME["delayq"]) for workload in WORKLOADS)
+    assert not takes_part(WORKLOADS[0], BY_NAME["apscheduler"])
     restore = next(workload for workload in WORKLOADS if workload.name == "restore")
     assert not any(takes_part(restore, system) for system in SYSTEMS if system.kind != "ours")
 
@@ -172,6 +174,18 @@ def test_the_quick_run_names_systems_and_workloads_that_there_are() -> None:
 @pytest.mark.parametrize(("number", "due"), [(1, 0.0), (999_999, 1_800_000_000.123)])
 def test_a_payload_has_200_bytes(number: int, due: float) -> None:
     assert len(json.dumps(adapter_process.payload(number, due))) == adapter_process.PAYLOAD_BYTES
+
+
+def test_times_without_a_run_and_with_two_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "SCHEDULES", 2)
+    marks = [Mark(n, due + 0.004, due, 1) for n in (0, 1) for due in (9.0, 10.0, 11.0, 12.0, 13.0, 14.0)]
+    marks.remove(Mark(1, 12.004, 12.0, 1))
+    marks.append(Mark(0, 12.9, 12.0, 2))
+    found = workloads._occurrences(marks, 10.0, 12.0, 14.0)
+    assert found == pytest.approx({"p50": 4, "p99": 4, "max": 4, "missing": 100 / 8, "doubled": 100 / 7})
+    untold = [mark._replace(due=0.0) for mark in marks]
+    assert workloads._occurrences(untold, 10.0, 12.0, 15.0) == pytest.approx({"missing": 0})
+    assert workloads._occurrences(untold[2:], 10.0, 12.0, 15.0) == pytest.approx({"missing": 10})
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
