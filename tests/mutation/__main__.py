@@ -262,6 +262,11 @@ MUTANTS = [
         (f"{RECURRING}/schedules.py", "filter(WAITS, pk__in=rows", "filter(pk__in=rows"),
     ),
     mutant(
+        "occurrence that waits for a limit and counts as begun",
+        (f"{RECURRING}/schedules.py", "WAITS = Q(state__in=sorted(WAITING),", 'WAITS = Q(state="scheduled",'),
+        (f"{RECURRING}/schedules.py", "if message.state in WAITING and", 'if message.state == "scheduled" and'),
+    ),
+    mutant(
         "withdrawn occurrence whose time does not come again",
         (f"{RECURRING}/schedules.py", "_update(schedule, last_at=min(schedule.last_at, now), message_id=None)", "pass"),
     ),
