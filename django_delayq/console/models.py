@@ -172,6 +172,16 @@ class Dashboard(Message):
         verbose_name_plural = _("dashboard")
 
 
+class Limits(Message):
+    """The menu entry of the limits."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("limit")
+        verbose_name_plural = _("limits")
+
+
 class DeadLetters(Message):
     """The menu entry of the dead letters."""
 

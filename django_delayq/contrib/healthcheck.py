@@ -28,7 +28,7 @@ logger = logging.getLogger("django_delayq")
 class Delayq(HealthCheck):  # type: ignore[misc]
     """Fails when a finding of ``delayq_check`` is critical. Warnings, such as a paused queue, are no failures.
 
-    The limits are those of the command, ``max_overdue_age`` in seconds. ``using`` is the database alias of the
+    The limits are those of the command, ages in seconds. ``using`` is the database alias of the
     messages (None: that of the router). The page names the findings; what they say is in the log.
     """
 
@@ -36,13 +36,14 @@ class Delayq(HealthCheck):  # type: ignore[misc]
     min_workers: int = 1
     max_overdue_age: float = 60.0
     max_dead: int | None = None
+    max_limited_age: float | None = None
 
     def run(self) -> None:
         using = self.using or router.db_for_write(Message)
         was_open = connections[using].connection is not None
         broker = index(using)
         try:
-            limits = Limits(self.min_workers, self.max_overdue_age, self.max_dead)
+            limits = Limits(self.min_workers, self.max_overdue_age, self.max_dead, self.max_limited_age)
             bad = [f for f in diagnostics.check(using, broker, limits) if f.level == Level.CRITICAL]
         finally:
             if broker is not None:

@@ -15,8 +15,10 @@ from .. import actors, conf, restore, transitions
 from ..broker.base import IDS_PER_CALL, Entry, Index, Place
 from ..clock import SECOND, to_tenths
 from ..models import Message, lease_is_over
-from ..states import LIVE, State
+from ..states import State
 
+# The states in which Redis may have the id of a message. A limited one is in the record alone.
+IN_REDIS = frozenset({State.SCHEDULED, State.RUNNING})
 # At most this many ids that seem to differ are kept for a second comparison: 8 bytes each.
 MOST_SUSPECTS = 100_000
 # A worker puts an id aside for this long at most: its topic is unknown there, or another move has locked it. Seconds.
@@ -32,7 +34,7 @@ class Mismatch(StrEnum):
 
     # Scheduled and due within the horizon, but not in Redis: the message would be late.
     MISSING = "missing"
-    # In Redis, but finished, deleted or in another queue: this costs a look-up in the record.
+    # In Redis, but finished, limited, deleted or in another queue: this costs a look-up in the record.
     EXTRA = "extra"
     # In Redis with another due time than in the record.
     DIFFERENT = "different"
@@ -75,7 +77,7 @@ def classify(
 ) -> Mismatch | None:
     """Compare the row of an id with its place in one queue. Return the mismatch; None if they agree."""
     nowhere = place == (None, None)
-    if row is None or row.queue != queue or row.state not in (State.SCHEDULED, State.RUNNING):
+    if row is None or row.queue != queue or row.state not in IN_REDIS:
         return None if nowhere else Mismatch.EXTRA
     if row.state == State.RUNNING:
         return None
@@ -139,7 +141,7 @@ class ConsistencyCheck:
         for page in restore.pages(self.using, self.queue, start_tenths=None, end_tenths=self._horizon_tenths):
             yield self._misplaced(page), len(page)
         for ids in self.broker.ids(self.queue):
-            live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(LIVE))
+            live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(IN_REDIS))
             known = set(live.values_list("pk", flat=True))
             yield [pk for pk in ids if pk not in known], len(ids)
 

@@ -20,12 +20,17 @@ from ..sql import vendor_name
 from ..sql.troubles import Trouble, trouble
 from ..states import State
 from . import stats
+from .lines import LimitState, Lines, longest_lines, parts, waits_since
 from .migrations import pending_migrations
 from .unserved import queues_without_worker, topics_without_handler
-from .worker_list import WorkerState, list_workers
+from .worker_list import WorkerList, WorkerState, list_workers
 
 # Messages, topics and queues that one finding names.
 MOST_NAMED = 5
+# Lines before limits that are looked at for the oldest message.
+LINES_READ = 100
+# A message that waits longer for a limit is worth a warning. Seconds.
+LONG_LIMITED = 3600.0
 
 
 class Level(IntEnum):
@@ -56,11 +61,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits beyond which a finding is critical. ``max_overdue_age`` is in seconds."""
+    """The limits beyond which a finding is critical. Ages are in seconds."""
 
     min_workers: int = 1
     max_overdue_age: float = 60.0
     max_dead: int | None = None
+    max_limited_age: float | None = None
 
 
 def check(using: str, broker: Index | None, limits: Limits) -> Iterator[Finding]:
@@ -178,6 +184,8 @@ def _record(using: str, limits: Limits) -> Iterator[Finding]:
         yield Finding("Paused queues", Level.WARN, since)
     # Messages of a paused queue are meant to wait.
     yield _overdue(stats.oldest_overdue(using, now, paused), now, limits)
+    if (lines := longest_lines(using, LINES_READ)).longest:
+        yield _limited(lines, workers, limits)
     if topics := topics_without_handler(using, workers):
         yield Finding("Topics", Level.WARN, f"no handler for {_some(topics)}")
     # Without any worker the finding "Workers" says all.
@@ -202,6 +210,41 @@ def _overdue(oldest: list[Message], now: datetime, limits: Limits) -> Finding:
         for message in oldest
     ]
     return Finding("Overdue", level, _some(described))
+
+
+def _limited(lines: Lines, workers: WorkerList, limits: Limits) -> Finding:
+    """Name the lines whose messages wait longest. To wait for a limit is no fault until it takes too long."""
+    now = workers.at
+    most = LONG_LIMITED if limits.max_limited_age is None else limits.max_limited_age
+    first = sorted(lines.longest, key=lambda line: -_limited_for(line, now))
+    if old := [_line(line, now) for line in first if _limited_for(line, now) > most]:
+        level = Level.WARN if limits.max_limited_age is None else Level.CRITICAL
+        advice = "raise the limit, make its handlers faster, or schedule less"
+        return Finding("Limited", level, f"{_some(old)}; {advice}")
+    if unled := [_line(line, now) for line in first if _has_no_worker(line, workers)]:
+        return Finding(
+            "Limited", Level.WARN, f"no live worker handles the topic, so no message goes on: {_some(unled)}"
+        )
+    age = brief(_limited_for(first[0], now))
+    return Finding("Limited", Level.OK, f"messages wait for {lines.number} limits, the oldest for {age}")
+
+
+def _limited_for(line: LimitState, now: datetime) -> float:
+    return 0.0 if line.oldest is None else waits_since(line.oldest, now).total_seconds()
+
+
+def _has_no_worker(line: LimitState, workers: WorkerList) -> bool:
+    """Return whether the limit counts a topic that no live worker handles, though some worker is alive."""
+    kind, what, _key = parts(line.name)
+    alive = workers.of(WorkerState.ALIVE)
+    return kind == "topic" and bool(alive) and not any(what in worker.topics for worker in alive)
+
+
+def _line(line: LimitState, now: datetime) -> str:
+    taken = ""
+    if line.limit is not None:
+        taken = f" ({line.limit})" if line.limit.count is None else f" ({line.running} of {line.limit.count} run)"
+    return f"{line.waiting} wait for {line.name}{taken}, the oldest for {brief(_limited_for(line, now))}"
 
 
 def _some(names: list[str]) -> str:

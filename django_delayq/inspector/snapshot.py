@@ -1,4 +1,4 @@
-"""Counts the messages that wait in each queue: one walk along the index of live messages."""
+"""Counts the messages that wait in each queue: one walk along the indexes of waiting messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from .. import conf, restore, transitions
 from ..sql import statements
-from ..sql.waiting import count_waiting
+from ..sql.waiting import count_waiting, queues_of_limited
 from .numbers import NONE, Capped, capped, total
 
 # Rows of each queue that are counted.
@@ -26,6 +26,9 @@ class QueueSnapshot:
     overdue: Capped = NONE
     oldest_overdue: datetime | None = None
     next_due: datetime | None = None
+    limited: Capped = NONE
+    # The earliest due time of its limited messages.
+    oldest_limited: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Snapshot:
     queues: dict[str, QueueSnapshot]
     running: Capped
     scheduled: Capped
+    limited: Capped
 
     @property
     def ready(self) -> Capped:
@@ -57,16 +61,15 @@ class Snapshot:
 def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
     """Count the waiting messages of each queue, up to ``cap`` of each kind."""
     now = transitions.now(using)
-    names = restore.queues(using)
+    names = sorted({*restore.queues(using), *queues_of_limited(using)})
     queues: dict[str, QueueSnapshot] = {}
     running = 0
     for start in range(0, len(names), QUEUES_PER_STATEMENT):
         found, running = _queues(using, names[start : start + QUEUES_PER_STATEMENT], now, cap)
         queues |= found
-    scheduled = total(queue.scheduled for queue in queues.values())
-    if scheduled.more:
-        scheduled = _guess(using, scheduled)
-    return Snapshot(now, queues, capped(running, cap), scheduled)
+    scheduled = _guess(using, "delayq_todo", total(queue.scheduled for queue in queues.values()))
+    limited = _guess(using, "delayq_limited", total(queue.limited for queue in queues.values()))
+    return Snapshot(now, queues, capped(running, cap), scheduled, limited)
 
 
 def overdue_cutoff(now: datetime) -> datetime:
@@ -83,13 +86,15 @@ def _queues(using: str, names: Sequence[str], now: datetime, cap: int) -> tuple[
             capped(row.overdue, cap),
             row.oldest_overdue,
             row.next_due,
+            capped(row.limited, cap),
+            row.oldest_limited,
         )
         for row in rows
     }
     return queues, rows[0].running if rows else 0
 
 
-def _guess(using: str, scheduled: Capped) -> Capped:
-    """Return the estimate of the entries in the index of scheduled messages, if it is higher than the count."""
-    rows = statements(using).estimated_rows("delayq_todo") or 0
-    return Capped(rows, about=True) if rows > scheduled.count else scheduled
+def _guess(using: str, index: str, counted: Capped) -> Capped:
+    """Return the estimate of the entries in a partial index for a number that was not counted to its end."""
+    rows = (statements(using).estimated_rows(index) or 0) if counted.more else 0
+    return Capped(rows, about=True) if rows > counted.count else counted

@@ -16,16 +16,19 @@ from ..exceptions import BrokerUnavailable
 from ..models import Message, Transition, Worker
 from ..sql import statements
 from ..states import FINAL, State
+from .lines import Lines, longest_lines
 from .numbers import Capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot
 from .worker_list import WorkerList, list_workers
 
-# Scheduled and running messages are counted up to this number in each queue.
+# Live messages are counted up to this number in each queue.
 LIVE_CAP = 1_000_000
 # Final states are counted among this many messages that finished last.
 FINISHED_CAP = 10_000
 # Lateness is measured on this many messages that finished last.
 LATENESS_OF = 1000
+# The longest lines before limits that are read.
+LINES_READ = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Stats:
     redis: RedisStats
     # By the name of the queue; empty unless Redis answers.
     in_redis: dict[str, QueueInRedis]
+    # The messages that wait for limits.
+    lines: Lines
 
     @property
     def at(self) -> datetime:
@@ -79,15 +84,17 @@ class Stats:
     @property
     def states(self) -> dict[State, Capped]:
         """The number of messages in each state."""
-        return {State.SCHEDULED: self.snapshot.scheduled, State.RUNNING: self.snapshot.running, **self.finished}
+        live = self.snapshot.scheduled, self.snapshot.limited, self.snapshot.running
+        return {**dict(zip((State.SCHEDULED, State.LIMITED, State.RUNNING), live, strict=True)), **self.finished}
 
 
 def collect(using: str, broker: Index | None, cap: int = LIVE_CAP) -> Stats:
     """Read the record, then Redis. While Redis is away, ``redis`` says so and ``in_redis`` is empty.
 
-    Scheduled and running messages are counted up to ``cap`` in each queue.
+    Live messages are counted up to ``cap`` in each queue.
     """
     snapshot = take_snapshot(using, cap)
+    lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
     in_record = (snapshot, finished(using), estimate(using), lateness(using), list_workers(using, snapshot.at))
     redis = ask_redis(broker)
     in_redis: dict[str, QueueInRedis] = {}
@@ -96,7 +103,7 @@ def collect(using: str, broker: Index | None, cap: int = LIVE_CAP) -> Stats:
             in_redis = _queues_in_redis(broker, list(snapshot.queues))
         except BrokerUnavailable as error:
             redis.reachable, redis.error = False, str(error)
-    return Stats(*in_record, redis, in_redis)
+    return Stats(*in_record, redis, in_redis, lines)
 
 
 def _queues_in_redis(broker: Index, queues: Sequence[str]) -> dict[str, QueueInRedis]:

@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 from .. import registry, transitions
 from ..models import Message
+from ..sql.waiting import queues_of_limited
 from ..states import State
 from .worker_list import WorkerList, WorkerState
 
-# The scheduled messages that are looked at for their topics: in all queues together, and in each at least.
+# The waiting messages that are looked at for their topics: in all queues together, and in each at least.
 MESSAGES = 10_000
 MESSAGES_PER_QUEUE = 50
 # A queue counts as unserved when its next message is older than this: workers search for new queues every 30 seconds,
@@ -21,14 +22,15 @@ def topics_without_handler(using: str, workers: WorkerList) -> list[str]:
     """Return the topics for which neither this project nor a live worker has a handler.
 
     They are those of the messages that are due next in each queue: the table may have any number of rows, and no index
-    leads to the topics of scheduled messages.
+    leads to the topics of waiting messages. A limited message waits for ever when nobody knows its limit any more.
     """
     known = set(registry.handlers()).union(*(worker.topics for worker in workers.of(WorkerState.ALIVE)))
-    queues = transitions.queues(using)
-    limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
+    places = [(State.SCHEDULED, queue) for queue in transitions.queues(using)]
+    places += [(State.LIMITED, queue) for queue in queues_of_limited(using)]
+    limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(places)))
     found: set[str] = set()
-    for queue in queues:
-        rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue).order_by("due_at", "id")
+    for state, queue in places:
+        rows = Message.objects.using(using).filter(state=state, queue=queue).order_by("due_at", "id")
         found.update(rows.values_list("topic", flat=True)[:limit])
     return sorted(found - known)
 

@@ -181,6 +181,11 @@ class Migration(migrations.Migration):
                         name="delayq_limited",
                     ),
                     models.Index(
+                        condition=models.Q(("state", "limited")),
+                        fields=["queue", "due_at", "id"],
+                        name="delayq_limited_due",
+                    ),
+                    models.Index(
                         condition=models.Q(("key__isnull", False)),
                         fields=["key", "topic", "state"],
                         name="delayq_key",

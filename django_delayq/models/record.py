@@ -183,6 +183,10 @@ class Message(_Record):
                 name="delayq_limited",
                 condition=Q(state=_State.LIMITED),
             ),
+            # The limited messages of each queue, for counts and lists.
+            models.Index(
+                fields=["queue", "due_at", "id"], name="delayq_limited_due", condition=Q(state=_State.LIMITED)
+            ),
             # For live messages with a key, also those that do not hold it, and for people who look up finished ones.
             models.Index(fields=["key", "topic", "state"], name="delayq_key", condition=Q(key__isnull=False)),
             # Finished messages without the consumed ones: few, and looked at most.

@@ -52,7 +52,7 @@ def test_every_handler_is_a_line_of_the_table() -> None:
     assert (ran.code, ran.err) == (0, "")
     rows = [line.split("  ") for line in ran.out.splitlines()]
     assert [[cell.strip() for cell in row if cell.strip()] for row in rows] == [
-        ["TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "TRANSACTIONAL"],
+        ["TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "LIMIT", "TRANSACTIONAL"],
         [
             "a.plain",
             f"{HERE}._plain",
@@ -60,11 +60,12 @@ def test_every_handler_is_a_line_of_the_table() -> None:
             "after 10.0 s, × 2 each time, at most 1 h, 10 attempts",
             "10 m",
             "1 m",
+            "none",
             "no",
         ],
-        ["b.all", f"{HERE}._plain_too", "mail", "after 4 m, 10 m", "30.0 s", "2 m", "yes"],
-        ["c.own", f"{HERE}.wait (async)", "default", "as choose says", "none", "1 m", "no"],
-        ["d.never", f"{HERE}.wait (async)", "default", "never", "10 m", "1 m", "no"],
+        ["b.all", f"{HERE}._plain_too", "mail", "after 4 m, 10 m", "30.0 s", "2 m", "none", "yes"],
+        ["c.own", f"{HERE}.wait (async)", "default", "as choose says", "none", "1 m", "none", "no"],
+        ["d.never", f"{HERE}.wait (async)", "default", "never", "10 m", "1 m", "none", "no"],
     ]
 
 
@@ -79,6 +80,8 @@ def test_json_has_the_same_in_numbers() -> None:
         "retry": {"fixed": [240.0, 600.0]},
         "timeout": 30.0,
         "lease": 120.0,
+        "limit": None,
+        "limit_by_key": False,
         "transactional": True,
     }
     assert found["handlers"][2]["retry"] == "as choose says"

@@ -10,6 +10,7 @@ from .audit_pages import AuditEventAdmin
 from .dashboard_page import DashboardAdmin
 from .dead_letters_page import DeadLetterAdmin
 from .health_page import HealthAdmin
+from .limits_page import LimitsAdmin
 from .message_list import MessageAdmin
 from .operation_pages import OperationAdmin
 from .queue_pages import QueueAdmin
@@ -24,6 +25,7 @@ def register(site: admin.AdminSite) -> None:
     site.register(queue_models.Message, MessageAdmin)
     site.register(models.DeadLetters, DeadLetterAdmin)
     site.register(queue_models.Queue, QueueAdmin)
+    site.register(models.Limits, LimitsAdmin)
     site.register(queue_models.Worker, WorkerAdmin)
     site.register(models.Health, HealthAdmin)
     site.register(models.Operation, OperationAdmin)

@@ -59,20 +59,30 @@ _TABLE = (
         actions.CANCEL,
         pgettext_lazy("verb", "Cancel"),
         _("Cancel messages"),
-        {State.SCHEDULED: _("will be cancelled"), State.RUNNING: _("will be asked to stop and not be retried")},
+        {
+            State.SCHEDULED: _("will be cancelled"),
+            State.LIMITED: _("will be cancelled"),
+            State.RUNNING: _("will be asked to stop and not be retried"),
+        },
     ),
     ConsoleAction(
         actions.RESCHEDULE,
         _("Reschedule"),
         _("Reschedule messages"),
-        {State.SCHEDULED: _("will be moved to the new time")},
+        {
+            State.SCHEDULED: _("will be moved to the new time"),
+            State.LIMITED: _("will be moved to the new time, and is limited again if its limit is used up then"),
+        },
         RescheduleForm,
     ),
     ConsoleAction(
         actions.RUN_NOW,
         _("Run now"),
         _("Run messages now"),
-        {State.SCHEDULED: _("will be due at once")},
+        {
+            State.SCHEDULED: _("will be due at once"),
+            State.LIMITED: _("will be tried at once, and is limited again if its limit is still used up"),
+        },
         SpreadForm,
     ),
     ConsoleAction(

@@ -13,12 +13,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...durations import brief
-from ...inspector.diagnostics import Level, Limits
+from ...inspector.diagnostics import LONG_LIMITED, Level
+from ...inspector.diagnostics import Limits as CheckLimits
 from ...inspector.numbers import total
 from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, Worker
-from ..models import Health
-from .explanation import moment
+from ..models import Health, Limits
+from .explanation import limit_text, moment
 from .page import Links
 from .page_data import PageData
 
@@ -45,7 +46,7 @@ class Banner:
 def banners(data: PageData) -> list[Banner]:
     """Return the problems that the data of the dashboard shows."""
     checks: tuple[Callable[[PageData], Iterator[Banner]], ...] = (
-        *(_migrations, _redis, _emptied, _unserved, _overdue, _findings, _paused),
+        *(_migrations, _redis, _emptied, _unserved, _overdue, _limited, _findings, _paused),
     )
     found = [banner for check in checks for banner in check(data)]
     return sorted(found, key=lambda banner: _SEVERITY.index(banner.level))
@@ -112,10 +113,8 @@ def _unserved(data: PageData) -> Iterator[Banner]:
     if snapshot is None or workers is None:
         return
     queues = {name: queue for name, queue in snapshot.queues.items() if name not in paused}
-    scheduled, overdue = (
-        total(queue.scheduled for queue in queues.values()),
-        total(queue.overdue for queue in queues.values()),
-    )
+    scheduled = total(number for queue in queues.values() for number in (queue.scheduled, queue.limited))
+    overdue = total(queue.overdue for queue in queues.values())
     if _has_no_worker(data):
         if overdue.count:
             text = _("No worker is alive, so no message is delivered: %(overdue)s are overdue, the oldest by %(age)s.")
@@ -144,10 +143,27 @@ def _overdue(data: PageData) -> Iterator[Banner]:
     waiting = [
         q.oldest_overdue for name, q in snapshot.queues.items() if q.oldest_overdue and name not in (paused or {})
     ]
-    if waiting and snapshot.at - min(waiting) > timedelta(seconds=Limits().max_overdue_age):
+    if waiting and snapshot.at - min(waiting) > timedelta(seconds=CheckLimits().max_overdue_age):
         age = brief((snapshot.at - min(waiting)).total_seconds())
         text = _("The oldest overdue message has waited for %(age)s.") % {"age": age}
         yield Banner("warning", text, _("Overdue messages"), Message, "is:overdue")
+
+
+def _limited(data: PageData) -> Iterator[Banner]:
+    """Name the line with the message that has waited longest, if that is long."""
+    lines = data.lines.value
+    old = [line for line in lines.longest if line.oldest is not None] if lines else []
+    first = min(old, key=lambda line: line.oldest or data.at, default=None)
+    if first is None or first.oldest is None or data.at - first.oldest <= timedelta(seconds=LONG_LIMITED):
+        return
+    text = ngettext(
+        "%(count)s message waits for %(limit)s (%(use)s), for %(age)s.",
+        "%(count)s messages wait for %(limit)s (%(use)s), the oldest for %(age)s.",
+        first.waiting.count,
+    )
+    age = brief((data.at - first.oldest).total_seconds())
+    values = {"count": first.waiting, "limit": first.name, "use": limit_text(first, data.at), "age": age}
+    yield Banner("warning", text % values, _("Limits"), Limits)
 
 
 def _findings(data: PageData) -> Iterator[Banner]:

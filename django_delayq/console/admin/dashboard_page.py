@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,10 @@ from ...inspector.snapshot import overdue_cutoff
 from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, Worker
 from ...sql import vendor_name
-from ..models import Dashboard, Health, Rollup
+from ..models import Dashboard, Health, Limits, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
-from . import banners, charts, page_data
+from . import banners, charts, limits_page, page_data
 from .charts import Column
 from .page import Links, Page
 from .page_data import PageData
@@ -69,6 +69,7 @@ class DashboardQueueRow:
     name: str
     url: str
     scheduled: Capped
+    limited: Capped
     overdue: Capped
     oldest: str
     rate: str
@@ -102,6 +103,9 @@ class DashboardAdmin(Page, _ModelAdmin):
             "queues": _queues(data, past, links),
             "more_queues": max(0, len(data.snapshot.value.queues) - _QUEUES_SHOWN) if data.snapshot.value else 0,
             "queues_url": links(Queue),
+            "lines": data.lines,
+            "limits": limits_page.rows(data.lines.value.longest, data.at, links) if data.lines.value else [],
+            "limits_url": links(Limits),
             "workers": data.workers,
             "workers_text": _workers(data),
             "workers_url": links(Worker),
@@ -143,6 +147,7 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
             Tile(
                 _("Overdue"), str(snapshot.overdue), waiting, links(Message, "is:overdue"), bool(snapshot.overdue.count)
             ),
+            *_limited(data, links),
             Tile(_("Running"), str(snapshot.running), "", links(Message, "state:running")),
         ]
     if past.value is not None:
@@ -154,6 +159,16 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
             Tile(_("Consumed in 24 h"), f"{day.consumed:,}", "", links(Message, "state:consumed finished:<24h")),
         ]
     return tiles
+
+
+def _limited(data: PageData, links: Links) -> Iterator[Tile]:
+    """Yield the tile of the limited messages, if there are any."""
+    snapshot, lines = data.snapshot.value, data.lines.value
+    if snapshot is not None and snapshot.limited.count:
+        note = ""
+        if lines is not None and lines.longest:
+            note = _("longest line: %(limit)s") % {"limit": lines.longest[0].name}
+        yield Tile(_("Limited"), str(snapshot.limited), note, links(Message, "state:limited"))
 
 
 def _ready(now: datetime) -> str:
@@ -312,6 +327,7 @@ def _queues(data: PageData, past: Panel[dict[str, Throughput]], links: Links) ->
                 name,
                 links(Message, f"queue:{name}"),
                 queue.scheduled,
+                queue.limited,
                 queue.overdue,
                 _ago(queue.oldest_overdue, snapshot.at) if queue.oldest_overdue else "–",
                 "?" if tally is None else f"{tally.consumed:,}",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from ...durations import brief
 from ...inspector.consistency import Mismatch
+from ...inspector.lines import LimitState
+from ...inspector.numbers import Capped
 from ...models import Message, Queue, Transition, Worker
 from ...states import State
 from ..whereabouts import Whereabouts
@@ -38,6 +42,8 @@ def timing(message: Message, now: datetime) -> str:
     """Return in a few words, for lists, when a message is due, how late it is, or when it ended."""
     if message.finished_at is not None:
         return _("ended %(span)s ago") % {"span": _unbroken(now - message.finished_at)}
+    if message.state == State.LIMITED:
+        return _("limited for %(span)s") % {"span": _unbroken(now - message.due_at)}
     if message.state != State.SCHEDULED:
         return ""
     if message.due_at > now:
@@ -49,13 +55,79 @@ def _unbroken(length: timedelta) -> str:
     return span(length).replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def explain(message: Message, last: Transition | None, now: datetime, where: Whereabouts | None = None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """The place of a limited message in its line: its limit, and the number of messages that go before it."""
+
+    limit: LimitState
+    before: Capped
+
+
+def explain(
+    message: Message,
+    last: Transition | None,
+    now: datetime,
+    where: Whereabouts | None = None,
+    in_line: InLine | None = None,
+) -> list[str]:
     """Return sentences that explain why a message is in its state and what happens next."""
     if message.state == State.SCHEDULED:
         return _scheduled(message, now, where)
+    if message.state == State.LIMITED:
+        return _limited(message, now, in_line)
     if message.state == State.RUNNING:
         return _running(message, now)
     return [_finished(message, last)]
+
+
+def limit_text(limit: LimitState, now: datetime) -> str:
+    """Return in a few words how much of a limit is used up, e.g. "5 of 5 run; one in 600 ms"."""
+    if limit.limit is None:
+        return _("removed from the code") if limit.is_known else _("not known to this process")
+    said = []
+    if limit.limit.count is not None:
+        said.append(_("%(running)d of %(most)d run") % {"running": limit.running, "most": limit.limit.count})
+        if limit.kept:
+            said[-1] = _("%(running)d of %(most)d run, %(kept)d about to begin") % {
+                "running": limit.running,
+                "most": limit.limit.count,
+                "kept": limit.kept,
+            }
+    if limit.limit.interval is not None:
+        text = _("one in %(span)s, %(burst)d together") if limit.limit.burst > 1 else _("one in %(span)s")
+        said.append(text % {"span": span(limit.limit.interval), "burst": limit.limit.burst})
+        if limit.slot is not None:
+            said.append(_("next slot in %(span)s") % {"span": span(limit.slot - now)})
+    return "; ".join(said)
+
+
+def _limited(message: Message, now: datetime, in_line: InLine | None) -> list[str]:
+    sentences = [_("Limited: it waits for %(limit)s.") % {"limit": message.limited_by}]
+    if in_line is not None:
+        limit, before = in_line.limit, in_line.before
+        values = {"limit": limit.name, "use": limit_text(limit, now)}
+        if limit.limit is not None:
+            sentences = [_("Limited: it waits for %(limit)s (%(use)s).") % values]
+        sentences.append(_next_in_line(before))
+        if limit.limit is None and limit.is_known:
+            text = _("The code does not have this limit any more: a worker lets the message go within a minute.")
+            sentences.append(text)
+        elif not limit.is_known:
+            text = _("This process has no handler of the topic, and so cannot tell how much of it is used up.")
+            sentences.append(text)
+    if message.due_at < now:
+        sentences.append(_("It has been due for %(span)s.") % {"span": span(now - message.due_at)})
+    sentences += _obstacles(message, now, None, is_due=False)
+    if message.attempts:
+        sentences.append(_("Failed attempts so far: %(failed)d.") % {"failed": message.attempts})
+    return sentences
+
+
+def _next_in_line(before: Capped) -> str:
+    if not before.count:
+        return _("It is the next one.")
+    text = ngettext("%(count)s message goes before it.", "%(count)s messages go before it.", before.count)
+    return text % {"count": before}
 
 
 def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
@@ -67,19 +139,19 @@ def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> li
         sentences = [text]
     else:
         sentences = [(_("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")) % values]
-        sentences += _obstacles(message, now, where)
+        sentences += _obstacles(message, now, where, is_due=message.due_at <= now)
     if message.attempts:
         sentences.append(_("Failed attempts so far: %(failed)d.") % values)
     return sentences
 
 
-def _obstacles(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
+def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is_due: bool) -> list[str]:
     values, sentences = {"queue": message.queue}, []
     pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
     if pause is not None:
         sentences.append(_paused(pause))
     is_served = _is_served(message, now)
-    if message.due_at <= now and not is_served:
+    if not is_served and (is_due or message.state == State.LIMITED):
         sentences.append(_("Waiting: no live worker listens to the queue %(queue)s.") % values)
     if where is not None and where.mismatch == Mismatch.MISSING:
         text = _("Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once.")
@@ -91,7 +163,7 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None) -> li
         if not is_served:
             text = _("Redis has another due time: a worker corrects it when one runs; “Put it back” does so at once.")
         sentences.append(text)
-    if not sentences and message.due_at <= now:
+    if not sentences and is_due:
         sentences.append(_("Waiting for a free worker of the queue %(queue)s.") % values)
     return sentences
 

@@ -25,6 +25,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ...models import Message
+from ...states import State
 from .. import audit
 from ..search.listing import Listing
 from ..statements import TooSlow
@@ -49,7 +50,9 @@ _FIELDS = (
     "topic",
     "queue",
     "key",
+    "concurrency_key",
     "state",
+    "limited_by",
     "priority",
     "due_at",
     "created_at",
@@ -124,6 +127,9 @@ def _read(rows: QuerySet[Message], ids: Sequence[int], *, masked: bool) -> Itera
         for pk in batch:
             if pk in found:
                 row = found[pk]
+                if row["state"] != State.LIMITED:
+                    # The limit for which it waited before.
+                    row["limited_by"] = None
                 if masked:
                     row.update({name: payload.redacted(row[name]) for name in _JSON_FIELDS})
                 yield row

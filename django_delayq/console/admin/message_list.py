@@ -67,7 +67,11 @@ class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
 
     @admin.display(description=_("state"))
     def badge(self, message: Message) -> str:
-        return format_html('<span class="dq-badge dq-state-{}">{}</span>', message.state, State(message.state).label)
+        label = State(message.state).label
+        if message.state == State.LIMITED:
+            shown = '<span class="dq-badge dq-state-{}" title="{}">{}</span>'
+            return format_html(shown, message.state, message.limited_by, label)
+        return format_html('<span class="dq-badge dq-state-{}">{}</span>', message.state, label)
 
     @admin.display(description=_("topic"))
     def subject(self, message: Message) -> str:

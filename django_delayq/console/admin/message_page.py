@@ -11,6 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -21,19 +22,26 @@ from django.utils.translation import gettext_lazy
 from ... import conf, publisher, restore, transitions
 from ...durations import brief
 from ...exceptions import BrokerUnavailable
+from ...inspector import lines
 from ...inspector.consistency import Mismatch
+from ...inspector.numbers import capped
 from ...models import Message
 from ...states import LIVE, State
 from .. import audit
 from ..search import language as searches
 from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload, timeline
+from .limits_page import running_text
 from .search_box import TAB_VAR
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Message]
 else:
     _Base = object
+
+
+# Messages of a line that are counted before one of them.
+MOST_BEFORE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,7 @@ class MessagePage(_Base):
             **page.context(self, request, str(message)),
             "original": message,
             "state": State(message.state),
-            "explanation": explanation.explain(message, moves[-1] if moves else None, now, where),
+            "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, _in_line(message)),
             "timeline": timeline.steps(message, moves, now),
             "earlier": max(0, message.moves - len(moves)),
             "deliveries": timeline.deliveries(moves, now),
@@ -180,6 +188,8 @@ class MessagePage(_Base):
             (_("queue"), message.queue),
             (_("key"), message.key),
             (_("holds its key"), _holding(message)),
+            (_("concurrency key"), message.concurrency_key),
+            (_("limited by"), message.limited_by if message.state == State.LIMITED else None),
             (_("priority"), message.priority),
             (_("due"), message.due_at),
             (_("expires"), message.expires_at),
@@ -209,8 +219,30 @@ class MessagePage(_Base):
         if message.error:
             texts.append((_("same error"), searches.term_text("error", message.error)))
         texts.append((_("same queue"), searches.term_text("queue", message.queue)))
+        if message.concurrency_key is not None:
+            texts.append((_("same concurrency key"), searches.term_text("concurrency_key", message.concurrency_key)))
+        if message.state == State.LIMITED and message.limited_by is not None:
+            texts.append((_("running under its limit"), running_text(message.limited_by)))
+            texts.append((_("waiting for the same limit"), searches.term_text("limit", message.limited_by)))
         url = page.admin_url(self, Message)
         return [(label, f"{url}?{_query(text)}") for label, text in texts]
+
+
+def _in_line(message: Message) -> explanation.InLine | None:
+    """Return the place of a limited message in its line."""
+    using, name = message._state.db or "default", message.limited_by
+    if message.state != State.LIMITED or name is None:
+        return None
+    line = Message.objects.using(using).filter(state=State.LIMITED, limited_by=name)
+    same = Q(priority=message.priority)
+    before = line.filter(
+        Q(priority__gt=message.priority)
+        | (same & Q(due_at__lt=message.due_at))
+        | (same & Q(due_at=message.due_at, pk__lt=message.pk))
+    )
+    count = before.order_by("-priority", "due_at", "pk").values("pk")[: MOST_BEFORE + 1].count()
+    (limit,) = lines.read_limits(using, [name])
+    return explanation.InLine(limit, capped(count, MOST_BEFORE))
 
 
 def _query(text: str) -> str:
@@ -238,6 +270,8 @@ def _compared(message: Message, where: Whereabouts | None) -> list[ComparisonRow
         horizon = explanation.moment(where.horizon) if where.horizon else _("not filled yet")
         rows.append((_("filled up to (horizon)"), "–", horizon))
     expected = _expected(message, where) if scheduled else str(_ABSENT)
+    if message.state == State.LIMITED:
+        expected = _("not in Redis: it waits for %(limit)s") % {"limit": message.limited_by}
     rows.append((_("expected in Redis"), expected, _mismatch(where)))
     return [ComparisonRow(name, record, "?" if where.error else redis) for name, record, redis in rows]
 
@@ -289,6 +323,8 @@ def _call(message: Message) -> str:
         given.append(f"key={message.key!r}")
         if message.unique != "live":
             given.append(f"unique={message.key_for or message.unique!r}")
+    if message.concurrency_key is not None:
+        given.append(f"concurrency_key={message.concurrency_key!r}")
     if message.expires_at is not None:
         given.append(f"expires={(message.expires_at - message.due_at).total_seconds()!r}")
     if message.max_attempts is not None:

@@ -18,7 +18,7 @@ from django.urls import NoReverseMatch, reverse
 
 from ... import actors, conf
 from ...models import Message, Queue, Worker
-from ..models import AuditEvent, Dashboard, DeadLetters, Health, Operation
+from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
 from .readonly import ReadOnly
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ PAGES = (
     Message,
     DeadLetters,
     Queue,
+    Limits,
     Worker,
     Health,
     Operation,

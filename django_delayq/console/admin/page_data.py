@@ -10,8 +10,9 @@ from django.utils import timezone, translation
 
 from ... import conf, extensions, models, pausing, publisher, restore
 from ...exceptions import BrokerUnavailable
-from ...inspector import snapshot, stats, worker_list
+from ...inspector import lines, snapshot, stats, worker_list
 from ...inspector.diagnostics import Finding
+from ...inspector.lines import Lines
 from ...inspector.migrations import pending_migrations
 from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
@@ -30,6 +31,8 @@ ROLLUPS_FRESH_SECONDS = 5.0
 MIGRATIONS_FRESH_SECONDS = 30.0
 # Queues that are looked at in Redis, each with a round trip.
 QUEUES_LOOKED_AT = 50
+# The longest lines before limits that pages name.
+LINES_READ = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class PageData:
     using: str
     at: datetime
     snapshot: Panel[Snapshot]
+    # The longest lines before limits.
+    lines: Panel[Lines]
     workers: Panel[WorkerList]
     paused: Panel[dict[str, models.Queue]]
     redis: Panel[RedisStats]
@@ -60,6 +65,7 @@ def gather() -> PageData:
         using,
         at,
         seen,
+        panels.load(("lines", using), FRESH_SECONDS, using, lambda: _lines(using, seen.value)),
         workers,
         panels.load(("paused", using), FRESH_SECONDS, using, lambda: pausing.paused(using)),
         panels.load(("redis", repr(conf.get().REDIS)), FRESH_SECONDS, using, redis),
@@ -71,6 +77,10 @@ def gather() -> PageData:
 
 def _findings(using: str, workers: WorkerList | None) -> list[Finding]:
     return [] if workers is None else extensions.findings(using, workers)
+
+
+def _lines(using: str, seen: Snapshot | None) -> Lines:
+    return lines.longest_lines(using, LINES_READ) if seen is None or seen.limited.count else Lines()
 
 
 def _unfilled(using: str, seen: Snapshot | None) -> list[str]:
@@ -113,7 +123,7 @@ def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
 def is_empty(data: PageData) -> bool:
     """Tell whether the record has no message at all."""
     seen = data.snapshot.value
-    if seen is None or seen.scheduled.count or seen.running.count:
+    if seen is None or seen.scheduled.count or seen.limited.count or seen.running.count:
         return False
     found = panels.load(
         ("any", data.using), FRESH_SECONDS, data.using, lambda: models.Message.objects.using(data.using).exists()

@@ -107,6 +107,8 @@ class QueueRow:
     paused: bool
     unserved: bool
     scheduled: str
+    limited: str
+    limited_url: str
     overdue: str
     oldest: str
     following: str
@@ -170,6 +172,10 @@ class QueueAdmin(Page, _ModelAdmin):
             paused=pause is not None,
             unserved=bool(serving == 0 and queue and queue.overdue.count and pause is None),
             scheduled="?" if queue is None else str(queue.scheduled),
+            limited="?" if queue is None else str(queue.limited),
+            limited_url=f"{messages_url}?{urlencode({'q': f'state:limited queue:{name}'})}"
+            if messages_url and queue is not None and queue.limited.count
+            else "",
             overdue="?" if queue is None else str(queue.overdue),
             oldest="?" if queue is None else _since(queue.oldest_overdue, data.at),
             following="?" if queue is None else _until(queue.next_due, data.at),

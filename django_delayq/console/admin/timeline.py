@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from ... import conf
 from ...models import Message, Transition
-from ...states import State
+from ...states import WAITING, State
 from .explanation import moment, span, state_label
 
 # Steps that the page shows at most: the latest ones.
@@ -87,10 +87,11 @@ def _to_come(message: Message, now: datetime) -> list[TimelineStep]:
     def step(at: datetime, before: str, after: str) -> TimelineStep:
         return TimelineStep(at, moment(at), before, after, took=span(at - now), future=True)
 
-    if message.state == State.SCHEDULED:
-        coming = [step(message.due_at, state_label(State.SCHEDULED), _("due"))]
+    if message.state in WAITING:
+        # A limited message is due already.
+        coming = [step(message.due_at, state_label(message.state), _("due"))]
         if message.expires_at is not None:
-            coming.append(step(message.expires_at, state_label(State.SCHEDULED), state_label(State.EXPIRED)))
+            coming.append(step(message.expires_at, state_label(message.state), state_label(State.EXPIRED)))
         return coming
     if (until := message.lease_ends_at) is not None:
         return [step(until, state_label(State.RUNNING), _("end of the lease"))]

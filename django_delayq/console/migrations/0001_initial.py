@@ -67,6 +67,19 @@ class Migration(migrations.Migration):
             bases=("django_delayq.message",),
         ),
         migrations.CreateModel(
+            name="Limits",
+            fields=[],
+            options={
+                "verbose_name": "limit",
+                "verbose_name_plural": "limits",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("django_delayq.message",),
+        ),
+        migrations.CreateModel(
             name="DeadLetters",
             fields=[],
             options={

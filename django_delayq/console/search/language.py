@@ -75,6 +75,8 @@ class Term:
     selective: bool = False
     # The only queue that can match; None: any.
     queue: str | None = None
+    # The only limit for which the messages can wait; None: any, or none.
+    limit: str | None = None
     # The names of the path that it reads in payloads.
     payload_names: tuple[str, ...] = ()
     # The column that the term limits to a range, for indexes that begin with it.
@@ -116,13 +118,23 @@ class Search:
         return next((term.queue for term in self.terms if term.queue is not None), None)
 
     @property
+    def limit(self) -> str | None:
+        """The only limit for which the messages can wait; None: any, or none."""
+        return next((term.limit for term in self.terms if term.limit is not None), None)
+
+    @property
     def payload_names(self) -> frozenset[str]:
         """The names that the search reads in payloads."""
         return frozenset(name for term in self.terms for name in term.payload_names)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The order: live messages soonest first, finished ones last finished first, a mixture newest first."""
+        """The order: live messages soonest first, finished ones last finished first, a mixture newest first.
+
+        Messages before one limit are in the order of their line.
+        """
+        if self.limit is not None:
+            return ("-priority", "due_at", "id")
         if self.states <= LIVE:
             return ("due_at", "id")
         return ("-finished_at", "-id") if self.states <= FINAL else ("-id",)
@@ -305,6 +317,20 @@ def _queue(name: str, value: Value, now: datetime) -> Term:
     return Term(*_of_text("queue", _("queue"), value), queue=value.text if value.prefix is None else None)
 
 
+def _concurrency_key(name: str, value: Value, now: datetime) -> Term:
+    return Term(*_of_text("concurrency_key", _("concurrency key"), value))
+
+
+def _limit(name: str, value: Value, now: datetime) -> Term:
+    limited = frozenset({State.LIMITED})
+    if value.prefix is not None:
+        condition = Q(limited_by__startswith=value.prefix)
+        described = _("waiting for a limit whose name begins with “%(text)s”") % {"text": value.prefix}
+        return Term(condition, described, f"{term_text('limit', value.prefix)}*", limited)
+    described = _("waiting for the limit “%(text)s”") % {"text": value.text}
+    return Term(Q(limited_by=value.text), described, term_text("limit", value.text), limited, limit=value.text)
+
+
 def _worker(name: str, value: Value, now: datetime) -> Term:
     prefix = value.text if value.prefix is None else value.prefix
     described = _("running on a worker whose name begins with “%(text)s”") % {"text": prefix}
@@ -448,4 +474,6 @@ _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {
     "attempts": _attempts,
     "error": _error,
     "worker": _worker,
+    "limit": _limit,
+    "concurrency_key": _concurrency_key,
 }

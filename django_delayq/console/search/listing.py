@@ -22,7 +22,8 @@ from django.db.models.functions import Coalesce
 from ... import conf, transitions
 from ...inspector.numbers import Capped
 from ...models import Message
-from ...states import FINAL, LIVE, REQUEUEABLE, State
+from ...sql.waiting import queues_of_limited
+from ...states import FINAL, LIVE, REQUEUEABLE, WAITING, State
 from ..statements import TooSlow, statement_timeout
 from .language import Search, of_states
 
@@ -63,11 +64,13 @@ class IndexPart:
         return rows, reduce(Q.__and__, rest, Q())
 
 
-def _scheduled(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
-    queues = transitions.queues(rows.db) if search.queue is None else [search.queue]
-    for queue in queues:
-        scheduled = rows.filter(state=State.SCHEDULED, queue=queue)
-        yield IndexPart(scheduled, _SOONEST, frozenset({State.SCHEDULED}), "due_at", queue)
+def _waiting(rows: QuerySet[Message], search: Search, states: frozenset[State]) -> Iterator[IndexPart]:
+    """Yield the messages of each queue that are scheduled, and those that are limited: each has an index."""
+    for state, find in ((State.SCHEDULED, transitions.queues), (State.LIMITED, queues_of_limited)):
+        if state in states:
+            for queue in find(rows.db) if search.queue is None else [search.queue]:
+                found = rows.filter(state=state, queue=queue)
+                yield IndexPart(found, _SOONEST, frozenset({state}), "due_at", queue)
 
 
 def _running(rows: QuerySet[Message]) -> IndexPart:
@@ -141,7 +144,9 @@ class Listing:
             return [IndexPart(rows, search.order, frozenset(State))]
         if not merges:
             return [IndexPart(rows.filter(of_states(search.states)), search.order, search.states)]
-        parts = list(_scheduled(rows, search)) if State.SCHEDULED in search.states else []
+        if search.limit is not None:
+            return [IndexPart(rows.filter(limited_by=search.limit, state=State.LIMITED), search.order, search.states)]
+        parts = list(_waiting(rows, search, search.states))
         return [*parts, _running(rows)] if State.RUNNING in search.states or not parts else parts
 
     def _ordered(self, branches: list[QuerySet[Message]], most: int) -> QuerySet[Message, tuple[Any, ...]]:
@@ -219,7 +224,11 @@ def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
         yield IndexPart(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
         yield IndexPart(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
         return
-    yield from _scheduled(rows, search)
+    if search.limit is not None:
+        limited = frozenset({State.LIMITED})
+        yield IndexPart(rows.filter(limited_by=search.limit, state=State.LIMITED), search.order, limited)
+        return
+    yield from _waiting(rows, search, WAITING)
     yield _running(rows)
     yield from _unconsumed(rows, REQUEUEABLE)
     yield replace(_finished(rows), states=frozenset({State.CONSUMED}), mixed=True)

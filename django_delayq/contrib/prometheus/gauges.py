@@ -104,9 +104,11 @@ def _of_queues(snapshot: Snapshot, paused: set[str]) -> list[Metric]:
     """Return the gauges of each queue. Queues beyond the limit share the label ``other``."""
     about = {
         "delayq_scheduled_messages": "Scheduled messages, counted up to 10,000 in each queue.",
+        "delayq_limited_messages": "Messages that wait for a limit, counted up to 10,000 in each queue.",
         "delayq_ready_messages": "Messages that are due and not yet overdue.",
         "delayq_overdue_messages": "Messages that should have been claimed by now.",
         "delayq_oldest_overdue_age_seconds": "How long ago the oldest overdue message fell due; 0: none is overdue.",
+        "delayq_oldest_limited_age_seconds": "How long ago the limited message fell due that waits longest; 0: none.",
         "delayq_queue_paused": "1 when the queue is paused.",
     }
     families = [GaugeMetricFamily(name, text, labels=["queue"]) for name, text in about.items()]
@@ -115,7 +117,7 @@ def _of_queues(snapshot: Snapshot, paused: set[str]) -> list[Metric]:
         numbers = _numbers(snapshot.queues.get(queue, QueueSnapshot()), snapshot.at, queue in paused)
         label = queue if place < MOST_QUEUES else OTHER
         before = sums.setdefault(label, [0.0] * len(families))
-        combined = [*map(sum, zip(before[:3], numbers[:3], strict=True)), *map(max, before[3:], numbers[3:])]
+        combined = [*map(sum, zip(before[:4], numbers[:4], strict=True)), *map(max, before[4:], numbers[4:])]
         sums[label] = combined
     for label, numbers in sums.items():
         for family, number in zip(families, numbers, strict=True):
@@ -124,5 +126,10 @@ def _of_queues(snapshot: Snapshot, paused: set[str]) -> list[Metric]:
 
 
 def _numbers(queue: QueueSnapshot, now: datetime, is_paused: bool) -> list[float]:
-    age = 0.0 if queue.oldest_overdue is None else (now - queue.oldest_overdue).total_seconds()
-    return [queue.scheduled.count, queue.ready.count, queue.overdue.count, age, is_paused]
+    counts = (queue.scheduled, queue.limited, queue.ready, queue.overdue)
+    ages = (_age(oldest, now) for oldest in (queue.oldest_overdue, queue.oldest_limited))
+    return [*(number.count for number in counts), *ages, is_paused]
+
+
+def _age(oldest: datetime | None, now: datetime) -> float:
+    return 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())

@@ -37,6 +37,11 @@ class Command(common.DelayqCommand):
             "--max-dead", type=common.count, help="critical with more dead messages (default: no limit)"
         )
         parser.add_argument(
+            "--max-limited-age",
+            type=common.duration,
+            help="critical when a message has waited longer for a limit (default: never; a warning after 1h)",
+        )
+        parser.add_argument(
             "--nagios", action="store_true", help="write a summary first, and use the exit codes of a Nagios plugin"
         )
         common.add_json(parser)
@@ -52,7 +57,9 @@ class Command(common.DelayqCommand):
             raise
 
     def work(self, using: str, options: dict[str, Any]) -> None:
-        limits = Limits(options["min_workers"], options["max_overdue_age"], options["max_dead"])
+        limits = Limits(
+            options["min_workers"], options["max_overdue_age"], options["max_dead"], options["max_limited_age"]
+        )
         broker = index(using)
         try:
             findings = list(diagnostics.check(using, broker, limits))

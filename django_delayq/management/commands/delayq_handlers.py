@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError
 
 from ... import registry, transitions
 from ...durations import brief
+from ...inspector.lines import limit_facts
 from ...inspector.unserved import topics_without_handler
 from ...inspector.worker_list import list_workers
 from ...registry import Handler
@@ -17,13 +18,13 @@ from ...retry import RetryPolicy
 from ...sql.troubles import in_words
 from .. import _common as common
 
-HEAD = ("TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "TRANSACTIONAL")
+HEAD = ("TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "LIMIT", "TRANSACTIONAL")
 
 
 class Command(common.DelayqCommand):
     help = (
-        "List the topics of this project with their functions, queues, retry policies, timeouts and leases. Warn of "
-        "topics of waiting messages that have no handler here and in no live worker."
+        "List the topics of this project with their functions, queues, retry policies, timeouts, leases and limits. "
+        "Warn of topics of waiting messages that have no handler here and in no live worker."
     )
     exits = (0, 1, 2, 78)
 
@@ -67,8 +68,16 @@ def _row(handler: Handler) -> tuple[str, ...]:
         _described(handler.retry),
         "none" if handler.timeout is None else brief(handler.timeout),
         brief(handler.lease),
+        _limit(handler),
         "yes" if handler.transactional else "no",
     )
+
+
+def _limit(handler: Handler) -> str:
+    """Return the limit of a topic in words."""
+    if handler.limit is None:
+        return "none"
+    return f"{handler.limit}, each key" if handler.limit_key else str(handler.limit)
 
 
 def _plain(handler: Handler) -> dict[str, Any]:
@@ -82,6 +91,8 @@ def _plain(handler: Handler) -> dict[str, Any]:
         "retry": _described(policy) if policy.chooser is not None else policy.to_json(),
         "timeout": handler.timeout,
         "lease": handler.lease,
+        "limit": limit_facts(handler.limit),
+        "limit_by_key": handler.limit_key is not None,
         "transactional": handler.transactional,
     }
 

@@ -17,6 +17,7 @@ from ...clock import iso
 from ...durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import snapshot, stats
+from ...inspector.lines import LimitState, limit_facts, waits_since
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
 from ...inspector.worker_list import WorkerState, state_of
@@ -25,6 +26,8 @@ from .._watch import Screen
 
 # Workers that the text shows; --json shows all.
 WORKERS_SHOWN = 8
+# The longest lines before limits that the text shows.
+LINES_SHOWN = 8
 
 
 class Command(common.DelayqCommand):
@@ -104,6 +107,7 @@ def _lines(found: Stats, sections: list[StatisticsSection]) -> Iterator[str]:
     yield f"Overdue      {found.snapshot.overdue}{age}"
     yield f"Next due     {'none' if due is None else 'in ' + brief((due - found.at).total_seconds())}"
     yield f"Lateness     {_lateness(found.lateness)}"
+    yield from _limits(found)
     for section in sections:
         yield from section.lines()
     yield f"Workers      {_alive(found)} alive"
@@ -117,6 +121,28 @@ def _lateness(late: Lateness) -> str:
     if late.p50 is None or late.p95 is None:
         return "nothing was delivered yet"
     return f"p50 {brief(late.p50)}, p95 {brief(late.p95)} (of the last {late.of:,} finished)"
+
+
+def _limits(found: Stats) -> Iterator[str]:
+    """Yield the longest lines. Nothing while no message is limited."""
+    if not found.lines.longest:
+        return
+    oldest = max(waits_since(line.oldest, found.at) for line in found.lines.longest if line.oldest is not None)
+    age = brief(oldest.total_seconds())
+    yield f"Limited      {found.snapshot.limited} before {found.lines.number} limits, the oldest for {age}"
+    for line in found.lines.longest[:LINES_SHOWN]:
+        yield f"  {line.name}: {_limit_line(line, found.at)}"
+
+
+def _limit_line(line: LimitState, now: datetime) -> str:
+    said = [f"{line.waiting} waiting", f"{line.running} running"]
+    if line.limit is not None:
+        said.append(f"limit {line.limit}")
+    elif line.is_known:
+        said.append("the code has this limit no more")
+    if line.slot is not None:
+        said.append(f"next slot in {brief((line.slot - now).total_seconds())}")
+    return ", ".join(said)
 
 
 def _alive(found: Stats) -> int:
@@ -145,6 +171,7 @@ def _redis_line(redis: RedisStats) -> str:
 
 def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | None) -> str:
     parts = [f"{queue.scheduled} scheduled", f"{queue.overdue} overdue"]
+    parts += [f"{queue.limited} limited"] if queue.limited.count else []
     if in_redis is not None:
         parts += [f"{in_redis.delayed:,} delayed", f"{in_redis.ready:,} ready"]
         ahead = None if in_redis.horizon is None else (in_redis.horizon - now).total_seconds()
@@ -162,6 +189,7 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
         "overdue": found.snapshot.overdue.as_json(),
         "oldest_overdue": iso(found.snapshot.oldest_overdue),
         "next_due": iso(found.snapshot.next_due),
+        "limits": [_plain_limit(line) for line in found.lines.longest],
         "lateness": {"of": found.lateness.of, "p50": found.lateness.p50, "p95": found.lateness.p95},
         **{name: fact for section in sections for name, fact in section.facts().items()},
         "workers": _alive(found),
@@ -192,9 +220,21 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
     }
 
 
+def _plain_limit(line: LimitState) -> dict[str, Any]:
+    return {
+        "name": line.name,
+        "waiting": line.waiting.as_json(),
+        "oldest": iso(line.oldest),
+        "running": line.running,
+        "limit": limit_facts(line.limit),
+        "next_slot": iso(line.slot),
+    }
+
+
 def _plain_queue(queue: QueueSnapshot, in_redis: QueueInRedis | None) -> dict[str, Any]:
     return {
         "scheduled": queue.scheduled.as_json(),
+        "limited": queue.limited.as_json(),
         "overdue": queue.overdue.as_json(),
         "oldest_overdue": iso(queue.oldest_overdue),
         "next_due": iso(queue.next_due),
