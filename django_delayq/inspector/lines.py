@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from .. import admission, conf, registry, transitions
+from .. import admission, conf, registry
 from ..limits import Limit, queue_name, topic_name
 from ..models import Place
 from ..sql.limits import Count, limit_statements
@@ -83,12 +83,12 @@ def read_limits(using: str, names: Collection[str], lines: Iterable[Line] = ()) 
     """Return these limits as they are now, in this order, with the ``lines`` that were counted already."""
     if not names:
         return []
-    counts, now = limit_statements(using).counts(names), transitions.now(using)
+    counts = limit_statements(using).counts(names)
     counted = {line.name: line for line in lines}
-    return [_state(name, counts[name], counted.get(name), now) for name in names]
+    return [_state(name, counts[name], counted.get(name)) for name in names]
 
 
-def _state(name: str, count: Count, line: Line | None, now: datetime) -> LimitState:
+def _state(name: str, count: Count, line: Line | None) -> LimitState:
     try:
         limit, is_known = admission.declared(name), True
     except KeyError:
@@ -101,16 +101,16 @@ def _state(name: str, count: Count, line: Line | None, now: datetime) -> LimitSt
         None if line is None else line.oldest,
         count.running,
         count.kept,
-        _slot(limit, count, now),
+        _slot(limit, count),
     )
 
 
-def _slot(limit: Limit | None, count: Count, now: datetime) -> datetime | None:
+def _slot(limit: Limit | None, count: Count) -> datetime | None:
     """Return when one more message may begin by the rate, after those for which places are kept."""
     if limit is None or limit.interval is None or count.full_at is None:
         return None
-    slot = max(count.full_at, now) + limit.interval * count.kept - limit.tolerance
-    return slot if slot > now else None
+    slot = max(count.full_at, count.now) + limit.interval * count.kept - limit.tolerance
+    return slot if slot > count.now else None
 
 
 def limit_facts(limit: Limit | None) -> dict[str, Any] | None:

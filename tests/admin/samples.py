@@ -11,6 +11,8 @@ from django.urls import reverse
 
 from django_delayq import cancel_message, schedule_message, schedule_messages, transitions
 from django_delayq.models import Message, Transition
+from django_delayq.sql.limits import Refused, limit_statements
+from django_delayq.sql.moves import writing
 from django_delayq.sql.rows import Failure, Success, Ticket
 from django_delayq.states import State
 from tests.workers import eventually
@@ -50,6 +52,15 @@ def claimed(message: Message, *, lease: float = 60.0) -> Message:
     return fresh(message)
 
 
+def limited(payload: Any = None, *, by: str = f"topic {TOPIC}", **options: Any) -> Message:
+    """Let a message wait for a limit, as a worker does that finds the limit used up."""
+    message = scheduled(payload, **{"delay": 0, **options})
+    refused = [Refused(message.pk, State.SCHEDULED, by, f"{by}: 1 of 1 places are taken")]
+    with writing(DB):
+        limit_statements(DB).limit(refused, f"worker:{WORKER}")
+    return fresh(message)
+
+
 def consumed(payload: Any = None, **options: Any) -> Message:
     return succeeded(running(payload, **options))
 
@@ -82,6 +93,7 @@ def expired(payload: Any = None, **options: Any) -> Message:
 
 MAKERS: dict[State, Callable[..., Message]] = {
     State.SCHEDULED: scheduled,
+    State.LIMITED: limited,
     State.RUNNING: running,
     State.CONSUMED: consumed,
     State.DEAD: dead,

@@ -119,6 +119,7 @@ def test_the_overview_pages_are_sound(tour: Tour) -> None:
     tour.visit("queues", url("queue_changelist"))
     tour.visit("pause", url("queue_pause", "default"))
     tour.visit("resume", url("queue_resume", "mail"))
+    tour.visit("limits", url("limits_changelist"))
     tour.visit("workers", url("worker_changelist"))
     tour.visit("health", url("health_changelist"))
     tour.visit("restore", url("health_restore"))

@@ -95,6 +95,21 @@ def test_a_message_is_found_and_cancelled(open_page: Open) -> None:
     assert AuditEvent.objects.get().actor == "user:anna"
 
 
+def test_a_limited_message_is_found_by_its_limit_and_cancelled(open_page: Open) -> None:
+    waits = samples.limited(by="queue mail", queue="mail")
+    other = samples.limited(by="queue news", queue="news")
+    page = open_page(url("limits_changelist"))
+    page.get_by_role("row", name="queue mail").get_by_role("link", name="1").click()
+    expect(rows(page)).to_have_count(1)
+    page.get_by_role("link", name=f"#{waits.pk}").click()
+    expect(page.get_by_text("Limited: it waits for queue mail.")).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#forecast")).to_contain_text("will be cancelled")
+    confirm(page, "Cancel messages", reason="too late")
+    expect(page.locator("#timeline")).to_contain_text("too late")
+    assert (samples.fresh(waits).state, samples.fresh(other).state) == (State.CANCELLED, State.LIMITED)
+
+
 def test_all_that_a_search_finds_is_rescheduled_by_a_worker(open_page: Open, start: Start) -> None:
     later = timezone.now() + timedelta(hours=3)
     schedule_messages([{"topic": "t.ok", "delay": "1h"}] * 230)
