@@ -21,7 +21,7 @@ TOPIC = "t.admin"
 WORKER = "host/1-worker"
 DB = DEFAULT_DB_ALIAS
 LIST = "admin:django_delayq_message_changelist"
-CONSOLE = ("dashboard", "deadletters", "health", "operation", "auditevent")
+CONSOLE = ("dashboard", "deadletters", "limits", "health", "operation", "auditevent")
 
 
 def admin_url(name: str, *args: object) -> str:

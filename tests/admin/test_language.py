@@ -329,6 +329,14 @@ def test_a_browser_that_asks_for_english_gets_english(boss: Client) -> None:
 
 def test_states_and_operations_have_their_words() -> None:
     with translation.override("zh-hans"):
-        assert [str(state.label) for state in State] == ["已调度", "运行中", "已消费", "死信", "已取消", "已过期"]
+        assert [str(state.label) for state in State] == [
+            "已调度",
+            "受限",
+            "运行中",
+            "已消费",
+            "死信",
+            "已取消",
+            "已过期",
+        ]
         assert str(OperationState.DONE.label) == "已完成"
         assert str(Message._meta.verbose_name) == "消息"

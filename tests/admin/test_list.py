@@ -212,8 +212,8 @@ def test_each_tab_says_how_many_of_the_search_are_in_it(viewer: Client, settings
     settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 0}
     samples.one_of_each()
     samples.scheduled(delay=0, queue="mails")
-    expected = {"Live": "3", "All": "7", "Scheduled": "2", "Overdue": "1", "Running": "1"}
-    expected |= dict.fromkeys(["Consumed", "Dead", "Cancelled", "Expired"], "1")
+    expected = {"Live": "4", "All": "8", "Scheduled": "2", "Overdue": "1", "Running": "1"}
+    expected |= dict.fromkeys(["Limited", "Consumed", "Dead", "Cancelled", "Expired"], "1")
     assert tabs(viewer) == expected
     assert tabs(viewer, state="dead") == expected
     expected = {**dict.fromkeys(expected, "0"), "Live": "1", "All": "1", "Scheduled": "1", "Overdue": "1"}
@@ -251,7 +251,7 @@ def test_a_search_without_an_index_is_ended_and_told(viewer: Client, monkeypatch
     response = viewer.get(reverse(samples.LIST), {"q": "topic:a"})
     assert "The search was not finished: it was ended after 0.03 s" in samples.text(response)
     assert "No messages match" not in samples.text(response)
-    assert [tab.count for tab in response.context["cl"].tabs() if not tab.here] == [""] * 8
+    assert [tab.count for tab in response.context["cl"].tabs() if not tab.here] == [""] * 9
     # Later statements of the same transaction have no time limit.
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('statement_timeout')")

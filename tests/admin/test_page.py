@@ -65,7 +65,8 @@ def test_each_page_links_to_all_others_and_marks_itself(boss: Client) -> None:
     for page in OURS:
         html = boss.get(page).content.decode()
         assert list(links(html)) == [
-            "Dashboard", "Messages", "Dead letters", "Queues", "Workers", "Health", "Operations", "Audit events",
+            "Dashboard", "Messages", "Dead letters", "Queues", "Limits", "Workers", "Health", "Operations",
+            "Audit events",
         ]  # fmt: skip
         assert re.findall(r'<a href="([^"]*)" aria-current="page"', navigation(html)) == [page]
         for url in links(html).values():

@@ -67,7 +67,7 @@ def test_a_line_says_what_waits(viewer: Client) -> None:
     late = scheduled(queue="mail", delay=0)
     Message._base_manager.filter(pk=late.pk).update(due_at=timezone.now() - timedelta(hours=1))
     line = row(viewer.get(url()))
-    assert line.startswith("mail active no workers 2 1 1 h")
+    assert line.startswith("mail active no workers 2 0 1 1 h")
     assert "in 1 h 59 m" in line or "in 2 h" in line
     assert "?" not in line
 

@@ -129,7 +129,10 @@ def test_a_search_is_described_in_words(text: str, described: str) -> None:
         ("key:", "the value after the colon is missing"),
         ('""', "the text between the quotation marks is missing"),
         ('key:"a', "A quotation mark is not closed."),
-        ("state:gone", "state:gone: not a state. Write one of scheduled, running, consumed, dead, cancelled, expired."),
+        (
+            "state:gone",
+            "state:gone: not a state. Write one of scheduled, limited, running, consumed",
+        ),
         ("is:late", "is:late: unknown. Write is:overdue"),
         ("attempts:many", "not a number"),
         ("attempts:>", "not a number"),
