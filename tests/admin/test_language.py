@@ -272,6 +272,7 @@ def test_every_page_speaks_chinese(boss: Client) -> None:
         "message": ("延迟消息", "搜索", "活动中", "一个键，若无此键则为主题"),
         "deadletters": ("死信", "按主题", "按错误类型", "重新入队"),
         "queue": ("已暂停", "下次到期", "暂停…"),
+        "limits": ("限制", "使用情况", "等待中"),
         "worker": ("存活", "最近心跳"),
         "health": ("数据库记录与 Redis 的一致性", "立即检查"),
         "operation": ("进度", "排队中", "发起者"),
@@ -308,7 +309,7 @@ def test_every_question_and_its_answer_are_chinese(boss: Client, action: str) ->
         speaks_chinese(asked, "不，返回", "原因")
         given: dict[str, Any] = {"delay": "1h"} if action == "reschedule" else {}
         [said] = samples.said(asking.answer(boss, action, asked, **given))
-    assert re.search(r"6 条消息：\d+ 条", said)
+    assert re.search(r"7 条消息：\d+ 条", said)
     assert not re.search(r"[a-z]{3}", said)
 
 
