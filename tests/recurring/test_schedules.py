@@ -177,6 +177,17 @@ def test_an_occurrence_that_waits_for_a_limit_has_not_begun(clock: Clock) -> Non
     assert live() == []
 
 
+def test_an_occurrence_that_waited_for_a_limit_stands_for_the_times_that_came(clock: Clock) -> None:
+    hourly()
+    clock.advance(hours=1)
+    limit_statements(DB).limit([Refused(message_of().pk, State.SCHEDULED, "queue default", "full")], "worker:w")
+    clock.advance(hours=5)
+    look()
+    deliver(clock)
+    look()
+    assert occurrences() == ["13:00", "19:00"]
+
+
 def test_all_of_forty_missed_times_are_run(clock: Clock) -> None:
     hourly(missed=Missed.ALL)
     clock.advance(hours=40, minutes=30)
