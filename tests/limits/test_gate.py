@@ -95,6 +95,7 @@ def test_a_place_whose_end_was_told_to_nobody_is_given_on_by_the_next_look(three
 
 def test_a_look_goes_through_all_lines(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_limits, "LINES_PER_LOOK", 2)
+    monkeypatch.setattr(worker_limits, "LONGEST_LOOK", 60.0)
     declare("l.one", limit=1)
     made = [schedule_message("l.one", concurrency_key=f"c-{number // 2}") for number in range(10)]
     admit(*made)
