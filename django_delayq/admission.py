@@ -86,8 +86,8 @@ def claim(
     ids = [ticket.id for ticket in tickets]
     limited = {
         pk: found.keys()
-        for pk, *message in limit_statements(using).topics_of(ids)
-        if message[0] in leases and (found := limits_of(*message))
+        for pk, topic, name, key in limit_statements(using).topics_of(ids)
+        if topic in leases and (found := limits_of(topic, name, key))
     }
     admitted = Admitted()
     free = [ticket for ticket in tickets if ticket.id not in limited]

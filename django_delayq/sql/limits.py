@@ -277,7 +277,8 @@ class PortableLimits:
 
     def lines(self, after: str, limit: int) -> list[str]:
         rows = Message.objects.using(self.using).filter(state=State.LIMITED, limited_by__gt=after)
-        return list(rows.order_by("limited_by").values_list("limited_by", flat=True).distinct()[:limit])
+        names = rows.order_by("limited_by").values_list("limited_by", flat=True).distinct()[:limit]
+        return [name for name in names if name is not None]
 
 
 def _candidate(row: Message, is_kept: bool = False) -> Candidate:

@@ -187,7 +187,7 @@ class PostgreSQLLimits:
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         rows = self._rows(COUNTS, {"names": list(names), "longest": LONGEST_KEPT.total_seconds()})
-        return {row[0]: Count(*row[1:5], None if row[7] is None else row[5:8]) for row in rows}
+        return {row[0]: Count._make((*row[1:5], None if row[7] is None else row[5:8])) for row in rows}
 
     def write(self, places: Sequence[Taken], rates: Mapping[str, datetime]) -> None:
         if places:
@@ -222,7 +222,7 @@ class PostgreSQLLimits:
                 "actor": actor,
             },
         )
-        return [Moved(*row[:4], State.SCHEDULED, row[4], row[5], row[6]) for row in rows]
+        return [Moved._make((*row[:4], State.SCHEDULED, *row[4:])) for row in rows]
 
     def drop_places(self, names: Collection[str]) -> list[str]:
         return [row[0] for row in self._rows(DROP_PLACES, {"names": list(names)})]

@@ -41,7 +41,7 @@ def queue_limits(settings: Any) -> Callable[..., None]:
 
     def do(**limits: Any) -> None:
         settings.DELAYQ = {**settings.DELAYQ, "LIMITS": limits}
-        assert conf.get().LIMITS.keys() == limits.keys()
+        assert (conf.get().LIMITS or {}).keys() == limits.keys()
 
     return do
 

@@ -30,8 +30,8 @@ class Run:
 def runs(limits_of: LimitsOf) -> dict[str, list[Run]]:
     """Return the deliveries under each limit, from the log."""
     names = {
-        pk: tuple(limits_of(*message))
-        for pk, *message in Message.objects.values_list("pk", "topic", "queue", "concurrency_key")
+        pk: tuple(limits_of(topic, queue, key))
+        for pk, topic, queue, key in Message.objects.values_list("pk", "topic", "queue", "concurrency_key")
     }
     found: dict[str, list[Run]] = defaultdict(list)
     open_runs: dict[int, Transition] = {}

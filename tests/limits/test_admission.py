@@ -18,7 +18,8 @@ from django_delayq import (
     transitions,
 )
 from django_delayq.models import Message, Place, Rate
-from django_delayq.sql.rows import Success
+from django_delayq.sql.limits import limit_statements
+from django_delayq.sql.rows import Success, Ticket
 from django_delayq.states import State
 
 from .conftest import DB, Declare, admit, admit_rows, fail, promote, reasons, state, states, succeed
@@ -85,7 +86,7 @@ def test_a_newcomer_does_not_pass_those_who_wait(declare: Declare) -> None:
     first, second, third = (schedule_message("l.one") for _ in range(3))
     assert admit(first, second) == [first.pk]
     succeed(first)
-    admitted = admission.claim(DB, [transitions.Ticket(third.pk)], {"l.one": 60.0}, "w")
+    admitted = admission.claim(DB, [Ticket(third.pk)], {"l.one": 60.0}, "w")
     assert (admitted.claimed, admitted.lines) == ([], {LINE})
     assert promote(LINE) == [second.pk]
 
@@ -330,9 +331,7 @@ def test_a_step_of_the_clock_makes_nobody_wait_longer_than_after_a_burst(declare
     Rate.objects.update(full_at=transitions.now(DB) + timedelta(hours=1))
     assert promote("topic l.rate") == []
     assert admit(schedule_message("l.rate")) == []
-    line = admission._lines(admission.limit_statements(DB), admission.limits_of("l.rate", "default", None))[
-        "topic l.rate"
-    ]
+    line = admission._lines(limit_statements(DB), admission.limits_of("l.rate", "default", None))["topic l.rate"]
     assert line.full_at is not None
     assert line.full_at - line.now <= timedelta(seconds=2.2)
 

@@ -10,6 +10,7 @@ import pytest
 from django_delayq import admission, registry, schedule_message
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Place
+from django_delayq.sql.limits import limit_statements
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.worker import limits as worker_limits
@@ -140,19 +141,21 @@ def test_a_message_of_an_unknown_topic_is_not_judged(three: list[Message]) -> No
     assert states(*three) == [State.RUNNING, State.LIMITED, State.LIMITED]
 
 
-def test_claims_ask_no_more_of_the_database_while_nothing_is_limited(
-    declare: Declare, django_assert_num_queries: Any
+def test_messages_without_a_limit_cost_one_statement_more_beside_a_limit(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare("l.one", limit=1)
     free = schedule_message("l.free")
-    seen: list[str] = []
-    statements = admission.limit_statements(DB)
-    before = vars(statements).get("_rows")
-    if before is None:
+    statements = limit_statements(DB)
+    rows = vars(statements).get("_rows")
+    if rows is None:
         pytest.skip("counts the statements of PostgreSQL")
-    try:
-        vars(statements)["_rows"] = lambda sql, given: (seen.append(sql), before(sql, given))[1]
-        assert admit(free) == [free.pk]
-    finally:
-        vars(statements)["_rows"] = before
+    seen: list[str] = []
+
+    def count(sql: str, given: Any) -> Any:
+        seen.append(sql)
+        return rows(sql, given)
+
+    monkeypatch.setitem(vars(statements), "_rows", count)
+    assert admit(free) == [free.pk]
     assert len(seen) == 1

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_delayq import admission, schedule_message, transitions
 from django_delayq.models import Message
 from django_delayq.sql.limits import limit_statements
-from django_delayq.sql.rows import Ticket
+from django_delayq.sql.rows import Success, Ticket
 from django_delayq.sql.sessions import lock_timeout
 from django_delayq.states import State
 from tests.record.steps import at_once
@@ -47,7 +47,7 @@ def test_processes_that_admit_at_once_keep_to_the_limit_together(declare: Declar
     for _round in range(5):
         made = due(2 * THREADS, concurrency_key=f"round-{_round}")
         parts = [made[number::THREADS] for number in range(THREADS)]
-        begun = answers(at_once(THREADS, lambda number, parts=parts: admit(parts[number])))
+        begun = answers(at_once(THREADS, lambda number: admit(parts[number])))  # noqa: B023  at once
         assert sum(map(len, begun)) == 2
         assert sorted(states(*made)) == [State.LIMITED] * (2 * THREADS - 2) + [State.RUNNING] * 2
 
@@ -65,12 +65,13 @@ def test_a_message_that_becomes_limited_while_its_place_becomes_free_is_promoted
         first, second = due(2, concurrency_key=f"round-{_round}")
         assert admit([first]) == [first.pk]
 
-        def end(first: Message = first, name: str = f"topic l.one key round-{_round}") -> object:
-            succeed(first)
-            return promote(name)
+        def step(number: int, ending: Message = first, new: Message = second, key: int = _round) -> object:
+            if number:
+                return admit([new])
+            succeed(ending)
+            return promote(f"topic l.one key round-{key}")
 
-        steps = [end, lambda second=second: admit([second])]
-        answers(at_once(2, lambda number, steps=steps: steps[number]()))
+        answers(at_once(2, step))
         assert Message.objects.get(pk=second.pk).state != State.LIMITED
 
 
@@ -95,7 +96,7 @@ def test_deliveries_under_two_limits_deadlock_in_no_order(
             made = due(2, concurrency_key=f"c-{number % 2}")
             begun = admit([*Message.objects.filter(state=State.SCHEDULED), *made])
             for pk in begun:
-                transitions.succeed(DB, [transitions.Success(pk, 1, "worker:w")])
+                transitions.succeed(DB, [Success(pk, 1, "worker:w")])
             names = admission.names_of(DB, begun) | {"queue default", "topic l.one key c-0"}
             admission.promote(DB, names, "worker:w")
             admission.tidy(DB)

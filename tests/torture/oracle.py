@@ -272,8 +272,8 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
         SELECT id, topic, state, deliveries, coalesce(payload -> 'left', '[]'), coalesce(concurrency_key, '')
           FROM delayq_message
     """
-    for pk, *facts, key in connection.execute(of_messages):
-        evidence.messages[pk] = Message(*facts, line=(facts[0], key))
+    for pk, topic, state, deliveries, left, key in connection.execute(of_messages):
+        evidence.messages[pk] = Message(topic, state, deliveries, left, (topic, key))
     keyed = "SELECT id, topic, s.key, holds FROM torture.sched s JOIN delayq_message USING (id) WHERE s.key <> ''"
     for pk, *facts in connection.execute(keyed):
         evidence.keys[pk] = (facts[0], facts[1], facts[2])
