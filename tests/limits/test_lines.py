@@ -75,7 +75,7 @@ def test_the_longest_name_of_a_limit_fits_its_column() -> None:
 def test_the_slots_of_a_line_follow_each_other_without_a_gap() -> None:
     line = Line("l", Limit(None, timedelta(milliseconds=100), 2), NOW)
     slots = []
-    while (slot := line.slot()) is not None:
+    while (slot := line.slot()) is not None and len(slots) < 100:
         slots.append(slot)
         line.keep()
     after = [round((slot - NOW).total_seconds(), 3) for slot in slots]
@@ -132,7 +132,7 @@ def test_after_a_quiet_time_the_burst_is_left_and_no_more() -> None:
     limit = Limit(None, timedelta(seconds=1), 3)
     line = Line("l", limit, NOW, full_at=NOW - timedelta(days=1))
     begun = 0
-    while not line.refusal(place(), is_kept=False):
+    while not line.refusal(place(), is_kept=False) and begun < 100:
         line.begin(place(), is_kept=False)
         begun += 1
     assert begun == 3
