@@ -319,8 +319,9 @@ def test_a_slot_that_was_missed_is_not_made_up_for(declare: Declare) -> None:
     assert promote("topic l.rate")[0] == made[1].pk
     long_ago = transitions.now(DB) - timedelta(seconds=30)
     Rate.objects.update(full_at=long_ago)
-    Message._base_manager.update(due_at=long_ago)
-    Message._base_manager.filter(pk=made[2].pk).update(state=State.SCHEDULED)
+    Message._base_manager.filter(pk=made[1].pk).update(due_at=long_ago)
+    later = long_ago + timedelta(seconds=20)
+    Message._base_manager.filter(pk=made[2].pk).update(due_at=later, state=State.SCHEDULED)
     assert admit(made[1], made[2]) == [made[1].pk]
 
 

@@ -60,6 +60,10 @@ async def tell(message: Delivered) -> int:
     return 1
 
 
+@handler("orders.limited", limit=5, rate="100/m", burst=10, limit_key=lambda message: message.payload["customer"])
+def wait_for_a_place(message: Delivered) -> None: ...
+
+
 @handler("orders.any", retry=lambda attempt, error: None if isinstance(error, ValueError) else 60 * attempt)
 def accept_anything(message: Any) -> None: ...
 
@@ -84,6 +88,7 @@ async def call(delivered: Delivered[Order]) -> None:
 def schedule() -> None:
     assert_type(schedule_message("orders.close", {"order": 5}, delay="15m", key="5", on_conflict="keep"), Message)
     schedule_message("orders.close", due_at=WHEN, on_conflict=OnConflict.DEBOUNCE, key="5", retry=DELAYS)
+    schedule_message("orders.limited", {"customer": 7}, concurrency_key="7")
     schedule_message("orders.close", retry=False, headers={"tenant": 1}, expires=timedelta(days=1), using="other")
     rows: list[MessageDict] = [{"topic": "orders.close", "payload": {"order": 5}, "delay": 60}]
     assert_type(schedule_messages(rows, using="other"), list[Message])
