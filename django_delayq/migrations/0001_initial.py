@@ -176,7 +176,7 @@ class Migration(migrations.Migration):
                         name="delayq_expiring",
                     ),
                     models.Index(
-                        condition=models.Q(("state", "limited")),
+                        condition=models.Q(("limited_by__isnull", False)),
                         fields=["limited_by", "-priority", "due_at", "id"],
                         name="delayq_limited",
                     ),

@@ -137,7 +137,7 @@ class Message(_Record):
     moves = models.IntegerField(_("moves"), default=1)
     leased_until = UTCDateTimeField(_("leased until"), null=True, blank=True)
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
-    # The name of the limit for which a limited message waits (limits.name). NULL: it was never limited.
+    # The name of the limit for which a limited message waits. NULL in all other states.
     limited_by = models.CharField(_("limited by"), max_length=limits.NAME_LENGTH, null=True, blank=True)  # noqa: DJ001
     cancel_requested = models.BooleanField(_("cancel requested"), default=False)
     # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
@@ -177,11 +177,12 @@ class Message(_Record):
                 name="delayq_expiring",
                 condition=Q(state__in=sorted(states.WAITING), expires_at__isnull=False),
             ),
-            # The lines before limits, each in the order in which it moves up.
+            # The lines before limits, each in the order in which it moves up. The condition is another one than that of
+            # the next index: the planner would take either when the last ANALYZE found nothing limited.
             models.Index(
                 fields=["limited_by", "-priority", "due_at", "id"],
                 name="delayq_limited",
-                condition=Q(state=_State.LIMITED),
+                condition=Q(limited_by__isnull=False),
             ),
             # The limited messages of each queue, for counts and lists.
             models.Index(

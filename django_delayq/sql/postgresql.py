@@ -68,6 +68,7 @@ LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
 # history and a burst since then, that is a million rows for each claim.
 IS_SCHEDULED = "m.state || '' = 'scheduled'"
 IS_RUNNING = "m.state || '' = 'running'"
+IS_LIMITED = "m.state || '' = 'limited'"
 
 IS_LIVE = f"state IN ({', '.join(repr(state.value) for state in sorted(LIVE))})"
 IS_WAITING = f"state IN ({', '.join(repr(state.value) for state in sorted(WAITING))})"
@@ -261,7 +262,7 @@ WITH o AS (
        FOR NO KEY UPDATE OF m
 ), u AS (
     UPDATE delayq_message m
-       SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
+       SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '', limited_by = NULL,
            reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1{{kept}}
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..states import State
 from .limits import LOCKS, LONGEST_KEPT, LONGEST_PAUSE, Candidate, Count, Promoted, Refused, Taken, stripes
-from .postgresql import IS_RUNNING, IS_SCHEDULED, LOG_COLUMNS, LOOKS_LIKE_FEW, PAUSED, PostgreSQL
+from .postgresql import IS_LIMITED, IS_RUNNING, IS_SCHEDULED, LOG_COLUMNS, LOOKS_LIKE_FEW, PAUSED, PostgreSQL
 from .rows import Moved
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
@@ -48,7 +48,7 @@ WAITING = f"""
 SELECT w.* FROM unnest(%(names)s::text[], %(rooms)s::int[]) n(name, room)
  CROSS JOIN LATERAL (
     SELECT {COLUMNS}, false, m.limited_by FROM delayq_message m
-     WHERE m.state = 'limited' AND m.limited_by = n.name AND {NOT_EXPIRED}
+     WHERE {IS_LIMITED} AND m.limited_by = n.name AND {NOT_EXPIRED}
      ORDER BY m.priority DESC, m.due_at, m.id LIMIT n.room
        FOR NO KEY UPDATE OF m SKIP LOCKED
  ) w
@@ -67,8 +67,8 @@ SELECT n.name, clock_timestamp(), p.running, p.kept, r.full_at, w.priority, w.du
      WHERE p.name = n.name
  ) p
   LEFT JOIN LATERAL (
-    SELECT priority, due_at, id FROM delayq_message
-     WHERE state = 'limited' AND limited_by = n.name ORDER BY priority DESC, due_at, id LIMIT 1
+    SELECT m.priority, m.due_at, m.id FROM delayq_message m
+     WHERE {IS_LIMITED} AND m.limited_by = n.name ORDER BY m.priority DESC, m.due_at, m.id LIMIT 1
  ) w ON true
 """  # noqa: S608
 
@@ -104,7 +104,7 @@ WITH o AS (
      WHERE {LOOKS_LIKE_FEW}
 ), u AS (
     UPDATE delayq_message m SET state = 'scheduled', limited_by = NULL, due_at = o.due, moves = m.moves + 1
-      FROM o WHERE m.id = o.id AND m.state || '' = 'limited'
+      FROM o WHERE m.id = o.id AND {IS_LIMITED}
     RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, o.reason
 ), l AS (
     INSERT INTO delayq_transition ({LOG_COLUMNS})
@@ -131,7 +131,7 @@ WITH d AS (
     ))
 )
 SELECT n.name FROM unnest(%(names)s::text[]) n(name)
- WHERE EXISTS (SELECT FROM delayq_message m WHERE m.state = 'limited' AND m.limited_by = n.name)
+ WHERE EXISTS (SELECT FROM delayq_message m WHERE {IS_LIMITED} AND m.limited_by = n.name OFFSET 0)
 """  # noqa: S608
 DROP_ALL_PLACES = f"""
 DELETE FROM delayq_place WHERE ctid = ANY(ARRAY({FREE_PLACES.format(places="delayq_place p")})) RETURNING message_id
@@ -146,17 +146,17 @@ DELETE FROM delayq_rate WHERE name IN (
 NAMES_OF = "SELECT DISTINCT name FROM delayq_place WHERE message_id = ANY(%(ids)s::bigint[])"
 
 # One search in the index for each line.
-LINES = """
+LINES = f"""
 WITH RECURSIVE l(name) AS (
-    (SELECT limited_by FROM delayq_message WHERE state = 'limited' AND limited_by > %(after)s
-      ORDER BY limited_by LIMIT 1)
+    (SELECT m.limited_by FROM delayq_message m WHERE {IS_LIMITED} AND m.limited_by > %(after)s
+      ORDER BY m.limited_by LIMIT 1)
     UNION ALL
-    SELECT (SELECT m.limited_by FROM delayq_message m WHERE m.state = 'limited' AND m.limited_by > l.name
+    SELECT (SELECT m.limited_by FROM delayq_message m WHERE {IS_LIMITED} AND m.limited_by > l.name
              ORDER BY m.limited_by LIMIT 1)
       FROM l WHERE l.name IS NOT NULL
 )
 SELECT name FROM l WHERE name IS NOT NULL LIMIT %(limit)s
-"""
+"""  # noqa: S608
 
 
 class PostgreSQLLimits:

@@ -48,13 +48,13 @@ QUEUES = """
 # The first messages of all lines together, and of one line.
 LINES = """
     SELECT limited_by, count(*), min(due_at) FROM (
-        SELECT limited_by, due_at FROM delayq_message WHERE state = 'limited'
+        SELECT limited_by, due_at FROM delayq_message WHERE limited_by IS NOT NULL
          ORDER BY limited_by, priority DESC, due_at, id LIMIT %s
     ) x GROUP BY limited_by ORDER BY limited_by
     """
 LINE = """
     SELECT * FROM (SELECT CAST(%s AS text), count(*), min(due_at) FROM (
-        SELECT due_at FROM delayq_message WHERE state = 'limited' AND limited_by = %s
+        SELECT due_at FROM delayq_message WHERE limited_by = %s
          ORDER BY priority DESC, due_at, id LIMIT %s
     ) x) y
     """

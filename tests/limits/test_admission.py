@@ -208,7 +208,7 @@ def test_a_limited_message_that_is_to_run_now_keeps_its_place_in_the_line(declar
     due = Message.objects.get(pk=second.pk).due_at
     assert run_message_now(second)
     row = Message.objects.get(pk=second.pk)
-    assert (row.state, row.due_at, row.limited_by) == (State.SCHEDULED, due, LINE)
+    assert (row.state, row.due_at, row.limited_by) == (State.SCHEDULED, due, None)
     assert admit(row) == []
     succeed(first)
     assert promote(LINE) == [second.pk]

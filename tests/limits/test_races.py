@@ -115,6 +115,36 @@ def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) ->
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
 
 
+@pytest.mark.parametrize(
+    ("sql", "terms"),
+    [
+        ("COUNTS", {"longest": 12.0}),
+        ("WAITING", {"rooms": [1]}),
+        ("DROP_PLACES", {}),
+        ("LINES", {"after": "", "limit": 5}),
+    ],
+)
+def test_lines_are_read_along_their_index_although_nothing_was_limited_before(
+    declare: Declare, sql: str, terms: dict[str, Any]
+) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("asks PostgreSQL's planner")
+    from django_delayq.sql import postgresql_limits
+
+    declare("l.one", limit=1)
+    made = due(20)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE delayq_message")
+        admit(made)
+        with transaction.atomic():
+            # The table is small.
+            cursor.execute("SET LOCAL enable_seqscan = off")
+            cursor.execute(f"EXPLAIN {getattr(postgresql_limits, sql)}", {"names": ["topic l.one"], **terms})
+            plan = "\n".join(row[0] for row in cursor.fetchall())
+    assert "delayq_limited on" in plan, plan
+    assert "delayq_limited_due" not in plan, plan
+
+
 def test_a_process_that_freezes_does_not_keep_a_limit() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("one process writes at a time")

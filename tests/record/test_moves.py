@@ -133,6 +133,7 @@ def test_a_move_writes_one_log_row_with_its_states(pair: tuple[State, State]) ->
     assert row.at >= before.created_at
     assert row.due_at == after.due_at
     assert row.delivery == after.deliveries
+    assert (after.limited_by is not None) == (after.state == L)
     assert row.actor
     assert after.transitions.count() == after.moves
 
