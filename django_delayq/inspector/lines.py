@@ -117,10 +117,9 @@ def limit_facts(limit: Limit | None) -> dict[str, Any] | None:
     """Return a limit for ``--json``; ``interval`` is in seconds."""
     if limit is None:
         return None
-    rate = {"interval": None, "burst": None}
-    if limit.interval is not None:
-        rate = {"interval": limit.interval.total_seconds(), "burst": limit.burst}
-    return {"count": limit.count, **rate}
+    if limit.interval is None:
+        return {"count": limit.count, "interval": None, "burst": None}
+    return {"count": limit.count, "interval": limit.interval.total_seconds(), "burst": limit.burst}
 
 
 def waits_since(oldest: datetime, now: datetime) -> timedelta:

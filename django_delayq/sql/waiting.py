@@ -123,12 +123,12 @@ def count_lines(using: str, limit: int) -> list[Line]:
     *whole, last = rows
     names = [last.name, *limit_statements(using).lines(last.name, LINES_COUNTED)]
     most = max(LEAST_COUNTED, limit // len(names))
-    parameters = [value for name in names for value in (name, name, most + 1)]
+    parameters: list[str | int] = [value for name in names for value in (name, name, most + 1)]
     found = _lines(using, " UNION ALL ".join([LINE] * len(names)), parameters)
     return [*whole, *(row._replace(number=min(row.number, most), more=row.number > most) for row in found)]
 
 
-def _lines(using: str, sql: str, parameters: Sequence[object]) -> list[Line]:
+def _lines(using: str, sql: str, parameters: Sequence[str | int]) -> list[Line]:
     with connections[using].cursor() as cursor:
         cursor.execute(sql, parameters)
         rows = cursor.fetchall()

@@ -28,7 +28,8 @@ LINE = "topic l.one"
 
 def fill(topic: str, number: int, ago: timedelta = timedelta(0), **options: Any) -> list[Message]:
     """Schedule messages of a topic with a limit, due some time ago, and have a worker claim what may begin."""
-    made = schedule_messages([{"topic": topic, "payload": {}, **options} for _ in range(number)])
+    terms: Any = {"topic": topic, "payload": {}, **options}
+    made = schedule_messages([terms] * number)
     Message._base_manager.filter(pk__in=[each.pk for each in made]).update(due_at=transitions.now(DB) - ago)
     admit(*made)
     return made
