@@ -11,7 +11,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_delayq import conf, registry, schedule_message, schedule_messages, transitions
-from django_delayq.inspector import diagnostics, lines, stats
+from django_delayq.broker.base import Place as InRedis
+from django_delayq.clock import to_tenths
+from django_delayq.inspector import consistency, diagnostics, lines, stats
 from django_delayq.inspector.diagnostics import Finding, Level, Limits
 from django_delayq.inspector.numbers import Capped
 from django_delayq.inspector.snapshot import take_snapshot
@@ -19,7 +21,7 @@ from django_delayq.models import Message, Worker
 from django_delayq.sql import waiting
 from django_delayq.states import State
 
-from .conftest import DB, Declare, admit
+from .conftest import DB, Declare, admit, promote
 
 pytestmark = pytest.mark.django_db
 
@@ -98,6 +100,24 @@ def test_a_rate_tells_its_next_slot(declare: Declare) -> None:
     (line,) = lines.longest_lines(DB, 5).longest
     assert line.slot is not None
     assert timedelta(seconds=50) < line.slot - transitions.now(DB) <= timedelta(minutes=1, seconds=1)
+
+
+def test_a_slot_comes_after_those_for_which_places_are_kept(declare: Declare) -> None:
+    declare("l.rate", rate="1/s")
+    first, *_waiting = fill("l.rate", 4)
+    assert len(promote("topic l.rate")) == 2
+    (line,) = lines.read_limits(DB, ["topic l.rate"])
+    assert (line.running, line.kept) == (1, 2)
+    assert line.slot is not None
+    assert line.slot - first.due_at >= timedelta(seconds=2.9)
+
+
+def test_a_limited_message_belongs_into_the_record_alone() -> None:
+    now = transitions.now(DB)
+    row = consistency.RecordRow("default", State.LIMITED, now - timedelta(minutes=1), 0)
+    at = {"now_tenths": to_tenths(now), "horizon_tenths": to_tenths(now)}
+    assert consistency.classify(row, InRedis(None, None), "default", **at) is None
+    assert consistency.classify(row, InRedis(None, 5), "default", **at) == consistency.Mismatch.EXTRA
 
 
 def test_stats_tell_the_lines(declare: Declare) -> None:

@@ -93,6 +93,9 @@ LIMITS_SQL = "django_delayq/sql/postgresql_limits.py"
 SQL = "django_delayq/sql/postgresql.py"
 TRANSITIONS = "django_delayq/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
+CONSISTENCY = "django_delayq/inspector/consistency.py"
+LINES = "django_delayq/inspector/lines.py"
+WAITING_SQL = "django_delayq/sql/waiting.py"
 DIAGNOSTICS = "django_delayq/inspector/diagnostics.py"
 UNSERVED = "django_delayq/inspector/unserved.py"
 LUA = "django_delayq/broker/scripts"
@@ -909,6 +912,35 @@ MUTANTS = [
         ("django_delayq/scheduling.py", "if handler.limit is None:", "if False:"),
     ),
     mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
+    mutant(
+        "limited message called missing in Redis",
+        (CONSISTENCY, "IN_REDIS = frozenset({State.SCHEDULED, State.RUNNING})", "IN_REDIS = LIVE"),
+        (CONSISTENCY, "from ..states import State", "from ..states import LIVE, State"),
+    ),
+    mutant(
+        "limited messages counted as scheduled",
+        (
+            WAITING_SQL,
+            "LIMITED = \"FROM delayq_message m WHERE m.state = 'limited'",
+            "LIMITED = \"FROM delayq_message m WHERE m.state = 'scheduled'",
+        ),
+    ),
+    mutant(
+        "queue of limited messages alone that is not counted",
+        (
+            "django_delayq/inspector/snapshot.py",
+            "sorted({*restore.queues(using), *queues_of_limited(using)})",
+            "restore.queues(using)",
+        ),
+    ),
+    mutant("cut line told as a whole one", (WAITING_SQL, "*whole, last = rows", "whole, last = rows, rows[-1]")),
+    mutant("long wait for a limit that no check tells", (DIAGNOSTICS, "_limited_for(line, now) > most", "False")),
+    mutant("line without a worker that no check tells", (DIAGNOSTICS, "if _has_no_worker(line, workers)", "if False")),
+    mutant(
+        "limited messages without a handler that no check tells",
+        (UNSERVED, "places += [(State.LIMITED, queue) for queue in queues_of_limited(using)]", ""),
+    ),
+    mutant("slot of a rate that forgets what is kept", (LINES, "limit.interval * count.kept", "limit.interval * 0")),
 ]
 
 
