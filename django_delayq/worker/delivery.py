@@ -263,6 +263,9 @@ class Delivery:
         try:
             async with scope:
                 self._scope = (asyncio.get_running_loop(), scope, task)
+                if self.cancel_requested:
+                    # While the delivery waited for its place.
+                    self.cancel("cancel requested")
                 return await _all_of(call(self))
         except TimeoutError:
             if scope.expired():
@@ -283,8 +286,9 @@ class Delivery:
         return True
 
     def _cancel(self, reason: str) -> None:
-        # In the loop's thread: the handler cannot end between this check and the cancellation.
-        if self._scope is not None:
+        # In the loop's thread: the handler cannot end between this check and the cancellation. A request may come here
+        # twice, and the second time would cancel how the handler cleans up.
+        if self._scope is not None and self.cancel_reason != reason:
             self.cancel_reason = reason
             self._scope[2].cancel()
 

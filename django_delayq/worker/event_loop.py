@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 import traceback
+from functools import partial
 from importlib.util import find_spec
 from sys import _current_frames
 from typing import Any
@@ -120,10 +121,11 @@ class EventLoop(Lane):
         # Whatever follows may kill the process.
         place = self.page.note_task(delivery.id)
         # Whatever a handler sets in its context ends with it.
-        task = self._loop.create_task(self._run(delivery, place), context=self._context.copy())
+        task = self._loop.create_task(self._run(delivery), context=self._context.copy())
         self._tasks[task] = delivery
+        task.add_done_callback(partial(self._end, place))
 
-    async def _run(self, delivery: Delivery, place: int) -> None:
+    async def _run(self, delivery: Delivery) -> None:
         assert self._sync_calls is not None
         try:
             calls = self._sync_calls.enter(delivery)
@@ -135,14 +137,16 @@ class EventLoop(Lane):
             self._note_outcome(delivery, await execute_on_loop(delivery, calls.ended), self._actor)
         except BaseException as error:  # noqa: BLE001
             self._note_failure(delivery, error, self._actor)
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            del self._tasks[task]
-            self.page.give_back(place)
-            self.held.remove(delivery)
-            self._begin_queued()
-            self.on_freed()
+
+    def _end(self, place: int, task: asyncio.Task[Any]) -> None:
+        delivery = self._tasks.pop(task)
+        if task.cancelled():
+            # Before its first step, by a handler that cancels tasks which are not its own: none of its code ran.
+            self._note_failure(delivery, asyncio.CancelledError(), self._actor)
+        self.page.give_back(place)
+        self.held.remove(delivery)
+        self._begin_queued()
+        self.on_freed()
 
     # --- for the watch ------------------------------------------------------------------------------------------------
 

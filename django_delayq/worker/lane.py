@@ -142,6 +142,8 @@ class Lane:
     def _note_failure(self, delivery: Delivery, error: BaseException, actor: str) -> None:
         """Have a delivery retried that the worker failed to run. That is no error of the handler, but, for example, of
         a receiver of a signal, which may raise anything."""
-        logger.exception("The worker failed to run %r, which is retried in %s", delivery, RETRY_FAILED_AFTER)
+        logger.error(
+            "The worker failed to run %r, which is retried in %s", delivery, RETRY_FAILED_AFTER, exc_info=error
+        )
         text = storable(f"the worker failed: {type(error).__name__}")
         self.recorder.submit(delivery, Retry(RETRY_FAILED_AFTER, text), actor)

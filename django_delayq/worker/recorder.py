@@ -63,7 +63,8 @@ class Ended(NamedTuple):
 
     @property
     def runtime(self) -> float:
-        return self.at - self.delivery.started_mono
+        # A delivery that the worker failed to run has not begun.
+        return self.at - (self.delivery.started_mono or self.at)
 
 
 class Recorder(threading.Thread):

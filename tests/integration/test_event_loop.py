@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections
+from django.dispatch import receiver
 from django.utils import translation
 
 from django_delayq import cancel_message, handler, registry, schedule_message, signals
@@ -227,6 +228,39 @@ def test_a_requested_cancel_cancels_the_task_of_a_handler(parts: Parts, submit: 
     assert parts.pool.wait_idle(10)
     assert parts.recorder.flush(10)
     assert (state(one), one.cancel_requested) == (State.CANCELLED, True)
+
+
+def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: Parts, submit: Run) -> None:
+    begun = threading.Event()
+
+    async def outlast(message: Delivered) -> None:
+        await asyncio.wait_for(asyncio.Event().wait(), 10)
+
+    @receiver(signals.message_delivered)
+    def wait(**kwargs: Any) -> None:
+        assert begun.wait(10)
+
+    (one,) = submit(outlast, retry=False)
+    cancel_message(one.id)
+    one.claimed_mono -= 2.0
+    LeaseRenewer(DB, parts.pool).tick()
+    assert one.cancel_requested
+    begun.set()
+    assert parts.pool.wait_idle(20)
+    assert parts.recorder.flush(10)
+    assert state(one) == State.CANCELLED
+
+
+def test_a_handler_that_was_cancelled_before_its_first_step_is_retried(parts: Parts, run: Run) -> None:
+    async def cancel_others(message: Delivered) -> None:
+        while not (others := asyncio.all_tasks() - {asyncio.current_task()}):
+            await asyncio.sleep(0)
+        for task in others:
+            task.cancel()
+
+    two = run(cancel_others, 2)
+    assert sorted(map(state, two)) == [State.CONSUMED, State.SCHEDULED]
+    assert "the worker failed: CancelledError" in {last_error(one) for one in two}
 
 
 def test_a_handler_may_succeed_in_spite_of_a_requested_cancel(parts: Parts, submit: Run) -> None:

@@ -359,6 +359,14 @@ MUTANTS = [
         (f"{WORKER}/event_loop.py", "context=self._context.copy()", "context=self._context"),
     ),
     mutant(
+        "task that was cancelled before its first step and is held for ever",
+        (f"{WORKER}/event_loop.py", "if task.cancelled():", "if False:"),
+    ),
+    mutant(
+        "cancel request that is forgotten because the handler had not begun",
+        (f"{WORKER}/delivery.py", "if self.cancel_requested:", "if False:"),
+    ),
+    mutant(
         "delivery that ends before its sync calls",
         (f"{WORKER}/executor.py", "await ended()", "pass"),
     ),
