@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from django.db import connections
+
 from . import conf, failpoints, registry, transitions
-from .clock import ceil_tenth
+from .clock import ceil_tenth, from_tenths
 from .limits import KEPT_FOR, Limit, Line, Place, queue_name, topic_name
 from .sql.limits import Candidate, LimitStatements, Promoted, Refused, Taken, limit_statements
 from .sql.moves import writing
@@ -84,18 +86,19 @@ def claim(
     Messages without a limit are claimed first, and wait for nothing.
     """
     ids = [ticket.id for ticket in tickets]
-    limited = {
-        pk: found.keys()
+    # A message that is not scheduled yet could be when it is claimed, and nothing is known of its limits.
+    found = {
+        pk: limits_of(topic, name, key).keys()
         for pk, topic, name, key in limit_statements(using).topics_of(ids)
-        if topic in leases and (found := limits_of(topic, name, key))
+        if topic in leases
     }
     admitted = Admitted()
-    free = [ticket for ticket in tickets if ticket.id not in limited]
+    free = [ticket for ticket in tickets if ticket.id in found and not found[ticket.id]]
     if free:
         admitted.claimed += transitions.claim(using, free, leases, worker, queue=queue, ahead=ahead)
-    rest = [ticket for ticket in tickets if ticket.id in limited]
+    rest = [ticket for ticket in tickets if found.get(ticket.id)]
     if rest:
-        names = {name for found in limited.values() for name in found}
+        names = {name for limits in found.values() for name in limits}
         _claim_limited(using, rest, names, leases, worker, queue, ahead, admitted)
         order = {pk: place for place, pk in enumerate(ids)}
         admitted.claimed.sort(key=lambda row: order[row.id])
@@ -115,11 +118,15 @@ def _claim_limited(
     by_id = {ticket.id: ticket for ticket in tickets}
     statements = limit_statements(using)
     lines_to_promote: set[str] = set()
+    # Without Redis one transaction makes several claims: one that took the locks of each in turn could wait for another
+    # in a circle.
+    makes_others = connections[using].in_atomic_block
     with writing(using):
-        statements.lock(names)
+        statements.lock(None if makes_others else names)
         rows = statements.claimable(list(by_id), leases, queue, ahead)
-        # A message that was replaced meanwhile may stand under other limits, which are not locked.
-        rows = [row for row in rows if _limits(row).keys() <= {*names}]
+        # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due
+        # later than Redis said is not claimed, and must use up no rate.
+        rows = [row for row in rows if _limits(row).keys() <= {*names} and _is_due(row, by_id[row.id])]
         lines = _lines(statements, {name: limit for row in rows for name, limit in _limits(row).items()})
         chosen: list[Candidate] = []
         refused: list[Refused] = []
@@ -144,6 +151,10 @@ def _claim_limited(
             statements.limit(refused, f"worker:{worker}")
     admitted.claimed += claimed
     admitted.lines |= lines_to_promote
+
+
+def _is_due(row: Candidate, ticket: Ticket) -> bool:
+    return ticket.ready_tenths is None or row.due_at <= from_tenths(ticket.ready_tenths)
 
 
 def _refusal(row: Candidate, lines: dict[str, Line]) -> tuple[str, str]:
@@ -187,46 +198,74 @@ def promote(using: str, names: Collection[str], actor: str) -> tuple[list[Moved]
     Returns them, and the lines to go on with. The limits that the code has no more let everybody go.
     """
     statements = limit_statements(using)
-    moved: list[Moved] = []
     with writing(using):
         statements.lock(names, hastily=True)
         known = _known(statements.drop_places(names))
+    if not known:
+        return [], set()
+    # In a transaction of its own: the places that are written here may be under limits that it does not lock, and must
+    # not wait for another promotion that has deleted them and waits for this one.
+    moved: list[Moved] = []
+    left: Counter[str | None] = Counter()
+    with writing(using):
+        statements.lock(known, hastily=True)
         lines = _lines(statements, {name: limit for name, limit in known.items() if limit is not None})
         rooms = {name: lines[name].room(PROMOTED_TOGETHER) if name in lines else PROMOTED_TOGETHER for name in known}
-        rooms = {name: room for name, room in rooms.items() if room}
-        rows = statements.waiting(rooms) if rooms else []
-        lines |= _lines(
-            statements, {name: limit for row in rows for name, limit in _limits(row).items() if name not in lines}
-        )
-        promoted: list[Promoted] = []
-        refused: list[Refused] = []
-        places: list[Taken] = []
-        for row in sorted(rows, key=_place):
-            own = [lines[name] for name in _limits(row)]
-            full = next((line for line in own if line.slot() is None), None)
-            if full is not None:
-                if full.name != row.limited_by:
-                    reason = f"{full.name}: no place is free, while {row.limited_by} has one"
-                    refused.append(Refused(row.id, State.LIMITED, full.name, reason))
-                continue
-            slots = [slot for line in own if (slot := line.slot()) is not None]
-            due = ceil_tenth(max(slots) if slots else statements.now())
-            reason = f"{row.limited_by} has room" if row.limited_by in _limits(row) else f"{row.limited_by} was removed"
-            promoted.append(Promoted(row.id, due, reason))
-            for line in own:
-                line.keep()
-                places.append(Taken(line.name, row.id, row.deliveries + 1, due + KEPT_FOR))
-        failpoints.reach("before_promotion")
-        if promoted:
-            statements.write(places, {})
-            moved = statements.promote(promoted, actor)
-        if refused:
-            statements.limit(refused, actor)
-    # A message that another limit refused has left its room to the next one of the line.
-    others = {row.id for row in refused}
-    left = Counter(row.limited_by for row in rows if row.limited_by is not None)
-    again = {row.limited_by for row in rows if row.limited_by is not None and row.id in others}
-    return moved, again | {name for name, number in left.items() if number == PROMOTED_TOGETHER}
+        full: set[str] = set()
+        while rooms := {name: room for name, room in rooms.items() if room}:
+            rows = statements.waiting(rooms, full)
+            others = _promote_rows(statements, rows, lines, actor, moved)
+            left.update(row.limited_by for row in rows)
+            # Messages that another limit refused have left their room to the next ones of the line. Those that it would
+            # refuse too stay where they are: it may have room before the line gets to them.
+            full |= {other for _name, other in others}
+            rooms = {
+                name: lines[name].room(PROMOTED_TOGETHER) if name in lines else rooms[name] for name, _other in others
+            }
+    return moved, {name for name, number in left.items() if name is not None and number >= PROMOTED_TOGETHER}
+
+
+def _promote_rows(
+    statements: LimitStatements,
+    rows: Sequence[Candidate],
+    lines: dict[str, Line],
+    actor: str,
+    moved: list[Moved],
+) -> set[tuple[str, str]]:
+    """Promote the first messages of lines; return the lines whose messages another limit refused, each with that one.
+
+    Adds to ``moved`` and ``lines``.
+    """
+    lines |= _lines(
+        statements, {name: limit for row in rows for name, limit in _limits(row).items() if name not in lines}
+    )
+    promoted: list[Promoted] = []
+    refused: list[Refused] = []
+    places: list[Taken] = []
+    others: set[tuple[str, str]] = set()
+    for row in sorted(rows, key=_place):
+        own = [lines[name] for name in _limits(row)]
+        full = next((line for line in own if line.slot() is None), None)
+        if full is not None:
+            if row.limited_by is not None and full.name != row.limited_by:
+                reason = f"{full.name}: no place is free, while {row.limited_by} has one"
+                refused.append(Refused(row.id, State.LIMITED, full.name, reason))
+                others.add((row.limited_by, full.name))
+            continue
+        slots = [slot for line in own if (slot := line.slot()) is not None]
+        due = ceil_tenth(max(slots) if slots else statements.now())
+        reason = f"{row.limited_by} has room" if row.limited_by in _limits(row) else f"{row.limited_by} was removed"
+        promoted.append(Promoted(row.id, due, reason))
+        for line in own:
+            line.keep()
+            places.append(Taken(line.name, row.id, row.deliveries + 1, due + KEPT_FOR))
+    failpoints.reach("before_promotion")
+    if promoted:
+        statements.write(places, {})
+        moved += statements.promote(promoted, actor)
+    if refused:
+        statements.limit(refused, actor)
+    return others
 
 
 def _known(names: Iterable[str]) -> dict[str, Limit | None]:

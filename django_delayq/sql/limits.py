@@ -6,12 +6,13 @@ import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from django.db import connections
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from ..limits import AHEAD, KEPT_FOR
+from ..limits import AHEAD, KEPT_FOR, queue_name, topic_name
 from ..models import Message, Place, Queue, Rate
 from ..states import State
 from . import statements
@@ -43,7 +44,9 @@ class Candidate(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What the record says about a limit ``now``. ``first``: priority, due time and id of its first waiting message."""
+    """What the record says about a limit ``now``. ``first``: priority, due time and id of its first waiting message,
+    without those of paused queues.
+    """
 
     now: datetime
     running: int
@@ -98,8 +101,11 @@ class LimitStatements(Protocol):
     ) -> list[Candidate]:
         """Return those messages that a claim would take, and lock them; locked ones are left out."""
 
-    def waiting(self, rooms: Mapping[str, int]) -> list[Candidate]:
-        """Return the first messages of each line, as many as there is room for, and lock them."""
+    def waiting(self, rooms: Mapping[str, int], full: Collection[str]) -> list[Candidate]:
+        """Return the first messages of each line, as many as there is room for, and lock them.
+
+        Those that also stand under one of the ``full`` limits are left out, and those of paused queues.
+        """
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         """Return what the record says about these limits."""
@@ -183,15 +189,22 @@ class PortableLimits:
         )
         return [_candidate(row, kept.get(row.pk) == row.deliveries + 1) for row in rows]
 
-    def waiting(self, rooms: Mapping[str, int]) -> list[Candidate]:
+    def waiting(self, rooms: Mapping[str, int], full: Collection[str]) -> list[Candidate]:
         now = self.now()
         found: list[Candidate] = []
         for name, room in rooms.items():
-            rows = Message.objects.using(self.using).filter(
-                Q(expires_at__isnull=True) | Q(expires_at__gt=now), state=State.LIMITED, limited_by=name
+            rows = self._line(name).filter(Q(expires_at__isnull=True) | Q(expires_at__gt=now))
+            left = (
+                row for row in rows if not {topic_name(row.topic, row.concurrency_key), queue_name(row.queue)} & {*full}
             )
-            found += [_candidate(row) for row in rows.order_by("-priority", "due_at", "pk")[:room]]
+            found += [_candidate(row) for row in islice(left, room)]
         return found
+
+    def _line(self, name: str) -> QuerySet[Message]:
+        """Return the messages of a line in their order, without those of paused queues."""
+        rows = Message.objects.using(self.using).filter(state=State.LIMITED, limited_by=name)
+        paused = Queue.objects.using(self.using).filter(Queue.PAUSED).values("name")
+        return rows.exclude(queue__in=paused).order_by("-priority", "due_at", "pk")
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         now, found = self.now(), {}
@@ -200,8 +213,7 @@ class PortableLimits:
             places = list(Place.objects.using(self.using).filter(name=name))
             live = Message.objects.using(self.using).filter(pk__in=[place.message_id for place in places])
             rows = {pk: (state, number) for pk, state, number in live.values_list("pk", "state", "deliveries")}
-            waiting = Message.objects.using(self.using).filter(state=State.LIMITED, limited_by=name)
-            first = waiting.order_by("-priority", "due_at", "pk").values_list("priority", "due_at", "pk").first()
+            first = self._line(name).values_list("priority", "due_at", "pk").first()
             found[name] = Count(
                 now,
                 sum(rows.get(place.message_id) == (State.RUNNING, place.delivery) for place in places),

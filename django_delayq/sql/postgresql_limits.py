@@ -43,12 +43,16 @@ SELECT {COLUMNS},
  ORDER BY m.id
    FOR NO KEY UPDATE OF m SKIP LOCKED
 """  # noqa: S608
+# The names of the limits under which a message stands, as ``limits.py`` makes them.
+QUEUE_NAME = "'queue ' || m.queue"
+TOPIC_NAME = "'topic ' || m.topic || coalesce(' key ' || m.concurrency_key, '')"
 
 WAITING = f"""
 SELECT w.* FROM unnest(%(names)s::text[], %(rooms)s::int[]) n(name, room)
  CROSS JOIN LATERAL (
     SELECT {COLUMNS}, false, m.limited_by FROM delayq_message m
-     WHERE {IS_LIMITED} AND m.limited_by = n.name AND {NOT_EXPIRED}
+     WHERE {IS_LIMITED} AND m.limited_by = n.name AND {NOT_EXPIRED} AND m.queue NOT IN ({PAUSED})
+       AND {QUEUE_NAME} <> ALL(%(full)s::text[]) AND {TOPIC_NAME} <> ALL(%(full)s::text[])
      ORDER BY m.priority DESC, m.due_at, m.id LIMIT n.room
        FOR NO KEY UPDATE OF m SKIP LOCKED
  ) w
@@ -68,7 +72,8 @@ SELECT n.name, clock_timestamp(), p.running, p.kept, r.full_at, w.priority, w.du
  ) p
   LEFT JOIN LATERAL (
     SELECT m.priority, m.due_at, m.id FROM delayq_message m
-     WHERE {IS_LIMITED} AND m.limited_by = n.name ORDER BY m.priority DESC, m.due_at, m.id LIMIT 1
+     WHERE {IS_LIMITED} AND m.limited_by = n.name AND m.queue NOT IN ({PAUSED})
+     ORDER BY m.priority DESC, m.due_at, m.id LIMIT 1
  ) w ON true
 """  # noqa: S608
 
@@ -181,8 +186,8 @@ class PostgreSQLLimits:
         parameters = {"ids": list(ids), "topics": list(topics), "queue": queue, "ahead": float(ahead)}
         return [Candidate._make((*row, None)) for row in self._rows(CLAIMABLE, parameters)]
 
-    def waiting(self, rooms: Mapping[str, int]) -> list[Candidate]:
-        rows = self._rows(WAITING, {"names": list(rooms), "rooms": list(rooms.values())})
+    def waiting(self, rooms: Mapping[str, int], full: Collection[str]) -> list[Candidate]:
+        rows = self._rows(WAITING, {"names": list(rooms), "rooms": list(rooms.values()), "full": list(full)})
         return [Candidate._make(row) for row in rows]
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:

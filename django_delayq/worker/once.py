@@ -10,6 +10,7 @@ from .assembly import assemble
 from .delivery import Delivery
 from .event_loop import LoopWatch
 from .executor import timed_out
+from .limits import INTERVAL, LineKeeper
 from .options import Options
 from .service import in_threads
 from .timeouts import TimeoutWatch
@@ -50,6 +51,10 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
         if parts.reaper.is_confirming:
             stop.wait(parts.reaper.confirm_after)
             parts.reaper.tick()
+        # Nobody else may look at the lines that another process has left.
+        keeper = LineKeeper(options.using, parts.name, knows_limits=parts.gate is not None)
+        while not stop.is_set() and keeper.tick() < INTERVAL:
+            pass
         while not stop.is_set() and (consumer.quarantine.is_waiting or not budget.empty):
             parts.queues.tick()
             before = delivered

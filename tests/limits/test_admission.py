@@ -11,18 +11,21 @@ from django_delayq import (
     InvalidMessage,
     admission,
     cancel_message,
+    pause_queue,
     reschedule_message,
+    resume_queue,
     run_message_now,
     schedule_message,
     schedule_messages,
     transitions,
 )
+from django_delayq.clock import to_tenths
 from django_delayq.models import Message, Place, Rate
 from django_delayq.sql.limits import limit_statements
 from django_delayq.sql.rows import Success, Ticket
 from django_delayq.states import State
 
-from .conftest import DB, Declare, admit, admit_rows, fail, promote, reasons, state, states, succeed
+from .conftest import DB, LEASES, Declare, admit, admit_rows, fail, promote, reasons, state, states, succeed
 
 pytestmark = pytest.mark.django_db
 
@@ -158,12 +161,56 @@ def test_a_queue_has_a_limit_besides_that_of_the_topic(declare: Declare, queue_l
     succeed(ones[0])
     assert promote("queue default") == [free[2].pk]
     assert admit(free[2]) == [free[2].pk]
-    moved, again = admission.promote(DB, [LINE], "worker:w")
-    assert (moved, again) == ([], {LINE})
+    assert promote(LINE) == []
     assert Message.objects.get(pk=ones[2].pk).limited_by == "queue default"
     assert reasons(ones[2])[-1][:2] == ("limited", "limited")
     succeed(ones[1])
     assert promote("queue default") == [ones[2].pk]
+
+
+def test_a_line_before_two_limits_moves_to_the_full_one_by_as_many_as_its_room(
+    declare: Declare, queue_limits: Callable[..., None]
+) -> None:
+    declare("l.one", limit=1)
+    queue_limits(default={"limit": 1})
+    first, *line = (schedule_message("l.one", concurrency_key="a") for _ in range(6))
+    elsewhere = schedule_message("l.one", concurrency_key="a", queue="elsewhere")
+    other = schedule_message("l.one", concurrency_key="b")
+    assert admit(first, *line, elsewhere) == [first.pk]
+    succeed(first)
+    assert admit(other) == [other.pk]
+    # The topic has room, and the queue has none: of the others only the one that needs no place there is asked.
+    assert promote(f"{LINE} key a") == [elsewhere.pk]
+    assert states(*line, elsewhere) == [State.LIMITED] * 5 + [State.SCHEDULED]
+    rows = Message.objects.filter(state=State.LIMITED).order_by("pk")
+    assert [row.limited_by for row in rows] == ["queue default", *[f"{LINE} key a"] * 4]
+
+
+def test_a_paused_queue_keeps_no_place_from_the_others(declare: Declare) -> None:
+    declare("l.one", limit=1)
+    first = schedule_message("l.one")
+    paused = schedule_message("l.one", queue="slow")
+    third, fourth = schedule_message("l.one"), schedule_message("l.one")
+    assert admit(first, paused, third) == [first.pk]
+    pause_queue("slow")
+    succeed(first)
+    assert promote(LINE) == [third.pk]
+    assert admit(third) == [third.pk]
+    succeed(third)
+    # Nobody waits before it who could begin.
+    assert admit(fourth) == [fourth.pk]
+    succeed(fourth)
+    resume_queue("slow")
+    assert promote(LINE) == [paused.pk]
+
+
+def test_a_message_that_is_not_claimed_uses_up_no_rate(declare: Declare) -> None:
+    declare("l.rate", rate="1/h")
+    message = schedule_message("l.rate")
+    # Redis has an earlier due time.
+    early = to_tenths(message.due_at) - 10_000
+    assert admission.claim(DB, [Ticket(message.pk, early)], LEASES, "w").claimed == []
+    assert admit(message) == [message.pk]
 
 
 def test_a_retry_that_waits_holds_no_place(declare: Declare) -> None:

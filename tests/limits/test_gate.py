@@ -17,6 +17,7 @@ from django_delayq.worker import limits as worker_limits
 from django_delayq.worker.assembly import Parts, assemble
 from django_delayq.worker.janitor import Janitor
 from django_delayq.worker.limits import INTERVAL, REMOVED_INTERVAL, Gate, LineKeeper
+from django_delayq.worker.once import drain
 from django_delayq.worker.options import Options
 
 from .conftest import DB, LEASES, Declare, admit, state, states, succeed
@@ -92,6 +93,12 @@ def test_a_place_whose_end_was_told_to_nobody_is_given_on_by_the_next_look(three
     succeed(three[0])
     assert LineKeeper(DB, "w", knows_limits=True).tick() == INTERVAL
     assert states(*three) == [State.CONSUMED, State.SCHEDULED, State.LIMITED]
+
+
+def test_a_run_with_once_looks_at_lines_that_others_have_left(three: list[Message]) -> None:
+    succeed(three[0])
+    assert drain(Options(DB, threads=1)) == 2
+    assert states(*three) == [State.CONSUMED] * 3
 
 
 def test_a_look_goes_through_all_lines(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +21,7 @@ from tests.record.steps import at_once
 from tests.transactions import unfinished
 
 from . import oracle
-from .conftest import DB, LEASES, Declare, promote, states, succeed
+from .conftest import DB, LEASES, Declare, fail, promote, states, succeed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -170,6 +172,75 @@ def test_a_message_that_is_replaced_meanwhile_is_left_for_the_next_time(
     monkeypatch.setattr(type(statements), "topics_of", read_and_replace)
     assert admit([message]) == []
     assert states(message) == [State.SCHEDULED]
+
+
+def test_a_message_that_was_running_a_moment_ago_is_left_for_the_next_time(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare("l.one", limit=1)
+    (message,) = due(1)
+    assert admit([message]) == [message.pk]
+    statements = type(limit_statements(DB))
+    topics_of = statements.topics_of
+
+    def read_and_fail(self: Any, ids: Any) -> Any:
+        found = topics_of(self, ids)
+        fail(message, delay=timedelta(0))
+        return found
+
+    monkeypatch.setattr(statements, "topics_of", read_and_fail)
+    assert admit([message]) == []
+    assert states(message) == [State.SCHEDULED]
+
+
+def test_claims_of_one_transaction_deadlock_in_no_order(declare: Declare) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("one process writes at a time")
+    topics = ["l.one", "l.both"]
+    for topic in topics:
+        declare(topic, limit=5)
+    made = {topic: [schedule_message(topic) for _ in range(2)] for topic in topics}
+    met = threading.Barrier(2)
+
+    def turn(number: int) -> list[int]:
+        """Claim as a worker without Redis does, from one queue after another."""
+        begun: list[int] = []
+        with transitions.exclusively(DB):
+            for topic in topics if number else reversed(topics):
+                begun += admit([made[topic][number]])
+                # The other one waits for the end of this transaction, or both are here.
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    met.wait(0.2)
+        return begun
+
+    assert sum(map(len, answers(at_once(2, turn)))) == 4
+
+
+def test_promotions_under_two_limits_deadlock_in_no_order(
+    declare: Declare, queue_limits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("one process writes at a time")
+    declare("l.one", limit=1)
+    queue_limits(default={"limit": 1})
+    made = due(2)
+    lines = ["topic l.one", "queue default"]
+    # Each has places of its first delivery under both limits, and waits for one of them.
+    for message in made:
+        assert admit([message]) == [message.pk]
+        fail(message)
+    for message, line in zip(made, lines, strict=True):
+        Message._base_manager.filter(pk=message.pk).update(state=State.LIMITED, limited_by=line)
+    statements = type(limit_statements(DB))
+    waiting, met = statements.waiting, threading.Barrier(2)
+
+    def wait_for_the_other(self: Any, *terms: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(5)
+        return waiting(self, *terms)
+
+    monkeypatch.setattr(statements, "waiting", wait_for_the_other)
+    answers(at_once(2, lambda number: promote(lines[number])))
 
 
 def test_a_limit_that_is_being_looked_at_keeps_only_its_own_messages_waiting(declare: Declare) -> None:

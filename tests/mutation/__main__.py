@@ -884,19 +884,43 @@ MUTANTS = [
     ),
     mutant(
         "admission without a lock",
-        (ADMISSION, "statements.lock(names) rows = statements.claimable", "rows = statements.claimable"),
+        (ADMISSION, "statements.lock(None if makes_others else names)", "pass"),
     ),
     mutant(
         "promotion without a lock",
-        (ADMISSION, "statements.lock(names, hastily=True)", "pass"),
+        (ADMISSION, "statements.lock(known, hastily=True)", "pass"),
     ),
     mutant(
         "message that stays in the line of a limit with room",
-        (ADMISSION, "if full.name != row.limited_by:", "if False:"),
+        (ADMISSION, "if row.limited_by is not None and full.name != row.limited_by:", "if False:"),
+    ),
+    mutant(
+        "line that moves as a whole to another limit without room",
+        (ADMISSION, "full |= {other for _name, other in others}", "pass"),
+    ),
+    mutant(
+        "messages of a paused queue that places are kept for",
+        (LIMITS_SQL, "{NOT_EXPIRED} AND m.queue NOT IN ({PAUSED}) AND", "{NOT_EXPIRED} AND"),
+    ),
+    mutant(
+        "message that becomes due meanwhile and begins beside its limit",
+        (ADMISSION, "if ticket.id in found and not found[ticket.id]]", "if not found.get(ticket.id)]"),
+    ),
+    mutant(
+        "claims without Redis that take the locks of limits in any order",
+        (ADMISSION, "None if makes_others else names", "names"),
+    ),
+    mutant(
+        "message that is not claimed and uses up a rate",
+        (ADMISSION, "{*names} and _is_due(row, by_id[row.id])]", "{*names}]"),
+    ),
+    mutant(
+        "lines that a run with --once passes over",
+        (f"{WORKER}/once.py", "while not stop.is_set() and keeper.tick() < INTERVAL:", "while False:"),
     ),
     mutant(
         "replaced message that is judged by a limit without its lock",
-        (ADMISSION, "rows = [row for row in rows if _limits(row).keys() <= {*names}]", ""),
+        (ADMISSION, "if _limits(row).keys() <= {*names} and _is_due", "if _is_due"),
     ),
     mutant(
         "line that nobody moves up when a delivery ends",
