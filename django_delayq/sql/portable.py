@@ -30,7 +30,10 @@ class Portable:
         with writing(self.using):
             if new.key is not None:
                 rows = Message.objects.using(self.using).filter(topic=new.topic, key=new.key)
-                if rows.filter(HOLDS_KEY).exists() or rows.filter(WAITS_AGAIN).exclude(pk=new.own).exists():
+                waits = rows.filter(WAITS_AGAIN)
+                if new.own is not None:
+                    waits = waits.exclude(pk=new.own)
+                if rows.filter(HOLDS_KEY).exists() or waits.exists():
                     return None
             [(_new, inserted)] = self.insert_many([new], actor)
             return inserted

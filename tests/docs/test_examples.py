@@ -26,6 +26,7 @@ RUN = {
     "docs/howto/errors",
     "docs/howto/handlers",
     "docs/howto/keys",
+    "docs/howto/limits",
     "docs/howto/monitoring",
     "docs/howto/operate",
     "docs/howto/recurring",

@@ -74,7 +74,7 @@ def test_the_longest_name_of_a_limit_fits_its_column() -> None:
 
 def test_the_slots_of_a_line_follow_each_other_without_a_gap() -> None:
     line = Line("l", Limit(None, timedelta(milliseconds=100), 2), NOW)
-    slots = []
+    slots: list[datetime] = []
     while (slot := line.slot()) is not None and len(slots) < 100:
         slots.append(slot)
         line.keep()

@@ -121,7 +121,7 @@ def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) ->
     ("sql", "terms"),
     [
         ("COUNTS", {"longest": 12.0}),
-        ("WAITING", {"rooms": [1]}),
+        ("WAITING", {"rooms": [1], "full": ["queue full"]}),
         ("DROP_PLACES", {}),
         ("LINES", {"after": "", "limit": 5}),
     ],
