@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections
-from django.dispatch import receiver
 from django.utils import translation
 
 from django_delayq import cancel_message, handler, registry, schedule_message, signals
@@ -236,17 +235,20 @@ def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: 
     async def outlast(message: Delivered) -> None:
         await asyncio.wait_for(asyncio.Event().wait(), 10)
 
-    @receiver(signals.message_delivered)
     def wait(**kwargs: Any) -> None:
         assert begun.wait(10)
 
-    (one,) = submit(outlast, retry=False)
-    cancel_message(one.id)
-    one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool).tick()
-    assert one.cancel_requested
-    begun.set()
-    assert parts.pool.wait_idle(20)
+    signals.message_delivered.connect(wait)
+    try:
+        (one,) = submit(outlast, retry=False)
+        cancel_message(one.id)
+        one.claimed_mono -= 2.0
+        LeaseRenewer(DB, parts.pool).tick()
+        assert one.cancel_requested
+        begun.set()
+        assert parts.pool.wait_idle(20)
+    finally:
+        signals.message_delivered.disconnect(wait)
     assert parts.recorder.flush(10)
     assert state(one) == State.CANCELLED
 
