@@ -18,7 +18,7 @@ from django.db.models import Exists, F, OuterRef, Q
 
 from . import actors, failpoints
 from .clock import ceil_tenth, to_us
-from .models import HOLDS_KEY, WAITS_AGAIN, Lease, Message, Transition, lease_is_over
+from .models import HANDED_OVER, HOLDS_KEY, WAITS_AGAIN, Lease, Message, Transition, lease_is_over
 from .sql import statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing
 from .sql.rows import BEGINNING, Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
@@ -125,7 +125,9 @@ def keep_waiting(using: str, message_id: int) -> bool:
 def hand_over_key(using: str, message_id: int) -> None:
     """Free the key of a live message for the next one, which its own handler is about to schedule."""
     rows = Message._base_manager.using(using).filter(pk=message_id, state__in=LIVE)
-    rows.update(key_deliveries=F("deliveries") - 1, key_for=None)
+    # A requeue gives a message its key back for as long as before, which HANDED_OVER tells.
+    rows.filter(key_deliveries=None).update(key_deliveries=HANDED_OVER, key_for=None)
+    rows.filter(key_deliveries__gt=HANDED_OVER).update(key_deliveries=F("deliveries") - 1, key_for=None)
 
 
 def free_key(using: str, holder: Message) -> bool:
@@ -571,7 +573,7 @@ def requeue(
             # The crashes are excused too, or the next one would be the last.
             "excused": message.deliveries - message.reported,
             "cancel_requested": False,
-            "key_deliveries": None if message.key_deliveries is None else message.deliveries,
+            "key_deliveries": message.deliveries if message.unique == "scheduled" else None,
         }
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 

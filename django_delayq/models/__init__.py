@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .queues import Queue
 from .record import (
+    HANDED_OVER,
     HOLDS_KEY,
     WAITS_AGAIN,
     Identity,
@@ -21,6 +22,7 @@ from .record import (
 from .workers import Worker
 
 __all__ = [
+    "HANDED_OVER",
     "HOLDS_KEY",
     "WAITS_AGAIN",
     "Identity",

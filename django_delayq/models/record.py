@@ -20,6 +20,8 @@ def _holds(**lookups: bool) -> ExpressionWrapper[Any]:
     return ExpressionWrapper(Q(**lookups), output_field=models.BooleanField())
 
 
+# The ``key_deliveries`` of a message whose key was for its whole life, and whose handler gave it to the next message.
+HANDED_OVER = -1
 # The condition that a message holds its key: no other message of its topic can. A finished message goes on doing so
 # until another one wants the key and the time is over, so that one constraint decides every race.
 HOLDS_KEY = Q(key__isnull=False) & (
@@ -261,7 +263,7 @@ class Message(_Record):
         """How long the message holds its key: ``"live"``, ``"scheduled"``, or a time after its end."""
         if self.key_for is not None:
             return timedelta(seconds=self.key_for)
-        return "live" if self.key_deliveries is None else "scheduled"
+        return "live" if self.key_deliveries is None or self.key_deliveries == HANDED_OVER else "scheduled"
 
     @property
     def lease_ends_at(self) -> datetime | None:

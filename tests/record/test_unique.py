@@ -389,6 +389,20 @@ def test_a_requeued_message_holds_its_key_as_a_new_one_does() -> None:
     assert not later(key="k", unique="scheduled").existed
 
 
+@pytest.mark.parametrize("unique", ["live", "scheduled"])
+def test_a_message_that_gave_its_key_to_the_next_one_has_it_again_after_a_requeue(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        new = later(key="k")
+    assert fail(first.id, dead=True)
+    assert cancel_message(new.pk)
+    assert requeue_message(first.id)
+    assert holders() == [first.id]
+    assert Message.objects.get(pk=first.id).unique == unique
+    assert claim(first.id)
+    assert holders() == ([first.id] if unique == "live" else [])
+
+
 @pytest.mark.parametrize("in_the_way", ["waiting", "retry", "ended"])
 def test_a_requeue_is_refused_while_another_message_keeps_the_key(in_the_way: str) -> None:
     dead = bring(State.DEAD, key="k")

@@ -310,7 +310,7 @@ def _holding(message: Message) -> str:
         return ""
     if message.key_for is not None:
         return _("until %(span)s after its end") % {"span": brief(message.key_for)}
-    return _("while it is live") if message.key_deliveries is None else _("until its delivery begins")
+    return _("while it is live") if message.unique == "live" else _("until its delivery begins")
 
 
 def _call(message: Message) -> str:
