@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 from django_delayq import registry
 from django_delayq.worker.options import Options
 from django_delayq.worker.page import Page
-from django_delayq.worker.supervisor import HUNG, Child, Supervisor
+from django_delayq.worker.supervisor import HUNG, Child, Supervisor, _collect_less_often
 from tests.workers import PATIENCE, ROOT
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
@@ -94,6 +95,43 @@ supervisor.Supervisor._be_child = die
 options = Options("default", max_runtime=2.0, processes=1, heartbeat_file=sys.argv[1])
 sys.exit(supervisor.Supervisor(options).run())
 """
+
+
+COLLECTING = """
+import gc
+import sys
+
+import django
+
+django.setup()
+gc.set_threshold(700, 11, 12)
+
+from django_delayq.worker import process, supervisor
+from django_delayq.worker.options import Options
+
+
+def run(self, watch):
+    print(gc.get_threshold(), gc.get_freeze_count() > 10_000, flush=True)
+    return 0
+
+
+process.WorkerProcess.run = run
+sys.exit(supervisor.Supervisor(Options("default", max_runtime=0.0, processes=1)).run())
+"""
+
+
+def test_a_worker_process_looks_less_often_for_garbage() -> None:
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", COLLECTING]
+    ran = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+    assert ran.stdout.splitlines()[0] == "(5000, 11, 12) True", ran.stderr
+
+
+@pytest.mark.parametrize("chosen", [0, 9000])
+def test_a_project_chooses_how_often_its_workers_look_for_garbage(monkeypatch: pytest.MonkeyPatch, chosen: int) -> None:
+    monkeypatch.setattr(gc, "get_threshold", lambda: (chosen, 10, 10))
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: pytest.fail("changed"))
+    _collect_less_often()
 
 
 def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_no_life(tmp_path: Path) -> None:

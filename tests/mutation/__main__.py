@@ -158,7 +158,11 @@ MUTANTS = [
     ),
     mutant(
         "requeued message that does not hold its key",
-        (TRANSITIONS, '"key_deliveries": None if message.key_deliveries is None else message.deliveries,', ""),
+        (TRANSITIONS, '"key_deliveries": message.deliveries if message.unique == "scheduled" else None,', ""),
+    ),
+    mutant(
+        "requeued message that holds its key for less than before it gave it to the next one",
+        (TRANSITIONS, "update(key_deliveries=HANDED_OVER,", 'update(key_deliveries=F("deliveries") - 1,'),
     ),
     mutant(
         "message that is in the way of its own requeue",
@@ -442,6 +446,10 @@ MUTANTS = [
     mutant(
         "late success refused",
         (SQL, "WHERE m.state IN ('limited', 'running', 'scheduled') ORDER BY", "WHERE m.state = 'running' ORDER BY"),
+    ),
+    mutant(
+        "worker that looks for garbage against the project's choice",
+        (f"{WORKER}/supervisor.py", "if youngest and youngest < YOUNG_OBJECTS:", "if True:"),
     ),
     mutant("claim in spite of a pause", (SQL, "AND m.queue NOT IN ({PAUSED})", "")),
     mutant(
