@@ -55,7 +55,7 @@ RATE, BURST = 30, 5
 LIMITS = {"torture.limited": {"count": LIMIT}, "torture.rated": {"interval": 1 / RATE, "burst": BURST}}
 
 # The processes of the first worker are replaced after so many messages; its name in the log.
-LIFETIME = 60
+LIFETIME = 300
 REPLACED = "replaced"
 
 # Short times, so that every interval of the package passes many times in a run.
