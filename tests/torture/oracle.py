@@ -376,13 +376,18 @@ KINDS = (
 
 
 def _held(log: Iterable[Row], holds: str) -> Iterator[tuple[float, float]]:
-    """Yield the times between which a message held its key: from a schedule or requeue on."""
+    """Yield the times between which a message held its key: from a schedule or requeue on.
+
+    A message that is requeued may have lost the time after its end to another one that took the key.
+    """
     begin: float | None = None
+    after = 0.0 if holds in ("live", "scheduled") else float(holds.removesuffix("s"))
     for row in log:
         if row.before is None or row.before in FINAL:
             begin = row.at
+            after = 0.0 if row.before in FINAL else after
         elif begin is not None and row.after in FINAL:
-            yield begin, row.at + (0.0 if holds in ("live", "scheduled") else float(holds.removesuffix("s")))
+            yield begin, row.at + after
             begin = None
         elif begin is not None and row.is_claim and holds == "scheduled":
             yield begin, row.at
