@@ -60,10 +60,14 @@ def test_limits_hold_while_workers_are_killed_and_frozen_and_redis_is_flushed(
         work.append({"topic": "t.sleep", "payload": {"seconds": 0.01}, "queue": "narrow"})
     schedule_messages(work)
     eventually(lambda: states()[State.CONSUMED] >= 15, "work is done")
-    os.kill(frozen, signal.SIGSTOP)
+    # A process that freezes while it writes to SQLite keeps all others from writing.
+    freezes = connection.vendor == "postgresql"
+    if freezes:
+        os.kill(frozen, signal.SIGSTOP)
     redis_client.flushall()
     eventually(lambda: states()[State.CONSUMED] >= 40, "the other one goes on")
-    os.kill(frozen, signal.SIGCONT)
+    if freezes:
+        os.kill(frozen, signal.SIGCONT)
     for victim in two.children:
         os.kill(victim, signal.SIGKILL)
     redis_client.flushall()
