@@ -318,7 +318,16 @@ class Nemesis:
                 way.clear()
 
     def _forget(self, ways: list[Proxy]) -> int:
-        forgotten = sum(way.forget() for way in ways)
+        forgotten = 0
+
+        def look() -> bool:
+            nonlocal forgotten
+            forgotten += sum(way.forget() for way in ways)
+            return forgotten > 0
+
+        # A worker that was killed a moment ago has no connections yet.
+        with contextlib.suppress(TimeoutError):
+            eventually(look, "a connection is open", 10)
         self.arena.rest(self.random.uniform(*self.arena.size.partition))
         for way in ways:
             way.reset_forgotten()
