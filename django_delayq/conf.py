@@ -124,7 +124,8 @@ def _word(limit: int) -> Parser:
             raise ValueError(
                 f"must be 1 to {limit} of the characters A-Z a-z 0-9 _ . - and begin with a letter or digit"
             )
-        return value
+        # The member of an enum may print as something else.
+        return str.__str__(value)
 
     return parse
 

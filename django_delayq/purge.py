@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from django.db.models import Q, QuerySet
 
 from . import transitions
-from .models import Message, Transition
+from .models import Message
+from .sql import statements
 from .sql.expressions import HoldsKeyAt
 from .sql.moves import locked, writing
 from .sql.sessions import own_transaction
@@ -49,30 +50,33 @@ def purge(
     """Delete messages that ``finished`` has found, in batches; yields each batch's size.
 
     Only finished messages are ever deleted. Each batch is a transaction, and read along the index of finished messages.
+    A message that another transaction has locked is passed over, and not waited for.
     """
     using = doomed.db
-    after: tuple[datetime, int] | None = None
+    after: tuple[datetime | None, int] | None = None
     deleted = 0
     while limit is None or deleted < limit:
         size = batch_size if limit is None else min(batch_size, limit - deleted)
         with own_transaction(using):
-            batch = _page(doomed, after, size)
-            gone = _delete(using, doomed, [pk for _at, pk in batch])
+            batch = _lock_batch(doomed, after, size)
+            if len(batch) == size:
+                after = Message.objects.using(using).values_list("finished_at", "pk").get(pk=batch[-1])
+            statements(using).delete(batch)
         if batch:
-            deleted += len(gone)
-            yield len(gone)
+            deleted += len(batch)
+            yield len(batch)
         if len(batch) < size:
             return
-        # This passes over messages that another transaction has locked, and does not wait for them.
-        after = batch[-1]
 
 
-def _page(rows: QuerySet[Message], after: tuple[datetime, int] | None, size: int) -> list[tuple[datetime, int]]:
+def _lock_batch(rows: QuerySet[Message], after: tuple[datetime | None, int] | None, size: int) -> list[int]:
+    """Lock the next messages, in the caller's transaction. Return their ids."""
     if after is not None:
+        # The next batch need not search the places of those that were passed over or deleted.
         at, pk = after
         rows = rows.filter(Q(finished_at__gte=at) & (Q(finished_at__gt=at) | Q(pk__gt=pk)))
-    found = rows.order_by("finished_at", "id").values_list("finished_at", "pk")[:size]
-    return [(at, pk) for at, pk in found if at is not None]
+    mine = locked(rows.db, rows.order_by("finished_at", "id"), wait=False, to_delete=True)
+    return list(mine.values_list("pk", flat=True)[:size])
 
 
 def purge_ids(using: str, ids: Sequence[int]) -> set[int]:
@@ -81,15 +85,8 @@ def purge_ids(using: str, ids: Sequence[int]) -> set[int]:
     gone: set[int] = set()
     for start in range(0, len(ids), PURGED_PER_TRANSACTION):
         with writing(using):
-            gone.update(_delete(using, doomed, ids[start : start + PURGED_PER_TRANSACTION]))
-    return gone
-
-
-def _delete(using: str, rows: QuerySet[Message], ids: Sequence[int]) -> list[int]:
-    """Delete the rows with these ids that are not locked, in the caller's transaction. Return their ids."""
-    # The conditions of ``rows`` are checked again: a message may have been requeued since.
-    doomed = locked(using, rows.filter(pk__in=ids), wait=False, to_delete=True)
-    gone = list(doomed.values_list("pk", flat=True))
-    Transition.objects.using(using).filter(message_id__in=gone)._raw_delete(using)
-    Message.objects.using(using).filter(pk__in=gone)._raw_delete(using)
+            some = doomed.filter(pk__in=ids[start : start + PURGED_PER_TRANSACTION])
+            mine = list(locked(using, some, wait=False, to_delete=True).values_list("pk", flat=True))
+            statements(using).delete(mine)
+            gone.update(mine)
     return gone

@@ -215,9 +215,8 @@ def handler(
     own_retry = None if retry is None else _policy(retry)
     own_lease = validation.lease(lease)
     own_timeout = validation.timeout(timeout)
-    if queue is not None:
-        validation.queue(queue)
-    validation.priority(priority)
+    own_queue = None if queue is None else validation.queue(queue)
+    own_priority = validation.priority(priority)
     own_limit = limits.declare(limit, rate, burst)
     if limit_key is not None and own_limit is None:
         raise ValueError("limit_key needs a limit or a rate, which counts the messages with each key by themselves")
@@ -236,8 +235,8 @@ def handler(
             own_lease,
             own_timeout,
             transactional,
-            queue,
-            priority,
+            own_queue,
+            own_priority,
             keep_result,
             any(map(iscoroutinefunction, _layers(function))),
             own_limit,

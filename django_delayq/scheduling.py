@@ -303,11 +303,11 @@ def _checked(
         raise InvalidMessage("unique needs a key: without one there is nothing to hold")
     new = NewMessage(
         topic,
-        validation.queue(registry.default_queue(topic) if queue is None else queue),
+        registry.default_queue(topic) if queue is None else validation.queue(queue),
         validation.payload(payload),
         validation.headers(headers),
         validation.key(key),
-        validation.priority(registry.default_priority(topic) if priority is None else priority),
+        registry.default_priority(topic) if priority is None else validation.priority(priority),
         None if due_at is None else validation.due(due_at),
         _NONE if delay is None else validation.delay(delay),
         validation.expires(expires),
@@ -478,7 +478,7 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
     values["id"], values["due_at"], values["created_at"] = inserted
     values["topic"], values["queue"] = new.topic, new.queue
     values["payload"] = decoded(new.payload)
-    values["headers"] = {} if new.headers == "{}" else decoded(new.headers)
+    values["headers"] = decoded(new.headers)
     values["key"], values["priority"], values["max_attempts"] = new.key, new.priority, new.max_attempts
     if new.expires is not None:
         values["expires_at"] = inserted.due_at + new.expires

@@ -259,10 +259,8 @@ def claim(
     """
     unique = {ticket.id: ticket for ticket in tickets}
     claimed = statements(using).claim(list(unique.values()), leases, worker, queue, ahead) if unique else []
-    if len(claimed) > 1:
-        places = {pk: place for place, pk in enumerate(unique)}
-        claimed.sort(key=lambda row: places[row.id])
-    return claimed
+    rows = {row.id: row for row in claimed}
+    return [rows[pk] for pk in unique if pk in rows]
 
 
 def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> set[int]:
@@ -353,7 +351,7 @@ def judge(crashes: int, max_crashes: int, *, was_alone: bool, by_kill: bool) -> 
 def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
     """Note in the row that a delivery runs alone in its process, for the case that nobody sees the process die."""
     rows = Message._base_manager.using(using).filter(pk=message_id, state=State.RUNNING, deliveries=delivery)
-    rows.filter(worker=worker).update(worker=worker + ALONE)
+    rows.filter(worker=worker).update(worker=worker + ALONE, claimed_by=worker)
 
 
 def expired_leases(using: str, *, limit: int = MOVES_PER_TRANSACTION) -> set[Held]:

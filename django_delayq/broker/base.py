@@ -220,12 +220,12 @@ class Broker(Protocol):
         """
 
     def due_queues(
-        self, queues: Sequence[str] | None, within: float = 0.0, *, first: str = "", enough: int | None = None
+        self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
     ) -> DueQueues:
         """Find which of these queues (None: of all) have ids that are ready, or fall due within ``within`` seconds.
 
-        Queues that are given come in their order, others by name, the queue ``first`` before them. Those after
-        ``enough`` ids are not counted.
+        Queues that are given come in their order, others by name, in a circle that begins after the name ``after``.
+        Those after ``enough`` ids are not counted.
         """
 
     def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:

@@ -50,11 +50,11 @@ class DatabaseBroker:
         return Taken(tickets, left=int(len(tickets) == limit))
 
     def due_queues(
-        self, queues: Sequence[str] | None, within: float = 0.0, *, first: str = "", enough: int | None = None
+        self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
     ) -> DueQueues:
         """Find the first message of each queue with one query. ``within`` is ignored, and no more is counted."""
         found = transitions.queues(self.using) if queues is None else queues
-        found = sorted(found, key=lambda queue: (queue != first, queue)) if queues is None else found
+        found = sorted(found, key=lambda queue: (queue <= after, queue)) if queues is None else found
         if not found:
             return DueQueues()
         waits = transitions.waits(self.using, found, list(self.topics()))

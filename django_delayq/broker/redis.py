@@ -55,6 +55,7 @@ CLUSTER_ERRORS = (
 )
 # Whole numbers beyond this are not ours: doubles do not keep them.
 MOST = 2**53
+DIGITS = len(str(MOST))
 
 # Errors that stay what they are. Some calls read the identity of the database, which may not answer.
 OURS = (DelayqError, DatabaseError)
@@ -203,7 +204,7 @@ class RedisBroker:
 
     @_translated
     def due_queues(
-        self, queues: Sequence[str] | None, within: float = 0.0, *, first: str = "", enough: int | None = None
+        self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
     ) -> DueQueues:
         """Ask the index of queues."""
         answer = scripts.load("due")(
@@ -213,7 +214,7 @@ class RedisBroker:
             now=self.now,
             within=int(within * SECOND),
             enough=MANY if enough is None else enough,
-            before=first,
+            after=after,
         )
         next_due, more = answer[:2]
         found = [
@@ -525,7 +526,7 @@ def _whole(value: Any) -> int | None:
     """Return a whole number that a script has written; None for nothing and for anything else."""
     if isinstance(value, int):
         return value
-    if value and len(value) <= 16 and value.isdigit() and (number := int(value)) <= MOST:
+    if value and len(value) <= DIGITS and value.isdigit() and (number := int(value)) <= MOST:
         return number
     return None
 
@@ -560,15 +561,9 @@ def _taken(answer: Sequence[Any]) -> Taken:
     moved, left, next_due, now, other = answer[:5]
     now_tenths = float(now)
     tickets = []
-    for i in range(5, len(answer), 2):
-        # Drop members and scores that are not ours: the database would refuse all ids together with them, and the sweep
-        # finds a message again whose score was no number.
-        score = _whole(answer[i + 1])
-        if score is None or not _is_id(answer[i]):
-            continue
+    for member, score in _ours(answer[5:]):
         rank, ready_tenths = divmod(score, BAND)
-        until = (ready_tenths - now_tenths) / SECOND
-        tickets.append(Ticket(int(answer[i]), ready_tenths, rank, until))
+        tickets.append(Ticket(member, ready_tenths, rank, (ready_tenths - now_tenths) / SECOND))
     return Taken(
         tickets,
         left,
@@ -576,6 +571,24 @@ def _taken(answer: Sequence[Any]) -> Taken:
         moved == IDS_PER_CALL,
         float(other) / SECOND if other else None,
     )
+
+
+def _ours(found: Sequence[bytes]) -> Iterable[tuple[int, int]]:
+    """Return the ids and scores of members that are ours.
+
+    The database would refuse all ids together with others, and the sweep finds a message again whose score was no
+    number.
+    """
+    # Mostly all are, which is checked for all at once.
+    if b"".join(found).isdigit() and all(found) and max(map(len, found)) <= DIGITS:
+        numbers = list(map(int, found))
+        if max(numbers) <= MOST:
+            return zip(numbers[::2], numbers[1::2], strict=True)
+    return [
+        (int(member), score)
+        for member, text in zip(found[::2], found[1::2], strict=True)
+        if (score := _whole(text)) is not None and _is_id(member)
+    ]
 
 
 def _put(answer: Sequence[Any], entries: int) -> Put:

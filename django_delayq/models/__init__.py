@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .queues import Queue
+from .queues import Queue, in_paused_queue
 from .record import (
     HANDED_OVER,
     HOLDS_KEY,
     WAITS_AGAIN,
     Identity,
     Lease,
+    LogRow,
     Message,
     Place,
     Rate,
@@ -18,6 +19,7 @@ from .record import (
     known_identity,
     learn_identity,
     lease_is_over,
+    not_expired,
 )
 from .workers import Worker
 
@@ -27,6 +29,7 @@ __all__ = [
     "WAITS_AGAIN",
     "Identity",
     "Lease",
+    "LogRow",
     "Message",
     "Place",
     "Queue",
@@ -35,7 +38,9 @@ __all__ = [
     "Worker",
     "forget_identity",
     "identity",
+    "in_paused_queue",
     "known_identity",
     "learn_identity",
     "lease_is_over",
+    "not_expired",
 ]

@@ -45,3 +45,8 @@ class Queue(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+def in_paused_queue(using: str) -> Q:
+    """Return the condition that the queue of a message is paused."""
+    return Q(queue__in=Queue.objects.using(using).filter(Queue.PAUSED).values("name"))

@@ -16,7 +16,7 @@ from ..states import State as _State
 from .fields import UTCDateTimeField
 
 
-def _holds(**lookups: bool) -> ExpressionWrapper[Any]:
+def _holds(**lookups: Any) -> ExpressionWrapper[Any]:
     return ExpressionWrapper(Q(**lookups), output_field=models.BooleanField())
 
 
@@ -122,6 +122,8 @@ class Message(_Record):
     # While it is live, the message holds its key up to this number of deliveries; NULL: up to its end. No move takes
     # the key again: a retry cannot violate the constraint when another message has the key by then.
     key_deliveries = models.IntegerField(_("deliveries with the key"), null=True, blank=True)
+    # The actor of the first row of the log, while only this row has it: see ``LogRow``.
+    created_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
     # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
     # from the first difference to the last.
     state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
@@ -138,6 +140,12 @@ class Message(_Record):
     # The number of moves, and of the last row in the log.
     moves = models.IntegerField(_("moves"), default=1)
     leased_until = UTCDateTimeField(_("leased until"), null=True, blank=True)
+    # The last claim while only this row has it (see ``LogRow``): its time, its due time in Redis, and its worker once
+    # ``worker`` says something else. Then the actor of the success.
+    claimed_at = UTCDateTimeField(null=True, editable=False)
+    ready_at = UTCDateTimeField(null=True, editable=False)
+    claimed_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
+    consumed_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
     # The name of the limit for which a limited message waits. NULL in all other states.
     limited_by = models.CharField(_("limited by"), max_length=limits.NAME_LENGTH, null=True, blank=True)  # noqa: DJ001
@@ -205,20 +213,13 @@ class Message(_Record):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["topic", "key"], name="delayq_held_key", condition=HOLDS_KEY),
             # One CASE for everything: the server parses each constraint anew for every statement, which takes longer
-            # than to write the row.
+            # than to write the row. Its branches name each column and state once.
             models.CheckConstraint(
                 name="delayq_state",
                 condition=Case(
-                    When(
-                        state__in=sorted(states.WAITING),
-                        then=_holds(finished_at__isnull=True, leased_until__isnull=True),
-                    ),
-                    When(state=_State.RUNNING, then=_holds(finished_at__isnull=True, leased_until__isnull=False)),
-                    When(
-                        state__in=sorted(states.FINAL),
-                        then=_holds(finished_at__isnull=False, leased_until__isnull=True),
-                    ),
-                    default=False,
+                    When(leased_until__isnull=False, then=_holds(state=_State.RUNNING, finished_at__isnull=True)),
+                    When(finished_at__isnull=True, then=_holds(state__in=sorted(states.WAITING))),
+                    default=_holds(state__in=sorted(states.FINAL)),
                     output_field=models.BooleanField(),
                 ),
             ),
@@ -295,6 +296,11 @@ class Lease(models.Model):
         return f"#{self.message_id} {self.delivery}: {self.until}"
 
 
+def not_expired(at: datetime) -> Q:
+    """Return the condition that a message may still begin at ``at``."""
+    return Q(expires_at__isnull=True) | Q(expires_at__gt=at)
+
+
 def lease_is_over(at: datetime) -> Q:
     """Return the condition that a message runs and that its lease, also a renewed one, has ended before ``at``."""
     renewed = Lease.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries"), until__gte=at)
@@ -343,15 +349,9 @@ class Rate(models.Model):
         return f"{self.name}: {self.full_at}"
 
 
-class Transition(_Record):
-    """A logged move of the state machine."""
+class _Move(_Record):
+    """The columns of a logged move of the state machine."""
 
-    pk = models.CompositePrimaryKey("message_id", "number")
-    # No constraint in the database: its check would lock a row for every move, and one statement writes both rows
-    # anyway.
-    message = models.ForeignKey(
-        Message, on_delete=models.CASCADE, related_name="transitions", db_constraint=False, db_index=False
-    )
     number = models.IntegerField(_("number"))
     at = UTCDateTimeField(_("at"))
     # NULL: the message did not exist before this move.
@@ -371,14 +371,55 @@ class Transition(_Record):
     exception = models.CharField(_("exception"), max_length=outcomes.CLASS_LENGTH, default="", db_default="")
 
     class Meta:
-        db_table = "delayq_transition"
-        verbose_name = _("transition")
-        verbose_name_plural = _("transitions")
+        abstract = True
         default_permissions = ()
         ordering: ClassVar = ["message_id", "number"]
 
     def __str__(self) -> str:
-        return f"#{self.message_id} {self.number}: {self.from_state or 'new'} → {self.to_state}"
+        message_id, number = self.pk
+        return f"#{message_id} {number}: {self.from_state or 'new'} → {self.to_state}"
+
+
+class LogRow(_Move):
+    """A row of the log that has a place of its own on disk; ``Transition`` shows the whole log.
+
+    The usual life of a message (it is scheduled, claimed and consumed) needs no such row on PostgreSQL: the row of the
+    message has all that the log says of these moves. Whoever makes any other move writes first what only the row of the
+    message says of earlier ones, and sets those columns to NULL: its move may change what they are read from.
+    """
+
+    pk = models.CompositePrimaryKey("message_id", "number")
+    # No constraint in the database: its check would lock a row for every move, and one statement writes both rows
+    # anyway.
+    message = models.ForeignKey(
+        Message, on_delete=models.CASCADE, related_name="+", db_constraint=False, db_index=False
+    )
+
+    class Meta(_Move.Meta):
+        db_table = "delayq_log"
+
+
+class Transition(_Move):
+    """A logged move of the state machine: a view of the rows of the log and of what messages say of themselves."""
+
+    pk = models.CompositePrimaryKey("message_id", "number")
+    message = models.ForeignKey(
+        Message, on_delete=models.DO_NOTHING, related_name="transitions", db_constraint=False, db_index=False
+    )
+
+    class Meta(_Move.Meta):
+        managed = False
+        db_table = "delayq_transition"
+        verbose_name = _("transition")
+        verbose_name_plural = _("transitions")
+
+    def _save_table(self, raw: bool, cls: Any, force_insert: bool, force_update: bool, using: str, *rest: Any) -> bool:
+        """Write the move, which a fixture brings, to the log unless the log shows it already."""
+        known = Transition.objects.using(using).filter(message_id=self.message_id, number=self.number).exists()
+        if not known:
+            columns = [field.attname for field in LogRow._meta.local_concrete_fields if field.column]
+            LogRow(**{name: getattr(self, name) for name in columns}).save_base(using=using, force_insert=True)
+        return known
 
 
 class Identity(models.Model):

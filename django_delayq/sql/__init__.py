@@ -79,6 +79,9 @@ class Statements(Protocol):
     def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
         """Extend leases; return id → whether a cancel was requested, for the deliveries that still have one."""
 
+    def delete(self, ids: Sequence[int]) -> None:
+        """Delete messages, which the caller's transaction has locked, with their log."""
+
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         """Return the id, the due time (microseconds since 1970) and the priority of rows: all that Redis gets."""
 

@@ -13,7 +13,7 @@ from django.db import connections
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ..limits import AHEAD, KEPT_FOR, queue_name, topic_name
-from ..models import Message, Place, Queue, Rate
+from ..models import Message, Place, Rate, in_paused_queue, not_expired
 from ..states import State
 from . import statements
 from .moves import LEFT_ALONE, Decision, move, moved
@@ -174,14 +174,14 @@ class PortableLimits:
         rows = (
             Message.objects.using(self.using)
             .filter(
-                Q(expires_at__isnull=True) | Q(expires_at__gt=now),
+                not_expired(now),
                 pk__in=list(ids),
                 state=State.SCHEDULED,
                 due_at__lte=now + timedelta(seconds=ahead),
                 topic__in=list(topics),
                 **({} if queue is None else {"queue": queue}),
             )
-            .exclude(queue__in=Queue.objects.using(self.using).filter(Queue.PAUSED).values("name"))
+            .exclude(in_paused_queue(self.using))
             .order_by("pk")
         )
         kept = dict(
@@ -193,7 +193,7 @@ class PortableLimits:
         now = self.now()
         found: list[Candidate] = []
         for name, room in rooms.items():
-            rows = self._line(name).filter(Q(expires_at__isnull=True) | Q(expires_at__gt=now))
+            rows = self._line(name).filter(not_expired(now))
             left = (
                 row for row in rows if not {topic_name(row.topic, row.concurrency_key), queue_name(row.queue)} & {*full}
             )
@@ -203,8 +203,7 @@ class PortableLimits:
     def _line(self, name: str) -> QuerySet[Message]:
         """Return the messages of a line in their order, without those of paused queues."""
         rows = Message.objects.using(self.using).filter(state=State.LIMITED, limited_by=name)
-        paused = Queue.objects.using(self.using).filter(Queue.PAUSED).values("name")
-        return rows.exclude(queue__in=paused).order_by("-priority", "due_at", "pk")
+        return rows.exclude(in_paused_queue(self.using)).order_by("-priority", "due_at", "pk")
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         now, found = self.now(), {}

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from .. import clock as clocks
 from ..exceptions import InvalidTransition
-from ..models import Message, Transition, known_identity, learn_identity
+from ..models import LogRow, Message, known_identity, learn_identity
 from ..outcomes import error_kind, storable
 from ..states import LIVE, State, is_legal
 from ..verdicts import Verdict
@@ -152,9 +152,8 @@ def move(
         decided = [(message, decide(message, now)) for message in rows]
         plans = [_plan(message, made, made.to, now) for message, made in decided if made.to is not None]
         written = {plan.message.pk for plan in _write(using, plans)}
-        Transition._base_manager.using(using).bulk_create(
-            _logged(plan, actor, now) for plan in plans if plan.message.pk in written
-        )
+        rows_of_log = [row for plan in plans if plan.message.pk in written for row in _logged(plan, actor, now)]
+        LogRow._base_manager.using(using).bulk_create(rows_of_log)
     return [(message, made) for message, made in decided if made.to is None or message.pk in written]
 
 
@@ -166,13 +165,15 @@ class _Plan(NamedTuple):
     before: State
     after: State
     values: dict[str, Any]
+    # Rows of the log that only the row of the message has so far.
+    earlier: list[LogRow]
 
 
 def _plan(message: Message, decision: Decision, after: State, now: datetime) -> _Plan:
     before = State(message.state)
     if not is_legal(before, after):
         raise InvalidTransition(f"{before} → {after}")
-    return _Plan(message, decision, before, after, _values(message, decision, after, now))
+    return _Plan(message, decision, before, after, _values(message, decision, after, now), _kept_in(message))
 
 
 def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
@@ -214,9 +215,40 @@ def _copy(plan: _Plan) -> Message:
     return made
 
 
-def _logged(plan: _Plan, actor: str, now: datetime) -> Transition:
+def _kept_in(message: Message) -> list[LogRow]:
+    """Return the rows of the log that the row of a live message stands for: see ``LogRow``."""
+    rows = []
+    if message.created_by is not None:
+        rows.append(
+            LogRow(
+                message_id=message.pk,
+                number=1,
+                at=message.created_at,
+                to_state=State.SCHEDULED,
+                due_at=message.due_at,
+                actor=message.created_by,
+            )
+        )
+    if message.claimed_at is not None:
+        rows.append(
+            LogRow(
+                message_id=message.pk,
+                number=message.moves,
+                at=message.claimed_at,
+                from_state=State.SCHEDULED,
+                to_state=State.RUNNING,
+                delivery=message.deliveries,
+                due_at=message.due_at,
+                ready_at=message.ready_at,
+                actor=f"worker:{message.claimed_by or message.worker}",
+            )
+        )
+    return rows
+
+
+def _logged(plan: _Plan, actor: str, now: datetime) -> list[LogRow]:
     message, decision = plan.message, plan.decision
-    return Transition(
+    row = LogRow(
         message_id=message.pk,
         number=message.moves,
         at=now,
@@ -231,10 +263,12 @@ def _logged(plan: _Plan, actor: str, now: datetime) -> Transition:
         traceback=decision.traceback,
         exception=decision.exception,
     )
+    return [*plan.earlier, row]
 
 
 def _values(message: Message, decision: Decision, after: State, now: datetime) -> dict[str, Any]:
     values: dict[str, Any] = {"state": after, "moves": message.moves + 1}
+    values |= {"created_by": None, "claimed_at": None, "claimed_by": None, "ready_at": None}
     values["finished_at"] = None if after in LIVE else now
     if after != State.RUNNING:
         values["leased_until"] = None

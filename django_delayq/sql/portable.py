@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from ..clock import ceil_tenth, from_tenths, to_us
-from ..models import HOLDS_KEY, WAITS_AGAIN, Lease, Message, Queue, Transition, lease_is_over
+from ..models import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, Message, in_paused_queue, lease_is_over, not_expired
 from ..states import LIVE, WAITING, State
 from .expressions import After
 from .moves import LEFT_ALONE, Decision, clock, move, moved, writing
@@ -67,10 +67,10 @@ class Portable:
             )
             message.save_base(using=self.using, force_insert=True)
             log.append(
-                Transition(message_id=message.pk, number=1, at=now, to_state=State.SCHEDULED, due_at=due, actor=actor)
+                LogRow(message_id=message.pk, number=1, at=now, to_state=State.SCHEDULED, due_at=due, actor=actor)
             )
             yield one, Inserted(message.pk, due, now)
-        Transition._base_manager.using(self.using).bulk_create(log)
+        LogRow._base_manager.using(self.using).bulk_create(log)
 
     def queues(self) -> list[str]:
         scheduled = Message.objects.using(self.using).filter(state=State.SCHEDULED)
@@ -102,8 +102,7 @@ class Portable:
 
     def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, queue=queue, topic__in=list(topics))
-        if self._paused().filter(name=queue).exists():
-            return None
+        rows = rows.exclude(in_paused_queue(self.using))
         first = rows.order_by("due_at", "id").values_list("due_at", flat=True).first()
         return None if first is None else (first - self.now()).total_seconds()
 
@@ -120,19 +119,16 @@ class Portable:
         rows = (
             Message.objects.using(self.using)
             .filter(
-                Q(expires_at__isnull=True) | Q(expires_at__gt=now),
+                not_expired(now),
                 state=State.SCHEDULED,
                 queue=queue,
                 due_at__lte=now,
                 topic__in=list(topics),
             )
-            .exclude(queue__in=self._paused().values("name"))
+            .exclude(in_paused_queue(self.using))
         )
         head = rows.order_by("due_at", "id").values_list("priority", "due_at", "pk")[:1000]
         return [Ticket(pk) for _priority, _due, pk in sorted(head, key=lambda row: (-row[0], row[1], row[2]))[:limit]]
-
-    def _paused(self) -> QuerySet[Queue]:
-        return Queue.objects.using(self.using).filter(Queue.PAUSED)
 
     def claims_under_way(self) -> set[str]:
         # A transaction that writes waits for those before it, so none is under way beside it.
@@ -167,7 +163,7 @@ class Portable:
             )
 
         where = Q(pk__in=list(by_id), state=State.SCHEDULED, topic__in=list(leases))
-        where &= ~Q(queue__in=self._paused().values("name"))
+        where &= ~in_paused_queue(self.using)
         if queue is not None:
             where &= Q(queue=queue)
         return [
@@ -268,6 +264,10 @@ class Portable:
             rows.create(**lease, until=until)
         else:
             rows.filter(**lease, until__lt=until).update(until=until)
+
+    def delete(self, ids: Sequence[int]) -> None:
+        LogRow.objects.using(self.using).filter(message_id__in=ids)._raw_delete(self.using)
+        Message.objects.using(self.using).filter(pk__in=ids)._raw_delete(self.using)
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))

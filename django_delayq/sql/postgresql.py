@@ -1,4 +1,4 @@
-"""The hot moves on PostgreSQL: one statement for each move changes the rows and writes their log rows.
+"""The hot moves on PostgreSQL: one statement for each move changes the rows and adds to their log.
 
 Ids are locked in ascending order, so that two batches cannot wait for each other in a circle. Times come from
 ``clock_timestamp()``, the database's clock at that moment, and not from the beginning of the transaction. Spans are
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any, cast
 
@@ -32,32 +32,32 @@ from .sessions import ask_session, known_session, own_transaction
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
 
-FROM_NOW = "clock_timestamp() + %(delay)s * interval '1 microsecond'"
-
 LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
-         reason, error, traceback"""
+         reason, error, traceback, exception"""
 
-INSERT = f"""
-WITH m AS (
-    INSERT INTO delayq_message
-        (topic, queue, key, priority, state, payload, headers, due_at, expires_at, created_at, retry, max_attempts,
-         timeout, lease, concurrency_key, attempts, deliveries, reported, excused, moves, worker,
-         cancel_requested{{columns}})
-    SELECT %(topic)s, %(queue)s, %(key)s, %(priority)s, 'scheduled', %(payload)s::jsonb, %(headers)s::jsonb,
-           due, due + %(expires)s::float8 * interval '1 microsecond', clock_timestamp(), %(retry)s::jsonb,
-           %(max_attempts)s, %(timeout)s::float8, %(lease)s::float8, %(concurrency_key)s,
-           0, 0, 0, 0, 1, '', false{{values}}
-      FROM (
-        SELECT {CEIL_TENTH.format("coalesce(%(due)s::timestamptz, " + FROM_NOW + ")")}
-      ) d(due)
-    {{conflict}}
-    RETURNING id, due_at, created_at
-), l AS (
-    INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, %(actor)s, '', '', '' FROM m
-)
-SELECT id, due_at, created_at{{identity}} FROM m
-"""  # noqa: S608
+# The columns of every new message. The first row of the log is in the row of the message: created_by. See ``LogRow``.
+FRESH = {
+    "state": "'scheduled'",
+    "headers": "'{}'",
+    "due_at": CEIL_TENTH.format("clock_timestamp() + %(delay)s * interval '1 microsecond'"),
+    "created_at": "clock_timestamp()",
+    **dict.fromkeys(("attempts", "deliveries", "reported", "excused"), "0"),
+    "moves": "1",
+    "worker": "''",
+    "cancel_requested": "false",
+}
+# The columns that a statement names only when the message has a value for them: each parameter costs both sides time.
+GIVEN = {
+    **{
+        name: f"%({name})s"
+        for name in ("topic", "queue", "key", "priority", "max_attempts", "concurrency_key", "created_by")
+    },
+    **{name: f"%({name})s::jsonb" for name in ("payload", "headers", "retry")},
+    **{name: f"%({name})s::float8" for name in ("timeout", "lease", "key_for")},
+    "key_deliveries": "%(key_deliveries)s::int",
+    "due_at": CEIL_TENTH.format("%(due_at)s::timestamptz"),
+    "expires_at": "due + %(expires_at)s::float8 * interval '1 microsecond'",
+}
 
 # True for every id. The server assumes ten rows for an array parameter. A kept plan for ten rows looks more expensive
 # than a new plan for the one or two rows that are usual, so the server would plan each time, which takes longer than
@@ -69,6 +69,12 @@ LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
 IS_SCHEDULED = "m.state || '' = 'scheduled'"
 IS_RUNNING = "m.state || '' = 'running'"
 IS_LIMITED = "m.state || '' = 'limited'"
+NOT_EXPIRED = "(m.expires_at IS NULL OR m.expires_at > clock_timestamp())"
+# The worker of the claim that only the row of the message has. See ``LogRow``.
+CLAIMED_BY = "CASE WHEN m.claimed_at IS NOT NULL THEN coalesce(m.claimed_by, m.worker) END"
+# The first row of the log, from the rows of messages ``x`` that alone have it so far.
+FIRST_ROW = """SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL::timestamptz, created_by, '', '', '', ''
+      FROM x WHERE created_by IS NOT NULL"""
 
 IS_LIVE = f"state IN ({', '.join(repr(state.value) for state in sorted(LIVE))})"
 IS_WAITING = f"state IN ({', '.join(repr(state.value) for state in sorted(WAITING))})"
@@ -85,22 +91,6 @@ CONFLICT = f"""
          AND (key_for IS NOT NULL OR {IS_LIVE} AND (key_deliveries IS NULL OR deliveries <= key_deliveries))
        DO NOTHING
 """  # noqa: S608
-# What a message with a key adds to the statement. Checking for a conflict costs a second record in the server's log.
-KEYED = {
-    False: {"columns": "", "values": "", "conflict": ""},
-    True: {
-        "columns": ", key_deliveries, key_for",
-        "values": ", %(key_deliveries)s::int, %(key_for)s::float8",
-        "conflict": CONFLICT,
-    },
-}
-# The statements by two facts. Has the message a key? Does this process know the identity of the database? If not, it
-# comes with the row, and costs no query of its own.
-INSERTS = {
-    (has_key, knows): INSERT.format(**KEYED[has_key], identity="" if knows else f", ({IDENTITY})")
-    for has_key in (False, True)
-    for knows in (False, True)
-}
 
 # A claim passes over the row until the caller's transaction ends. Several callers can hold it at once.
 KEEP_WAITING = f"SELECT id FROM delayq_message WHERE id = %s AND {IS_WAITING} FOR SHARE"  # noqa: S608
@@ -117,24 +107,18 @@ SELECT clock_timestamp(), array_agg(nextval(sequence)), ({IDENTITY})
 
 COPY_MESSAGES = """
 COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts,
-    timeout, lease, concurrency_key, created_at, state, attempts, deliveries, reported, excused, moves, worker,
-    cancel_requested)
+    timeout, lease, concurrency_key, created_at, created_by, state, attempts, deliveries, reported, excused, moves,
+    worker, cancel_requested)
     FROM STDIN
 """
+
+# A cursor keeps the rows of its last answer in memory. With more rows than this it is not kept itself.
+MOST_ROWS_KEPT = 10
 
 # NULL as COPY writes it.
 NULL = "\\N"
 # Rows that are sent together: the server works on them while the next ones are made.
 ROWS_PER_WRITE = 50
-
-LOG_INSERTED = f"""
-WITH l AS (
-    INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL, %s, '', '', ''
-      FROM delayq_message WHERE id = ANY(%s::bigint[])
-)
-SELECT
-"""  # noqa: S608
 
 # One search in the index for each queue, where DISTINCT would read every row.
 QUEUES = """
@@ -215,6 +199,15 @@ SELECT id FROM ({MOST_OVERDUE} FOR NO KEY UPDATE SKIP LOCKED) head
  ORDER BY priority DESC, due_at, id LIMIT %(limit)s
 """  # noqa: S608
 
+# What a claim asks of a message besides its state and its due time.
+MAY_CLAIM = f"""{NOT_EXPIRED}
+       AND m.topic = ANY(%(topics)s::text[])
+       AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
+       AND m.queue NOT IN ({PAUSED})"""
+
+# The due time that Redis has. Divided as a double it is the same as if it was divided as a numeric, for less work.
+READY = f"to_timestamp(t.ready / {SECOND}::float8)"
+
 CLAIM = f"""
 WITH t AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[]) AS t(id, ready)
@@ -222,34 +215,47 @@ WITH t AS (
 ), x AS (
     SELECT m.id,
            coalesce(m.lease, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)]) AS lease,
-           to_timestamp(t.ready / {SECOND}.0) AS ready_at
+           {READY} AS ready_at
       FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
-       AND m.due_at <= least(to_timestamp(t.ready / {SECOND}.0), clock_timestamp() + %(ahead)s * interval '1 second')
-       AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
-       AND m.topic = ANY(%(topics)s::text[])
-       AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
-       AND m.queue NOT IN ({PAUSED})
+       AND m.due_at <= least({READY}, clock_timestamp() + %(ahead)s * interval '1 second')
+       AND {MAY_CLAIM}
      ORDER BY m.id
        FOR NO KEY UPDATE OF m SKIP LOCKED
-), u AS (
-    UPDATE delayq_message m
-       SET state = 'running', deliveries = m.deliveries + 1, moves = m.moves + 1, worker = %(worker)s,
-           leased_until = clock_timestamp() + x.lease * interval '1 second'
-      FROM x WHERE m.id = x.id
-    RETURNING m.*, x.ready_at, clock_timestamp() AS claimed_at
-), l AS (
-    INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, moves, claimed_at, 'scheduled', 'running', deliveries, due_at, ready_at,
-           'worker:' || worker, '', '', ''
-      FROM u
 )
-SELECT id, topic, queue, key, priority, payload::text, headers::text, due_at, expires_at, retry::text, max_attempts,
-       attempts, deliveries, reported, excused, claimed_at, timeout, lease
-  FROM u
+UPDATE delayq_message m
+   SET state = 'running', deliveries = m.deliveries + 1, moves = m.moves + 1, worker = %(worker)s,
+       leased_until = clock_timestamp() + x.lease * interval '1 second',
+       claimed_at = clock_timestamp(), ready_at = x.ready_at
+  FROM x WHERE m.id = x.id
+RETURNING m.id, m.topic, m.queue, m.key, m.priority, m.payload::text, m.headers::text, m.due_at, m.expires_at,
+          m.retry::text, m.max_attempts, m.attempts, m.deliveries, m.reported, m.excused, m.claimed_at, m.timeout,
+          m.lease
 """  # noqa: S608
 
+# The usual success, of the current delivery: the row of the log is in the row of the message. See ``LogRow``.
 SUCCEED = f"""
+WITH o AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
+        AS o(id, delivery, place{{result}})
+     WHERE {LOOKS_LIKE_FEW}
+), x AS (
+    SELECT m.id, (%(actors)s::text[])[o.place] AS actor{{its}}
+      FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE {IS_RUNNING} AND m.deliveries = o.delivery
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m
+)
+UPDATE delayq_message m
+   SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
+       claimed_by = {CLAIMED_BY}, consumed_by = x.actor,
+       reported = m.reported + 1, moves = m.moves + 1{{kept}}
+  FROM x WHERE m.id = x.id
+RETURNING m.id
+"""  # noqa: S608
+
+# The success of an earlier delivery, which has crashed as far as the record knows.
+SUCCEED_LATE = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
         AS o(id, delivery, place{{result}})
@@ -263,12 +269,13 @@ WITH o AS (
 ), u AS (
     UPDATE delayq_message m
        SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '', limited_by = NULL,
+           claimed_by = {CLAIMED_BY},
            reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1{{kept}}
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor
 )
-INSERT INTO delayq_transition ({LOG_COLUMNS})
-SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, actor, '', '', '' FROM u
+INSERT INTO delayq_log ({LOG_COLUMNS})
+SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, actor, '', '', '', '' FROM u
 RETURNING message_id
 """  # noqa: S608
 
@@ -283,7 +290,8 @@ WITH o AS (
         AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, exception, kind{{payload}})
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
-    SELECT o.*, CASE WHEN o.dead THEN 'dead' WHEN m.cancel_requested THEN 'cancelled' ELSE 'scheduled' END AS after
+    SELECT o.*, CASE WHEN o.dead THEN 'dead' WHEN m.cancel_requested THEN 'cancelled' ELSE 'scheduled' END AS after,
+           m.created_at, m.created_by, m.claimed_at, m.ready_at, {CLAIMED_BY} AS worker, m.due_at, m.moves
       FROM o JOIN delayq_message m ON m.id = o.id
      WHERE {IS_RUNNING} AND m.deliveries = o.delivery
      ORDER BY m.id
@@ -291,6 +299,7 @@ WITH o AS (
 ), u AS (
     UPDATE delayq_message m
        SET state = x.after, leased_until = NULL, worker = '', reported = m.reported + 1, moves = m.moves + 1,
+           created_by = NULL, claimed_at = NULL, ready_at = NULL, claimed_by = NULL,
            attempts = m.attempts + x.counts::int{{changed}},
            error = CASE WHEN x.kind <> '' THEN x.kind ELSE m.error END,
            finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
@@ -302,7 +311,13 @@ WITH o AS (
               x.actor, CASE WHEN x.after = 'cancelled' THEN 'cancel requested; ' ELSE '' END || x.reason AS reason,
               x.error, x.traceback, x.exception
 ), l AS (
-    INSERT INTO delayq_transition ({LOG_COLUMNS}, exception)
+    INSERT INTO delayq_log ({LOG_COLUMNS})
+    {FIRST_ROW}
+    UNION ALL
+    SELECT id, moves, claimed_at, 'scheduled', 'running', delivery, due_at, ready_at, 'worker:' || worker,
+           '', '', '', ''
+      FROM x WHERE claimed_at IS NOT NULL
+    UNION ALL
     SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, actor, reason, error, traceback,
            exception
       FROM u
@@ -339,10 +354,13 @@ def _passing_over(sql: str) -> str:
 # Successes with results that are kept (True), and failures that change a payload (True), travel by statements of their
 # own, so that others cost no more.
 KEEPING = {
-    False: SUCCEED.format(results="", result="", its="", kept=""),
-    True: SUCCEED.format(
-        results=", %(results)s::text[]", result=", result", its=", o.result", kept=", result = x.result::jsonb"
-    ),
+    False: {"results": "", "result": "", "its": "", "kept": ""},
+    True: {
+        "results": ", %(results)s::text[]",
+        "result": ", result",
+        "its": ", o.result",
+        "kept": ", result = x.result::jsonb",
+    },
 }
 CHANGING = {
     False: FAIL.format(payloads="", payload="", changed=""),
@@ -352,14 +370,47 @@ CHANGING = {
         changed=", payload = coalesce(x.payload::jsonb, m.payload)",
     ),
 }
-# The statements that wait for rows that another transaction has locked (True), and those that pass over them (False).
-SUCCEEDS = {(True, keeps): sql for keeps, sql in KEEPING.items()} | {
-    (False, keeps): _passing_over(sql) for keeps, sql in KEEPING.items()
+# The usual and the late success. The statements that wait for rows that another transaction has locked (True), and
+# those that pass over them (False).
+SUCCEEDS = {
+    (wait, keeps): [
+        sql if wait else _passing_over(sql) for sql in (SUCCEED.format(**kept), SUCCEED_LATE.format(**kept))
+    ]
+    for wait in (True, False)
+    for keeps, kept in KEEPING.items()
 }
 FAILS = {(True, changes): sql for changes, sql in CHANGING.items()} | {
     (False, changes): _passing_over(sql) for changes, sql in CHANGING.items()
 }
+# An array instead of a parameter for each id: the statement is the same for any number, and its plan is kept.
+DELETE = """
+WITH log AS (DELETE FROM delayq_log WHERE message_id = ANY(%(ids)s::bigint[])),
+     gone AS (DELETE FROM delayq_message WHERE id = ANY(%(ids)s::bigint[]) RETURNING id)
+SELECT count(*) FROM gone
+"""
+
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
+
+
+@cache
+def _insert(given: tuple[str, ...], *, knows: bool) -> str:
+    """Return the statement that inserts a message with these values.
+
+    ``knows``: this process knows the identity of the database. If not, it comes with the row, and costs no query of its
+    own. Checking for a conflict costs a second record in the server's log, so only a message with a key does.
+    """
+    values = FRESH | {name: GIVEN[name] for name in given if name in GIVEN}
+    source = ""
+    if "expires_at" in given:
+        # The clock is read once.
+        source, values["due_at"] = f"FROM (SELECT {values['due_at']}) d(due)", "due"
+    return f"""
+INSERT INTO delayq_message ({", ".join(values)})
+SELECT {", ".join(values.values())}
+{source}
+{CONFLICT if "key" in given else ""}
+RETURNING id, due_at, created_at{"" if knows else f", ({IDENTITY})"}
+"""
 
 
 class PostgreSQL:
@@ -409,21 +460,24 @@ class PostgreSQL:
         """Run a statement, and let the server keep its plan: planning one of these takes longer than running it.
 
         The cursor is psycopg's own: Django's would keep every statement in memory under DEBUG, and it reads times in
-        Python.
+        Python. It is kept for the next statement: a new one would look for the types of all values again.
         """
         if clock.of_tests is not None:
             # Each text is another one: the server would keep its plan in vain.
             sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{clock.of_tests().isoformat()}'"), False
         raw = connection.connection
-        before = raw.prepare_threshold
+        before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
+        kept = raw.delayq_session.cursors
+        cursor = kept.pop(zone, None) or psycopg.Cursor(raw)
         try:
             raw.prepare_threshold = 0 if keep else None
-            with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
-                cursor.execute(sql, parameters, binary=True)
-                rows = cursor.fetchall()
+            with connection.wrap_database_errors:
+                rows: list[tuple[Any, ...]] = cursor.execute(sql, parameters, binary=True).fetchall()
         finally:
             raw.prepare_threshold = before
-        if raw.pgconn.parameter_status(b"TimeZone") == b"UTC":
+        if len(rows) <= MOST_ROWS_KEPT:
+            kept[zone] = cursor
+        if zone == b"UTC":
             return rows
         # The driver returns times of the session's time zone, with which Python cannot compute (UTCDateTimeField).
         return [tuple([v.astimezone(UTC) if isinstance(v, datetime) else v for v in row]) for row in rows]
@@ -432,27 +486,31 @@ class PostgreSQL:
         return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
 
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
-        knows = bool(known_identity(self.using))
-        parameters = {
+        values = {
             "topic": new.topic,
             "queue": new.queue,
             "key": new.key,
             "priority": new.priority,
             "payload": new.payload,
-            "headers": new.headers,
-            "due": new.due_at,
-            "delay": span_us(new.delay),
-            "expires": None if new.expires is None else span_us(new.expires),
+            "headers": None if new.headers == "{}" else new.headers,
+            "due_at": new.due_at,
+            "delay": span_us(new.delay) if new.due_at is None else None,
+            "expires_at": None if new.expires is None else span_us(new.expires),
             "retry": new.retry,
             "max_attempts": new.max_attempts,
             "timeout": new.timeout,
             "lease": new.lease,
             "concurrency_key": new.concurrency_key,
-            "actor": actor,
+            "created_by": actor,
+            "key_deliveries": new.key_deliveries,
+            "key_for": new.key_for,
         }
+        parameters: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        knows = bool(known_identity(self.using))
+        statement = _insert(tuple(parameters), knows=knows)
         if new.key is not None:
-            parameters.update(key_deliveries=new.key_deliveries, key_for=new.key_for, own=new.own)
-        rows = self._rows(INSERTS[new.key is not None, knows], parameters)
+            parameters["own"] = new.own
+        rows = self._rows(statement, parameters)
         if not rows:
             return None
         if not knows:
@@ -476,16 +534,15 @@ class PostgreSQL:
             cursor.copy(COPY_MESSAGES) as copy,
         ):
             rows = []
-            rest = f"{now.isoformat()}\tscheduled\t0\t0\t0\t0\t1\t\tf\n"
+            rest = f"{now.isoformat()}\t{_copied_text(actor)}\tscheduled\t0\t0\t0\t0\t1\t\tf\n"
             for number, message in zip(ids, new, strict=True):
-                due = ceil_tenth(message.due_at or now + message.delay)
-                rows.append(_copied(number, message, due) + rest)
+                due, due_text = _rounded(message.due_at or now + message.delay)
+                rows.append(_copied(number, message, due, due_text) + rest)
                 if len(rows) == ROWS_PER_WRITE:
                     copy.write("".join(rows))
                     rows.clear()
                 yield message, Inserted(number, due, now)
             copy.write("".join(rows))
-        self._rows(LOG_INSERTED, [actor, _array(ids)])
 
     def queues(self) -> list[str]:
         return [row[0] for row in self._rows(QUEUES, None)]
@@ -542,26 +599,25 @@ class PostgreSQL:
                 "ahead": ahead,
             },
         )
-        return [
-            Claimed._make((*row[:5], _loads(row[5]), _loads(row[6]), row[7], row[8], _loads(row[9]), *row[10:]))
-            for row in rows
-        ]
+        return [_claimed(row) for row in rows]
 
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
-        actors = list({success.actor for success in successes})
-        place = {actor: number for number, actor in enumerate(actors, 1)}
+        ids, deliveries, actors, results = zip(*successes, strict=True)
+        place = {actor: number for number, actor in enumerate(dict.fromkeys(actors), 1)}
         parameters: dict[str, Any] = {
-            "ids": _array([success.id for success in successes]),
-            "deliveries": _array([success.delivery for success in successes]),
-            "places": _array([place[success.actor] for success in successes]),
-            "actors": _texts(actors),
+            "ids": _array(ids),
+            "deliveries": _array(deliveries),
+            "places": _array([place[actor] for actor in actors]),
+            "actors": _texts(place),
         }
-        results = [success.result for success in successes]
         keeps = any(result is not None for result in results)
         if keeps:
-            parameters["results"] = results
-        rows = self._rows(SUCCEEDS[wait, keeps], parameters)
-        return {row[0] for row in rows}
+            parameters["results"] = list(results)
+        usual, late = SUCCEEDS[wait, keeps]
+        done = {row[0] for row in self._rows(usual, parameters)}
+        if len(done) < len(successes):
+            done.update(row[0] for row in self._rows(late, parameters))
+        return done
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
         parameters: dict[str, Any] = {
@@ -595,6 +651,9 @@ class PostgreSQL:
         )
         return {row[0]: row[1] for row in rows}
 
+    def delete(self, ids: Sequence[int]) -> None:
+        self._rows(DELETE, {"ids": _array(ids)})
+
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         # As the driver reads them: this saves making a datetime for each row, and a number from that.
         compiler = rows.values_list("id", Microseconds("due_at"), "priority").query.get_compiler(self.using)
@@ -613,7 +672,14 @@ class PostgreSQL:
         return rows if rows >= 0 else None
 
 
-def _copied(number: int, message: NewMessage, due: datetime) -> str:
+@lru_cache(maxsize=256)
+def _rounded(due: datetime) -> tuple[datetime, str]:
+    """Return the due time as the record has it, and as COPY reads it. Many messages in bulk fall due together."""
+    rounded = ceil_tenth(due)
+    return rounded, rounded.isoformat()
+
+
+def _copied(number: int, message: NewMessage, due: datetime, due_text: str) -> str:
     """Return the columns up to the time of creation as COPY reads them.
 
     A tab ends a column and a newline a row: a topic, a queue and a key contain neither, and JSON escapes them. Only the
@@ -627,9 +693,14 @@ def _copied(number: int, message: NewMessage, due: datetime) -> str:
     lease = NULL if message.lease is None else message.lease
     group = NULL if message.concurrency_key is None else message.concurrency_key.replace("\\", "\\\\")
     return (
-        f"{number}\t{message.topic}\t{message.queue}\t{message.priority}\t{payload}\t{headers}\t{due.isoformat()}"
+        f"{number}\t{message.topic}\t{message.queue}\t{message.priority}\t{payload}\t{headers}\t{due_text}"
         f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t{group}\t"
     )
+
+
+def _copied_text(text: str) -> str:
+    """Return any text as COPY reads it."""
+    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _array(numbers: Iterable[float | None]) -> str:
@@ -647,5 +718,10 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _loads(text: str | None) -> Any:
-    return None if text is None else decoded(text)
+def _claimed(row: tuple[Any, ...]) -> Claimed:
+    """Return a row of ``CLAIM`` with the values of its JSON columns."""
+    values = list(row)
+    for place in (5, 6, 9):
+        if values[place] is not None:
+            values[place] = decoded(values[place])
+    return Claimed._make(values)

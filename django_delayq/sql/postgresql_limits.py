@@ -8,7 +8,18 @@ from typing import Any
 
 from ..states import State
 from .limits import LOCKS, LONGEST_KEPT, LONGEST_PAUSE, Candidate, Count, Promoted, Refused, Taken, stripes
-from .postgresql import IS_LIMITED, IS_RUNNING, IS_SCHEDULED, LOG_COLUMNS, LOOKS_LIKE_FEW, PAUSED, PostgreSQL
+from .postgresql import (
+    FIRST_ROW,
+    IS_LIMITED,
+    IS_RUNNING,
+    IS_SCHEDULED,
+    LOG_COLUMNS,
+    LOOKS_LIKE_FEW,
+    MAY_CLAIM,
+    NOT_EXPIRED,
+    PAUSED,
+    PostgreSQL,
+)
 from .rows import Moved
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
@@ -29,17 +40,14 @@ SELECT id, topic, queue, concurrency_key FROM delayq_message m
 """  # noqa: S608
 
 COLUMNS = "m.id, m.topic, m.queue, m.concurrency_key, m.priority, m.due_at, m.deliveries"
-NOT_EXPIRED = "(m.expires_at IS NULL OR m.expires_at > clock_timestamp())"
 
 CLAIMABLE = f"""
 SELECT {COLUMNS},
        EXISTS (SELECT FROM delayq_place p WHERE p.message_id = m.id AND p.delivery = m.deliveries + 1)
   FROM delayq_message m
  WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW} AND {IS_SCHEDULED}
-   AND m.due_at <= clock_timestamp() + %(ahead)s * interval '1 second' AND {NOT_EXPIRED}
-   AND m.topic = ANY(%(topics)s::text[])
-   AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
-   AND m.queue NOT IN ({PAUSED})
+   AND m.due_at <= clock_timestamp() + %(ahead)s * interval '1 second'
+   AND {MAY_CLAIM}
  ORDER BY m.id
    FOR NO KEY UPDATE OF m SKIP LOCKED
 """  # noqa: S608
@@ -93,13 +101,19 @@ WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(befores)s::text[], %(names)s::text[], %(reasons)s::text[])
         AS o(id, before, name, reason)
      WHERE {LOOKS_LIKE_FEW}
+), x AS (
+    SELECT o.*, m.created_at, m.created_by, m.due_at FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE m.state || '' = o.before
+       FOR NO KEY UPDATE OF m
 ), u AS (
-    UPDATE delayq_message m SET state = 'limited', limited_by = o.name, moves = m.moves + 1
-      FROM o WHERE m.id = o.id AND m.state || '' = o.before
-    RETURNING m.id, m.moves, m.deliveries, m.due_at, o.before, o.reason
+    UPDATE delayq_message m SET state = 'limited', limited_by = x.name, moves = m.moves + 1, created_by = NULL
+      FROM x WHERE m.id = x.id
+    RETURNING m.id, m.moves, m.deliveries, m.due_at, x.before, x.reason
 )
-INSERT INTO delayq_transition ({LOG_COLUMNS})
-SELECT id, moves, clock_timestamp(), before, 'limited', deliveries, due_at, NULL, %(actor)s, reason, '', '' FROM u
+INSERT INTO delayq_log ({LOG_COLUMNS})
+{FIRST_ROW}
+UNION ALL
+SELECT id, moves, clock_timestamp(), before, 'limited', deliveries, due_at, NULL, %(actor)s, reason, '', '', '' FROM u
 RETURNING message_id
 """  # noqa: S608
 
@@ -112,8 +126,8 @@ WITH o AS (
       FROM o WHERE m.id = o.id AND {IS_LIMITED}
     RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, o.reason
 ), l AS (
-    INSERT INTO delayq_transition ({LOG_COLUMNS})
-    SELECT id, moves, clock_timestamp(), 'limited', 'scheduled', deliveries, due_at, NULL, %(actor)s, reason, '', ''
+    INSERT INTO delayq_log ({LOG_COLUMNS})
+    SELECT id, moves, clock_timestamp(), 'limited', 'scheduled', deliveries, due_at, NULL, %(actor)s, reason, '', '', ''
       FROM u
 )
 SELECT id, topic, queue, priority, due_at, deliveries, reason FROM u

@@ -16,7 +16,7 @@ _decode = json.JSONDecoder().raw_decode
 
 def decoded(text: str) -> Any:
     """Return the value of a JSON column from its text, which has no blank before it: we or the database wrote it."""
-    return _decode(text)[0]
+    return {} if text == "{}" else _decode(text)[0]
 
 
 class NewMessage(NamedTuple):

@@ -9,7 +9,7 @@ import contextlib
 import select
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
@@ -59,6 +59,9 @@ class Session:
 
     keeps_plans: bool
     is_read_committed: bool
+    # The cursor for the next statement, by the time zone of the session, in which it reads times. It is taken out while
+    # it is in use: threads may share a connection.
+    cursors: dict[bytes | None, Any] = field(default_factory=dict)
 
 
 def known_session(connection: BaseDatabaseWrapper) -> Session | None:
@@ -210,7 +213,7 @@ def is_clean(connection: BaseDatabaseWrapper) -> bool:
     """Return whether an open connection works as far as the driver knows, with no transaction begun by hand."""
     raw = connection.connection
     if connection.vendor == "postgresql":
-        return not raw.closed and raw.info.transaction_status == IDLE and bool(raw.autocommit)
+        return not raw.closed and raw.pgconn.transaction_status == IDLE and bool(raw.autocommit)
     if connection.vendor == "sqlite":
         # For a closed connection the driver only raises an error.
         with contextlib.suppress(Exception):

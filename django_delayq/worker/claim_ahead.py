@@ -56,12 +56,17 @@ class ClaimAhead:
 
     # --- until the due time -------------------------------------------------------------------------------------------
 
-    def hold(self, delivery: Delivery) -> bool:
-        """Keep a delivery until it is due. Return False for one that is due already."""
-        if self._due_timer is None or delivery.due_mono <= delivery.queued_mono:
-            return False
-        self._due_timer.add(delivery)
-        return True
+    def hold(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Keep the deliveries that are not due yet until they are, and return the others."""
+        if self._due_timer is None:
+            return deliveries
+        due = []
+        for delivery in deliveries:
+            if delivery.due_mono <= delivery.queued_mono:
+                due.append(delivery)
+            else:
+                self._due_timer.add(delivery)
+        return due
 
     def release(self) -> list[Delivery]:
         """Return the held deliveries, and hold them no longer."""

@@ -87,6 +87,9 @@ def due_in(row: Claimed, until: float, took: float) -> float:
     Redis said: after ``until`` seconds. The record's clock decides, which was read at some moment of the ``took``
     seconds that the claim took. So Redis is believed within these bounds. Otherwise the later bound counts.
     """
+    if until <= 0 and row.due_at <= row.claimed_at:
+        # Both say that it was due already.
+        return until
     left = (row.due_at - row.claimed_at).total_seconds()
     return until if left <= until <= left + took else left + took
 
@@ -152,6 +155,8 @@ class Consumer(threading.Thread):
         self._claim_within_limits = claim
         # Messages that are to run alone often come together: after one of them, take one message at a time.
         self._takes_one = False
+        # The queue from which the last turn took last, when there was more than room for; "" otherwise.
+        self._served_last = ""
         self._unknown: set[str] = set()
         self._errors = 0
         # True when ids were put back for other workers in this turn.
@@ -305,15 +310,19 @@ class Consumer(threading.Thread):
         return _Found(shares.take(queues, room, lambda queue, some: broker.take(queue, some, self.claim_ahead.reach)))
 
     def _take_due(self, broker: Broker, queues: Sequence[str], room: int) -> _Found:
-        """Take from the first queue, and then from those others that have ids which are due."""
+        """Take from the first queue, and then from those others that have ids which are due.
+
+        While there is more than room for, the queues that no command line and no setting puts in order take turns.
+        """
         within = self.claim_ahead.reach
         found = _Found()
-        if queues:
+        if queues and not self._served_last:
             taken = broker.take(queues[0], room, within)
             found.taken[queues[0]] = taken
             room -= len(taken.tickets)
             if broker is self.brokers.database:
-                others = len(queues) > 1
+                # Where all queues are served, one may have its first message.
+                others = self.queues.named is None or len(queues) > 1
             else:
                 found.due = DueQueues(next_due=taken.other_due, at=taken.at)
                 others = taken.other_due is not None and taken.other_due <= within
@@ -324,50 +333,55 @@ class Consumer(threading.Thread):
         found.due = due = broker.due_queues(
             queues if named else None,
             within,
-            first=queues[0] if queues else "",
+            after=self._served_last,
             enough=None if named or pauses else max(room, ENOUGH_IDS),
         )
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
         self.queues.note([queue.name for queue in rest])
         found.taken |= broker.take_many(rest, room, within)
         found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in rest)
+        if not named:
+            is_short = found.left_out or (len(due.queues) > 1 and any(taken.left for taken in found.taken.values()))
+            self._served_last = [self._served_last, *found.tickets][-1] if is_short else ""
         return found
 
     def _take_and_claim(self, broker: Broker, take: Callable[[], _Found]) -> tuple[list[Delivery], _Found]:
         handlers = registry.handlers()
         found, offer = _Found(), self.rooms.offer()
+        tickets: dict[str, list[Ticket]] = {}
         try:
             with broker.exclusively():
                 failpoints.reach("before_take")
                 found = take()
+                tickets = found.tickets
                 asked = time.monotonic()
-                claimed = self._claim(broker, found.tickets, offer) if found.tickets else []
+                claimed = self._claim(broker, tickets, offer) if tickets else []
                 answered = time.monotonic()
         except (DatabaseError, BrokerUnavailable):
             # A process that cannot reach the database may fail to reach Redis too, when it parks the ids.
-            self.orphaned_claims.note_unanswered(ticket.id for some in found.tickets.values() for ticket in some)
+            self.orphaned_claims.note_unanswered(ticket.id for some in tickets.values() for ticket in some)
             raise
         self.orphaned_claims.note_answered(claimed)
         self.extensions.claimed(claimed)
-        mine = {row.id for row in claimed}
+        mine = {row.id: row for row in claimed}
         # The topics of the ids for which there was no room.
         left_over: list[str] = []
         if broker.forgets_taken:
-            for queue, tickets in found.tickets.items():
-                rest = [ticket for ticket in tickets if ticket.id not in mine]
+            for queue, some in tickets.items():
+                rest = [ticket for ticket in some if ticket.id not in mine]
                 if rest:
                     left_over += self._try_to_put_back(broker, queue, rest, offer)
         self.rooms.close(offer.full)
-        self.rooms.learn([*(row.topic for row in claimed), *left_over])
+        self.rooms.learn([*[row.topic for row in claimed], *left_over])
         if left_over:
             self.rooms.note_put_back(claimed=bool(claimed))
-        until = {ticket.id: ticket.until for tickets in found.tickets.values() for ticket in tickets}
-        if len(found.tickets) > 1:
-            order = {pk: place for place, pk in enumerate(until)}
-            claimed.sort(key=lambda row: order[row.id])
+        # In the order of the tickets. An id may have been taken from two queues.
+        until = {ticket.id: ticket.until for some in tickets.values() for ticket in some}
+        took = answered - asked
         return [
-            Delivery(row, handlers[row.topic], self.using, asked, due_in(row, until[row.id], answered - asked))
-            for row in claimed
+            Delivery(row, handlers[row.topic], self.using, asked, due_in(row, left, took))
+            for pk, left in until.items()
+            if (row := mine.get(pk)) is not None
         ], found
 
     def _try_to_put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket], offer: Offer) -> list[str]:
@@ -489,7 +503,7 @@ class Consumer(threading.Thread):
     def _hand_over(self, deliveries: Sequence[Delivery]) -> int:
         """Give deliveries to the pool and the quarantine. Return how many of them they kept."""
         suspects = [d for d in deliveries if self.quarantine.is_suspect(d)]
-        self.pool.submit([d for d in deliveries if not self.quarantine.is_suspect(d)])
+        self.pool.submit([d for d in deliveries if d not in suspects] if suspects else deliveries)
         admitted = self.quarantine.admit(suspects)
         if deliveries:
             self._takes_one = admitted

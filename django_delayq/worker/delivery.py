@@ -30,6 +30,18 @@ from ..sql.rows import Claimed, LeaseRenewal
 
 logger = logging.getLogger("django_delayq")
 
+# The forks between the first process and this one. Python counts them in each child; to ask the system for the id of
+# the process would be a call to it before and after each handler.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 
 class Delivery:
     """Implements ``registry.Delivered`` for the handler; everything else is for the worker.
@@ -43,11 +55,11 @@ class Delivery:
 
     __slots__ = (
         "_deadline",
+        "_forks",
         "_is_awaited",
         "_is_closed",
         "_is_interrupted",
         "_lock",
-        "_process",
         "_scope",
         "_thread",
         "attempt",
@@ -83,15 +95,18 @@ class Delivery:
         self, claimed: Claimed, handler: Handler, using: str, asked: float | None = None, due_in: float = 0.0
     ) -> None:
         """The claim was sent at ``asked`` (monotonic), ``due_in`` seconds before the message falls due."""
-        self.id = claimed.id
-        self.topic = claimed.topic
-        self.queue = claimed.queue
-        self.key = claimed.key
-        self.priority = claimed.priority
-        self.payload = claimed.payload
-        self.headers = claimed.headers
-        self.due_at = claimed.due_at
-        self.expires_at = claimed.expires_at
+        # The first fields of a claimed message, in their order.
+        (
+            self.id,
+            self.topic,
+            self.queue,
+            self.key,
+            self.priority,
+            self.payload,
+            self.headers,
+            self.due_at,
+            self.expires_at,
+        ) = claimed[:9]
         self.attempt = claimed.attempts + 1
         self.deliveries = claimed.deliveries
         self.claimed = claimed
@@ -108,7 +123,7 @@ class Delivery:
         self.decided: Outcome | None = None
         self.raised: BaseException | None = None
         self._deadline: float | None = None
-        self._thread = self._process = 0
+        self._thread = self._forks = 0
         self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout, asyncio.Task[Any]] | None = None
         # Why the worker cancelled the task of the handler; empty: it did not.
         self.cancel_reason = ""
@@ -243,7 +258,7 @@ class Delivery:
         possible: if the process freezes after it, the handler runs twice.
         """
         self._thread = threading.get_ident()
-        self._process = os.getpid()
+        self._forks = _forks
         self.started_mono = time.monotonic()
         if self.started_mono - self.leased_mono > self.lease:
             raise Superseded("lease ran out before it began")
@@ -297,7 +312,7 @@ class Delivery:
 
         It has copies of the worker's deliveries and the sockets of its connections, and must go on with neither.
         """
-        if os.getpid() == self._process:
+        if _forks == self._forks:
             return
         error = sys.exception()
         if isinstance(error, SystemExit):

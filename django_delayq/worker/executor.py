@@ -52,6 +52,8 @@ _UNRUN = (
     *(partial, FunctionType, MethodType, contextlib.ContextDecorator, contextlib.AsyncContextDecorator),
 )
 _NO_KEY = contextlib.nullcontext()
+# The usual outcome: the handler has returned, and no value is kept.
+_DONE = Ack()
 # The topics whose handlers returned a value, which was logged.
 _returning: set[str] = set()
 # A serialization failure or a deadlock costs no attempt in the first deliveries of a message, and is repeated after at
@@ -160,7 +162,8 @@ def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery
 
 def _perform(delivery: Delivery, actor: str) -> Outcome:
     if not delivery.handler.transactional:
-        return Ack(call(delivery))
+        result = call(delivery)
+        return _DONE if result is None else Ack(result)
     with transaction.atomic(using=delivery.using, durable=delivery.is_outermost):
         result = _call_in_transaction(delivery)
         # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back

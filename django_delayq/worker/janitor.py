@@ -3,45 +3,66 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 from .. import admission, conf, transitions
 from ..extensions import Service
 from ..models import Worker
-from ..purge import PURGED_PER_TRANSACTION, finished, purge
+from ..purge import finished, purge
 from ..states import FINAL, State
 
 logger = logging.getLogger("django_delayq")
 
 # The row of a worker that has shown no sign of life for this long is deleted.
 DEAD_WORKER_RETENTION = timedelta(days=1)
+# After a batch the janitor rests for so many times as long as the batch took: messages that fall due meanwhile need the
+# same disk, the same interpreter and the same processors.
+REST = 2.0
 
 
 class Janitor(Service):
-    """Deletes a few batches once a minute."""
+    """Prunes once a minute: a batch at a time, with a rest after each."""
 
     name = "janitor"
     is_shared = True
     interval = 60.0
-    batches = 2
 
     def __init__(self, using: str) -> None:
         self.using = using
+        # Prunes a batch each time that it is asked for its next number. None: nothing is being pruned.
+        self._pruning: Iterator[int] | None = None
 
     def tick(self) -> float:
-        """Delete up to ``batches`` batches of each kind; come back soon when there is more."""
+        """Delete a batch; come back soon when there is more."""
+        pruning, self._pruning = self._pruning, None
+        if pruning is None:
+            self._tidy()
+            pruning = self._prune()
+        began = time.monotonic()
+        if next(pruning, None) is None:
+            return self.interval
+        # It goes on in the next tick. After an error it would not: then it begins anew.
+        self._pruning = pruning
+        return REST * (time.monotonic() - began)
+
+    def _prune(self) -> Iterator[int]:
+        """Delete the messages whose retention time is over; yield the size of each batch."""
         settings = conf.get()
-        is_more = False
         kept = ((FINAL - {State.DEAD}, settings.RETENTION), ({State.DEAD}, settings.DEAD_RETENTION))
         for states, retention in kept:
             if retention is None:
                 continue
-            deleted = sum(purge(finished(self.using, states, retention), limit=self.batches * PURGED_PER_TRANSACTION))
+            deleted = 0
+            for size in purge(finished(self.using, states, retention)):
+                deleted += size
+                yield size
             if deleted:
                 logger.info("Pruned %d messages that finished more than %g s ago", deleted, retention)
-            is_more = is_more or deleted >= self.batches * PURGED_PER_TRANSACTION
+
+    def _tidy(self) -> None:
         transitions.drop_leases(self.using)
         admission.tidy(self.using)
         dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
         Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()
-        return 0.1 if is_more else self.interval

@@ -136,8 +136,9 @@ class Lane:
         return True
 
     def _note_outcome(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
-        self._mean.learn(time.monotonic() - delivery.started_mono)
-        self.recorder.submit(delivery, outcome, actor)
+        now = time.monotonic()
+        self._mean.learn(now - delivery.started_mono)
+        self.recorder.submit(delivery, outcome, actor, now)
 
     def _note_failure(self, delivery: Delivery, error: BaseException, actor: str) -> None:
         """Have a delivery retried that the worker failed to run. That is no error of the handler, but, for example, of

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from .. import admission
 from ..admission import LINES_TOGETHER
-from ..extensions import HandledMessage, Service, WorkerExtension
+from ..extensions import Service, WorkerExtension
 from ..signals import MessageFacts
 from ..sql.rows import Claimed, Moved, Ticket
 from .reporting import publish_scheduled
@@ -59,9 +59,6 @@ class Gate(WorkerExtension):
     def services(self, roles: frozenset[str]) -> Iterable[Service]:
         """Return the service that promotes what this process has made room for."""
         return (Promoter(self),)
-
-    def handled(self, messages: Sequence[HandledMessage]) -> None:
-        """Do nothing: the outcomes are not recorded yet."""
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
         """Note the messages whose places became free."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from .. import transitions
 from ..sql.rows import Claimed, Moved
@@ -26,8 +26,8 @@ class OrphanedClaims:
     def note_answered(self, claimed: Sequence[Claimed]) -> None:
         """Take note of a claim whose answer came."""
         if claimed:
-            # In the database's time zone an hour may come twice, and its clock may be set back.
-            newest = max(row.claimed_at.astimezone(UTC) for row in claimed)
+            # The clock of the database may be set back.
+            newest = max([row.claimed_at for row in claimed])
             self._newest = newest if self._newest is None else max(newest, self._newest)
 
     def note_unanswered(self, ids: Iterable[int]) -> None:

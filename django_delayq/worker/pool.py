@@ -78,9 +78,8 @@ class Pool:
         else:
             for lane in self.lanes:
                 lane.held.add([delivery for delivery in deliveries if self.lane_of(delivery.handler) is lane])
-        for delivery in deliveries:
-            if not self.claim_ahead.hold(delivery):
-                self.lane_of(delivery.handler).put(delivery)
+        for delivery in self.claim_ahead.hold(deliveries):
+            self.lane_of(delivery.handler).put(delivery)
 
     def held(self) -> list[Delivery]:
         """Return the deliveries that run or wait in this process. Safe from any thread."""

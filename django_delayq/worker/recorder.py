@@ -95,11 +95,11 @@ class Recorder(threading.Thread):
         self._is_idle.set()
         self._stopping = False
 
-    def submit(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
-        """Have an outcome written soon. Returns at once."""
+    def submit(self, delivery: Delivery, outcome: Outcome, actor: str, at: float | None = None) -> None:
+        """Have the outcome of a delivery written soon that ended ``at`` (monotonic), or now. Returns at once."""
         if self._is_idle.is_set():
             self._is_idle.clear()
-        self._pending.append(Ended(delivery, outcome, actor, time.monotonic()))
+        self._pending.append(Ended(delivery, outcome, actor, time.monotonic() if at is None else at))
         if not self._is_some.is_set():
             self._is_some.set()
 
@@ -138,10 +138,14 @@ class Recorder(threading.Thread):
                     began = self._gather(began)
                     batch = [self._pending.popleft() for _ in range(min(MOST_OUTCOMES, len(self._pending)))]
                     self._writing_since = time.monotonic()
-                    self._record([e for e in batch if isinstance(e.outcome, SUCCESS)], self.write_successes)
-                    self._record([e for e in batch if not isinstance(e.outcome, SUCCESS)], self.write_failures)
+                    successes = [e for e in batch if isinstance(e.outcome, SUCCESS)]
+                    failures = [e for e in batch if not isinstance(e.outcome, SUCCESS)]
+                    self._record(successes, self.write_successes)
+                    self._record(failures, self.write_failures)
                     self._writing_since = None
-                    done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
+                    done = batch
+                    if failures or self._locked:
+                        done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
                     self._on_recorded(len(done))
                     self.extensions.handled(done)
                     self._retry_locked()
@@ -229,11 +233,21 @@ class Recorder(threading.Thread):
     def write_successes(self, batch: Sequence[Ended], again: bool) -> None:
         """Write deliveries that succeeded, and report them. ``again``: an earlier try may have been committed."""
         acks = [
-            Success(ended.delivery.id, ended.delivery.deliveries, ended.actor, ended.outcome.result)
-            for ended in batch
-            if isinstance(ended.outcome, Ack)
+            Success(delivery.id, delivery.deliveries, actor, outcome.result)
+            for delivery, outcome, actor, _at in batch
+            if isinstance(outcome, Ack)
         ]
         consumed = transitions.succeed(self.using, acks, wait=False)
+        recorded = batch if len(consumed) == len(acks) else self._without_refused(batch, acks, consumed, again)
+        self.extensions.consumed([ended.delivery for ended in recorded])
+        if wants_successes():
+            for ended in recorded:
+                report_success(self.using, ended.delivery, ended.at)
+
+    def _without_refused(
+        self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool
+    ) -> list[Ended]:
+        """Return the successes that are recorded. Those of locked rows are kept, and the others are logged."""
         locked = self._live([ack.id for ack in acks if ack.id not in consumed])
         recorded = []
         for ended in batch:
@@ -244,10 +258,7 @@ class Recorder(threading.Thread):
                 recorded.append(ended)
             else:
                 logger.warning("Outcome refused, the message was ended by another move: %s", ended.delivery)
-        self.extensions.consumed([ended.delivery for ended in recorded])
-        if wants_successes():
-            for ended in recorded:
-                report_success(self.using, ended.delivery, ended.at)
+        return recorded
 
     def write_failures(self, batch: Sequence[Ended], again: bool) -> None:
         """Write deliveries that failed or were released, publish what is scheduled again, and report them."""

@@ -19,11 +19,13 @@ from .broker_switch import BrokerSwitch
 # An id whose topic another live worker knows becomes ready again at once, and this process leaves it to others for the
 # first time. When this process takes the id again, the other worker may be busy: the id becomes ready after the second
 # time, then after twice that, and so on up to the third. While no live worker knows the topic, it becomes ready after
-# the fourth. Seconds.
+# the fourth, and then after twice that, and so on up to the fifth: many such ids of a high priority must not come back
+# before a slow worker has got past them. Seconds.
 LEFT_TO_OTHERS = 0.01
 SECOND_HAND_OVER = 0.05
 LONGEST_HAND_OVER = 1.0
 RETRY_UNKNOWN_AFTER = 30.0
+LONGEST_UNKNOWN = 120.0
 # The ids of which a process remembers how often it handed them over.
 MOST_REMEMBERED = 10_000
 # The answer to which topics the live workers know is used for this long. Seconds.
@@ -31,7 +33,7 @@ REMEMBERED = 1.0
 # A worker that knows new topics fetches their ids when it starts, and once more after this time: until then others may
 # go by an answer from before its start. Seconds.
 FETCH_AGAIN_AFTER = 2 * REMEMBERED
-# Pages of a queue that are fetched; the sweep puts the rest.
+# Pages of a queue that are fetched; the rest waits until it is parked no more.
 MOST_PAGES = 5
 
 
@@ -65,16 +67,18 @@ class UnknownTopics:
         known = self._known_in(queue)
         by_time: dict[float, list[Ticket]] = defaultdict(list)
         for ticket, topic in strays:
-            by_time[self._time(ticket.id) if topic in known else RETRY_UNKNOWN_AFTER].append(ticket)
+            by_time[self._time(ticket.id, is_known=topic in known)].append(ticket)
         for seconds, tickets in by_time.items():
             broker.park(queue, tickets, seconds)
         return any(topic in known for _ticket, topic in strays)
 
-    def _time(self, pk: int) -> float:
-        """Return for how long to park an id that another live worker can deliver."""
+    def _time(self, pk: int, *, is_known: bool) -> float:
+        """Return for how long to park an id. ``is_known``: another live worker can deliver it."""
         times = self._times[pk] = self._times.pop(pk, -1) + 1
         if len(self._times) > MOST_REMEMBERED:
             del self._times[next(iter(self._times))]
+        if not is_known:
+            return min(LONGEST_UNKNOWN, RETRY_UNKNOWN_AFTER * 2.0 ** min(times, 20))
         return min(LONGEST_HAND_OVER, SECOND_HAND_OVER * 2.0 ** min(times - 1, 20)) if times else 0.0
 
     def _known_in(self, queue: str) -> set[str]:

@@ -23,7 +23,7 @@ DEATHS = "after_handler:kill:3,before_succeed:kill:7,after_commit:kill:9,before_
 def test_a_chain_survives_killed_workers_and_a_flushed_redis(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     topics = {"t.chain": "live", "t.chain_tx": "scheduled", "t.achain": "1h"}
     for topic, unique in topics.items():
-        schedule_message(topic, {"turn": 1, "turns": TURNS}, key="k", unique=unique, delay="50ms")
+        schedule_message(topic, {"turn": 1, "turns": TURNS, "unique": unique}, key="k", unique=unique, delay="50ms")
     monkeypatch.setenv("DELAYQ_FAILPOINTS", DEATHS)
     start("--threads", "2")
     monkeypatch.delenv("DELAYQ_FAILPOINTS")
@@ -34,10 +34,14 @@ def test_a_chain_survives_killed_workers_and_a_flushed_redis(start: Start, monke
     with redis.Redis.from_url(os.environ["REDIS_URL"]) as client:
         client.flushall()
     eventually(lambda: not Message.objects.filter(state__in=LIVE).exists(), "the chains come to their ends")
-    for topic in topics:
+    for topic, unique in topics.items():
         messages = Message.objects.filter(topic=topic).order_by("pk")
-        # One message a turn: a turn that ran again has found the next one there.
-        assert list(messages.values_list("payload__turn", flat=True)) == list(range(1, TURNS + 1)), topic
+        turns = list(messages.values_list("payload__turn", flat=True))
+        # One message a turn: a turn that ran again has found the next one there. Except when the next one was the last
+        # and has ended, which frees the key of a live message.
+        if unique == "live" and turns[-2:] == [TURNS, TURNS]:
+            turns.pop()
+        assert turns == list(range(1, TURNS + 1)), topic
         assert {row.state for row in messages} == {State.CONSUMED}
         effects = Counter(Effect.objects.filter(message_id__in=messages).values_list("note", flat=True))
         assert len(effects) == TURNS

@@ -368,10 +368,11 @@ def change_two_rows_in_an_order(message: Delivered) -> None:
 
 def chain(message: Delivered) -> None:
     """Leave an effect, and schedule the next message under the key of this one until the payload's turns are over."""
-    turn, turns = message.payload["turn"], message.payload["turns"]
+    turn, turns, unique = (message.payload[name] for name in ("turn", "turns", "unique"))
     leave(message, f"turn {turn}")
     if turn < turns:
-        schedule_message(message.topic, {"turn": turn + 1, "turns": turns}, key=message.key, delay="20ms")
+        following = {**message.payload, "turn": turn + 1}
+        schedule_message(message.topic, following, key=message.key, unique=unique, delay="20ms")
 
 
 receives("t.chain", retry=AGAIN_AND_AGAIN)(chain)

@@ -13,7 +13,7 @@ import pytest
 
 from django_delayq import conf
 from django_delayq.broker.base import DueQueue, Entry
-from django_delayq.broker.redis import RedisBroker
+from django_delayq.broker.redis import RedisBroker, _ours
 from django_delayq.exceptions import BrokerUnavailable
 from django_delayq.sql.rows import Ticket
 from testproject.servers import RedisServer
@@ -134,6 +134,21 @@ MEMBERS: list[dict[Any, float]] = [
     {"x": 1, "9" * 5000: 2, b"\xff\xfe": 3, "-3": 4, "": 5},
     {"1": float("inf"), "2": float("-inf"), "3": 1e300, "4": -5.5, "5": 2.0**60},
 ]
+
+
+@pytest.mark.parametrize(
+    ("member", "score"),
+    [
+        *[(member, b"5") for member in (b"x", b"", b"-3", b" 3", b"9" * 20)],
+        *[(b"3", score) for score in (b"inf", b"-5", b"1.5", b"", b"9200000000000000", b"9" * 17)],
+    ],
+)
+@pytest.mark.parametrize("ours", [(70, 7), (70, 2**53), (2**62, 7)])
+def test_members_and_scores_that_are_not_ours_are_left_out(ours: tuple[int, int], member: bytes, score: bytes) -> None:
+    mine = [str(number).encode() for number in ours]
+    assert list(_ours([*mine, b"8", b"9"])) == [ours, (8, 9)]
+    assert list(_ours([*mine, member, score, b"8", b"9"])) == [ours, (8, 9)]
+    assert list(_ours([])) == []
 
 
 @pytest.mark.parametrize("key", ["delayed", "ready"])

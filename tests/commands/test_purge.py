@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from django_delayq import cancel_message, schedule_message, transitions
@@ -14,7 +17,10 @@ from django_delayq import purge as purging
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
 from django_delayq.purge import purge
+from django_delayq.sql.sessions import lock_timeout
 from django_delayq.states import FINAL, State
+from django_delayq.worker import janitor
+from django_delayq.worker.janitor import Janitor
 
 from .conftest import claim, run, schedule
 
@@ -98,25 +104,27 @@ def test_a_message_requeued_between_two_batches_is_not_purged() -> None:
     assert pk != other
 
 
-def test_a_message_requeued_after_the_page_was_read_is_not_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_was_chosen_and_then_requeued_is_not_purged() -> None:
     ids = make_finished(2, days=40)
     transitions.requeue("default", ids[:1])
-    monkeypatch.setattr("django_delayq.purge._page", lambda rows, after, size: [(timezone.now(), pk) for pk in ids])
-    assert list(purge(purging.finished("default", FINAL, 86_400.0))) == [1]
+    assert purging.purge_ids("default", ids) == set(ids[1:])
     assert left() == set(ids[:1])
 
 
 def test_a_locked_message_is_not_purged() -> None:
     if not connections["default"].features.has_select_for_update_skip_locked:
         pytest.skip("locks rows")
-    locked, *_others = make_finished(5, days=40)
+    locked, *_others = make_finished(4, days=40)
+    (chosen,) = make_finished(1, days=0)
     second = connections.create_connection("default")
     try:
         second.set_autocommit(False)
         with second.cursor() as cursor:
             cursor.execute("SELECT 1 FROM delayq_message WHERE id = %s FOR UPDATE", [locked])
         assert not transaction.get_connection().in_atomic_block
-        assert sum(purge(purging.finished("default", FINAL, 86_400.0), batch_size=1)) == 4
+        with lock_timeout(1000):
+            assert sum(purge(purging.finished("default", FINAL, 86_400.0), batch_size=1)) == 3
+            assert purging.purge_ids("default", [locked, chosen]) == {chosen}
     finally:
         second.close()
     assert left() == {locked}
@@ -180,3 +188,41 @@ def test_a_message_that_holds_its_key_after_its_end_is_not_purged() -> None:
     # A person who purges this very message frees its key.
     assert purging.purge_ids("default", [held]) == {held}
     assert not schedule_message("t.ok", key="held", unique="1h").existed
+
+
+# --- the janitor ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pruner(monkeypatch: pytest.MonkeyPatch) -> Janitor:
+    """A janitor with batches of two messages, each of which takes half a second by its clock."""
+    seconds = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(janitor, "purge", partial(purge, batch_size=2))
+    monkeypatch.setattr(janitor, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    return Janitor("default")
+
+
+def test_the_janitor_prunes_one_batch_at_a_time_and_rests_after_each(pruner: Janitor) -> None:
+    consumed, dead = make_finished(3, days=40), make_finished(1, days=100, state=State.DEAD)
+    young = make_finished(1, days=20) + make_finished(1, days=40, state=State.DEAD)
+    seen = []
+    for _ in range(4):
+        wait = pruner.tick()
+        seen.append((wait, left() - set(young)))
+    rest = 0.5 * janitor.REST
+    assert seen == [(rest, {consumed[2], *dead}), (rest, set(dead)), (rest, set()), (pruner.interval, set())]
+    assert left() == set(young)
+
+
+def test_the_janitor_begins_anew_after_an_error(pruner: Janitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_finished(4, days=40)
+    pruner.tick()
+    with monkeypatch.context() as patched, pytest.raises(OperationalError):
+        patched.setattr(purging, "_lock_batch", fail)
+        pruner.tick()
+    assert pruner.tick() < pruner.interval
+    assert left() == set()
+
+
+def fail(*_arguments: object) -> None:
+    raise OperationalError("the server is gone")

@@ -20,10 +20,11 @@ from django.utils import timezone
 from django_delayq import cancel_message, transitions
 from django_delayq.inspector import stats
 from django_delayq.management._watch import Screen
-from django_delayq.models import Message, Transition, Worker
+from django_delayq.models import LogRow, Message, Worker
 from django_delayq.sql.rows import Success
 from django_delayq.states import State
 from testproject.servers import RedisServer
+from tests.record_of import write_out_log
 from tests.workers import PATIENCE, ROOT
 
 from .conftest import claim, run, schedule
@@ -68,12 +69,13 @@ def test_lateness_is_from_the_due_time_to_the_first_claim() -> None:
     ids = schedule(20, due=-10)
     claim(*ids)
     transitions.succeed("default", [Success(pk, 1, "") for pk in ids])
+    write_out_log()
     for place, pk in enumerate(ids):
-        first = Transition._base_manager.filter(message_id=pk, to_state=State.RUNNING)
+        first = LogRow._base_manager.filter(message_id=pk, to_state=State.RUNNING)
         due = Message.objects.get(pk=pk).due_at
         first.update(at=due + timedelta(seconds=place + 1))
         # A later delivery of the same message does not count.
-        Transition(
+        LogRow(
             message_id=pk, number=9, at=due + timedelta(hours=1), from_state="scheduled", to_state="running", due_at=due
         ).save_base(force_insert=True)
 

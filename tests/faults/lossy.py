@@ -21,11 +21,11 @@ class Said(NamedTuple):
 
 
 INSERT = Said(False, b"INSERT INTO delayq_message")
-CLAIM = Said(False, b"'scheduled', 'running', deliveries")
+CLAIM = Said(False, b"SET state = 'running', deliveries")
 EFFECT = Said(False, b'INSERT INTO "tests_app_effect"')
 # The handler's statement waits for the row's lock; the recorder's skips locked rows.
-SUCCEED = Said(False, b"OF m\n), u AS (\n    UPDATE delayq_message m\n       SET state = 'consumed'")
-RECORD = Said(False, b"SKIP LOCKED\n), u AS (\n    UPDATE delayq_message m\n       SET state = 'consumed'")
+SUCCEED = Said(False, b"OF m\n)\nUPDATE delayq_message m\n   SET state = 'consumed'")
+RECORD = Said(False, b"SKIP LOCKED\n)\nUPDATE delayq_message m\n   SET state = 'consumed'")
 COMMIT = Said(False, b"COMMIT\0")
 TAKE = Said(True, scripts.load("take").digest.encode())
 LOADED = Said(True, scripts.load("loaded").digest.encode())

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from django_delayq import transitions
-from django_delayq.models import Message, Transition
+from django_delayq.models import LogRow, Message
 from django_delayq.sql.rows import Success, Ticket
 from tests.app.models import Effect
+from tests.record_of import write_out_log
 
 from .messages import NUMBER, schedule_all
 from .oracle import DEATH, EXPIRY, KILLED, LATE, POWER_CUT, SHUT, TRANSACTIONAL, Verdict, Windows, judge
@@ -24,7 +25,6 @@ def deliver(lines: Path) -> None:
     """Deliver messages by hand, without a fault."""
     messages = schedule_all("good", str(lines))
     Message._base_manager.update(due_at="2020-01-01T00:00:00Z")
-    Transition._base_manager.update(due_at="2020-01-01T00:00:00Z")
     leases = {message.topic: 60.0 for message in messages}
     claimed = transitions.claim("default", [Ticket(m.pk) for m in messages], leases, "hand/1/0")
     for row in claimed:
@@ -34,6 +34,7 @@ def deliver(lines: Path) -> None:
         else:
             Effect.objects.create(message_id=row.id, delivery=1)
     transitions.succeed("default", [Success(row.id, 1, "hand") for row in claimed])
+    write_out_log()
 
 
 def some(topic: str) -> Message:
@@ -60,13 +61,13 @@ def test_a_right_record_has_no_findings(tmp_path: Path) -> None:
         (lambda lines: append(lines, "999999999 1\n"), "never committed"),
         (lambda lines: Message._base_manager.filter(pk=some("t.file").pk).delete(), "19 messages, 20 were committed"),
         (
-            lambda lines: Transition._base_manager.filter(
-                message_id=Transition.objects.filter(number=2)[0].message_id, number=2
+            lambda lines: LogRow._base_manager.filter(
+                message_id=LogRow.objects.filter(number=2)[0].message_id, number=2
             ).delete(),
             "numbers",
         ),
-        (lambda lines: Transition._base_manager.filter(number=3).update(from_state="dead"), "is from dead"),
-        (lambda lines: Transition._base_manager.filter(number=2).update(at="2019-01-01T00:00:00Z"), "started early"),
+        (lambda lines: LogRow._base_manager.filter(number=3).update(from_state="dead"), "is from dead"),
+        (lambda lines: LogRow._base_manager.filter(number=2).update(at="2019-01-01T00:00:00Z"), "started early"),
         (lambda lines: Effect.objects.update(at="2019-01-01T00:00:00Z"), "before it was due"),
         (lambda lines: Message._base_manager.filter(topic="t.file").update(state="dead"), "is dead"),
         (lambda lines: Message._base_manager.filter(topic="t.file").update(deliveries=2), "for 2 deliveries"),
@@ -86,7 +87,7 @@ def repeat(tmp_path: Path) -> Callable[[str], int]:
     def end(how: str) -> int:
         deliver(tmp_path / "lines")
         pk: int = some("t.file").pk
-        Transition._base_manager.filter(message_id=pk, number=3).update(reason=how)
+        LogRow._base_manager.filter(message_id=pk, number=3).update(reason=how)
         append(tmp_path / "lines", f"{pk} 2\n")
         return pk
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
@@ -40,6 +41,23 @@ def run(function: Callable[[Any], Any], **terms: Any) -> Outcome:
     handler(TOPIC, **terms)(function)
     (delivery,) = claimed(TOPIC)
     return executor.execute(delivery, "worker:w")
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_that_comes_out_of_a_handler_is_ended() -> None:
+    handler(TOPIC)(leave)
+    (delivery,) = claimed(TOPIC)
+    delivery.begin()
+    delivery.end_fork()
+    child = os.fork()
+    if not child:
+        try:
+            delivery.end_fork()
+        finally:
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # --- awaitables -------------------------------------------------------------------------------------------------------

@@ -152,3 +152,28 @@ def test_run_delayq_serves_queues_by_weight() -> None:
 def test_a_wrong_weight_is_refused(queues: str, text: str) -> None:
     with pytest.raises(CommandError, match=text):
         call_command("run_delayq", "--once", "--queues", queues)
+
+
+@WITH_REDIS
+@pytest.mark.parametrize("threads", [1, 4])
+def test_full_queues_take_turns_when_nobody_put_them_in_order(
+    assembled: Assemble, threads: int, with_redis: bool
+) -> None:
+    parts = assembled(threads, queues=(), redis=with_redis)
+    for queue in ("default", "a", "z"):
+        flood(queue, 60)
+    parts.consumer.queues.search()
+    # The default queue first, and then by name in a circle.
+    assert [[*turn(parts)] for _ in range(6)] == [[queue] for queue in ("default", "z", "a") * 2]
+
+
+@WITH_REDIS
+def test_the_default_queue_goes_first_again_when_there_is_room_for_all(assembled: Assemble, with_redis: bool) -> None:
+    parts = assembled(queues=(), redis=with_redis)
+    flood("default", 2)
+    flood("z", 1)
+    parts.consumer.queues.search()
+    assert [[*turn(parts)] for _ in range(4)] == [["default"], ["z"], ["default"], []]
+    flood("a", 1)
+    flood("default", 1)
+    assert [[*turn(parts)] for _ in range(3)] == [["default"], ["a"], []]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -40,7 +41,7 @@ from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND, to_tenths
 from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.models import Message, Place, Transition
+from django_delayq.models import LogRow, Message, Place, Transition
 from django_delayq.registry import handlers
 from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
 from django_delayq.states import FINAL, WAITING, State, is_legal
@@ -120,12 +121,13 @@ def holding(machine: Machine) -> bool:
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        Transition.objects.all()._raw_delete("default")
         Place.objects.all()._raw_delete("default")
+        LogRow.objects.all()._raw_delete("default")
         Message.objects.all()._raw_delete("default")
         Effect.objects.all().delete()
         self.client = redis.Redis.from_url(os.environ["REDIS_URL"])
         self.client.flushall()
+        self.logs: dict[int, list[tuple[Any, ...]]] = {}
         self.start = timezone.now()
         self.elapsed = 0
         self.fates: dict[int, Fate] = {}
@@ -594,6 +596,16 @@ class Machine(RuleBasedStateMachine):
         else:
             assert set(recorded) <= set(effects), f"{message} was consumed without an effect"
             assert len(effects) <= 1 + fate.excuses, f"{message} had unexplained effects: {effects}"
+
+    @invariant()
+    def the_log_only_grows(self) -> None:
+        now: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        columns = ("at", "from_state", "to_state", "delivery", "due_at", "ready_at", "actor", "reason", "error")
+        for row in Transition.objects.values_list("message_id", "number", *columns):
+            now[row[0]].append(row)
+        for pk, rows in self.logs.items():
+            assert now[pk][: len(rows)] == rows, f"the log of #{pk} has changed"
+        self.logs = now
 
     @staticmethod
     def check_log(message: Message) -> None:

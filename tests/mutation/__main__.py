@@ -91,6 +91,7 @@ LIMITS = "django_delayq/limits.py"
 ADMISSION = "django_delayq/admission.py"
 LIMITS_SQL = "django_delayq/sql/postgresql_limits.py"
 SQL = "django_delayq/sql/postgresql.py"
+MOVES = "django_delayq/sql/moves.py"
 TRANSITIONS = "django_delayq/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
 CONSISTENCY = "django_delayq/inspector/consistency.py"
@@ -187,6 +188,34 @@ MUTANTS = [
     mutant(
         "finished message purged while it holds its key",
         ("django_delayq/purge.py", "Q(key_for__isnull=True) | ~Q(HoldsKeyAt(now)),", ""),
+    ),
+    mutant(
+        "poll without Redis that knows no new queue",
+        (f"{WORKER}/consumer.py", "others = self.queues.named is None or len(queues) > 1", "others = len(queues) > 1"),
+    ),
+    mutant(
+        "janitor that does nothing more after an error",
+        (f"{WORKER}/janitor.py", "pruning, self._pruning = self._pruning, None", "pruning = self._pruning"),
+    ),
+    mutant(
+        "janitor that does not rest",
+        (f"{WORKER}/janitor.py", "return REST * (time", "return 0 * (time"),
+    ),
+    mutant(
+        "purge that waits for locked messages",
+        (
+            "django_delayq/purge.py",
+            'locked(rows.db, rows.order_by("finished_at", "id"), wait=False',
+            'locked(rows.db, rows.order_by("finished_at", "id"), wait=True',
+        ),
+    ),
+    mutant(
+        "chosen messages purged though they wait again",
+        (
+            "django_delayq/purge.py",
+            "doomed = Message.objects.using(using).filter(finished_at__isnull=False, state__in=sorted(FINAL))",
+            "doomed = Message.objects.using(using).all()",
+        ),
     ),
     mutant(
         "results lost where only some are kept",
@@ -424,8 +453,36 @@ MUTANTS = [
         "message that overlooks its handler's priority",
         (
             "django_delayq/scheduling.py",
-            "registry.default_priority(topic) if priority is None else priority",
-            "priority or 0",
+            "registry.default_priority(topic) if priority is None else validation.priority(priority)",
+            "validation.priority(priority or 0)",
+        ),
+    ),
+    mutant(
+        "member of an enum as the queue of a handler",
+        ("django_delayq/registry.py", "None if queue is None else validation.queue(queue)", "queue"),
+    ),
+    mutant(
+        "member of an enum as the default queue",
+        ("django_delayq/conf.py", "return str.__str__(value)", "return value"),
+    ),
+    mutant(
+        "cursor that is kept with all the rows of its last answer",
+        (SQL, "if len(rows) <= MOST_ROWS_KEPT:", "if True:"),
+    ),
+    mutant(
+        "cursor that reads times in a former time zone",
+        (SQL, "cursor = kept.pop(zone, None)", "cursor = (kept.popitem()[1] if kept else None)"),
+    ),
+    mutant(
+        "due times in bulk that are not rounded",
+        (SQL, "rounded = ceil_tenth(due)", "rounded = due"),
+    ),
+    mutant(
+        "new message without a timeout that has its handler's",
+        (
+            SQL,
+            "for name, value in values.items() if value is not None}",
+            "for name, value in values.items() if value not in (None, 0.0) or name in ('priority', 'delay')}",
         ),
     ),
     mutant(
@@ -436,8 +493,8 @@ MUTANTS = [
         "failure without a fence",
         (
             SQL,
-            "AS after FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING} AND m.deliveries = o.delivery",
-            "AS after FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
+            "m.moves FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING} AND m.deliveries = o.delivery",
+            "m.moves FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
         ),
     ),
     mutant(
@@ -451,6 +508,49 @@ MUTANTS = [
         "worker that looks for garbage against the project's choice",
         (f"{WORKER}/supervisor.py", "if youngest and youngest < YOUNG_OBJECTS:", "if True:"),
     ),
+    mutant(
+        "success of a crashed delivery as one of the present one",
+        (
+            SQL,
+            "actor{{its}} FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING} AND m.deliveries = o.delivery",
+            "actor{{its}} FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
+        ),
+    ),
+    mutant(
+        "failure that loses the claim from the log", (SQL, "FROM x WHERE claimed_at IS NOT NULL", "FROM x WHERE false")
+    ),
+    mutant(
+        "failure that changes the first row of the log",
+        (SQL, "FROM x WHERE created_by IS NOT NULL", "FROM x WHERE false"),
+    ),
+    mutant(
+        "limited message that loses the first row of its log",
+        ("django_delayq/sql/postgresql_limits.py", "{FIRST_ROW}\nUNION ALL\n", ""),
+    ),
+    mutant("move that loses the claim from the log", (MOVES, "if message.claimed_at is not None:", "if False:")),
+    mutant(
+        "move that changes the first row of the log",
+        (MOVES, 'values |= {"created_by": None,', "values |= {"),
+        (MOVES, "if message.created_by is not None:", "if False:"),
+    ),
+    mutant(
+        "claim that names its worker as it was marked later",
+        (TRANSITIONS, "update(worker=worker + ALONE, claimed_by=worker)", "update(worker=worker + ALONE)"),
+    ),
+    mutant(
+        "quick handlers in all threads",
+        (f"{WORKER}/turns.py", "if self._means[topic] >= QUICK:", "if True:"),
+    ),
+    mutant(
+        "slow handlers in one thread",
+        (f"{WORKER}/turns.py", "if self._means[topic] >= QUICK:", "if False:"),
+    ),
+    mutant("stuck handler that keeps its turn", (f"{WORKER}/turns.py", "elif begun == self._begun:", "elif False:")),
+    mutant(
+        "delivery that waits for a stuck handler unseen",
+        (f"{WORKER}/handler_threads.py", "self.turns.note_waiting()", ""),
+    ),
+    mutant("queues that do not take turns", (f"{WORKER}/consumer.py", 'if is_short else ""', 'if False else ""')),
     mutant("claim in spite of a pause", (SQL, "AND m.queue NOT IN ({PAUSED})", "")),
     mutant(
         "cancel without a condition",
@@ -482,8 +582,8 @@ MUTANTS = [
         "topics that others know parked as if nobody did",
         (
             f"{WORKER}/unknown_topics.py",
-            "if topic in known else RETRY_UNKNOWN_AFTER",
-            "if False else RETRY_UNKNOWN_AFTER",
+            "is_known=topic in known",
+            "is_known=False",
         ),
     ),
     mutant(
@@ -541,6 +641,18 @@ MUTANTS = [
     mutant(
         "put that leaves the index of queues alone",
         (f"{LUA}/put.lua", "note(queues, queue, needed_at(delayed, ready))", ""),
+    ),
+    mutant(
+        "broker that takes any number for a score",
+        ("django_delayq/broker/redis.py", "if max(numbers) <= MOST:", "if True:"),
+    ),
+    mutant(
+        "child of a handler that is not known to be one",
+        (f"{WORKER}/delivery.py", "os.register_at_fork(after_in_child=_count_fork)", ""),
+    ),
+    mutant(
+        "recorder that forgets the outcomes of locked rows",
+        (f"{WORKER}/recorder.py", "recorded = batch if len(consumed) == len(acks) else", "recorded = batch or"),
     ),
     mutant(
         "take that does not tell of other queues",
@@ -626,7 +738,7 @@ MUTANTS = [
     ),
     mutant(
         "handler that begins with its claim",
-        (f"{WORKER}/claim_ahead.py", "or delivery.due_mono <= delivery.queued_mono:", "or True:"),
+        (f"{WORKER}/claim_ahead.py", "if delivery.due_mono <= delivery.queued_mono:", "if True:"),
     ),
     mutant(
         "shutdown that costs an attempt",
@@ -694,8 +806,8 @@ MUTANTS = [
         "claim that believes the clock of Redis",
         (
             SQL,
-            "AND m.due_at <= least(to_timestamp(t.ready / {SECOND}.0), clock_timestamp() +",
-            "AND m.due_at <= greatest(to_timestamp(t.ready / {SECOND}.0), clock_timestamp() +",
+            "AND m.due_at <= least({READY}, clock_timestamp() +",
+            "AND m.due_at <= greatest({READY}, clock_timestamp() +",
         ),
     ),
     mutant(
@@ -732,7 +844,7 @@ MUTANTS = [
     ),
     mutant(
         "claimed rows in the order of their ids",
-        (TRANSITIONS, "claimed.sort(key=lambda row: places[row.id])", "claimed.sort(key=lambda row: row.id)"),
+        (TRANSITIONS, "[rows[pk] for pk in unique if pk in rows]", "[rows[pk] for pk in sorted(rows)]"),
     ),
     mutant(
         "query that locks more than it takes",

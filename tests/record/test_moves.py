@@ -11,14 +11,16 @@ from django.db import connection, transaction
 from django.db.models import Q
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, run_message_now, transitions
+from django_delayq.actors import acting_as
 from django_delayq.exceptions import InvalidTransition
-from django_delayq.models import Message, Transition
+from django_delayq.models import LogRow, Message, Transition
 from django_delayq.sql.limits import Promoted, Refused, limit_statements
 from django_delayq.sql.moves import Decision, move
+from django_delayq.sql.rows import Success
 from django_delayq.states import MOVES, State
 from django_delayq.verdicts import Verdict
 
-from .steps import ago, bring, claim, due, fail, lose, message, moves, snapshot, state, succeed
+from .steps import ago, bring, claim, due, fail, log, lose, message, moves, snapshot, state, succeed
 
 pytestmark = pytest.mark.django_db
 
@@ -122,6 +124,7 @@ def test_a_move_writes_one_log_row_with_its_states(pair: tuple[State, State]) ->
     prepare, act = WAYS[pair]
     id_ = prepare()
     before = message(id_)
+    logged = snapshot(id_)[1]
     assert before.state == pair[0]
     act(id_)
     after = message(id_)
@@ -136,6 +139,7 @@ def test_a_move_writes_one_log_row_with_its_states(pair: tuple[State, State]) ->
     assert (after.limited_by is not None) == (after.state == L)
     assert row.actor
     assert after.transitions.count() == after.moves
+    assert snapshot(id_)[1][:-1] == logged
 
 
 @PAIRS
@@ -221,6 +225,42 @@ def test_a_move_of_another_process_in_between_is_not_overwritten() -> None:
     assert move("default", Q(pk=id_), decide, actor="test") == []
     assert message(id_).state == S
     assert Transition.objects.filter(message_id=id_).count() == 1
+
+
+def test_a_usual_life_has_its_log_in_the_row_of_the_message() -> None:
+    id_ = due().pk
+    with acting_as("user:anna"):
+        other = due().pk
+    claimed_at = claim(id_, worker="a")[0].claimed_at
+    transitions.succeed("default", [Success(id_, 1, "worker:a/3")])
+    rows = message(id_).transitions.all()
+    assert [row.actor for row in rows][1:] == ["worker:a", "worker:a/3"]
+    assert [row.at for row in rows] == [message(id_).created_at, claimed_at, message(id_).finished_at]
+    assert [row.actor for row in log(other)] == ["user:anna"]
+    assert LogRow.objects.count() == (0 if connection.vendor == "postgresql" else 4)
+
+
+def test_the_success_of_a_crashed_delivery_leaves_the_rows_of_the_next_one_as_they_are() -> None:
+    id_ = lost()
+    claim(id_, worker="b")
+    logged = snapshot(id_)[1]
+    assert succeed(id_, 1)
+    rows = log(id_)
+    assert snapshot(id_)[1][:-1] == logged
+    assert [row.delivery for row in rows] == [0, 1, 1, 2, 1]
+    assert rows[3].actor == "worker:b"
+
+
+def test_a_claim_keeps_its_worker_when_its_delivery_is_marked_as_alone() -> None:
+    ids = [bring(R) for _ in range(3)]
+    logged = [snapshot(id_)[1] for id_ in ids]
+    for id_ in ids:
+        transitions.mark_alone("default", id_, 1, "a")
+    assert [snapshot(id_)[1] for id_ in ids] == logged
+    assert succeed(ids[0])
+    assert fail(ids[1])
+    lose(ids[2])
+    assert [snapshot(id_)[1][:-1] for id_ in ids] == logged
 
 
 def test_the_log_of_a_long_life_shows_every_move_in_order() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 import pytest
-from django.db import connection
+from django.db import DataError, connection, transaction
 
 from django_delayq import schedule_messages, transitions
+from django_delayq.sql.postgresql import MOST_ROWS_KEPT
 from django_delayq.sql.rows import LeaseRenewal
+from django_delayq.sql.sessions import known_session
 
 from .steps import TOPIC, claim, due, fail, succeed
 
@@ -76,3 +81,38 @@ def test_rows_are_found_by_id_although_nothing_was_scheduled_at_the_last_analyze
         assert "delayq_message_pkey" in found
         assert "delayq_todo" not in found
         assert "delayq_leased" not in found
+
+
+def cursors() -> list[Any]:
+    """Return the cursors that this connection keeps for its next statement."""
+    session = known_session(connection)
+    assert session is not None
+    return list(session.cursors.values())
+
+
+def test_a_cursor_is_kept_unless_it_holds_many_rows_or_its_statement_failed() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    ids = [due().pk for _ in range(MOST_ROWS_KEPT + 1)]
+    (first,) = cursors()
+    assert [row.id for row in claim(ids[0])] == ids[:1]
+    assert cursors() == [first]
+    assert len(claim(*ids[1:], due().pk)) == len(ids)
+    assert cursors() == []
+    due()
+    assert len(cursors()) == 1
+    with pytest.raises(DataError), transaction.atomic():
+        claim(2**63)
+    assert cursors() == []
+
+
+def test_times_are_utc_after_the_time_zone_of_the_session_has_changed() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    due()
+    for zone in ("Europe/Berlin", "UTC", "Asia/Tokyo", "Europe/Berlin"):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('TimeZone', %s, true)", [zone])
+        now = transitions.now("default")
+        assert now.tzinfo == UTC
+        assert abs(now - datetime.now(UTC)) < timedelta(minutes=1)

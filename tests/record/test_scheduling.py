@@ -86,6 +86,18 @@ def test_members_of_enums_are_written_as_their_values() -> None:
             assert (type(row.topic), row.topic, row.queue, row.priority) == (str, TOPIC, "slow", 7)
 
 
+def test_members_of_enums_in_settings_and_handlers_are_written_as_their_values(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "DEFAULT_QUEUE": Named.QUEUE}
+    handler("record.named", queue=Named.TOPIC, priority=Level.HIGH)(print)
+    try:
+        for topic, queue, priority in (("record.named", TOPIC, 7), (TOPIC, "slow", 0)):
+            for returned in (schedule_message(topic), *schedule_messages([{"topic": topic}])):
+                for row in (returned, message(returned.pk)):
+                    assert (type(row.queue), row.queue, type(row.priority), row.priority) == (str, queue, int, priority)
+    finally:
+        registry.unregister("record.named")
+
+
 @pytest.mark.parametrize("payload", ["x", object()])
 def test_the_garbage_collector_runs_again_after_many_were_scheduled(payload: Any) -> None:
     with contextlib.suppress(InvalidMessage):
@@ -116,6 +128,29 @@ def test_the_returned_message_equals_the_written_row() -> None:
     (row,) = log(returned.pk)
     assert (row.number, row.from_state, row.to_state, row.delivery) == (1, None, State.SCHEDULED, 0)
     assert (row.at, row.due_at) == (written.created_at, written.due_at)
+
+
+def test_options_of_any_kind_are_written_alone_and_together_as_they_were_given() -> None:
+    at = datetime(2050, 1, 1, tzinfo=UTC)
+    given: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"due_at": at}, {"due_at": at}),
+        ({"timeout": False}, {"timeout": 0}),
+        ({"lease": 90}, {"lease": 90}),
+        ({"max_attempts": 4}, {"max_attempts": 4}),
+        ({"retry": False}, {"retry": {"fixed": []}}),
+        ({"headers": {"trace": "abc"}}, {"headers": {"trace": "abc"}}),
+        ({"expires": "1h", "due_at": at}, {"expires_at": at + timedelta(hours=1)}),
+        ({"key": "a"}, {"key_deliveries": None, "key_for": None}),
+        ({"key": "b", "unique": "scheduled"}, {"key_deliveries": 0, "key_for": None}),
+        ({"key": "c", "unique": "1h", "expires": "1h"}, {"key_deliveries": None, "key_for": 3600}),
+    ]
+    for options, values in given:
+        one_of_many: Any = {"topic": f"{TOPIC}.many", **options}
+        for returned in (schedule_message(TOPIC, **options), *schedule_messages([one_of_many])):
+            written = message(returned.pk)
+            assert {name: getattr(written, name) for name in values} == values
+            differing = [name for name in FIELDS if getattr(returned, name) != getattr(written, name)]
+            assert differing == []
 
 
 def test_the_defaults_are_now_the_default_queue_and_no_key() -> None:

@@ -12,7 +12,7 @@ from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
 from django_delayq import schedule_message, transitions
-from django_delayq.models import Identity, Message, Transition, identity
+from django_delayq.models import Identity, LogRow, Message, identity
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import FINAL, State
 
@@ -80,7 +80,8 @@ def test_a_finished_message_does_not_hold_its_key(where: State) -> None:
 def test_a_log_has_each_number_once() -> None:
     id_ = later().pk
     with pytest.raises(IntegrityError), transaction.atomic():
-        Transition(message_id=id_, number=1, at=NOW, to_state=State.SCHEDULED, due_at=NOW).save_base(force_insert=True)
+        for _again in range(2):
+            LogRow(message_id=id_, number=9, at=NOW, to_state=State.SCHEDULED, due_at=NOW).save_base(force_insert=True)
 
 
 def test_a_second_identity_is_refused() -> None:

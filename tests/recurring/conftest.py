@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_delayq import registry, transitions
-from django_delayq.models import Message, Transition
+from django_delayq.models import LogRow, Message
 from django_delayq.recurring import declarations, schedules
 from django_delayq.recurring.models import Occurrence
 from django_delayq.states import LIVE, State
@@ -62,7 +62,7 @@ def deliver(clock: Clock, name: str = "s") -> list[str]:
         values = {"state": State.CONSUMED, "deliveries": 1, "reported": 1, "moves": message.moves + 2}
         Message._base_manager.filter(pk=message.pk).update(**values, finished_at=clock.now, leased_until=None)
         for number, state in enumerate((State.RUNNING, State.CONSUMED), message.moves + 1):
-            log = Transition(message=message, number=number, at=clock.now, to_state=state, due_at=message.due_at)
+            log = LogRow(message=message, number=number, at=clock.now, to_state=state, due_at=message.due_at)
             log.save_base(force_insert=True)
         delivered.append(shown(occurrence.at))
     return delivered

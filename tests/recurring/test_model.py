@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from django_delayq import cancel_message, transitions
-from django_delayq.models import Message, Transition
+from django_delayq.models import LogRow, Message, Transition
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -38,7 +38,7 @@ EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "10"))
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        Transition.objects.all()._raw_delete(DB)
+        LogRow.objects.all()._raw_delete(DB)
         for model in (Message, Schedule, Occurrence):
             model._base_manager.all()._raw_delete(DB)
         self.clock = Clock()

@@ -382,7 +382,7 @@ class Arena:
         """Write the tables to files, for more than the oracle reports."""
         with psycopg.connect(self.postgres.url) as connection:
             for table in ("torture.sched", "torture.effect", "torture.gone", *RECORD):
-                copy = f"COPY {table} TO STDOUT (FORMAT csv, HEADER)"
+                copy = f"COPY (SELECT * FROM {table}) TO STDOUT (FORMAT csv, HEADER)"
                 with (self.folder / f"{table}.csv").open("wb") as file, connection.cursor().copy(copy) as rows:
                     for data in rows:
                         file.write(data)

@@ -172,7 +172,7 @@ class Scene:
             for row in log:
                 connection.execute(
                     """
-                    INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, delivery, due_at,
+                    INSERT INTO delayq_log (message_id, number, at, from_state, to_state, delivery, due_at,
                         ready_at, actor, reason, error, traceback)
                     VALUES (%(pk)s, %(number)s, to_timestamp(%(at)s), %(before)s, %(after)s, %(delivery)s,
                             to_timestamp(%(due)s), CASE WHEN %(ready)s::float8 > 0 THEN to_timestamp(%(ready)s) END,
@@ -1079,7 +1079,7 @@ def dsn(db: None) -> Iterator[str]:
     yield dsn
     with psycopg.connect(dsn) as connection:
         connection.execute("DROP SCHEMA torture CASCADE")
-        connection.execute("DELETE FROM delayq_transition")
+        connection.execute("DELETE FROM delayq_log")
         connection.execute("DELETE FROM delayq_message")
         connection.execute("DELETE FROM delayq_occurrence")
 

@@ -1,10 +1,10 @@
 -- Find the queues that have ids which are ready, or fall due within the next tenths ("within"): the given ones of the
--- index, or all of it when none is given. Changes nothing. Queues come by name, the one called "before" before others.
+-- index, or all of it when none is given. Changes nothing. Queues come by name, in a circle from the one after "after".
 -- The keys of a queue are built from its name: all keys of a deployment share one hash tag.
 -- Returns in how many tenths the next other queue needs a worker ("" when none does) and how many more queues there
 -- are, then queue, number ready, number due, queue, … The numbers end with the queue at which they reach "enough".
 local meta, queues = KEYS[1], KEYS[2]
-local now, within, enough, before, names = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], 5
+local now, within, enough, after, names = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], 5
 -- @include clock
 local part
 now, part = clock(now)
@@ -24,7 +24,10 @@ else
   local later = redis.call("ZRANGEBYSCORE", queues, "(" .. string.format("%.0f", upto), "+inf", "WITHSCORES", "LIMIT", 0, 1)
   next_at = tonumber(later[2] or "")
   table.sort(found, function(one, other)
-    return one ~= other and (one == before or (other ~= before and one < other))
+    if (one > after) ~= (other > after) then
+      return one > after
+    end
+    return one < other
   end)
 end
 local answer = {next_at and string.format("%.3f", next_at - now - part) or "", #found}
