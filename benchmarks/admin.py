@@ -306,7 +306,7 @@ SELECT {_TOPIC}, {_QUEUE}, CASE WHEN n % 5 = 0 OR state = 'dead' THEN 'order-' |
 """
 
 _LOG = """
-INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor, reason,
+INSERT INTO delayq_log (message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor, reason,
     error, traceback)
 SELECT m.id, step, CASE step WHEN 1 THEN created_at ELSE due_at + step * interval '1 s' END,
        CASE WHEN step = 1 THEN NULL WHEN step % 2 = 0 THEN 'scheduled' ELSE 'running' END,

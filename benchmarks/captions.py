@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TARGETS = (
     "The rows that compare are medians of ratios within a round. *The fastest durable peer* is the fastest system that"
-    " has written the message to disk when the call returns. Why two are not met is in :doc:`performance-history`."
+    " has written the message to disk when the call returns. :doc:`performance-history` says where the time goes."
 )
 FEATURES = (
     "A system that keeps messages in Redis' memory has less to do than one that writes each of them, and each step, to"
@@ -39,6 +39,24 @@ CAPTIONS = {
     ),
     "late-1000": "The same with five times as many. A system that drains fewer than that in a second takes no part.",
     "late-queues": "As for a project with a queue for each tenant: one worker process serves them all.",
+    "late-3000": (
+        "One process sends, thirty messages with each call, while two worker processes run: all on two cores, which"
+        " the servers share. The CPU time is for each message."
+    ),
+    "late-long": (
+        "A stream of ten minutes (``--size full``) or one, with a checkpoint in its middle and at its end, and with"
+        " autovacuum as PostgreSQL has it by default. *pauses* counts the times when handlers began more than 50 ms"
+        " late, *checkpoints* and *vacuums* what the database did meanwhile."
+    ),
+    "new-queue": (
+        "From the call to the handler, for messages that are due at once, four a second: twenty queues without any"
+        " message before; between them messages of the default queue, and of twenty topics without any message before."
+    ),
+    "purge": (
+        "Finished messages (five million with ``--size full``) are past their retention time, and a worker prunes them"
+        " while it delivers; in turns with a worker whose retention time is longer. *purged*: how many of them went in"
+        " a second."
+    ),
     "async": (
         "The handler waits, as for an answer from another system: with django-delayq, SAQ, arq, taskiq and"
         " Procrastinate as tasks on one event loop, with Celery in threads and in greenlets. 500"

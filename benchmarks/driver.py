@@ -32,12 +32,9 @@ PEERS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "djan
 ANSWER_SECONDS = 300.0
 START_SECONDS = 30.0
 
-POSTGRES_SETTINGS = {
-    "shared_buffers": "256MB",
-    # No checkpoint in the middle of a run: it would slow down one system and not another.
-    "max_wal_size": "8GB",
-    "checkpoint_timeout": "1h",
-}
+POSTGRES_SETTINGS = {"shared_buffers": "256MB"}
+# No checkpoint in the middle of a run: it would slow down one system and not another.
+RARE_CHECKPOINTS = {"max_wal_size": "8GB", "checkpoint_timeout": "1h"}
 
 
 class Failed(Exception):
@@ -59,6 +56,7 @@ class Bench:
             self.redis = redis.Redis.from_url(self.redis_server.url)
             stack.callback(self.redis.close)
             self._stack = stack.pop_all()
+        self.configure(RARE_CHECKPOINTS)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -75,6 +73,12 @@ class Bench:
             cursor = connection.execute(statement.encode())
             row = cursor.fetchone() if cursor.description else None
             return row[0] if row else None
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        """Change settings of the running PostgreSQL."""
+        for name, value in settings.items():
+            self.sql(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.sql("SELECT pg_reload_conf()")
 
     def create_database(self, system: System) -> None:
         name = sql.Identifier(self.url(system).rpartition("/")[2])
@@ -94,6 +98,9 @@ class Bench:
                 adapter.call("setup")
                 self._prepared.add(system.name)
             adapter.empty()
+            # Else the kernel writes what a new cluster or database has left in memory half a minute later, and commits
+            # wait for it: up to 340 ms.
+            os.sync()
             yield adapter
 
 
@@ -196,8 +203,8 @@ class Adapter:
             self.bench.sql(f"ANALYZE {', '.join(self.tables)}", self.system)
 
     @contextmanager
-    def worker(self, processes: int = 1) -> Iterator[None]:
-        """Run worker processes, each started as the system's docs say."""
+    def worker(self, processes: int = 1, environment: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Run worker processes, each started as the system's docs say, with ``environment`` added to their own."""
         assert self.worker_arguments is not None
         started = []
         with self.log.open("ab") as log:
@@ -210,7 +217,7 @@ class Adapter:
                         stdout=log,
                         stderr=log,
                         cwd=self.directory,
-                        env=self.environment,
+                        env={**self.environment, **(environment or {})},
                         start_new_session=True,
                     )
                 )
@@ -228,9 +235,9 @@ class Adapter:
             os.killpg(worker, signal.SIGKILL)
 
     @contextmanager
-    def warm_worker(self) -> Iterator[None]:
-        """Run one worker process that has handled a message already."""
-        with self.worker():
+    def warm_worker(self, processes: int = 1, environment: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Run worker processes, one of which has handled a message already."""
+        with self.worker(processes, environment):
             self.call("schedule", number=0, delay=0, warm=1)
             self.wait_for(1, START_SECONDS)
             yield
@@ -242,6 +249,10 @@ class Adapter:
             sum(map(cpu_seconds, [self.process.pid, *self.workers])),
             sum(map(server_cpu_seconds, servers)),
         )
+
+    def sender_cpu(self) -> float:
+        """Return the CPU seconds so far of the adapter alone."""
+        return cpu_seconds(self.process.pid)
 
     @property
     def done(self) -> int:
@@ -321,8 +332,7 @@ def end_worker(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def counting(bench: Bench) -> Iterator[Callable[[], tuple[int, int]]]:
     """Yield a function that counts the commands to Redis and the statements to PostgreSQL that clients sent since."""
-    bench.sql("ALTER SYSTEM SET log_min_duration_statement = 0")
-    bench.sql("SELECT pg_reload_conf()")
+    bench.configure({"log_min_duration_statement": "0"})
     time.sleep(0.3)
     seen = bench.postgres.log.stat().st_size
     commands = 0
@@ -347,5 +357,4 @@ def counting(bench: Bench) -> Iterator[Callable[[], tuple[int, int]]]:
         yield count
     finally:
         monitor.connection.disconnect()
-        bench.sql("ALTER SYSTEM RESET log_min_duration_statement")
-        bench.sql("SELECT pg_reload_conf()")
+        bench.configure({"log_min_duration_statement": "-1"})

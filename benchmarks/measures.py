@@ -67,9 +67,10 @@ class Results:
         return Spread.of(values) if values else None
 
     def each(self, workload: str, system: str, measure: str) -> list[float]:
-        """Return the values of all rounds that measured it."""
+        """Return the values of all rounds that measured it. "client + servers" is the sum of two measures."""
+        names = measure.split(" + ")
         rounds = self.rounds.get(workload, {}).get(system, [])
-        return [found[measure] for found in rounds if measure in found]
+        return [sum(found[name] for name in names) for found in rounds if found.keys() >= set(names)]
 
     def first(self, workload: str, system: str, measure: str) -> float | None:
         """Return the value of the first round, so that decisions based on it hold for all rounds."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import django
@@ -15,7 +16,7 @@ from benchmarks.peers.adapter_process import AT_ONCE
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 
-TABLES = ["delayq_message", "delayq_transition", "delayq_place", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
+TABLES = ["delayq_message", "delayq_log", "delayq_place", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
 
 # Rows in each statement of a fill.
 FILL_ROWS = 1_000_000
@@ -55,19 +56,13 @@ SELECT 'bench.mark', 'default', 0, 'scheduled',
 
 # Finished messages of the last 20 days: older ones would be pruned meanwhile.
 HISTORY = f"""
-WITH m AS (
-    INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, finished_at,
-        attempts, deliveries, reported, excused, moves, worker, cancel_requested)
-    SELECT 'bench.mark', 'default', 0, 'consumed', {PAYLOAD}, '{{}}', at, at, at, 0, 1, 1, 0, 3, '', false
-      FROM generate_series(1, %(rows)s::int) n,
-           LATERAL (SELECT now() - (20 - 19.0 * n / %(rows)s) * interval '1 d') d(at)
-    RETURNING id, due_at
-)
-INSERT INTO delayq_transition (message_id, number, at, from_state, to_state, delivery, due_at, actor, reason, error,
-    traceback)
-SELECT id, number, due_at, nullif((ARRAY['', 'scheduled', 'running'])[number], ''),
-       (ARRAY['scheduled', 'running', 'consumed'])[number], (ARRAY[0, 1, 1])[number], due_at, '', '', '', ''
-  FROM m, generate_series(1, 3) number
+INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, created_by,
+    finished_at, claimed_at, claimed_by, consumed_by, attempts, deliveries, reported, excused, moves, worker,
+    cancel_requested)
+SELECT 'bench.mark', 'default', 0, 'consumed', {PAYLOAD}, '{{}}', at, at, '', at, at, 'bench/1/0123456789ab',
+       'worker:bench/1/0123456789ab/1', 0, 1, 1, 0, 3, '', false
+  FROM generate_series(1, %(rows)s::int) n,
+       LATERAL (SELECT now() - (20 - 19.0 * n / %(rows)s) * interval '1 d') d(at)
 """
 
 
@@ -88,7 +83,7 @@ def ready() -> None:
     message = schedule_message("bench.mark", delay=3600)
     call_command("delayq_restore", json=True)
     cancel_message(message)
-    _execute("TRUNCATE delayq_message, delayq_transition")
+    _execute("TRUNCATE delayq_message, delayq_log")
 
 
 def choose(name: str) -> None:
@@ -125,6 +120,13 @@ def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
         {"topic": topic, "payload": payload, "due_at": at, "concurrency_key": key}
         for payload, key in zip(payloads, concurrency_keys, strict=False)
     )
+
+
+def send_together(messages: list[tuple[dict[str, Any], float]]) -> None:
+    """Schedule some messages with one call, as a view does that makes several."""
+    from django_delayq import schedule_messages
+
+    schedule_messages({"topic": topic, "payload": payload, "due_at": _datetime(due)} for payload, due in messages)
 
 
 def inside() -> AbstractContextManager[Any]:
@@ -169,7 +171,7 @@ def fill(rows: int, what: str) -> None:
     _execute("SET maintenance_work_mem = '512MB'")
     for start in range(0, rows, FILL_ROWS):
         _execute(WAITING if what == "waiting" else HISTORY, {"rows": min(FILL_ROWS, rows - start)})
-    _execute("VACUUM ANALYZE delayq_message, delayq_transition")
+    _execute("VACUUM ANALYZE delayq_message, delayq_log")
     _execute("CHECKPOINT")
     if what == "waiting":
         call_command("delayq_restore", json=True)
@@ -192,6 +194,14 @@ def urgent(number: int, due: float) -> None:
     schedule_message(topic, payload(number, due), due_at=_datetime(due), priority=100)
 
 
+def send_now(number: int, queue: str, topic: str) -> None:
+    """Schedule one message that is due now. Its payload holds the time of the call as its due time."""
+    from benchmarks.peers.adapter_process import payload
+    from django_delayq import schedule_message
+
+    schedule_message(topic, payload(number, time.time()), queue=queue)
+
+
 def workers() -> int:
     """Return how many worker processes have a row in the table of workers."""
     from django_delayq.models import Worker
@@ -204,6 +214,13 @@ def restore(rows: int) -> dict[str, float]:
     from . import recovery
 
     return recovery.restore(os.environ["REDIS_URL"], rows)._asdict()
+
+
+def finished_before(days: float) -> int:
+    """Return how many messages finished more than so many days ago."""
+    from django_delayq.models import Message
+
+    return Message.objects.filter(finished_at__lt=datetime.now(UTC) - timedelta(days=days)).count()
 
 
 def killed() -> dict[str, float]:

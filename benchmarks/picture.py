@@ -19,8 +19,8 @@ from .workloads import WITH_NONE, WORKLOADS, Workload
 WIDTH, LABELS, FIGURES = 900, 210, 110
 ROW, GAP, HEAD = 20, 34, 22
 COLOURS = {"ours": "#0b6e4f", "peer": "#7a8fa6", "floor": "#c9a227"}
-RATES = ("schedule", "schedule-bulk", "drain", "insert")
-LATE = ("late-200", "late-1000")
+RATES = ("schedule", "schedule-bulk", "drain", "drain-2", "insert")
+LATE = ("late-200", "late-1000", "late-3000", "late-long")
 # Lateness below this is drawn as this.
 LEAST_MS = 0.1
 # A panel of lines: its height, and the room at its left for the scale and at its right for the names.

@@ -86,7 +86,7 @@ def _profile(
         if drain:
             pause_queue("default")
             AdapterCalls(ours).schedule_bulk(drain, 0)
-            connection.execute("ANALYZE delayq_message, delayq_transition")
+            connection.execute("ANALYZE delayq_message, delayq_log")
             if extended:
                 connection.execute("SELECT pg_stat_statements_reset()")
         client.config_resetstat()

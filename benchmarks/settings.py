@@ -16,5 +16,7 @@ TEMPLATES = []
 MIDDLEWARE = []
 if os.environ.get("BENCH_HORIZON"):
     DELAYQ = {**DELAYQ, "HORIZON": float(os.environ["BENCH_HORIZON"])}
+if os.environ.get("BENCH_RETENTION"):
+    DELAYQ = {**DELAYQ, "RETENTION": float(os.environ["BENCH_RETENTION"])}
 _level = os.environ.get("LOG_LEVEL", "WARNING")
 LOGGING = {**LOGGING, "loggers": {"django_delayq": {"handlers": ["console"], "level": _level, "propagate": False}}}

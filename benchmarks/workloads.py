@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 
 import redis
 
-from .driver import START_SECONDS, Adapter, Bench, Failed, counting, wait
+from .driver import ANSWER_SECONDS, RARE_CHECKPOINTS, START_SECONDS, Adapter, Bench, Failed, counting, wait
 from .measures import Measures, at, levels, quantile
 from .peers.adapter_process import Mark
 from .systems import System
@@ -37,12 +38,17 @@ class Size:
     restore: int
     # Messages that are due within one second.
     burst: int
+    # Seconds of the long stream.
+    long: float
+    # Finished messages that are to be pruned, and the seconds of each turn meanwhile.
+    purge: int
+    purge_turn: float
     growth: tuple[int, ...]
 
 
 SIZES = {
-    "quick": Size(500, 5_000, 2_000, 3.0, 3.0, 5.0, 3.0, 5_000, 300, 100_000, 10_000, ()),
-    "small": Size(1_000, 10_000, 2_000, 3.0, 5.0, 10.0, 5.0, 5_000, 1_000, 300_000, 20_000, ()),
+    "quick": Size(500, 5_000, 2_000, 3.0, 3.0, 5.0, 3.0, 5_000, 300, 100_000, 10_000, 5.0, 200_000, 3.0, ()),
+    "small": Size(1_000, 10_000, 2_000, 3.0, 5.0, 10.0, 5.0, 5_000, 1_000, 300_000, 20_000, 60.0, 500_000, 5.0, ()),
     "full": Size(
         10_000,
         100_000,
@@ -55,6 +61,9 @@ SIZES = {
         10_000,
         1_000_000,
         1_000_000,
+        600.0,
+        5_000_000,
+        60.0,
         (10_000, 100_000, 1_000_000),
     ),
 }
@@ -84,11 +93,26 @@ PROCESSES = 4
 # rows a second.
 FILL_DUE_SECONDS, FILL_RATE = 10.0, 20_000
 URGENT_MESSAGES = 5
+# The messages that one call schedules where one process cannot schedule as many one at a time.
+TOGETHER = 30
+# The server's shortest time between two checkpoints, in seconds, and the least lateness that counts as a pause, in ms.
+SHORTEST_CHECKPOINT, PAUSE = 30.0, 50.0
+# Moments that are later than that belong to one pause when no more than these seconds are between them.
+SAME_PAUSE_SECONDS = 0.5
+# The queues and topics that nobody has used before, and the seconds between their first messages.
+NEW, NEW_EVERY_SECONDS = 20, 0.25
+# The turns without and with a purge, and the retention time that makes the finished messages old.
+PURGE_TURNS, PURGE_RETENTION = 3, {"BENCH_RETENTION": "3600"}
+DELETED = "SELECT n_tup_del FROM pg_stat_user_tables WHERE relname = 'delayq_message'"
+CHECKPOINTS = "SELECT checkpoints_timed + checkpoints_req FROM pg_stat_bgwriter"
+# Since PostgreSQL 17.
+CHECKPOINTS_17 = "SELECT num_timed + num_requested FROM pg_stat_checkpointer"
+VACUUMS = "SELECT sum(autovacuum_count) FROM pg_stat_user_tables WHERE relname LIKE 'delayq%'"
 SCHEDULES, KILLS, KILL_STEP_SECONDS = 100, 3, 0.05
 # Occurrences count after this time: a worker that has just started is done with what it makes up for.
 SETTLE_SECONDS = 4.0
 # The least number of messages in a drain by all but peers in Python: fewer would be handled too soon.
-FAST_DRAIN = 10_000
+FAST_DRAIN = 40_000
 # The messages whose handlers wait for 100 ms, how many of these run at once, and the longest time for the drain.
 AWAITING_MESSAGES, AWAITING_AT_ONCE, AWAITING_LIMIT = 20_000, 500, 30.0
 # Redis frees the memory of a client's last command after two seconds without another.
@@ -236,24 +260,36 @@ def late(adapter: Adapter, size: Size, rate: float, longest: float = 10.0, *, wa
     if adapter.worker_arguments is None:
         return {}
     with adapter.warm_worker():
-        stream = adapter.call("late", rate=rate, seconds=size.late, longest=longest)
-
-        def counted() -> list[Mark]:
-            time.sleep(0.1)
-            return [
-                mark for mark in adapter.read_marks() if mark.number and stream["begin"] <= mark.due < stream["end"]
-            ]
-
-        wait(lambda: len(counted()) >= stream["counted"], GRACE_SECONDS)
-        marks = counted()
+        measures, _marks = _stream(adapter, rate, size.late, longest)
         if wait_for_all:
-            adapter.wait_for(int(stream["sent"]) + 1, longest + GRACE_SECONDS)
-    lateness = sorted((mark.at - mark.due) * 1000 for mark in marks)
-    missing = stream["counted"] - len({mark.number for mark in marks})
-    measures = {"early": sum(ms < 0 for ms in lateness), "missing": missing, "sent": stream["rate"]}
-    if lateness:
-        measures |= {"p50": quantile(lateness, 0.5), "p99": quantile(lateness, 0.99), "max": lateness[-1]}
+            adapter.wait_for(int(measures["messages"]) + 1, longest + GRACE_SECONDS)
     return measures
+
+
+def _stream(
+    adapter: Adapter, rate: float, seconds: float, longest: float = 10.0, together: int = 1
+) -> tuple[Measures, list[Mark]]:
+    """Send messages at an even rate to the workers that run; return their lateness, and the marks that count."""
+    arguments = {"rate": rate, "seconds": seconds, "longest": longest}
+    if together > 1:
+        arguments["together"] = together
+    stream = adapter.call("late", timeout=ANSWER_SECONDS + longest + seconds, **arguments)
+
+    def counted() -> list[Mark]:
+        time.sleep(0.1)
+        return [mark for mark in adapter.read_marks() if mark.number and stream["begin"] <= mark.due < stream["end"]]
+
+    wait(lambda: len(counted()) >= stream["counted"], GRACE_SECONDS)
+    marks = counted()
+    missing = stream["counted"] - len({mark.number for mark in marks})
+    early = sum(mark.at < mark.due for mark in marks)
+    measures = {"early": early, "missing": missing, "sent": stream["rate"], "messages": stream["sent"]}
+    return {**measures, **_lateness(marks)}, marks
+
+
+def _lateness(marks: list[Mark]) -> Measures:
+    ms = sorted((mark.at - mark.due) * 1000 for mark in marks)
+    return {"p50": quantile(ms, 0.5), "p99": quantile(ms, 0.99), "max": ms[-1]} if ms else {}
 
 
 def awaiting(adapter: Adapter, size: Size) -> Measures:
@@ -275,6 +311,100 @@ def late_200(adapter: Adapter, size: Size) -> Measures:
 
 def late_1000(adapter: Adapter, size: Size) -> Measures:
     return late(adapter, size, 1000)
+
+
+def late_3000(adapter: Adapter, size: Size) -> Measures:
+    """Measure the lateness with two worker processes; one process sends, some messages with each call."""
+    with adapter.warm_worker(2):
+        sender, before = adapter.sender_cpu(), adapter.cpu()
+        measures, _marks = _stream(adapter, 3000, size.late, together=TOGETHER)
+        number = int(measures["messages"])
+        spent, sending = costs(adapter, before, number), (adapter.sender_cpu() - sender) * 1e6 / number
+    if spent:
+        measures |= {"sender": sending, "workers": spent["client"] - sending, "servers": spent["servers"]}
+    return measures
+
+
+def late_long(adapter: Adapter, size: Size) -> Measures:
+    """Measure the lateness for long, with a checkpoint in the middle and at the end."""
+    bench = adapter.bench
+    bench.configure({"checkpoint_timeout": f"{max(SHORTEST_CHECKPOINT, size.long / 2):.0f}s"})
+    try:
+        checkpoints, vacuums = _checkpoints(bench), bench.sql(VACUUMS, adapter.system)
+        with adapter.warm_worker():
+            measures, marks = _stream(adapter, 1000, size.long)
+        did = {
+            "checkpoints": _checkpoints(bench) - checkpoints,
+            "vacuums": float(bench.sql(VACUUMS, adapter.system) - vacuums),
+        }
+    finally:
+        bench.configure(RARE_CHECKPOINTS)
+    return {**measures, "pauses": pauses(marks), **did}
+
+
+def _checkpoints(bench: Bench) -> float:
+    is_17 = int(bench.sql("SHOW server_version_num")) >= 170_000
+    return float(bench.sql(CHECKPOINTS_17 if is_17 else CHECKPOINTS))
+
+
+def pauses(marks: list[Mark]) -> int:
+    """Return how many times handlers began later than ``PAUSE``: moments close to each other are one."""
+    ends = sorted(mark.at for mark in marks if (mark.at - mark.due) * 1000 > PAUSE)
+    return sum(later - earlier > SAME_PAUSE_SECONDS for earlier, later in pairwise([0.0, *ends]))
+
+
+def new_queue(adapter: Adapter, size: Size) -> Measures:
+    """Measure the time from a call to the handler, for messages of new queues, of a known queue and of new topics."""
+    kinds = {
+        "new": [(f"new-{n}", "bench.mark") for n in range(NEW)],
+        "known": [("default", "bench.mark")] * NEW,
+        "topic": [("default", f"bench.new-{n}") for n in range(NEW)],
+    }
+    found: dict[str, list[float]] = {}
+    number = 0
+    with adapter.warm_worker():
+        for turn in range(NEW):
+            for kind, places in kinds.items():
+                number += 1
+                queue, topic = places[turn]
+                time.sleep(NEW_EVERY_SECONDS)
+                adapter.ask("send_now", number=number, queue=queue, topic=topic)
+                if not adapter.wait_for(number + 1, GRACE_SECONDS):
+                    raise adapter.failed(f"no message in {GRACE_SECONDS:.0f} s: queue {queue}, topic {topic}")
+                mark = adapter.read_marks()[-1]
+                found.setdefault(kind, []).append((mark.at - mark.due) * 1000)
+    middle = {kind: median(ms) for kind, ms in found.items()}
+    return {"p50": middle["new"], "max": max(found["new"]), "known": middle["known"], "topic": middle["topic"]}
+
+
+def purge(adapter: Adapter, size: Size) -> Measures:
+    """Measure the lateness without and with a purge, in turns: a worker with a short retention time prunes."""
+    adapter.ask("fill", timeout=FILL_TIMEOUT_SECONDS, rows=size.purge, what="history")
+    turns: dict[str, list[Measures]] = {"without": [], "with": []}
+    for turn in range(PURGE_TURNS):
+        for name in ("without", "with") if turn % 2 else ("with", "without"):
+            with adapter.warm_worker(environment=PURGE_RETENTION if name == "with" else None):
+                began, deleted = time.time(), adapter.bench.sql(DELETED, adapter.system)
+                measures, _marks = _stream(adapter, 1000, size.purge_turn, SOON_SECONDS)
+                seconds, gone = time.time() - began, adapter.bench.sql(DELETED, adapter.system) - deleted
+                adapter.wait_for(int(measures["messages"]) + 1, GRACE_SECONDS)
+            adapter.clear_marks()
+            turns[name].append({**measures, "purged": gone / seconds})
+    if adapter.ask("finished_before", days=1) == 0:
+        raise adapter.failed("all were purged before the last turn ended")
+    plain, beside = (
+        {measure: median([one[measure] for one in turns[name]]) for measure in ("p50", "p99", "max", "purged")}
+        for name in ("without", "with")
+    )
+    return {
+        "ratio": beside["p99"] / plain["p99"],
+        "p99": beside["p99"],
+        "without": plain["p99"],
+        "p50": beside["p50"],
+        "max": max(one["max"] for one in turns["with"]),
+        "purged": beside["purged"],
+        "missing": sum(one["missing"] for some in turns.values() for one in some),
+    }
 
 
 def late_queues(adapter: Adapter, size: Size) -> Measures:
@@ -672,6 +802,52 @@ WORKLOADS = (
         f"Lateness at 1000 messages/s that go to {QUEUES} queues in turn",
         LATE,
         late_queues,
+        once=True,
+        who=_only_ours,
+    ),
+    Workload(
+        "late-3000",
+        "Lateness at 3000 messages/s, two processes",
+        {**LATE, "sender": "µs of CPU", "workers": "µs of CPU", "servers": "µs of CPU"},
+        late_3000,
+        once=True,
+        who=_only_ours,
+    ),
+    Workload(
+        "late-long",
+        "Lateness at 1000 messages/s for long, beside checkpoints and autovacuum",
+        {**LATE, "pauses": "", "checkpoints": "", "vacuums": ""},
+        late_long,
+        once=True,
+        who=_only_ours,
+    ),
+    Workload(
+        "new-queue",
+        "First message of a queue that nobody has used before, idle worker",
+        {
+            "p50": "ms",
+            "max": "ms",
+            "known": "ms, p50 of a known queue",
+            "topic": "ms, p50 of a new topic",
+        },
+        new_queue,
+        once=True,
+        who=_only_ours,
+        environment={"BENCH_NEW": str(NEW)},
+    ),
+    Workload(
+        "purge",
+        "Lateness at 1000 messages/s while finished messages are pruned",
+        {
+            "ratio": "times the p99 without",
+            "p99": "ms",
+            "without": "ms, p99",
+            "p50": "ms",
+            "max": "ms",
+            "purged": "messages/s",
+            "missing": "",
+        },
+        purge,
         once=True,
         who=_only_ours,
     ),

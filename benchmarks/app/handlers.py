@@ -6,7 +6,7 @@ import os
 import time
 from datetime import datetime
 
-from benchmarks.peers.adapter_process import AT_ONCE, mark, wait
+from benchmarks.peers.adapter_process import AT_ONCE, NEW, mark, wait
 from django_delayq import Delivered, handler
 
 
@@ -19,6 +19,11 @@ def noop(message: Delivered) -> None:
 def marked(message: Delivered) -> None:
     """Do nothing but note that the message was handled."""
     mark(message.payload)
+
+
+for _number in range(NEW):
+    # Topics without a message before the first one counts.
+    handler(f"bench.new-{_number}")(marked)
 
 
 if os.environ.get("BENCH_LIMITS"):

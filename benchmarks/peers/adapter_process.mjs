@@ -86,12 +86,13 @@ const calls = (adapter, own) => ({
         let sent = 0;
         let counted = 0;
         for (let at = now(); at < end; at = now()) {
-            for (const until = Math.floor(rate * (at - began)); sent < until; ) {
+            if (sent < Math.floor(rate * (at - began))) {
                 const due = now() + MIN_DELAY_SECONDS + Math.random() * (longest - MIN_DELAY_SECONDS);
                 counted += begin <= due && due < end ? 1 : 0;
                 await adapter.send(makePayload(++sent, due, false), due);
+            } else {
+                await sleep(TICK_MS);
             }
-            await sleep(TICK_MS);
         }
         return { sent, rate: sent / (now() - began), begin, end, counted };
     },

@@ -4,10 +4,11 @@
 of these names, of which only ``send`` (or ``asend``) is required.
 
 ``setup()`` is called once, on an empty database · ``send(payload, due)`` schedules one message, due at an epoch time or
-(None) now · ``send_many(payloads, due)`` · ``inside()`` returns a transaction of the caller's · ``worker()`` returns
-the arguments for Python that start one worker process · ``recur(number)`` makes that many schedules of a second; a
-system whose code declares its schedules does so when it is imported with RECURRING set · ``TABLES`` are emptied between
-workloads. Every handler calls ``mark``, which needs psycopg only where the handler inserts a row.
+(None) now · ``send_many(payloads, due)`` · ``send_together(messages)`` schedules pairs of a payload and its due time in
+one call · ``inside()`` returns a transaction of the caller's · ``worker()`` returns the arguments for Python that start
+one worker process · ``recur(number)`` makes that many schedules of a second; a system whose code declares its schedules
+does so when it is imported with RECURRING set · ``TABLES`` are emptied between workloads. Every handler calls ``mark``,
+which needs psycopg only where the handler inserts a row.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ RECURRING = int(os.environ.get("BENCH_RECURRING", "0"))
 MIN_DELAY_SECONDS = 1.0
 TICK_SECONDS = 0.001
 
+# The topics that no message had before.
+NEW = int(os.environ.get("BENCH_NEW", "0"))
 # The handlers that run at once where each waits for 100 ms, as for an answer; 0 where they do nothing.
 AT_ONCE = int(os.environ.get("BENCH_AT_ONCE", "0"))
 WAIT_SECONDS = 0.1
@@ -171,8 +174,8 @@ class AdapterCalls:
         self.adapter.send_many(payloads, due)
         return time.perf_counter() - began
 
-    def late(self, rate: float, seconds: float, longest: float) -> dict[str, float]:
-        """Schedule ``rate`` messages a second, with delays from 1 to ``longest`` seconds.
+    def late(self, rate: float, seconds: float, longest: float, together: int = 1) -> dict[str, float]:
+        """Schedule ``rate`` messages a second, ``together`` in one call, with delays from 1 to ``longest`` seconds.
 
         After ``longest`` seconds as many messages fall due as are sent. That goes on for ``seconds``, from ``begin`` to
         ``end`` in the answer: ``counted`` of the ``sent`` messages are due in that time.
@@ -182,16 +185,20 @@ class AdapterCalls:
             self.runner.run(self._late_async(stream))
         else:
             for due_by_now in stream.pace():
-                for _ in range(due_by_now - stream.sent):
+                if due_by_now < stream.sent + together:
+                    time.sleep(TICK_SECONDS)
+                elif together == 1:
                     self.adapter.send(*stream.next())
-                time.sleep(TICK_SECONDS)
+                else:
+                    self.adapter.send_together([stream.next() for _ in range(together)])
         return stream.summary()
 
     async def _late_async(self, stream: _Stream) -> None:
         for due_by_now in stream.pace():
-            for _ in range(due_by_now - stream.sent):
+            if due_by_now > stream.sent:
                 await self.adapter.asend(*stream.next())
-            await asyncio.sleep(TICK_SECONDS)
+            else:
+                await asyncio.sleep(TICK_SECONDS)
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call a function that only this adapter has."""

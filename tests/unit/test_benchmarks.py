@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -112,6 +113,18 @@ def test_a_target_may_be_the_most_that_is_wanted(bound: float, met: bool) -> Non
     assert verdict.met is met
 
 
+def test_a_target_may_be_on_the_sum_of_two_measures() -> None:
+    results = Results()
+    for client, servers in ((20.0, 35.0), (30.0, 15.0), (24.0, 25.0)):
+        results.add("drain", "delayq", {"client": client, "servers": servers})
+    target = Target("drain", "client + servers", 50, at_most=True)
+    (verdict,) = evaluate(results, [target])
+    assert (verdict.found, verdict.rounds, verdict.met) == (49.0, (55.0, 45.0, 49.0), True)
+    results.add("late-1000", "delayq", {"client": 20.0})
+    (verdict,) = evaluate(results, [Target("late-1000", "client + servers", 50, at_most=True)])
+    assert verdict.met is None
+
+
 @pytest.mark.parametrize("results", [Results(), rates(delayq=1000), rates(django_q2=1000)])
 def test_without_both_sides_there_is_no_verdict(results: Results) -> None:
     (verdict,) = evaluate(results, [Target("drain", "rate", 1.5, "durable")])
@@ -122,7 +135,7 @@ def test_without_both_sides_there_is_no_verdict(results: Results) -> None:
 def test_every_target_names_what_is_measured() -> None:
     measures = {workload.name: workload.measures for workload in WORKLOADS}
     for target in TARGETS:
-        assert target.measure in measures[target.workload]
+        assert set(target.measure.split(" + ")) <= measures[target.workload].keys()
         assert target.against in {"", *targets.GROUPS, *BY_NAME}
         assert target.text
 
@@ -186,6 +199,22 @@ def test_times_without_a_run_and_with_two_are_counted(monkeypatch: pytest.Monkey
     untold = [mark._replace(due=0.0) for mark in marks]
     assert workloads._occurrences(untold, 10.0, 12.0, 15.0) == pytest.approx({"missing": 0})
     assert workloads._occurrences(untold[2:], 10.0, 12.0, 15.0) == pytest.approx({"missing": 10})
+
+
+def test_late_handlers_close_to_each_other_are_one_pause() -> None:
+    late = [(10.0, 51.0), (10.1, 90.0), (10.55, 60.0), (11.2, 70.0), (11.3, 49.0), (12.0, 2.0)]
+    marks = [Mark(n, at, at - ms / 1000, 1) for n, (at, ms) in enumerate(late)]
+    assert workloads.pauses(marks) == 2
+    assert workloads.pauses([]) == 0
+
+
+def test_messages_that_are_sent_together_have_an_even_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[tuple[dict[str, object], float]]] = []
+    calls = adapter_process.AdapterCalls(SimpleNamespace(send_together=sent.append))
+    stream = calls.late(rate=2000, seconds=0.02, longest=0.08, together=30)
+    assert {len(messages) for messages in sent} == {30}
+    assert [payload["n"] for messages in sent for payload, _due in messages] == list(range(1, 30 * len(sent) + 1))
+    assert stream["sent"] == 30 * len(sent) <= 2000 * 0.1
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
