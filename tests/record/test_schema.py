@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.db import IntegrityError, connection, connections, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from django_delayq import schedule_message, transitions
@@ -107,6 +109,28 @@ def test_the_migrations_agree_with_the_models() -> None:
     out = StringIO()
     call_command("makemigrations", "django_delayq", check=True, dry_run=True, stdout=out)
     assert "No changes" in out.getvalue()
+
+
+def test_no_statistics_are_kept_of_columns_by_which_nobody_searches() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL keeps statistics by itself")
+    initial = import_module("django_delayq.migrations.0001_initial")
+    columns = {field.column for field in Message._meta.local_fields}
+    # A new column needs a decision.
+    assert set(initial.SEARCHED) ^ set(initial.UNSEARCHED) == columns
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT attname, attstattarget FROM pg_attribute WHERE attrelid = 'delayq_message'::regclass AND attnum > 0"
+        )
+        kept = dict(cursor.fetchall())
+    assert kept == {**dict.fromkeys(initial.SEARCHED, 50), **dict.fromkeys(initial.UNSEARCHED, 0)}
+    searched = {name for index in Message._meta.indexes for name in _columns_of(index)}
+    assert searched <= set(initial.SEARCHED)
+
+
+def _columns_of(index: Any) -> set[str]:
+    """Return the columns of an index, and those of its condition."""
+    return {name.removeprefix("-") for name in index.fields} | (index.condition or Q()).referenced_base_fields
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
