@@ -23,6 +23,7 @@ from psycopg import sql
 from testproject.cleaner import PID_FILE, family
 from testproject.servers import PostgresServer, RedisServer, Server
 
+from . import wal
 from .peers.adapter_process import EFFECTS, MARK, Mark
 from .systems import HERE, System
 
@@ -57,6 +58,7 @@ class Bench:
             stack.callback(self.redis.close)
             self._stack = stack.pop_all()
         self.configure(RARE_CHECKPOINTS)
+        wal.fill(self.postgres.url)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -98,6 +100,8 @@ class Bench:
                 adapter.call("setup")
                 self._prepared.add(system.name)
             adapter.empty()
+            # The files of the log that the last system wrote are kept for this one.
+            self.sql("CHECKPOINT")
             # Else the kernel writes what a new cluster or database has left in memory half a minute later, and commits
             # wait for it: up to 340 ms.
             os.sync()

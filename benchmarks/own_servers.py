@@ -16,7 +16,8 @@ def own_servers(**settings: str) -> Iterator[tuple[RedisServer, PostgresServer]]
         os.environ.update(
             DJANGO_SETTINGS_MODULE="benchmarks.settings", REDIS_URL=redis.url, DATABASE_URL=postgres.url, DEBUG="0"
         )
-        from . import ours
+        from . import ours, wal
 
+        wal.fill(postgres.url)
         ours.setup()
         yield redis, postgres
