@@ -19,16 +19,13 @@ from pathlib import Path
 
 import psycopg
 
-from . import picture, report
-from .driver import PEERS, ROOT, Bench, Failed
+from . import page, report
+from .driver import PEERS, Bench, Failed
 from .measures import Results, figure
+from .page import GROWTH, PAGE, PICTURE
 from .systems import SYSTEMS, System
 from .workloads import SIZES, WORKLOADS, Size, Workload, takes_part
 
-DOCS = ROOT / "docs" / "explanation"
-PAGE = DOCS / "performance.rst"
-PICTURE = DOCS / "performance.svg"
-GROWTH = DOCS / "growth.svg"
 BEGAN = time.monotonic()
 
 # The systems and workloads of --quick, for two minutes: the fastest peers of both kinds, and no workload that mostly
@@ -57,12 +54,11 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(report.to_json(run), indent=1))
     if arguments.write_docs:
-        PICTURE.write_text(picture.draw(run.results))
         pictures = {PICTURE.name: "The rates and latenesses of the tables below as bars"}
         if any(workload.grows for workload in report.measured(run.results)):
-            GROWTH.write_text(picture.draw_growth(run.results))
             pictures[GROWTH.name] = "Costs, latenesses and rates of the growth tables below as lines"
         report.write_docs(PAGE, report.to_rst(run, pictures))
+        page.draw()
 
 
 def _measure(arguments: argparse.Namespace, workloads: Sequence[Workload], size: Size) -> report.Run:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import picture, report, targets, workloads
+from benchmarks import page, picture, report, targets, workloads
 from benchmarks.measures import Measures, Results, Spread, at, figure, levels, quantile, shown
 from benchmarks.peers import adapter_process
 from benchmarks.peers.adapter_process import Mark
@@ -296,6 +296,24 @@ def test_the_page_has_the_markers() -> None:
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def test_the_pictures_show_what_the_page_says() -> None:
+    """After a change of the tables: ``python -m benchmarks.page``."""
+    said = page.results(page.PAGE.read_text())
+    assert len(said.rounds) == len(WORKLOADS)
+    assert page.PICTURE.read_text() == picture.draw(said)
+    assert page.GROWTH.read_text() == picture.draw_growth(said)
+
+
+def test_a_page_is_read_as_it_was_written() -> None:
+    written = page.PAGE.read_text()
+    said = page.results(written)
+    tables = [report.as_rst(table) for workload in WORKLOADS for table in report.tables(workload, said)]
+    places = [written.find(table) for table in tables]
+    # In this order, since some workloads have the same title.
+    assert -1 not in places
+    assert places == sorted(places)
 
 
 def test_the_picture_is_xml_with_a_bar_for_each_system() -> None:
