@@ -33,7 +33,7 @@ PEERS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "djan
 ANSWER_SECONDS = 300.0
 START_SECONDS = 30.0
 
-POSTGRES_SETTINGS = {"shared_buffers": "256MB"}
+POSTGRES_SETTINGS = {"shared_buffers": "256MB", **wal.KEPT}
 # No checkpoint in the middle of a run: it would slow down one system and not another.
 RARE_CHECKPOINTS = {"max_wal_size": "8GB", "checkpoint_timeout": "1h"}
 

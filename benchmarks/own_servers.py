@@ -8,15 +8,17 @@ from contextlib import contextmanager
 
 from testproject.servers import PostgresServer, RedisServer
 
+from . import wal
+
 
 @contextmanager
 def own_servers(**settings: str) -> Iterator[tuple[RedisServer, PostgresServer]]:
     """Start both servers, with fsync on, and set up Django on them. ``settings`` are those of PostgreSQL."""
-    with RedisServer() as redis, PostgresServer(fsync=True, **settings) as postgres:
+    with RedisServer() as redis, PostgresServer(fsync=True, **wal.KEPT | settings) as postgres:
         os.environ.update(
             DJANGO_SETTINGS_MODULE="benchmarks.settings", REDIS_URL=redis.url, DATABASE_URL=postgres.url, DEBUG="0"
         )
-        from . import ours, wal
+        from . import ours
 
         wal.fill(postgres.url)
         ours.setup()

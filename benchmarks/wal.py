@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import psycopg
 
-# What is kept for later, and what is written to get it. Nothing here writes more between two checkpoints.
+# The server's setting of what it keeps for later, and what is written to get it. Nothing here writes more between two
+# checkpoints.
 KEPT = {"min_wal_size": "1GB"}
 FILL = "SELECT count(pg_logical_emit_message(false, '', repeat('x', 1000000))) FROM generate_series(1, 1000)"
 
 
 def fill(url: str) -> None:
-    """Have the server write as much as it keeps, and keep it."""
+    """Have the server, which was started with ``KEPT``, write as much as it keeps, and keep it."""
     with psycopg.connect(url, autocommit=True) as connection:
-        for name, value in KEPT.items():
-            connection.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
-        connection.execute("SELECT pg_reload_conf()")
         connection.execute(FILL)
         connection.execute("CHECKPOINT")

@@ -118,14 +118,18 @@ def _or_none(parse: Parser) -> Parser:
     return lambda value: None if value is None else parse(value)
 
 
+def plain(value: str) -> str:
+    """Return a plain str: a subclass, such as a member of an enum, may print as something else."""
+    return value if type(value) is str else str.__str__(value)
+
+
 def _word(limit: int) -> Parser:
     def parse(value: Any) -> str:
         if not isinstance(value, str) or len(value) > limit or not WORD.fullmatch(value):
             raise ValueError(
                 f"must be 1 to {limit} of the characters A-Z a-z 0-9 _ . - and begin with a letter or digit"
             )
-        # The member of an enum may print as something else.
-        return str.__str__(value)
+        return plain(value)
 
     return parse
 

@@ -34,7 +34,7 @@ def topic(value: Any) -> str:
             f"not a topic: {_shown(value)}; a topic is 1 to {TOPIC_LENGTH} of the characters"
             " A-Z a-z 0-9 _ . : / - and begins with a letter or digit"
         )
-    return _plain(value)
+    return conf.plain(value)
 
 
 def queue(value: Any) -> str:
@@ -44,7 +44,7 @@ def queue(value: Any) -> str:
             f"not a queue: {_shown(value)}; a queue is 1 to {QUEUE_LENGTH} of the characters"
             " A-Z a-z 0-9 _ . - and begins with a letter or digit"
         )
-    return _plain(value)
+    return conf.plain(value)
 
 
 def key(value: Any) -> str | None:
@@ -60,7 +60,7 @@ def key(value: Any) -> str | None:
         raise InvalidMessage(
             f"not a key: {_shown(value)}; a key is 1 to {KEY_LENGTH} printable characters without a space at either end"
         )
-    return _plain(value)
+    return conf.plain(value)
 
 
 def concurrency_key(value: Any) -> str:
@@ -303,11 +303,6 @@ def _place(what: str, path: Sequence[Any]) -> str:
 
 # Steps to a value inside of a payload that an error shows at most.
 _STEPS_SHOWN = 8
-
-
-def _plain(value: str) -> str:
-    """Return a plain str: a subclass, such as a member of an enum, may print as something else."""
-    return value if type(value) is str else str.__str__(value)
 
 
 def _seconds(what: str, value: Duration) -> float:

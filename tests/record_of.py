@@ -51,9 +51,8 @@ def path_of(message: Message) -> list[str]:
 def write_out_log() -> None:
     """Give each row of the log a place of its own, where a test can change it: see ``LogRow``."""
     own = set(LogRow.objects.values_list("message_id", "number"))
-    names = [field.attname for field in LogRow._meta.local_concrete_fields if field.column]
     rows = [row for row in Transition.objects.all() if (row.message_id, row.number) not in own]
-    LogRow._base_manager.bulk_create(LogRow(**{name: getattr(row, name) for name in names}) for row in rows)
+    LogRow._base_manager.bulk_create(map(LogRow.of, rows))
     columns = ("created_by", "claimed_at", "ready_at", "claimed_by", "consumed_by")
     Message._base_manager.update(**dict.fromkeys(columns))
 

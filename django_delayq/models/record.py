@@ -398,6 +398,12 @@ class LogRow(_Move):
     class Meta(_Move.Meta):
         db_table = "delayq_log"
 
+    @classmethod
+    def of(cls, move: Transition) -> LogRow:
+        """Return the row, not yet written, that says what a row of the whole log says."""
+        columns = [field.attname for field in cls._meta.local_concrete_fields if field.column]
+        return cls(**{name: getattr(move, name) for name in columns})
+
 
 class Transition(_Move):
     """A logged move of the state machine: a view of the rows of the log and of what messages say of themselves."""
@@ -417,8 +423,7 @@ class Transition(_Move):
         """Write the move, which a fixture brings, to the log unless the log shows it already."""
         known = Transition.objects.using(using).filter(message_id=self.message_id, number=self.number).exists()
         if not known:
-            columns = [field.attname for field in LogRow._meta.local_concrete_fields if field.column]
-            LogRow(**{name: getattr(self, name) for name in columns}).save_base(using=using, force_insert=True)
+            LogRow.of(self).save_base(using=using, force_insert=True)
         return known
 
 

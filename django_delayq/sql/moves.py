@@ -215,20 +215,21 @@ def _copy(plan: _Plan) -> Message:
     return made
 
 
+def first_row(message: Message, actor: str) -> LogRow:
+    """Return the row of the log for the creation of a message that has not moved since."""
+    return LogRow(
+        message_id=message.pk,
+        number=1,
+        at=message.created_at,
+        to_state=State.SCHEDULED,
+        due_at=message.due_at,
+        actor=actor,
+    )
+
+
 def _kept_in(message: Message) -> list[LogRow]:
     """Return the rows of the log that the row of a live message stands for: see ``LogRow``."""
-    rows = []
-    if message.created_by is not None:
-        rows.append(
-            LogRow(
-                message_id=message.pk,
-                number=1,
-                at=message.created_at,
-                to_state=State.SCHEDULED,
-                due_at=message.due_at,
-                actor=message.created_by,
-            )
-        )
+    rows = [] if message.created_by is None else [first_row(message, message.created_by)]
     if message.claimed_at is not None:
         rows.append(
             LogRow(

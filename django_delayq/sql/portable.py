@@ -13,7 +13,7 @@ from ..clock import ceil_tenth, from_tenths, to_us
 from ..models import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, Message, in_paused_queue, lease_is_over, not_expired
 from ..states import LIVE, WAITING, State
 from .expressions import After
-from .moves import LEFT_ALONE, Decision, clock, move, moved, writing
+from .moves import LEFT_ALONE, Decision, clock, first_row, move, moved, writing
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 
 
@@ -66,9 +66,7 @@ class Portable:
                 key_for=one.key_for,
             )
             message.save_base(using=self.using, force_insert=True)
-            log.append(
-                LogRow(message_id=message.pk, number=1, at=now, to_state=State.SCHEDULED, due_at=due, actor=actor)
-            )
+            log.append(first_row(message, actor))
             yield one, Inserted(message.pk, due, now)
         LogRow._base_manager.using(self.using).bulk_create(log)
 

@@ -177,9 +177,9 @@ SELECT EXISTS (SELECT FROM delayq_message m
 
 # Priority counts among the thousand most overdue rows: sorting all due rows of a backlog could not use the index.
 MOST_OVERDUE = f"""
-    SELECT id, priority, due_at FROM delayq_message
+    SELECT id, priority, due_at FROM delayq_message m
      WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= clock_timestamp() AND topic = ANY(%(topics)s::text[])
-       AND (expires_at IS NULL OR expires_at > clock_timestamp())
+       AND {NOT_EXPIRED}
        AND %(queue)s NOT IN ({PAUSED})
      ORDER BY due_at, id LIMIT 1000
 """  # noqa: S608

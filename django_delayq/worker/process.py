@@ -188,6 +188,8 @@ class WorkerProcess:
         # meanwhile.
         held = self.pool.held()
         self.pool.release_unstarted()
+        if self.pool.held():
+            logger.info("Worker process %s takes no more messages and waits for its handlers", self.name)
         finished = self.pool.finish(self.options.graceful_timeout, self._is_all_stuck)
         if not finished:
             self.code = self.code or UNFINISHED

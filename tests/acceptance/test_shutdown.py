@@ -26,7 +26,7 @@ def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Ga
     running = schedule_message("t.gate", gate.payload)
     eventually(lambda: gate.begun(running.pk), "the handler begins")
     worker.send(number)
-    worker.wait_for("Stopping")
+    worker.wait_for("takes no more messages")
     waiting = schedule_message("t.effect")
     gate.open()
     assert worker.wait() == 0

@@ -203,10 +203,10 @@ def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Star
     assert not claims.filter(due_at__lt=before).exists()
     assert claims.count() < 100
     assert (done.outcomes["spread"], done.total) == (1500, 1500)
-    # Every message was put, or is due beyond the horizon; the horizon moves on, so a few are counted as both.
+    # Each message is in Redis, or is due beyond the horizon. The horizon moves on, so some are counted as both.
     placed = sum(number for outcome, number in done.outcomes.items() if outcome != "spread")
     assert placed == done.done
-    assert 1500 <= placed <= 1500 + done.outcomes["put"]
+    assert placed >= 1500
     assert not Queue.objects.exists()
 
 

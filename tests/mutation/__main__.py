@@ -463,7 +463,7 @@ MUTANTS = [
     ),
     mutant(
         "member of an enum as the default queue",
-        ("django_delayq/conf.py", "return str.__str__(value)", "return value"),
+        ("django_delayq/conf.py", "return plain(value)", "return value"),
     ),
     mutant(
         "cursor that is kept with all the rows of its last answer",
@@ -531,7 +531,7 @@ MUTANTS = [
     mutant(
         "move that changes the first row of the log",
         (MOVES, 'values |= {"created_by": None,', "values |= {"),
-        (MOVES, "if message.created_by is not None:", "if False:"),
+        (MOVES, "[] if message.created_by is None else [", "[] if True else ["),
     ),
     mutant(
         "claim that names its worker as it was marked later",
