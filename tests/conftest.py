@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -147,11 +147,13 @@ def _connect() -> redis.Redis:
 
 
 @pytest.fixture
-def puts_are_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+def puts_are_flushed(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     """Make each put wait for Redis's answer, for tests that look into Redis right after a call.
 
-    In production, and in all other tests, the answer is still on its way when the call returns.
+    In production, and in all other tests, the answer is still on its way when the call returns. An answer that is late
+    would count as a failure, and the next puts would be left out.
     """
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS_TIMEOUT": 10}
     put = RedisBroker.put_nowait
 
     def put_and_flush(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> int:

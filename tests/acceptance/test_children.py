@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -19,6 +21,12 @@ from tests.workers import eventually
 
 REPLACED = "; another one takes its place"
 CONSUMED = "delayq_outcomes_total{outcome=consumed,queue=default,topic=t.effect}"
+
+
+@pytest.fixture
+def patient(set_pace: Callable[[dict[str, float]], None]) -> None:
+    """Have a spent process wait for its successor for as long as a slow machine needs to start it."""
+    set_pace({"lifetime.PATIENCE": 90.0})
 
 
 def deliveries_per_process() -> Counter[str]:
@@ -37,8 +45,15 @@ def test_each_process_delivers_its_share_and_no_message_is_lost(
     first = schedule_messages({"topic": "t.effect"} for _ in range(23))
     wait_until_all(State.CONSUMED, 23)
     each = deliveries_per_process()
-    assert len(each) >= 5
-    assert max(each.values()) == 5
+    assert len(each) > 1
+    assert max(each.values()) >= 5
+
+    def shares_are_kept() -> bool:
+        # A process for whose successor there was no place in time has a further share.
+        went_on = Counter(re.findall(r"Worker process (\S+) goes on", worker.log))
+        return all(number <= 5 * (1 + went_on[actor.removeprefix("worker:")]) for actor, number in each.items())
+
+    eventually(shares_are_kept, "no process claims more than its share")
 
     slow = schedule_message("t.gate", gate.payload)
     eventually(partial(gate.begun, slow.pk), "it begins")
@@ -56,6 +71,7 @@ def test_each_process_delivers_its_share_and_no_message_is_lost(
     assert worker.count("died|ERROR|CRITICAL") == 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_signal_ends_a_worker_whose_processes_are_being_replaced(start: Start, gate: Gate) -> None:
     worker = start("--processes", "2", "--threads", "2", "--max-tasks-per-child", "1")
     messages = [schedule_message("t.gate", gate.payload) for _ in range(4)]
@@ -70,6 +86,7 @@ def test_a_signal_ends_a_worker_whose_processes_are_being_replaced(start: Start,
     assert states() == {State.CONSUMED: 4}
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_process_that_is_killed_while_it_finishes_has_lost_its_place_only(start: Start, gate: Gate) -> None:
     worker = start("--threads", "2", "--max-tasks-per-child", "1")
     (first,) = worker.wait_for_children(1)
@@ -91,6 +108,7 @@ def test_a_process_that_is_killed_while_it_finishes_has_lost_its_place_only(star
     assert worker.stop() == 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_process_that_has_grown_is_replaced(start: Start) -> None:
     worker = start("--threads", "1", "--max-memory-per-child", "250M")
     messages = schedule_messages({"topic": "t.leak", "payload": {"megabytes": 100}} for _ in range(3))

@@ -37,12 +37,18 @@ def test_a_handler_past_its_timeout_is_ended(start: Start, topic: str) -> None:
     assert worker.count("replaced") == 0
 
 
+def give_later_deliveries_time() -> None:
+    """Change the timeout of all messages. The deliveries that run keep the one that they were claimed with."""
+    Message._base_manager.update(timeout=60.0)
+
+
 @pytest.mark.usefixtures("timed_by")
 def test_a_handler_that_does_not_let_go_gets_its_process_replaced_and_is_retried_elsewhere(start: Start) -> None:
     worker = start("--threads", "2")
     children = worker.wait_for_children(1)
     message = schedule_message("t.hang")
     eventually(lambda: states()[State.RUNNING], "it runs")
+    give_later_deliveries_time()
     others = schedule_messages({"topic": "t.tx", "delay": 0.2 * n} for n in range(20))
     worker.wait_for("does not end at its timeout")
     worker.wait_for_children(1, other_than=children)
@@ -60,6 +66,7 @@ def test_handlers_that_do_not_let_go_one_after_the_other_are_all_retried(start: 
     children = worker.wait_for_children(1)
     messages = [schedule_message("t.hang"), schedule_message("t.hang", delay=0.5)]
     eventually(lambda: states()[State.RUNNING] == 2, "both run")
+    give_later_deliveries_time()
     worker.wait_for_children(1, other_than=children)
     wait_until_all(State.CONSUMED, 2)
     for message in messages:
@@ -78,6 +85,8 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
     set_pace({"supervisor.HUNG": 5 - 2 * longest})
     worker = start("--threads", "2", "--graceful-timeout", "0")
     message = schedule_message("t.seize")
+    eventually(lambda: states()[State.RUNNING], "it runs")
+    give_later_deliveries_time()
     worker.wait_for(r"has shown no life for \d+ s; it is killed")
     wait_until(message, State.CONSUMED)
     message.refresh_from_db()

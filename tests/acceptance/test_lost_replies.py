@@ -38,7 +38,8 @@ def proxy(redis_server: RedisServer, client: redis.Redis, configure: Callable[..
     known_scripts.teach(client)
     client.config_resetstat()
     with Proxy(redis_server.port) as there:
-        configure(REDIS=there.url)
+        # After a call that timed out, this process would leave out calls whose replies are to be lost.
+        configure(REDIS=there.url, REDIS_TIMEOUT=10)
         yield there
 
 

@@ -94,8 +94,8 @@ def test_max_messages_counts_what_was_claimed_ahead_of_a_slow_one(start: Start) 
 
 
 def test_max_runtime_ends_it_in_order(start: Start, gate: Gate) -> None:
-    worker = start("--max-runtime", "1s", "--processes", "2")
     message = schedule_message("t.gate", gate.payload)
+    worker = start("--max-runtime", "5s", "--processes", "2")
     eventually(lambda: gate.begun(message.pk), "the handler begins")
     gate.open()
     assert worker.wait() == 0
@@ -115,8 +115,10 @@ def test_queues_are_served_in_strict_order(start: Start, gate: Gate) -> None:
     other = schedule_message("t.tx", queue="c")
     gate.open()
     eventually(lambda: states()[State.CONSUMED] == 11, "both queues are worked off")
-    order = Transition.objects.filter(to_state=State.RUNNING).exclude(message=first).order_by("at", "message_id")
-    assert list(order.values_list("message_id", flat=True)) == [m.pk for m in [*high, *low]]
+    order = Transition.objects.filter(to_state=State.RUNNING).exclude(message=first).order_by("at")
+    ids = list(order.values_list("message_id", flat=True))
+    # Messages that were scheduled together go in any order.
+    assert [sorted(ids[:5]), sorted(ids[5:])] == [[m.pk for m in high], [m.pk for m in low]]
     other.refresh_from_db()
     assert other.state == State.SCHEDULED
 

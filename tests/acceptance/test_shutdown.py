@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -67,7 +68,11 @@ def test_shutdowns_are_held_against_no_message_however_many(start: Start, gate: 
     assert (message.state, message.attempts, message.deliveries) == (State.SCHEDULED, 0, 4)
 
 
-def test_claims_that_have_not_begun_are_given_back_at_once(start: Start, gate: Gate) -> None:
+def test_claims_that_have_not_begun_are_given_back_at_once(
+    start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None]
+) -> None:
+    # What is claimed ahead waits behind the gate until the signal comes.
+    set_pace({"timeouts.LONGEST_QUEUED": 90.0})
     worker = start("--threads", "1")
     # After quick handlers a worker claims more than it can run at once.
     for _ in range(60):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_delayq.console.admin import audit_pages, panels, preview
+from django_delayq.console.admin import addresses, audit_pages, panels, preview, restore_page
 from django_delayq.console.search import listing
 from django_delayq.console.statistics import failures
 
@@ -61,3 +63,10 @@ def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "EXACT_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(preview, "HEAD_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(preview, "UNCHANGED_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(addresses, "TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(restore_page, "PREVIEW_TIMEOUT_MS", 60_000)
+
+
+@pytest.fixture(autouse=True)
+def _redis_has_time(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS_TIMEOUT": 10}

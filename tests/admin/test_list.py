@@ -457,7 +457,7 @@ def test_the_list_says_when_and_how_late(viewer: Client) -> None:
     assert f'title="{message.due_at:%Y-%m-%d %H:%M}' in response.content.decode()
     page = samples.text(response)
     assert re.search(r"in 4\sm\s\d+\ss", page)
-    assert re.search(r"overdue by \d+\sms", page)
+    assert re.search(r"overdue by [\d.]+\sm?s", page)
 
 
 def test_a_row_has_a_preview_of_its_payload_redacted_and_never_markup(viewer: Client) -> None:
@@ -525,7 +525,7 @@ def test_workers_are_listed_with_the_moment_they_were_last_seen(viewer: Client) 
     )
     page = samples.text(viewer.get(reverse("admin:django_delayq_worker_changelist")))
     assert "default, mails" in page
-    assert re.search(r"\d ago|ms ago", page)
+    assert re.search(r"\d\sm?s ago", page)
     detail = viewer.get(reverse("admin:django_delayq_worker_change", args=[samples.WORKER.replace("/", "_2F")]))
     assert samples.WORKER in samples.text(detail)
 

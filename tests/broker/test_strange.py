@@ -96,8 +96,8 @@ class StrangeServer:
         self._listening.close()
 
 
-def broker_on(port: int) -> RedisBroker:
-    return RedisBroker(conf.parse({"REDIS": f"redis://127.0.0.1:{port}/0"})[0], "default", timeout=0.5)
+def broker_on(port: int, *, timeout: float = 0.5) -> RedisBroker:
+    return RedisBroker(conf.parse({"REDIS": f"redis://127.0.0.1:{port}/0"})[0], "default", timeout=timeout)
 
 
 @pytest.fixture(params=list(ANSWERS.values()), ids=list(ANSWERS))
@@ -124,7 +124,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def broker(server: RedisServer) -> Iterator[RedisBroker]:
-    made = broker_on(server.port)
+    made = broker_on(server.port, timeout=5.0)
     made.client.flushall()
     yield made
     made.close()
@@ -206,7 +206,7 @@ def test_every_method_of_a_broker_is_tried_here() -> None:
 
 def test_a_cluster_error_is_told_in_words() -> None:
     strange = StrangeServer(ANSWERS["moved"])
-    made = broker_on(strange.port)
+    made = broker_on(strange.port, timeout=5.0)
     with pytest.raises(BrokerUnavailable, match="Redis Cluster is not supported"):
         made.take(QUEUE, 1)
     made.close()

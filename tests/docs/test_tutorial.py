@@ -17,7 +17,7 @@ def test_the_tutorial_ends_with_a_message_that_survived_flushall(
 ) -> None:
     # A reader needs half a minute to go to the other terminal and back; a test does not.
     with Project(
-        tmp_path, redis_server.url, quicker={'delay="5s"': 'delay="1s"', 'delay="30s"': 'delay="10s"'}
+        tmp_path, redis_server.url, quicker={'delay="5s"': 'delay="1s"', 'delay="30s"': 'delay="20s"'}
     ) as project:
         for block in blocks(DOCS / "tutorial.rst"):
             project.follow(block)

@@ -29,6 +29,11 @@ def all_are_final() -> bool:
     return not Message.objects.filter(state__in=LIVE).exists()
 
 
+def wait_until_told(there: Worker, pattern: str, times: int) -> None:
+    """Wait until so many lines of the log match the pattern: they may come later than what they tell is recorded."""
+    eventually(lambda: there.count(pattern) == times, f"{times} lines with {pattern}")
+
+
 def assert_paths_are_legal() -> None:
     for message in Message.objects.all():
         path: list[Any] = [None, *(State(row.to_state) for row in log_of(message))]
@@ -57,7 +62,7 @@ def test_a_segfault_is_the_end_of_its_message_after_three_times_and_of_no_other(
     assert effects_per_message() == once_each(others)
     assert (poison.deliveries, poison.crashes) == (3, 3)
     assert "3 deliveries crashed" in log_of(poison)[-1].reason
-    assert there.count(r"died \(killed by signal 11\)") == 3
+    wait_until_told(there, r"died \(killed by signal 11\)", 3)
     assert_paths_are_legal()
 
 
@@ -66,7 +71,7 @@ def test_a_handler_that_ends_its_process_does_not_end_the_worker_whatever_code_i
     for code in (0, 70, 72):
         poison = wait_until(schedule_message("h.exit", code), State.DEAD)
         assert (poison.deliveries, poison.crashes) == (2, 2)
-        assert there.count(rf"died \(exit code {code}\)") == 2
+        wait_until_told(there, rf"died \(exit code {code}\)", 2)
         wait_until(schedule_message("t.tx"), State.CONSUMED)
     assert there.process.poll() is None
 
@@ -90,8 +95,9 @@ def test_a_forked_child_that_comes_out_of_its_handler_is_ended_there(worker: Sta
         assert list(Effect.objects.filter(message_id=message.pk).values_list("note", flat=True)) == [code]
         wait_until(schedule_message("t.tx"), State.CONSUMED)
     # A child that exits has ended itself.
-    assert there.count(f"A process that the handler of topic {topic} forked came out of the handler, and is ended") == 2
-    assert there.count("RuntimeError: in the child") == 1
+    told = f"A process that the handler of topic {topic} forked came out of the handler, and is ended"
+    wait_until_told(there, told, 2)
+    wait_until_told(there, "RuntimeError: in the child", 1)
     assert there.count("died") == 0
 
 

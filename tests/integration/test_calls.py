@@ -96,7 +96,8 @@ def test_sentinels_that_say_nothing_do_not_delay_a_call(settings: Any, caplog: p
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": "sentinels"}
         began = time.monotonic()
         schedule_message("t.ok", delay=5)
-        assert time.monotonic() - began < 3
+        # A client without timeouts of our own waits for 5 s.
+        assert time.monotonic() - began < 4.5
     assert "MasterNotFoundError" in caplog.text
 
 

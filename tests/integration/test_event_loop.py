@@ -305,14 +305,14 @@ def test_a_cancel_that_comes_after_the_end_of_a_handler_does_nothing(run: Run) -
 
 
 def test_handlers_that_outlast_the_graceful_timeout_are_released(parts: Parts, submit: Run) -> None:
-    begun = threading.Event()
+    begun: list[int] = []
 
     async def outlast(message: Delivered) -> None:
-        begun.set()
+        begun.append(message.id)
         await asyncio.Event().wait()
 
     deliveries = submit(outlast, 60)
-    assert begun.wait(10)
+    eventually(lambda: len(begun) == 50, "as many begin as there are places")
     parts.pool.release_unstarted()
     assert parts.pool.finish(0.05)
     assert parts.recorder.flush(10)
@@ -436,8 +436,9 @@ def test_a_dirty_connection_of_a_sync_call_is_closed_before_another_handler_gets
     run(work, 2)
     assert found == [True, True]
     assert not Effect.objects.exists()
-    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert f"The handler of topic {TOPIC} left a database connection" in record.getMessage()
+    # Of both handlers, if they ran at the same time.
+    (text,) = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+    assert f"The handler of topic {TOPIC} left a database connection" in text
 
 
 def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submit: Run) -> None:

@@ -30,7 +30,8 @@ def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(p
     before = time.monotonic()
     with locked_by_a_cancel(one.id):
         renewer.tick()
-        assert time.monotonic() - before < 5
+        # The other transaction ends after 20 s at the latest.
+        assert time.monotonic() - before < 15
         assert not one.lost
         assert (one.leased_mono < before - 30, other.leased_mono >= before) == (True, True)
     renewer._renew_at = 0.0
@@ -66,7 +67,7 @@ def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_n
         one.extend("10m")
         thread = threading.Thread(target=cancel)
         thread.start()
-        thread.join(5)
+        thread.join(60)
         assert answers, "the cancel waits for the handler's transaction"
     thread.join()
     assert answers[0] == Verdict.REQUESTED

@@ -277,7 +277,7 @@ def test_middleware_that_hangs_ends_at_the_timeout_of_the_handler(install: Insta
     watcher = Watcher()
     install(watcher)
     install(Hang())
-    message = run(leave, retry=False, timeout="0.1s")
+    message = run(leave, retry=False, timeout="1s")
     assert message.state == "dead"
     assert watcher.steps == [("enter", None), ("HandlerTimeout", "dead"), ("leave", "dead")]
 

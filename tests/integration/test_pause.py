@@ -246,10 +246,11 @@ def test_a_pause_under_load_holds_from_its_return_on(start: Start) -> None:
     resume_queue(QUEUE)
     eventually(lambda: states()[State.SCHEDULED] == 0 and states()[State.RUNNING] == 0, "all are consumed")
     assert effects_per_message() == once_each([*messages, *urgent])
-    # Each process takes a handful at a time.
+    # Each process takes a handful at a time, and the one with the urgent ones may stand still before it claims them.
+    # Without their priority, they would be the last.
     first = starts_after(paused)
     assert len(first) == left
-    assert {message.pk for message in urgent} <= set(first[:16])
+    assert {message.pk for message in urgent} <= set(first[: max(16, left // 2)])
 
 
 @BOTH

@@ -12,9 +12,10 @@ from django_delayq import signals
 from django_delayq.models import Message
 from django_delayq.outcomes import Ack
 from django_delayq.states import State
+from django_delayq.worker import timeouts
 from django_delayq.worker.assembly import Parts
 from django_delayq.worker.budget import Budget
-from django_delayq.worker.timeouts import LONGEST_QUEUED, TimeoutWatch
+from django_delayq.worker.timeouts import TimeoutWatch
 from tests.integration.claims import claimed, state
 from tests.integration.conftest import Assemble
 from tests.workers import eventually
@@ -83,7 +84,10 @@ def test_no_delivery_is_queued_before_handlers_are_known_to_be_quick(assembled: 
     assert assembled(threads).pool.threads.size == threads
 
 
-def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(assembled: Assemble) -> None:
+def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "LONGEST_QUEUED", 60.0)
     first, *others = claimed("t.ok", "t.ok", "t.ok")
     budget = Budget(3)
     budget.commit(budget.reserve(3), 3)
@@ -98,7 +102,7 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(as
     TimeoutWatch(pool, lambda deliveries: None).tick()
     assert len(pool.held()) == 3
     for delivery in others:
-        delivery.queued_mono -= LONGEST_QUEUED + 0.1
+        delivery.queued_mono -= 60.1
     TimeoutWatch(pool, lambda deliveries: None).tick()
     assert pool.held() == [first]
     assert recorder.flush(5)

@@ -32,8 +32,9 @@ def ask(page: str) -> tuple[int, dict[str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def _guarded(settings: Any) -> Iterator[None]:
-    """Have a project in which every page needs a login and runs in a transaction."""
+def _guarded(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have a project in which every page needs a login and runs in a transaction, and probes that wait for long."""
+    monkeypatch.setattr(urls, "TIMEOUT_MS", 60_000)
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
     settings.DATABASES["default"]["ATOMIC_REQUESTS"] = True
     yield

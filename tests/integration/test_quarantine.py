@@ -64,6 +64,7 @@ def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(
         (busy,) = lane.held.all()
         lane.held.remove(busy)
     consumer.turn()
+    assert parts.recorder.flush(60)
     assert Message.objects.get(pk=message.pk).state == State.CONSUMED
     assert Transition.objects.get(message=message, to_state=State.CONSUMED).actor == "worker:w/async"
     parts.pool.stop()

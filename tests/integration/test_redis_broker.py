@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def broker(redis_server: RedisServer) -> Iterator[RedisBroker]:
-    made = RedisBroker(conf.get(), DB, timeout=1.0)
+    made = RedisBroker(conf.get(), DB, timeout=10.0)
     yield made
     made.close()
 
@@ -59,7 +59,7 @@ def test_the_wait_for_a_wake_up_begins_anew_after_redis_did_not_answer(broker: R
     assert not broker.listen(["default"], 5)
     notifying = threading.Timer(0.1, lambda: broker.notify(["default"]))
     notifying.start()
-    assert broker.listen(["default"], 5)
+    assert broker.listen(["default"], 60)
     notifying.join()
     assert broker._listener._connection._sock is not first
 
@@ -69,7 +69,7 @@ def test_a_busy_process_takes_no_wake_up_from_an_idle_one(
     broker: RedisBroker, redis_server: RedisServer, how: str
 ) -> None:
     """Redis answers those first who have waited longest."""
-    idle = RedisBroker(conf.get(), DB, timeout=1.0)
+    idle = RedisBroker(conf.get(), DB, timeout=10.0)
 
     def waiting() -> int:
         return int(broker.client.info("clients")["blocked_clients"])

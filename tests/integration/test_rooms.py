@@ -132,7 +132,12 @@ def test_a_lost_reply_to_the_wake_up_of_others_orphans_no_claim(
     assert len(scheduled()) == 1
 
 
-def test_ids_for_a_full_lane_are_not_taken_again_and_again(assembled: Assemble) -> None:
+def test_ids_for_a_full_lane_are_not_taken_again_and_again(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that no pause ends before the test has looked.
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(rooms, name, 1000 * getattr(rooms, name))
     consumer = assembled(1, tasks=20).consumer
     for _ in range(6):
         schedule_message(SYNC)

@@ -74,7 +74,7 @@ def test_commands_follow_the_master_that_sentinel_names(
 
         master.kill()
 
-        eventually(lambda: port_of(client) == replica.port, timeout=20)
+        eventually(lambda: port_of(client) == replica.port)
         client.connection_pool.disconnect()
 
 

@@ -20,7 +20,7 @@ from django_delayq.worker.assembly import Parts
 from tests.integration.claims import DB
 from tests.integration.conftest import Assemble
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
 WITH_REDIS = pytest.mark.parametrize("with_redis", [True, False], ids=["Redis", "no Redis"])
 

@@ -92,7 +92,7 @@ def die(self, page, name_write):
 
 
 supervisor.Supervisor._be_child = die
-options = Options("default", max_runtime=2.0, processes=1, heartbeat_file=sys.argv[1])
+options = Options("default", max_runtime=5.0, processes=1, heartbeat_file=sys.argv[1])
 sys.exit(supervisor.Supervisor(options).run())
 """
 

@@ -44,6 +44,12 @@ def answers(found: list[Any]) -> list[Any]:
     return found
 
 
+def may_pause() -> None:
+    """Let this transaction pause: on a busy machine others take longer than a limit lets it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+
+
 def test_processes_that_admit_at_once_keep_to_the_limit_together(declare: Declare) -> None:
     declare("l.one", limit=2)
     for _round in range(5):
@@ -208,6 +214,7 @@ def test_claims_of_one_transaction_deadlock_in_no_order(declare: Declare) -> Non
         with transitions.exclusively(DB):
             for topic in topics if number else reversed(topics):
                 begun += admit([made[topic][number]])
+                may_pause()
                 # The other one waits for the end of this transaction, or both are here.
                 with contextlib.suppress(threading.BrokenBarrierError):
                     met.wait(0.2)
@@ -237,9 +244,7 @@ def test_promotions_under_two_limits_deadlock_in_no_order(
     def wait_for_the_other(self: Any, *terms: Any) -> Any:
         if not getattr(came, "yes", False):
             came.yes = True
-            # On a busy machine the other one takes longer than a limit lets a transaction pause.
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            may_pause()
             met.wait(60)
         return waiting(self, *terms)
 
@@ -253,7 +258,12 @@ def test_a_limit_that_is_being_looked_at_keeps_only_its_own_messages_waiting(dec
     declare("l.one", limit=1)
     (limited,) = due(1)
     free = schedule_message("l.free")
-    with unfinished(lambda: limit_statements(DB).lock({"topic l.one"})), lock_timeout(50):
+
+    def look() -> None:
+        limit_statements(DB).lock({"topic l.one"})
+        may_pause()
+
+    with unfinished(look), lock_timeout(50):
         assert admit([free]) == [free.pk]
         with pytest.raises(OperationalError):
             admit([limited])

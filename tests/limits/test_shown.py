@@ -104,12 +104,14 @@ def test_a_rate_tells_its_next_slot(declare: Declare) -> None:
 
 def test_a_slot_comes_after_those_for_which_places_are_kept(declare: Declare) -> None:
     declare("l.rate", rate="1/s")
-    first, *_waiting = fill("l.rate", 4)
-    assert len(promote("topic l.rate")) == 2
+    first, *_waiting = fill("l.rate", 6)
+    kept = len(promote("topic l.rate"))
+    # Slots are given for two seconds: three when the one after the first has come already.
+    assert kept in (2, 3)
     (line,) = lines.read_limits(DB, ["topic l.rate"])
-    assert (line.running, line.kept) == (1, 2)
+    assert (line.running, line.kept) == (1, kept)
     assert line.slot is not None
-    assert line.slot - first.due_at >= timedelta(seconds=2.9)
+    assert line.slot - first.due_at >= timedelta(seconds=kept + 0.9)
 
 
 def test_a_limited_message_belongs_into_the_record_alone() -> None:

@@ -99,8 +99,9 @@ def test_a_failover_forgets_messages_and_effects_together(
         url = postgres_server.url.replace(str(postgres_server.port), str(network.port))
         worker = stack.enter_context(Worker("--processes", "1", prefix=f"env DATABASE_URL={url}"))
         worker.wait_for("Loaded Redis")
-        rows = wave("t.tx", over=4.0)
-        others = wave("t.file", payload=str(lines), over=4.0)
+        # Most are not due yet when the standby has them all.
+        rows = wave("t.tx", over=4.0, start=3.0)
+        others = wave("t.file", payload=str(lines), over=4.0, start=3.0)
         eventually(lambda: standby.ask("SELECT count(*) FROM delayq_message") == 2 * NUMBER, "the standby has them")
         assert between.forget() >= 1
         unreplicated = states()[State.CONSUMED] + NUMBER // 2

@@ -91,7 +91,10 @@ class Footprint:
         self.database = files.count(str(connection.settings_dict["NAME"]))
         if connection.vendor == "postgresql":
             with connection.cursor() as cursor:
-                cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+                cursor.execute(
+                    "SELECT count(*) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND backend_type = 'client backend'"
+                )
                 self.database = cursor.fetchone()[0]
 
 
@@ -112,8 +115,9 @@ def test_thousands_of_deliveries_leave_nothing_behind_in_the_worker(start: Start
     # Two services that ask Redis at the same moment for the first time open another connection; deliveries open none.
     assert after.descriptors <= before.descriptors + 2
     assert after.redis <= before.redis + 2
-    # A thread that uses SQLite for the first time opens two files.
-    assert after.database <= before.database + (connection.vendor == "sqlite")
+    # The thread of the operations connects for a moment every few seconds. A thread that uses SQLite for the first time
+    # opens two files.
+    assert after.database <= before.database + 1
     # SQLite fills its page caches, 2 MB for each connection, as the file grows.
     growth = 1.05 if connection.vendor == "postgresql" else 1.15
     assert after.memory <= before.memory * growth, (before.memory, after.memory)

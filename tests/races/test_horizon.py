@@ -36,7 +36,8 @@ MARGIN = 0.05
 @pytest.fixture
 def loader(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[Loader]:
     """The loader of a worker, which looks often."""
-    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": HORIZON}
+    # With a shorter timeout a slow machine would make producers drop all puts for a second.
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": HORIZON, "REDIS_TIMEOUT": 10}
     publisher.get.cache_clear()
     monkeypatch.setattr(publisher, "CLOCK_MARGIN", MARGIN)
     brokers = BrokerSwitch("default", dict)
