@@ -57,14 +57,15 @@ def write_out_log() -> None:
     Message._base_manager.update(**dict.fromkeys(columns))
 
 
-def is_early(claim: Transition) -> bool:
-    """Tell whether a claim is early.
+def is_early(claim: Transition, *, clocks_differ: float = 0.0) -> bool:
+    """Tell whether a claim is early. ``clocks_differ``: by so many seconds, after the correction of Redis' clock.
 
     A claim through Redis may come a moment before the due time. The time when the id is ready says when it begins.
     """
     if claim.ready_at is None:
         return claim.at < claim.due_at
-    return claim.ready_at < claim.due_at or claim.at < claim.due_at - timedelta(seconds=conf.get().CLAIM_AHEAD)
+    ahead = timedelta(seconds=conf.get().CLAIM_AHEAD + clocks_differ)
+    return claim.ready_at < claim.due_at or claim.at < claim.due_at - ahead
 
 
 def begun_per_message() -> Counter[int]:

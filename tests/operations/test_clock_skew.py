@@ -10,6 +10,7 @@ from django.db import connection
 from django_delayq import schedule_message
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
+from django_delayq.worker.consumer import CLOCK_TOLERANCE
 from testproject.servers import RedisServer
 from tests.operations.conftest import Configure, Start, of
 from tests.record_of import is_early, log_of, wait_until
@@ -21,6 +22,11 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 
 def claims() -> list[Transition]:
     return list(Transition.objects.filter(from_state=State.SCHEDULED, to_state=State.RUNNING))
+
+
+def any_is_early() -> bool:
+    """Tell whether any claim was early. A claim allows for what a busy machine adds to the error of a correction."""
+    return any(is_early(claim, clocks_differ=CLOCK_TOLERANCE) for claim in claims())
 
 
 def deliver_some() -> None:
@@ -47,7 +53,7 @@ def test_a_redis_with_a_wrong_clock_makes_no_message_early_or_late(
             server.set_ahead(changed)
             deliver_some()
         assert [state(message) for message in (failing, later)] == [(State.SCHEDULED, 1), (State.SCHEDULED, 0)]
-        assert not any(is_early(claim) for claim in claims())
+        assert not any_is_early()
         assert any(claim.ready_at is not None for claim in claims())
         assert worker.count("The clock of Redis is .* the database's") >= 1
 
@@ -67,7 +73,7 @@ def test_a_redis_that_fails_over_to_another_clock_is_corrected(configure: Config
                 eventually(partial(client.hget, "{delayq}:meta", "skew"), "a new correction")
             deliver_some()
         assert state(later) == (State.SCHEDULED, 0)
-        assert not any(is_early(claim) for claim in claims())
+        assert not any_is_early()
 
 
 @pytest.mark.parametrize("ahead", [3600, -3600])
@@ -89,7 +95,7 @@ def test_a_host_with_a_wrong_clock_delivers_on_time_and_finds_what_redis_lost(
         client.zrem("{delayq}:default:delayed", lost.pk)
     wait_until(lost, State.CONSUMED)
     assert state(later) == (State.SCHEDULED, 0)
-    assert not any(is_early(claim) for claim in claims())
+    assert not any_is_early()
     assert len(log_of(lost)) == 3
 
 
