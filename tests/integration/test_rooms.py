@@ -22,7 +22,7 @@ from django_delayq.worker.delivery import Delivery
 from tests.integration.claims import DB
 from tests.integration.conftest import Assemble
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
 SYNC, ASYNC = "t.ok", "t.async"
 
