@@ -147,13 +147,17 @@ def _connect() -> redis.Redis:
 
 
 @pytest.fixture
-def puts_are_flushed(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+def redis_has_time(settings: Any) -> None:
+    """Let Redis be slow. An answer that is late counts as a failure, after which the next puts are left out."""
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS_TIMEOUT": 10}
+
+
+@pytest.fixture
+def puts_are_flushed(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> None:
     """Make each put wait for Redis's answer, for tests that look into Redis right after a call.
 
-    In production, and in all other tests, the answer is still on its way when the call returns. An answer that is late
-    would count as a failure, and the next puts would be left out.
+    In production, and in all other tests, the answer is still on its way when the call returns.
     """
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS_TIMEOUT": 10}
     put = RedisBroker.put_nowait
 
     def put_and_flush(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
@@ -53,7 +51,7 @@ def chief(db: None) -> Client:
 
 
 @pytest.fixture(autouse=True)
-def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def _raised_time_limits(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> None:
     """Raise the time limits of the pages, so that none gives up on a busy machine."""
     monkeypatch.setattr(listing, "PAGE_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(listing, "COUNTS_TIMEOUT_MS", 60_000)
@@ -65,8 +63,3 @@ def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "UNCHANGED_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(addresses, "TIMEOUT_MS", 60_000)
     monkeypatch.setattr(restore_page, "PREVIEW_TIMEOUT_MS", 60_000)
-
-
-@pytest.fixture(autouse=True)
-def _redis_has_time(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS_TIMEOUT": 10}

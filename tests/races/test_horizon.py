@@ -34,10 +34,11 @@ MARGIN = 0.05
 
 
 @pytest.fixture
-def loader(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[Loader]:
+def loader(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis, redis_has_time: None
+) -> Iterator[Loader]:
     """The loader of a worker, which looks often."""
-    # With a shorter timeout a slow machine would make producers drop all puts for a second.
-    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": HORIZON, "REDIS_TIMEOUT": 10}
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": HORIZON}
     publisher.get.cache_clear()
     monkeypatch.setattr(publisher, "CLOCK_MARGIN", MARGIN)
     brokers = BrokerSwitch("default", dict)
