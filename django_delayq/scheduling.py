@@ -30,7 +30,10 @@ from .states import FINAL, WAITING, State
 from .twins import async_twin
 
 # Messages that travel to the database together.
-INSERTED_TOGETHER = 1000
+INSERTED_TOGETHER = 5000
+# The garbage collector rests while so many messages are checked or written: it would look at all of their objects again
+# and again, and all of them are in use.
+COLLECTED_TOGETHER = 10_000
 # The call is refused after this many rounds in which the key's holder changed between the insert and the query for it.
 KEY_ROUNDS = 20
 
@@ -212,16 +215,17 @@ def _inside(
 def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = None) -> list[Message]:
     """Schedule many messages at once, all or none; returns them in the same order.
 
-    Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. Up to a thousand
-    travel in one round trip to the database, and in one to Redis; those with a ``key`` go one by one.
+    Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. Up to five
+    thousand travel together to the database, and up to a thousand to Redis; those with a ``key`` go one by one.
 
     Raises as ``schedule_message`` does; then nothing is written.
     """
     checked: list[NewMessage] = []
     numbered = enumerate(messages)
-    while unchecked := list(islice(numbered, INSERTED_TOGETHER)):
+    check = _Check()
+    while unchecked := list(islice(numbered, COLLECTED_TOGETHER)):
         with _without_garbage_collection():
-            checked += [_from_mapping(number, message) for number, message in unchecked]
+            checked += [check.message(number, message) for number, message in unchecked]
     using = using or router.db_for_write(Message)
     publisher.get(using)
     if chain := middleware.chain():
@@ -235,11 +239,10 @@ def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
     keyed: dict[int, Message] = {}
     with writing(using):
         news = [new for new in checked if new.key is None]
-        for start in range(0, len(news), INSERTED_TOGETHER):
+        for start in range(0, len(news), COLLECTED_TOGETHER):
             with _without_garbage_collection():
-                plain += _scheduled(
-                    using, transitions.insert_many(using, news[start : start + INSERTED_TOGETHER], actor)
-                )
+                for some in _parts(news[start : start + COLLECTED_TOGETHER]):
+                    plain += _scheduled(using, transitions.insert_many(using, some, actor))
         keys = [(new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None]
         # Always in the same order, so that two such calls cannot wait for each other's keys in a circle.
         for _topic, key, place in sorted(keys):
@@ -250,9 +253,14 @@ def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
     return [keyed.get(place) or next(others) for place in range(len(checked))]
 
 
+def _parts(news: Sequence[NewMessage]) -> Iterator[Sequence[NewMessage]]:
+    """Return the messages that travel to the database together."""
+    return (news[start : start + INSERTED_TOGETHER] for start in range(0, len(news), INSERTED_TOGETHER))
+
+
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Stop the garbage collector for one batch: it would examine thousands of new objects, all of them in use."""
+    """Stop the garbage collector for ``COLLECTED_TOGETHER`` messages."""
     working = gc.isenabled()
     gc.disable()
     try:
@@ -262,15 +270,51 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _from_mapping(number: int, message: Any) -> NewMessage:
-    try:
-        if not isinstance(message, (dict, Mapping)) or "topic" not in message:
-            raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
-        if not message.keys() <= _OPTIONS:
-            raise InvalidMessage(f"unknown: {_unknown(message.keys() - _OPTIONS)}")
-        return _checked(**message)
-    except InvalidMessage as error:
-        raise type(error)(f"message {number}: {error}") from error
+class _Check:
+    """Checks the messages of one call. What several of them have in common is checked once."""
+
+    # What is checked for each message.
+    _OWN = frozenset({"payload", "due_at"})
+    # Of a call with more kinds of messages than this, the first are remembered.
+    _MOST_KINDS = 1000
+
+    def __init__(self) -> None:
+        # The first checked message of each kind, by the names, types and values of all other arguments. Without the
+        # types True would pass for the priority 1.
+        self._first: dict[tuple[tuple[str, type, Any], ...], NewMessage] = {}
+
+    def message(self, number: int, message: Any) -> NewMessage:
+        """Check the message with this number. Raises as ``schedule_message`` does, and names the number."""
+        try:
+            if not isinstance(message, (dict, Mapping)) or "topic" not in message:
+                raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
+            return self._message(message)
+        except InvalidMessage as error:
+            raise type(error)(f"message {number}: {error}") from error
+
+    def _message(self, message: Mapping[str, Any]) -> NewMessage:
+        kind = tuple([(name, type(value), value) for name, value in message.items() if name not in self._OWN])
+        due_at = message.get("due_at")
+        try:
+            first = self._first.get(kind)
+        except TypeError:
+            # A value cannot be looked up: headers, for example.
+            return _from_mapping(message)
+        if first is not None and (due_at is None or message.get("delay") is None):
+            payload = validation.payload(message.get("payload"))
+            due_at = None if due_at is None else validation.due(due_at)
+            return NewMessage._make((*first[:2], payload, *first[3:6], due_at, *first[7:]))
+        new = _from_mapping(message)
+        handler = registry.find(new.topic)
+        if len(self._first) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
+            self._first[kind] = new
+        return new
+
+
+def _from_mapping(message: Mapping[str, Any]) -> NewMessage:
+    if not message.keys() <= _OPTIONS:
+        raise InvalidMessage(f"unknown: {_unknown(message.keys() - _OPTIONS)}")
+    return _checked(**message)
 
 
 def _checked(

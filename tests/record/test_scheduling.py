@@ -309,12 +309,61 @@ def test_anything_but_a_dict_of_arguments_is_refused(wrong: Any) -> None:
         schedule_messages([wrong])
 
 
+# Two messages that differ in little: the second is wrong.
+LIKE_ANOTHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "payload": ({"payload": 1}, {"payload": object()}),
+    "large payload": ({"payload": 1}, {"payload": "x" * 300_000}),
+    "due_at": ({"due_at": datetime(2050, 1, 1, tzinfo=UTC)}, {"due_at": datetime(2020, 1, 1, tzinfo=UTC)}),
+    "due_at without zone": ({"due_at": datetime(2050, 1, 1, tzinfo=UTC)}, {"due_at": datetime(2050, 1, 1)}),  # noqa: DTZ001
+    "delay and due_at": ({"delay": 60}, {"delay": 60, "due_at": datetime(2050, 1, 1, tzinfo=UTC)}),
+    "True for 1": ({"priority": 1}, {"priority": True}),
+    "a name": ({"priority": 1}, {"prioritty": 1}),
+    "headers": ({"headers": {"a": 1}}, {"headers": {"a": object()}}),
+}
+
+
+@pytest.mark.parametrize(("good", "wrong"), LIKE_ANOTHER.values(), ids=list(LIKE_ANOTHER))
+def test_a_message_that_is_like_another_one_is_checked_too(good: dict[str, Any], wrong: dict[str, Any]) -> None:
+    batch: list[Any] = [{"topic": TOPIC, **terms} for terms in (good, wrong)]
+    with pytest.raises(InvalidMessage, match=r"^message 1: ") as together:
+        schedule_messages(batch)
+    with pytest.raises(type(together.value)):
+        schedule_messages(batch[1:])
+    assert not Message.objects.exists()
+
+
+def test_messages_that_are_like_each_other_keep_what_is_their_own() -> None:
+    at = datetime(2050, 1, 1, tzinfo=UTC)
+    wanted: list[MessageDict] = [
+        {"topic": TOPIC, "payload": [n], "due_at": at + timedelta(days=n), "priority": 3} for n in range(3)
+    ]
+    returned = schedule_messages([*wanted, {"topic": TOPIC, "priority": 3}])
+    for row, n in zip(returned[:3], range(3), strict=True):
+        for each in (row, message(row.pk)):
+            assert (each.payload, each.due_at, each.priority) == ([n], at + timedelta(days=n), 3)
+    last = message(returned[3].pk)
+    assert (last.payload, last.priority) == (None, 3)
+    assert last.due_at < at
+
+
+def test_the_limit_key_is_found_for_each_of_many_messages() -> None:
+    handler("record.limited", limit=1, limit_key=lambda new: new.payload["customer"])(print)
+    try:
+        rows = schedule_messages([{"topic": "record.limited", "payload": {"customer": n}} for n in range(3)])
+    finally:
+        registry.unregister("record.limited")
+    assert [message(row.pk).concurrency_key for row in rows] == ["0", "1", "2"]
+
+
 def test_an_error_in_a_batch_has_the_type_of_the_single_call() -> None:
     with pytest.raises(PayloadTooLarge, match="message 1"):
         schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "payload": "x" * 300_000}])
 
 
-def test_many_messages_are_written_in_their_order_with_all_they_have() -> None:
+def test_many_messages_are_written_in_their_order_with_all_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "INSERTED_TOGETHER", 100)
+    monkeypatch.setattr(scheduling, "COLLECTED_TOGETHER", 500)
+    monkeypatch.setattr(scheduling._Check, "_MOST_KINDS", 700)
     wanted: list[MessageDict] = [
         {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(1_203)
     ]
