@@ -19,9 +19,10 @@ from .recorder import Recorder
 logger = logging.getLogger("django_delayq")
 
 # Claims that wait in this process for a place: at most as many as end in the first time (seconds), and never more than
-# the second number.
+# the second number, which a process ends in a tenth of a second if handlers do nothing. With fewer, handlers wait for
+# claims.
 QUEUED_TIME = 0.05
-MOST_QUEUED = 500
+MOST_QUEUED = 1500
 # A delivery that the worker itself failed to run is tried again after this time.
 RETRY_FAILED_AFTER = timedelta(seconds=10)
 
