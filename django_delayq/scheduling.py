@@ -282,6 +282,8 @@ class _Check:
         # The first checked message of each kind, by the names, types and values of all other arguments. Without the
         # types True would pass for the priority 1.
         self._first: dict[tuple[tuple[str, type, Any], ...], NewMessage] = {}
+        # The due time that was checked last, as it was given and as it is written: many messages often share one.
+        self._due: tuple[Any, datetime | None] = (None, None)
 
     def message(self, number: int, message: Any) -> NewMessage:
         """Check the message with this number. Raises as ``schedule_message`` does, and names the number."""
@@ -301,9 +303,10 @@ class _Check:
             # A value cannot be looked up: headers, for example.
             return _from_mapping(message)
         if first is not None and (due_at is None or message.get("delay") is None):
+            if due_at is not self._due[0]:
+                self._due = (due_at, None if due_at is None else validation.due(due_at))
             payload = validation.payload(message.get("payload"))
-            due_at = None if due_at is None else validation.due(due_at)
-            return NewMessage._make((*first[:2], payload, *first[3:6], due_at, *first[7:]))
+            return NewMessage._make((*first[:2], payload, *first[3:6], self._due[1], *first[7:]))
         new = _from_mapping(message)
         handler = registry.find(new.topic)
         if len(self._first) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
