@@ -1055,7 +1055,7 @@ def _(scene: Scene) -> None:
 
 @spoil("slow script", "a script kept Redis busy")
 def _(scene: Scene) -> None:
-    scene.nemesis.append({"what": "slow script", "at": NOON, "began": NOON, "ms": 60.0, "text": "60 ms"})
+    scene.nemesis.append({"what": "slow script", "at": NOON, "began": NOON, "ms": 300.0, "text": "300 ms"})
 
 
 @spoil("growth", "a process opened more and more files")
