@@ -54,7 +54,7 @@ AHEAD_OF_WRONG_CLOCK = 0.11
 # A worker process is warmed up after so many seconds.
 WARM_UP = 30.0
 # A script of so many ms by Redis's clock kept others waiting, however busy the machine was: with all processes on two
-# cores some of 5 ms took up to 90.
+# cores some took up to 90.
 SLOW = 250.0
 # Times that two processes on one machine write down may differ by so many seconds.
 BLUR = 0.05
