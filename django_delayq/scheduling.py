@@ -239,9 +239,9 @@ def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
     keyed: dict[int, Message] = {}
     with writing(using):
         news = [new for new in checked if new.key is None]
-        for start in range(0, len(news), COLLECTED_TOGETHER):
+        for many in _parts(news, COLLECTED_TOGETHER):
             with _without_garbage_collection():
-                for some in _parts(news[start : start + COLLECTED_TOGETHER]):
+                for some in _parts(many, INSERTED_TOGETHER):
                     plain += _scheduled(using, transitions.insert_many(using, some, actor))
         keys = [(new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None]
         # Always in the same order, so that two such calls cannot wait for each other's keys in a circle.
@@ -253,9 +253,9 @@ def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
     return [keyed.get(place) or next(others) for place in range(len(checked))]
 
 
-def _parts(news: Sequence[NewMessage]) -> Iterator[Sequence[NewMessage]]:
-    """Return the messages that travel to the database together."""
-    return (news[start : start + INSERTED_TOGETHER] for start in range(0, len(news), INSERTED_TOGETHER))
+def _parts(news: Sequence[NewMessage], size: int) -> Iterator[Sequence[NewMessage]]:
+    """Return the messages in parts of this size."""
+    return (news[start : start + size] for start in range(0, len(news), size))
 
 
 @contextmanager
@@ -305,8 +305,7 @@ class _Check:
         if first is not None and (due_at is None or message.get("delay") is None):
             if due_at is not self._due[0]:
                 self._due = (due_at, None if due_at is None else validation.due(due_at))
-            payload = validation.payload(message.get("payload"))
-            return NewMessage._make((*first[:2], payload, *first[3:6], self._due[1], *first[7:]))
+            return first._replace(payload=validation.payload(message.get("payload")), due_at=self._due[1])
         new = _from_mapping(message)
         handler = registry.find(new.topic)
         if len(self._first) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
