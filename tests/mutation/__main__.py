@@ -720,9 +720,13 @@ MUTANTS = [
     ),
     mutant(
         "reschedule that keeps the old score",
-        (f"{LUA}/put.lua", 'redis.call("ZADD", delayed, score, id)', 'redis.call("ZADD", delayed, "NX", score, id)'),
+        (
+            f"{LUA}/put.lua",
+            'redis.call("ZADD", delayed, unpack(places))',
+            'redis.call("ZADD", delayed, "NX", unpack(places))',
+        ),
     ),
-    mutant("fill that replaces an earlier place", (f"{LUA}/put.lua", '"LT", "CH", score, id', '"CH", score, id')),
+    mutant("fill that replaces an earlier place", (f"{LUA}/put.lua", '"LT", "CH", unpack', '"CH", unpack')),
     mutant("mover that is a second early", (f"{LUA}/take.lua", '"%.0f", now + 1)', '"%.0f", now + 10001)')),
     mutant(
         "loader that ignores another run of the server",
@@ -838,8 +842,8 @@ MUTANTS = [
         "backlog in the order in which Redis learned of it",
         (
             f"{LUA}/put.lua",
-            'redis.call("ZADD", ready, ready_score(due, rank), id)\n      wanted',
-            'redis.call("ZADD", ready, ready_score(now, rank), id)\nwanted',
+            'redis.call("ZADD", ready, ready_score(due, rank), id)\n      any_ready',
+            'redis.call("ZADD", ready, ready_score(now, rank), id)\nany_ready',
         ),
     ),
     mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Literal, NamedTuple
 
 import pytest
@@ -228,6 +229,26 @@ def test_a_put_of_many_notifies_once(bench: Bench) -> None:
     assert bench.put(*entries) == ["ok", 1000, 0, 0]
     assert bench.places() == {number: Delayed(due, rank) for number, due, rank in entries}
     assert bench.tokens() == 1
+
+
+@pytest.mark.parametrize("mode", ["set", "fill"])
+@pytest.mark.parametrize("before", [{}, {1: Ready(NOW - 1)}, {1: Delayed(EARLIER)}], ids=["new", "ready", "delayed"])
+@pytest.mark.parametrize(
+    "dues",
+    list(permutations([NOW, EARLIER, LATER, BEYOND], 3)),
+    ids=lambda dues: "-".join(str(due - NOW) for due in dues),
+)
+def test_an_id_that_comes_several_times_in_a_put_ends_as_after_several_puts(
+    bench: Bench, dues: tuple[int, ...], before: Places, mode: str
+) -> None:
+    entries = [(1, due, 100) for due in dues]
+    bench.set(before, horizon=HORIZON)
+    counts = [bench.put(entry, mode=mode)[1:] for entry in entries]
+    after = bench.places()
+    bench.client.delete(bench.keys.delayed, bench.keys.ready)
+    bench.set(before)
+    assert bench.put(*entries, mode=mode) == ["ok", *map(sum, zip(*counts, strict=True))]
+    assert bench.places() == after
 
 
 def test_a_put_counts_each_kind_of_entry(bench: Bench) -> None:

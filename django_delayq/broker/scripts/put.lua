@@ -23,11 +23,30 @@ now = clock(now)
 local head = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
 local earliest = tonumber(head[2] or "")
 local put, present, beyond, wanted = 0, 0, 0, false
+-- Nothing is ready in a set that does not exist.
+local any_ready = redis.call("EXISTS", ready) == 1
+-- What goes into delayed with one call: ids, and scores with their ids.
+local ids, places = {}, {}
+local function add()
+  if #ids == 0 then
+    return
+  end
+  if mode == "set" then
+    redis.call("ZREM", ready, unpack(ids))
+    redis.call("ZADD", delayed, unpack(places))
+    put = put + #ids
+  else
+    local changed = redis.call("ZADD", delayed, "LT", "CH", unpack(places))
+    put, present = put + changed, present + #ids - changed
+  end
+  ids, places = {}, {}
+end
 for i = entries, #ARGV, 3 do
   local id, due, rank = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  local is_ready = redis.call("ZSCORE", ready, id)
   if due <= now then
-    if is_ready then
+    -- An id may come twice: its last place counts.
+    add()
+    if redis.call("ZSCORE", ready, id) then
       if mode == "set" then
         redis.call("ZADD", ready, ready_score(due, rank), id)
       end
@@ -39,33 +58,27 @@ for i = entries, #ARGV, 3 do
         put = put + 1
       end
       redis.call("ZADD", ready, ready_score(due, rank), id)
-      wanted = true
+      any_ready, wanted = true, true
     end
-  elseif mode == "fill" and is_ready then
+  elseif mode == "fill" and any_ready and redis.call("ZSCORE", ready, id) then
     present = present + 1
   elseif due > horizon then
     if mode == "set" then
+      add()
       redis.call("ZREM", delayed, id)
       redis.call("ZREM", ready, id)
     end
     beyond = beyond + 1
   else
     local score = delayed_score(due, rank)
-    if mode == "set" then
-      redis.call("ZREM", ready, id)
-      redis.call("ZADD", delayed, score, id)
-      put = put + 1
-    elseif redis.call("ZADD", delayed, "LT", "CH", score, id) == 1 then
-      put = put + 1
-    else
-      present = present + 1
-    end
+    ids[#ids + 1], places[#places + 1], places[#places + 2] = id, score, id
     if earliest == nil or score < earliest then
       earliest = score
       wanted = true
     end
   end
 end
+add()
 if wanted or mode == "fill" then
   note(queues, queue, needed_at(delayed, ready))
 end

@@ -20,11 +20,16 @@ end
 local part
 now, part = clock(now)
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
-for i = 1, #due, 2 do
+if #due > 0 then
+  local ids, places = {}, {}
+  for i = 1, #due, 2 do
+    local score = tonumber(due[i + 1])
+    ids[#ids + 1] = due[i]
+    places[#places + 1], places[#places + 2] = ready_score(math.floor(score), rank_of(score)), due[i]
+  end
   -- In this order: a full Redis allows the second write only after the first, which frees memory.
-  redis.call("ZREM", delayed, due[i])
-  local score = tonumber(due[i + 1])
-  redis.call("ZADD", ready, ready_score(math.floor(score), rank_of(score)), due[i])
+  redis.call("ZREM", delayed, unpack(ids))
+  redis.call("ZADD", ready, unpack(places))
 end
 local answer = {#due / 2, 0, "", string.format("%.2f", now + part), ""}
 local room, early = limit, 0
@@ -41,7 +46,7 @@ while room > 0 and early < batch do
       early = early + 1
     else
       answer[#answer + 1] = popped[i]
-      answer[#answer + 1] = string.format("%.0f", score)
+      answer[#answer + 1] = score % 1 == 0 and popped[i + 1] or string.format("%.0f", score)
       room = room - 1
     end
   end
@@ -51,11 +56,15 @@ answer[1] = math.max(answer[1], early)
 if room > 0 and within > 0 then
   local upto = "(" .. string.format("%.0f", now + within + 1)
   local soon = redis.call("ZRANGEBYSCORE", delayed, "-inf", upto, "WITHSCORES", "LIMIT", 0, room)
+  local ids = {}
   for i = 1, #soon, 2 do
     local score = tonumber(soon[i + 1])
-    redis.call("ZREM", delayed, soon[i])
+    ids[#ids + 1] = soon[i]
     answer[#answer + 1] = soon[i]
     answer[#answer + 1] = string.format("%.0f", ready_score(math.floor(score), rank_of(score)))
+  end
+  if #ids > 0 then
+    redis.call("ZREM", delayed, unpack(ids))
   end
 end
 answer[2] = redis.call("ZCARD", ready)
