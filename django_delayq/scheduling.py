@@ -20,6 +20,7 @@ from django.db.models.base import ModelState
 from . import actors, middleware, publisher, registry, retry, signals, transitions, validation
 from .actions import publish_moves
 from .broker.base import Entry
+from .clock import to_us
 from .durations import Duration, brief
 from .exceptions import InvalidMessage, KeyConflict
 from .models import Message
@@ -497,9 +498,13 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
     """Return the messages of these rows, and have Redis and the receivers of signals told about them on commit."""
     messages: list[Message] = []
     entries: dict[str, list[Entry]] = {}
+    due, due_us = None, 0
     for new, inserted in written:
         messages.append(_message(using, new, inserted))
-        entries.setdefault(new.queue, []).append(Entry.at(inserted.id, inserted.due_at, new.priority))
+        # Many messages in bulk share a due time, which is the same object then.
+        if inserted.due_at is not due:
+            due, due_us = inserted.due_at, to_us(inserted.due_at)
+        entries.setdefault(new.queue, []).append(Entry(inserted.id, due_us, new.priority))
     for queue, group in entries.items():
         publisher.put_on_commit(using, queue, group, new=True)
     if signals.message_scheduled.receivers:

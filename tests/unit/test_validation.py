@@ -77,6 +77,11 @@ def test_plain_json_comes_through_as_it_was(value: Any) -> None:
     assert json.loads(validation.payload(value)) == value
 
 
+@given(good)
+def test_json_is_the_same_where_python_has_no_encoder_in_c(value: Any) -> None:
+    assert validation._encode_once(None)(value) == validation.payload(value)
+
+
 @given(wild)
 def test_an_accepted_payload_is_strict_json_that_a_database_takes(value: Any) -> None:
     try:
