@@ -21,15 +21,22 @@ local part
 now, part = clock(now)
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
 if #due > 0 then
+  -- If the second write failed, Redis would have lost all these ids: a key of another type fails here, before the first
+  -- one, and an id with a score that is no number is dropped alone.
+  redis.call("ZCARD", ready)
   local ids, places = {}, {}
   for i = 1, #due, 2 do
     local score = tonumber(due[i + 1])
     ids[#ids + 1] = due[i]
-    places[#places + 1], places[#places + 2] = ready_score(math.floor(score), rank_of(score)), due[i]
+    if score > -math.huge then
+      places[#places + 1], places[#places + 2] = ready_score(math.floor(score), rank_of(score)), due[i]
+    end
   end
   -- In this order: a full Redis allows the second write only after the first, which frees memory.
   redis.call("ZREM", delayed, unpack(ids))
-  redis.call("ZADD", ready, unpack(places))
+  if #places > 0 then
+    redis.call("ZADD", ready, unpack(places))
+  end
 end
 local answer = {#due / 2, 0, "", string.format("%.2f", now + part), ""}
 local room, early = limit, 0
