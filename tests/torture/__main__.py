@@ -22,6 +22,9 @@ from tests.torture.sizes import DELAYQ, LIFETIME, LIMITS, REPLACED, SIZES, Size
 MARKS = {
     "quiet": 2.0,
     "child": 2.0,
+    # A message that crashed twice runs alone in its process, which takes nothing until all that runs there has ended.
+    # Several such messages may keep all processes from taking, some times in a row.
+    "poison": DELAYQ["LEASE"] + 5.0,
     "worker": DELAYQ["LEASE"] + 5.0,
     "redis": 10.0,
     "database": 15.0,

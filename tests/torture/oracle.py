@@ -921,8 +921,10 @@ class Oracle:
             return float(marks["redis"])
         if fault.kind in DATABASE_FAULTS:
             return float(marks["database"])
-        if fault.kind in ("kill-child", POISON):
+        if fault.kind == "kill-child":
             return float(marks["child"])
+        if fault.kind == POISON:
+            return float(marks["poison"])
         if fault.kind == "kill-producer":
             return float(marks["push"])
         return float(marks["worker"])

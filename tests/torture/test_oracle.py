@@ -21,7 +21,7 @@ from tests.torture.arena import AUDIT
 
 NOON = 1_750_000_000.0
 HOST = "worker:host"
-MARKS = {"quiet": 2, "child": 2, "worker": 10, "redis": 10, "database": 15, "push": 3}
+MARKS = {"quiet": 2, "child": 2, "poison": 2, "worker": 10, "redis": 10, "database": 15, "push": 3}
 
 
 class Scene:
