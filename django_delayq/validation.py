@@ -216,7 +216,17 @@ def _encode_once(make: Callable[..., Callable[[Any, int], Iterable[str]]] | None
     if make is None:
         return _ENCODER.encode
     # Without the look for circles: ``_walk`` has found how deep the value is.
-    encode = make(None, _ENCODER.default, encoder.encode_basestring, None, ":", ",", False, False, False)
+    encode = make(
+        markers=None,
+        default=_ENCODER.default,
+        encoder=encoder.encode_basestring,
+        indent=_ENCODER.indent,
+        key_separator=_ENCODER.key_separator,
+        item_separator=_ENCODER.item_separator,
+        sort_keys=_ENCODER.sort_keys,
+        skipkeys=_ENCODER.skipkeys,
+        allow_nan=_ENCODER.allow_nan,
+    )
     return lambda value: "".join(encode(value, 0))
 
 
