@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from django.db.models import Q, QuerySet
 
@@ -12,7 +12,6 @@ from .models import Message
 from .sql import statements
 from .sql.expressions import HoldsKeyAt
 from .sql.moves import locked, writing
-from .sql.sessions import own_transaction
 from .states import FINAL, State
 
 # Messages that one transaction deletes at most.
@@ -52,31 +51,16 @@ def purge(
     Only finished messages are ever deleted. Each batch is a transaction, and read along the index of finished messages.
     A message that another transaction has locked is passed over, and not waited for.
     """
-    using = doomed.db
-    after: tuple[datetime | None, int] | None = None
+    delete = statements(doomed.db).deletion(doomed)
     deleted = 0
     while limit is None or deleted < limit:
         size = batch_size if limit is None else min(batch_size, limit - deleted)
-        with own_transaction(using):
-            batch = _lock_batch(doomed, after, size)
-            if len(batch) == size:
-                after = Message.objects.using(using).values_list("finished_at", "pk").get(pk=batch[-1])
-            statements(using).delete(batch)
-        if batch:
-            deleted += len(batch)
-            yield len(batch)
-        if len(batch) < size:
+        gone = delete(size)
+        if gone:
+            deleted += gone
+            yield gone
+        if gone < size:
             return
-
-
-def _lock_batch(rows: QuerySet[Message], after: tuple[datetime | None, int] | None, size: int) -> list[int]:
-    """Lock the next messages, in the caller's transaction. Return their ids."""
-    if after is not None:
-        # The next batch need not search the places of those that were passed over or deleted.
-        at, pk = after
-        rows = rows.filter(Q(finished_at__gte=at) & (Q(finished_at__gt=at) | Q(pk__gt=pk)))
-    mine = locked(rows.db, rows.order_by("finished_at", "id"), wait=False, to_delete=True)
-    return list(mine.values_list("pk", flat=True)[:size])
 
 
 def purge_ids(using: str, ids: Sequence[int]) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -81,6 +81,13 @@ class Statements(Protocol):
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete messages, which the caller's transaction has locked, with their log."""
+
+    def deletion(self, rows: QuerySet[Message]) -> Callable[[int], int]:
+        """Return a function that deletes the next of these finished messages with their log, the oldest first.
+
+        It takes how many to delete at most, and returns how many it deleted: fewer when there are no more. Each call is
+        a transaction, and passes over messages that another transaction has locked.
+        """
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         """Return the id, the due time (microseconds since 1970) and the priority of rows: all that Redis gets."""

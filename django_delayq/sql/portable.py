@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..clock import ceil_tenth, from_tenths, to_us
 from ..models import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, Message, in_paused_queue, lease_is_over, not_expired
 from ..states import LIVE, WAITING, State
 from .expressions import After
-from .moves import LEFT_ALONE, Decision, clock, first_row, move, moved, writing
+from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 
 
@@ -266,6 +266,24 @@ class Portable:
     def delete(self, ids: Sequence[int]) -> None:
         LogRow.objects.using(self.using).filter(message_id__in=ids)._raw_delete(self.using)
         Message.objects.using(self.using).filter(pk__in=ids)._raw_delete(self.using)
+
+    def deletion(self, rows: QuerySet[Message]) -> Callable[[int], int]:
+        after: tuple[datetime | None, int] | None = None
+
+        def delete(size: int) -> int:
+            nonlocal after
+            chosen = rows.order_by("finished_at", "id")
+            if after is not None:
+                at, pk = after
+                chosen = chosen.filter(Q(finished_at__gte=at) & (Q(finished_at__gt=at) | Q(pk__gt=pk)))
+            with writing(self.using):
+                mine = locked(self.using, chosen, wait=False, to_delete=True)
+                places = list(mine.values_list("finished_at", "id")[:size])
+                self.delete([pk for _at, pk in places])
+            after = places[-1] if places else after
+            return len(places)
+
+        return delete
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))

@@ -9,13 +9,14 @@ travel as parameters only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from itertools import chain
 from typing import Any, cast
 
 import psycopg
+from django.core.exceptions import EmptyResultSet
 from django.db import NotSupportedError, OperationalError, ProgrammingError, connections
 from django.db.models import QuerySet
 
@@ -389,6 +390,19 @@ WITH log AS (DELETE FROM delayq_log WHERE message_id = ANY(%(ids)s::bigint[])),
 SELECT count(*) FROM gone
 """
 
+# The first rows after a place among those that a query finds. Arrays again: the planner does not know how many rows it
+# will be, and could read the whole table for them. A commit of the purge itself does not wait until it is on the disk,
+# and keeps no other commit waiting: what a crash of the server brings back, the next purge deletes.
+DELETE_FIRST = """
+WITH chosen AS ({chosen} AND (finished_at, id) > (%s::timestamptz, %s::bigint)
+                 ORDER BY finished_at, id LIMIT %s::int FOR UPDATE SKIP LOCKED),
+     log AS (DELETE FROM delayq_log WHERE message_id = ANY(ARRAY(SELECT id FROM chosen))),
+     gone AS (DELETE FROM delayq_message WHERE id = ANY(ARRAY(SELECT id FROM chosen)) RETURNING id),
+     last AS (SELECT finished_at, id FROM chosen ORDER BY finished_at DESC, id DESC LIMIT 1)
+SELECT (SELECT count(*) FROM gone), (SELECT finished_at FROM last), (SELECT id FROM last),
+       CASE WHEN %s::bool THEN set_config('synchronous_commit', 'off', true) END
+"""
+
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
 
 
@@ -419,17 +433,18 @@ class PostgreSQL:
     def __init__(self, using: str) -> None:
         self.using = using
 
-    def _rows(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+    def _rows(self, sql: str, parameters: Any, *, keep: bool = True) -> list[tuple[Any, ...]]:
+        """Run a statement. ``keep``: the server keeps its plan, if the session may have plans that are kept."""
         connection = connections[self.using]
         try:
-            return self._fetch(connection, sql, parameters)
+            return self._fetch(connection, sql, parameters, keep=keep)
         except NotSupportedError:
             # A migration has changed the type of a column in a plan that the server keeps: that plan would fail for
             # ever.
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             connection.close()
-            return self._fetch(connection, sql, parameters)
+            return self._fetch(connection, sql, parameters, keep=keep)
         except (OperationalError, ProgrammingError) as error:
             # The server lost the prepared statement, or has another one under its name: the statement did not run.
             if getattr(error.__cause__, "sqlstate", None) not in LOST_STATEMENT:
@@ -439,15 +454,15 @@ class PostgreSQL:
                 session.keeps_plans = False
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
-            return self._fetch(connection, sql, parameters)
+            return self._fetch(connection, sql, parameters, keep=keep)
 
-    def _fetch(self, connection: Any, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+    def _fetch(self, connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
         """Run a statement at READ COMMITTED, or at the level of the transaction that is open."""
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
         session = known_session(connection)
         # The first statement of a connection is often its only one: to prepare it would cost another round trip.
-        keep = session is not None and session.keeps_plans
+        keep = keep and session is not None and session.keeps_plans
         if session is None:
             session = ask_session(connection)
         if session.is_read_committed or connection.in_atomic_block or not connection.get_autocommit():
@@ -653,6 +668,26 @@ class PostgreSQL:
 
     def delete(self, ids: Sequence[int]) -> None:
         self._rows(DELETE, {"ids": _array(ids)})
+
+    def deletion(self, rows: QuerySet[Message]) -> Callable[[int], int]:
+        # Compiled once: it takes Django milliseconds, in which no handler of this process runs.
+        try:
+            chosen, parameters = rows.values_list("finished_at", "id").query.sql_with_params()
+        except EmptyResultSet:
+            return lambda _size: 0
+        statement = DELETE_FIRST.format(chosen=chosen)
+        after: Sequence[Any] = ("-infinity", 0)
+
+        def delete(size: int) -> int:
+            nonlocal after
+            connection = connections[self.using]
+            is_own = connection.get_autocommit() and not connection.in_atomic_block
+            # Planned each time: which index is best depends on the states.
+            [(deleted, *last, _set)] = self._rows(statement, [*parameters, *after, size, is_own], keep=False)
+            after = last if deleted else after
+            return int(deleted)
+
+        return delete
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         # As the driver reads them: this saves making a datetime for each row, and a number from that.

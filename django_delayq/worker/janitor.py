@@ -17,9 +17,10 @@ logger = logging.getLogger("django_delayq")
 
 # The row of a worker that has shown no sign of life for this long is deleted.
 DEAD_WORKER_RETENTION = timedelta(days=1)
-# After a batch the janitor rests for so many times as long as the batch took: messages that fall due meanwhile need the
-# same disk, the same interpreter and the same processors.
-REST = 2.0
+# The janitor deletes so many messages in a batch, and then rests for so many times as long as the batch took: messages
+# that fall due meanwhile need the same disk, the same interpreter and the same processors.
+BATCH = 200
+REST = 8.0
 
 
 class Janitor(Service):
@@ -55,7 +56,7 @@ class Janitor(Service):
             if retention is None:
                 continue
             deleted = 0
-            for size in purge(finished(self.using, states, retention)):
+            for size in purge(finished(self.using, states, retention), batch_size=BATCH):
                 deleted += size
                 yield size
             if deleted:

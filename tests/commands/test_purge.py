@@ -3,8 +3,9 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,12 +123,36 @@ def test_a_locked_message_is_not_purged() -> None:
         with second.cursor() as cursor:
             cursor.execute("SELECT 1 FROM delayq_message WHERE id = %s FOR UPDATE", [locked])
         assert not transaction.get_connection().in_atomic_block
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SET lock_timeout = '1s'")
         with lock_timeout(1000):
             assert sum(purge(purging.finished("default", FINAL, 86_400.0), batch_size=1)) == 3
             assert purging.purge_ids("default", [locked, chosen]) == {chosen}
     finally:
         second.close()
+        connections["default"].close()
     assert left() == {locked}
+
+
+@pytest.mark.parametrize("of_the_caller", [False, True])
+def test_a_purge_leaves_the_settings_of_the_session_alone(*, of_the_caller: bool) -> None:
+    if connections["default"].vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    make_finished(5, days=40)
+    with transaction.atomic() if of_the_caller else nullcontext():
+        assert list(purge(purging.finished("default", FINAL, 86_400.0), batch_size=2)) == [2, 2, 1]
+        # In the transaction of a caller the purge is not alone: that commit has to be on the disk.
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SHOW synchronous_commit")
+            assert cursor.fetchone() == ("on",)
+    assert left() == set()
+
+
+def test_batches_go_on_among_messages_that_finished_together() -> None:
+    ids = sorted(make_finished(7, days=40))
+    delete = purge(purging.finished("default", FINAL, 86_400.0), batch_size=3)
+    seen = [sorted(left()) for _size in delete]
+    assert seen == [ids[3:], ids[6:], []]
 
 
 def test_a_purge_without_a_confirmation_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +222,7 @@ def test_a_message_that_holds_its_key_after_its_end_is_not_purged() -> None:
 def pruner(monkeypatch: pytest.MonkeyPatch) -> Janitor:
     """A janitor with batches of two messages, each of which takes half a second by its clock."""
     seconds = itertools.count(0.0, 0.5)
-    monkeypatch.setattr(janitor, "purge", partial(purge, batch_size=2))
+    monkeypatch.setattr(janitor, "BATCH", 2)
     monkeypatch.setattr(janitor, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     return Janitor("default")
 
@@ -216,13 +241,16 @@ def test_the_janitor_prunes_one_batch_at_a_time_and_rests_after_each(pruner: Jan
 
 def test_the_janitor_begins_anew_after_an_error(pruner: Janitor, monkeypatch: pytest.MonkeyPatch) -> None:
     make_finished(4, days=40)
-    pruner.tick()
-    with monkeypatch.context() as patched, pytest.raises(OperationalError):
-        patched.setattr(purging, "_lock_batch", fail)
+    with monkeypatch.context() as patched:
+        patched.setattr(janitor, "purge", breaks_after_a_batch)
         pruner.tick()
+        with pytest.raises(OperationalError):
+            pruner.tick()
+    assert len(left()) == 2
     assert pruner.tick() < pruner.interval
     assert left() == set()
 
 
-def fail(*_arguments: object) -> None:
+def breaks_after_a_batch(*arguments: Any, **options: Any) -> Iterator[int]:
+    yield next(purge(*arguments, **options))
     raise OperationalError("the server is gone")

@@ -203,11 +203,11 @@ MUTANTS = [
     ),
     mutant(
         "purge that waits for locked messages",
-        (
-            "django_delayq/purge.py",
-            'locked(rows.db, rows.order_by("finished_at", "id"), wait=False',
-            'locked(rows.db, rows.order_by("finished_at", "id"), wait=True',
-        ),
+        (SQL, "LIMIT %s::int FOR UPDATE SKIP LOCKED", "LIMIT %s::int FOR UPDATE"),
+    ),
+    mutant(
+        "purge that lets the commits of its caller wait for no disk",
+        (SQL, "[*parameters, *after, size, is_own]", "[*parameters, *after, size, True]"),
     ),
     mutant(
         "chosen messages purged though they wait again",
