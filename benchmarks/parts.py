@@ -69,7 +69,8 @@ def _parts() -> list[Part]:
     from .floors import postgres_alone
 
     due = datetime.now(UTC) + timedelta(minutes=5)
-    new = NewMessage("bench.mark", "default", json.dumps(PAYLOAD), "{}", None, 0, due, timedelta(0), None, None, None)
+    payload = json.dumps(PAYLOAD)
+    new = NewMessage(payload, None, due, "bench.mark", "default", "{}", None, 0, timedelta(0), None, None, None)
     fields = {"topic": "bench.mark", "payload": PAYLOAD, "due_at": due}
 
     def schedule() -> object:

@@ -26,7 +26,7 @@ from .exceptions import InvalidMessage, KeyConflict
 from .models import Message
 from .retry import StorableRetry
 from .sql.moves import writing
-from .sql.rows import Inserted, NewMessage, decoded
+from .sql.rows import ALIKE_FROM, Inserted, NewMessage, decoded
 from .states import FINAL, WAITING, State
 from .twins import async_twin
 
@@ -280,9 +280,9 @@ class _Check:
     _MOST_KINDS = 1000
 
     def __init__(self) -> None:
-        # The first checked message of each kind, by the names, types and values of all other arguments. Without the
-        # types True would pass for the priority 1.
-        self._first: dict[tuple[tuple[str, type, Any], ...], NewMessage] = {}
+        # What the messages of each kind have in common, by the names, types and values of all other arguments. Without
+        # the types True would pass for the priority 1.
+        self._kinds: dict[tuple[tuple[str, type, Any], ...], tuple[Any, ...]] = {}
         # The due time that was checked last, as it was given and as it is written: many messages often share one.
         self._due: tuple[Any, datetime | None] = (None, None)
 
@@ -299,18 +299,18 @@ class _Check:
         kind = tuple([(name, type(value), value) for name, value in message.items() if name not in self._OWN])
         due_at = message.get("due_at")
         try:
-            first = self._first.get(kind)
+            alike = self._kinds.get(kind)
         except TypeError:
             # A value cannot be looked up: headers, for example.
             return _from_mapping(message)
-        if first is not None and (due_at is None or message.get("delay") is None):
+        if alike is not None and (due_at is None or message.get("delay") is None):
             if due_at is not self._due[0]:
                 self._due = (due_at, None if due_at is None else validation.due(due_at))
-            return first._replace(payload=validation.payload(message.get("payload")), due_at=self._due[1])
+            return NewMessage(*validation.payload_and_value(message.get("payload")), self._due[1], *alike)
         new = _from_mapping(message)
         handler = registry.find(new.topic)
-        if len(self._first) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
-            self._first[kind] = new
+        if len(self._kinds) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
+            self._kinds[kind] = new[ALIKE_FROM:]
         return new
 
 
@@ -349,13 +349,13 @@ def _checked(
     if key is None and (key_deliveries, key_for) != (None, None):
         raise InvalidMessage("unique needs a key: without one there is nothing to hold")
     new = NewMessage(
+        *validation.payload_and_value(payload),
+        None if due_at is None else validation.due(due_at),
         topic,
         registry.default_queue(topic) if queue is None else validation.queue(queue),
-        validation.payload(payload),
         validation.headers(headers),
         validation.key(key),
         registry.default_priority(topic) if priority is None else validation.priority(priority),
-        None if due_at is None else validation.due(due_at),
         _NONE if delay is None else validation.delay(delay),
         validation.expires(expires),
         None if retry is None else _stored_policy(retry),
@@ -528,7 +528,7 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
     values["_state"] = state
     values["id"], values["due_at"], values["created_at"] = inserted
     values["topic"], values["queue"] = new.topic, new.queue
-    values["payload"] = decoded(new.payload)
+    values["payload"] = decoded(new.payload) if new.value is None else new.value
     values["headers"] = decoded(new.headers)
     values["key"], values["priority"], values["max_attempts"] = new.key, new.priority, new.max_attempts
     if new.expires is not None:

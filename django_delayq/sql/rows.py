@@ -22,13 +22,16 @@ def decoded(text: str) -> Any:
 class NewMessage(NamedTuple):
     """A checked message that is not written yet. ``due_at`` wins over ``delay``; JSON columns are text."""
 
+    # The payload, and its value if that is known without decoding the text.
+    payload: str
+    value: dict[str, Any] | None
+    due_at: datetime | None
+    # Messages of one kind have all that follows in common: ``ALIKE_FROM``.
     topic: str
     queue: str
-    payload: str
     headers: str
     key: str | None
     priority: int
-    due_at: datetime | None
     delay: timedelta
     expires: timedelta | None
     retry: str | None
@@ -44,6 +47,10 @@ class NewMessage(NamedTuple):
     key_for: float | None = None
     # The id of the message whose handler schedules this one under its own key.
     own: int | None = None
+
+
+# The place of the first field that messages of one kind have in common.
+ALIKE_FROM = NewMessage._fields.index("topic")
 
 
 class Inserted(NamedTuple):

@@ -32,6 +32,7 @@ def new_message(*, due_in: float, priority: int, queue: str, topic: str) -> NewM
         topic=topic,
         queue=queue,
         payload="null",
+        value=None,
         headers="{}",
         key=None,
         priority=priority,

@@ -450,6 +450,18 @@ MUTANTS = [
         (f"{WORKER}/delivery.py", " if own is None else own or None", ""),
     ),
     mutant(
+        "flat payload that changes with the dict of the caller",
+        ("django_delayq/validation.py", "value.copy() if is_flat", "value if is_flat"),
+    ),
+    mutant(
+        "flat payload that nobody searches for NUL",
+        (
+            "django_delayq/validation.py",
+            'if "\\x00" in item:\n                return False',
+            "if False:\n                return False",
+        ),
+    ),
+    mutant(
         "message that overlooks its handler's priority",
         (
             "django_delayq/scheduling.py",

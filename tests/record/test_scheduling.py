@@ -346,6 +346,16 @@ def test_messages_that_are_like_each_other_keep_what_is_their_own() -> None:
     assert last.due_at < at
 
 
+@pytest.mark.parametrize("payload", [{"n": 0}, {"n": 0, "all": [0]}])
+def test_a_payload_that_the_caller_changes_later_stays_in_the_message_as_it_was(payload: dict[str, Any]) -> None:
+    given = {**payload}
+    messages = [*schedule_messages([{"topic": TOPIC, "payload": payload}] * 3), schedule_message(TOPIC, payload)]
+    payload["n"] = 9
+    assert [message.payload for message in messages] == [given] * 4
+    messages[0].payload = None
+    assert [message.payload for message in messages[1:]] == [given] * 3
+
+
 def test_the_limit_key_is_found_for_each_of_many_messages() -> None:
     handler("record.limited", limit=1, limit_key=lambda new: new.payload["customer"])(print)
     try:

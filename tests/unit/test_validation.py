@@ -77,6 +77,40 @@ def test_plain_json_comes_through_as_it_was(value: Any) -> None:
     assert json.loads(validation.payload(value)) == value
 
 
+flat = st.dictionaries(
+    wild_text | st.integers(), st.none() | st.integers() | st.floats() | wild_text | good, max_size=4
+)
+
+
+@given(good | flat | wild)
+def test_a_value_that_is_known_without_decoding_is_the_one_that_decoding_finds(value: Any) -> None:
+    try:
+        text, known = validation.payload_and_value(value)
+    except InvalidMessage:
+        return
+    # By their representations, since 1, 1.0 and True are equal.
+    assert known is None or (repr(known) == repr(json.loads(text)) and known is not value)
+
+
+@given(good | flat | wild)
+def test_what_a_quick_look_takes_the_careful_one_takes_too(value: Any) -> None:
+    if validation._is_flat(value):
+        validation._walk(value, 1)
+
+
+def test_most_payloads_need_no_careful_look() -> None:
+    assert validation.payload_and_value({"order": 5, "mail": "a@b", "sum": 1.5, "paid": False, "note": None})[1]
+
+
+class Number(int):
+    pass
+
+
+@pytest.mark.parametrize("value", [[1], {"a": []}, {"a": Number(1)}, {"a": date(2020, 1, 1)}, {"a": ("b",)}, "a", None])
+def test_other_payloads_are_decoded(value: Any) -> None:
+    assert validation.payload_and_value(value)[1] is None
+
+
 @given(good)
 def test_json_is_the_same_where_python_has_no_encoder_in_c(value: Any) -> None:
     assert validation._encode_once(None)(value) == validation.payload(value)
@@ -102,6 +136,10 @@ def test_an_accepted_payload_is_strict_json_that_a_database_takes(value: Any) ->
         ("a\x00b", "NUL"),
         ({"a\x00": 1}, "NUL"),
         ({"a": ["\x00"]}, "NUL"),
+        ({"a": "\x00"}, "NUL"),
+        ({"a": 2**63}, "64 bits"),
+        ({"a": -(2**63) - 1}, "64 bits"),
+        ({"a": "\ud800"}, "surrogate"),
         ("\ud800", "surrogate"),
         ({"\udfff": 1}, "surrogate"),
         (2**63, "64 bits"),
