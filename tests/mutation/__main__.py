@@ -450,6 +450,10 @@ MUTANTS = [
         (f"{WORKER}/delivery.py", " if own is None else own or None", ""),
     ),
     mutant(
+        "search for what is due that reads all that is not",
+        (SQL, 'NOW = "(SELECT clock_timestamp())"', 'NOW = "clock_timestamp()"'),
+    ),
+    mutant(
         "flat payload that changes with the dict of the caller",
         ("django_delayq/validation.py", "value.copy() if is_flat", "value if is_flat"),
     ),

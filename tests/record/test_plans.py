@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from django.db import DataError, connection, transaction
 
 from django_delayq import schedule_messages, transitions
+from django_delayq.sql import statements
 from django_delayq.sql.postgresql import MOST_ROWS_KEPT
 from django_delayq.sql.rows import LeaseRenewal
 from django_delayq.sql.sessions import known_session
@@ -39,7 +41,8 @@ def plan(words: str) -> str:
             [words],
         )
         name, parameters = cursor.fetchone()
-        cursor.execute(f"EXPLAIN EXECUTE {name}({', '.join(['NULL'] * parameters)})")
+        given = f"({', '.join(['NULL'] * parameters)})" if parameters else ""
+        cursor.execute(f"EXPLAIN EXECUTE {name}{given}")
         return "\n".join(row[0] for row in cursor.fetchall())
 
 
@@ -81,6 +84,25 @@ def test_rows_are_found_by_id_although_nothing_was_scheduled_at_the_last_analyze
         assert "delayq_message_pkey" in found
         assert "delayq_todo" not in found
         assert "delayq_leased" not in found
+
+
+OVERDUE, OVER = "x ORDER BY priority DESC, due_at, id OFFSET 0", "ORDER BY leased_until LIMIT 1"
+
+
+@pytest.mark.parametrize(("words", "searched"), [(OVERDUE, {"due_at"}), (OVER, {"leased_until", "expires_at"})])
+def test_a_search_for_what_is_due_or_over_reads_no_other_rows(words: str, searched: set[str]) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    schedule_messages([{"topic": TOPIC, "delay": "1h", "expires": "1h"}] * 20_000)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE delayq_message")
+    for _ in range(2):
+        assert statements("default").due("default", [TOPIC], 10) == []
+        assert transitions.anything_expired("default") == (False, False)
+    found = plan(words)
+    assert "Seq Scan on delayq_message" not in found
+    conditions = [line for line in found.splitlines() if "Index Cond:" in line]
+    assert {column for column in searched for line in conditions if re.search(rf"\b{column} <=? \$", line)} == searched
 
 
 def cursors() -> list[Any]:
