@@ -24,7 +24,8 @@ GROWTH = DOCS / "growth.svg"
 _HEADING = re.compile(r"(?m)^(\S.*)\n-{4,}$")
 _TABLE = re.compile(r"(?m)^\.\. list-table::\n   :header-rows: 1\n\n((?:   .*\n)+)")
 _CELL = re.compile(r"(?m)^   ([* ]) - ?(.*)$")
-_FIGURE = re.compile(r"([\d,.]+)(?: \(([\d,.]+)–([\d,.]+)\))?")
+# What a system does early is below 0.
+_FIGURE = re.compile(r"(-?[\d,.]+)(?: \((-?[\d,.]+)–(-?[\d,.]+)\))?")
 
 
 def results(text: str) -> Results:

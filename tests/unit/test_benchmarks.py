@@ -316,6 +316,18 @@ def test_a_page_is_read_as_it_was_written() -> None:
     assert places == sorted(places)
 
 
+def test_a_page_may_say_that_a_system_is_early() -> None:
+    results = rates("late-200", delayq=0)
+    for p50, p99 in ((-81.6, 627.0), (-90.0, 600.0), (-70.0, -2.5)):
+        results.add("late-200", "rq", {"p50": p50, "p99": p99})
+    said = page.results(report.to_rst(a_run(results), {}))
+    assert said.rounds["late-200"]["rq"] == [
+        {"p50": -90.0, "p99": -2.5},
+        {"p50": -81.6, "p99": 600.0},
+        {"p50": -70.0, "p99": 627.0},
+    ]
+
+
 def test_the_picture_is_xml_with_a_bar_for_each_system() -> None:
     results = rates(huey=1000, delayq=20_000)
     results.add("late-200", "delayq", {"p50": 0.5, "p99": 4.0})
