@@ -27,6 +27,10 @@ RETRY_AFTER = 1.0
 # The clocks of hosts, of the database and of Redis may differ by nearly this much: a new message is put if it is due
 # within HORIZON and this from now. Seconds.
 CLOCK_MARGIN = 60.0
+# Redis learns at once of new messages that are due within these seconds, and of more than a few of them. Others may be
+# sent together with the next ones.
+SOON = 1.0
+FEW = 10
 # The identity of a database that has none.
 NOBODY = "nobody"
 SAFE = "Messages are safe in the record: workers deliver them by query, or put them later."
@@ -45,12 +49,12 @@ class Publisher:
         self._refused = ""
         self._lock = threading.Lock()
 
-    def put(self, queue: str, entries: list[Entry]) -> None:
-        """Put messages that were committed."""
+    def put(self, queue: str, entries: list[Entry], *, gather: bool = False) -> None:
+        """Put messages that were committed. ``gather``: as in ``Index.put_nowait``."""
 
         def put() -> bool:
             failpoints.reach("before_put")
-            answers = self.broker.put_nowait(queue, entries)
+            answers = self.broker.put_nowait(queue, entries, gather=gather)
             failpoints.reach("after_put")
             return answers > 0
 
@@ -60,10 +64,13 @@ class Publisher:
         """Put messages that were just committed for the first time. Those that a loader brings in time are left out."""
         # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that does
         # so reads the record afterwards, and finds the message.
-        farthest_us = (time.time() + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
+        now = time.time()
+        farthest_us = (now + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
         near = [entry for entry in entries if entry.due_us <= farthest_us]
         if near:
-            self.put(queue, near)
+            soon_us = (now + SOON) * 1e6
+            gather = len(near) <= FEW and all(entry.due_us > soon_us for entry in near)
+            self.put(queue, near, gather=gather)
 
     def remove(self, queue: str, ids: list[int]) -> None:
         """Remove messages whose end was committed."""

@@ -160,8 +160,8 @@ def puts_are_flushed(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> N
     """
     put = RedisBroker.put_nowait
 
-    def put_and_flush(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> int:
-        answers = put(self, queue, entries)
+    def put_and_flush(self: RedisBroker, queue: str, entries: Sequence[Entry], *, gather: bool = False) -> int:
+        answers = put(self, queue, entries, gather=gather)
         self.flush()
         return answers + 1
 

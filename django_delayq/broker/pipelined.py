@@ -3,23 +3,29 @@
 A producer has committed its message already. Redis only has to learn of it soon, so the answer is not worth a round
 trip. With many puts it is not even worth a check of the socket for each. An error in a late answer is raised by a later
 put. A put is sent once more when it may have been lost with its connection, or when the server did not know the script.
+
+To wake Redis costs more than a put itself. So a put that is in no hurry, and follows another one closely, is given to
+the kernel with the flag MSG_MORE. The kernel keeps it back, and sends it with the next put that has no such flag, or by
+itself after 0.2 s. No thread or timer of this process has a part in that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import socket
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import redis
 
 from ..exceptions import ForeignBroker
 from . import scripts
-from .connection import PinnedConnection, pop_idle
+from .connection import PinnedConnection, is_plain_tcp, pop_idle, socket_of
 from .keys import Keys
 
 # With more unread answers than this on one connection, a put waits for the oldest first.
@@ -28,10 +34,15 @@ MAX_UNREAD = 16
 # that was lost between two readings is sent again after the second.
 READ_AT_UNREAD = 8
 READ_INTERVAL = 0.01
+# A put in no hurry is kept back if the last one left less than these seconds ago. No more than MAX_UNREAD are.
+GATHER_INTERVAL = 0.01
+# None: this system has no such flag, and no put is kept back.
+MSG_MORE: int | None = getattr(socket, "MSG_MORE", None)
 
 
-class UnreadPut(NamedTuple):
-    """A put whose answer was not read, and when it was sent (monotonic, seconds)."""
+@dataclass(slots=True)
+class UnreadPut:
+    """A put whose answer was not read, and when it was sent (monotonic, seconds; infinite while it is kept back)."""
 
     keys: Keys
     identity: str
@@ -50,12 +61,34 @@ class PipelinedConnection(PinnedConnection):
         # A new connection may lead to a new server: the first call sends the script in full.
         self._script_is_known = False
         self._read_at = time.monotonic()
+        self._sent_at = -math.inf
+        # The puts that are kept back. They are the last of the unread ones.
+        self._kept: list[UnreadPut] = []
+        self._can_keep = MSG_MORE is not None and is_plain_tcp(socket_of(self.raw))
 
-    def put(self, keys: Keys, identity: str, now: str | int, entries: list[int], *, mode: str = "set") -> int:
-        """Send a put; return how many earlier answers were read. Raises their errors, or that an answer is late."""
+    def put(
+        self,
+        keys: Keys,
+        identity: str,
+        now: str | int,
+        entries: list[int],
+        *,
+        mode: str = "set",
+        gather: bool = False,
+    ) -> int:
+        """Send a put; return how many earlier answers were read. Raises their errors, or that an answer is late.
+
+        ``gather``: the put may be kept back for a moment, and makes nothing later than it is.
+        """
+        moment = time.monotonic()
+        if gather:
+            mode = "fill"
+            if self._can_keep and moment - self._sent_at < GATHER_INTERVAL and len(self._kept) < MAX_UNREAD:
+                self._keep(UnreadPut(keys, identity, now, entries, math.inf))
+                return 0
         read = 0
-        if len(self.unread) >= READ_AT_UNREAD or time.monotonic() - self._read_at > READ_INTERVAL:
-            read = self.read(MAX_UNREAD)
+        if len(self.unread) >= READ_AT_UNREAD or moment - self._read_at > READ_INTERVAL:
+            read = self.read(MAX_UNREAD + len(self._kept))
         if not self.unread and self.raw.can_read(0):
             raise redis.ConnectionError("closed by the server")
         self._send(keys, identity, now, entries, mode)
@@ -72,6 +105,8 @@ class PipelinedConnection(PinnedConnection):
         self._read_at = time.monotonic()
         while self.unread:
             oldest = self.unread[0]
+            if leave < len(self._kept):
+                self._push()
             if len(self.unread) <= leave and not self.raw.can_read(0):
                 if time.monotonic() - oldest.sent_at > self._timeout:
                     raise redis.TimeoutError(f"no answer within {self._timeout:g} s")
@@ -92,15 +127,49 @@ class PipelinedConnection(PinnedConnection):
         return read
 
     def _send(self, keys: Keys, identity: str, now: str | int, entries: list[int], mode: str) -> None:
-        self.raw.send_command(*_head(keys, identity, now, mode, not self._script_is_known), *entries)
+        packed = _packed(keys, identity, now, mode, entries, in_full=not self._script_is_known)
+        self.raw.send_packed_command([packed])
         self._script_is_known = True
-        self.unread.append(UnreadPut(keys, identity, now, entries, time.monotonic()))
+        self._all_sent()
+        self.unread.append(UnreadPut(keys, identity, now, entries, self._sent_at))
+
+    def _keep(self, put: UnreadPut) -> None:
+        """Give a put to the kernel, which sends it later."""
+        assert MSG_MORE is not None
+        packed = _packed(put.keys, put.identity, put.now, "fill", put.entries, in_full=not self._script_is_known)
+        try:
+            socket_of(self.raw).sendall(packed, MSG_MORE)
+        except OSError as error:
+            raise redis.ConnectionError(str(error)) from error
+        self._kept.append(put)
+        self.unread.append(put)
+
+    def _push(self) -> None:
+        """Have the kernel send what it keeps back: setting this option, even anew, does that (tcp(7))."""
+        socket_of(self.raw).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._all_sent()
+
+    def _all_sent(self) -> None:
+        self._sent_at = time.monotonic()
+        if self._kept:
+            for put in self._kept:
+                put.sent_at = self._sent_at
+            self._kept.clear()
+
+
+def _packed(keys: Keys, identity: str, now: str | int, mode: str, entries: list[int], *, in_full: bool) -> bytes:
+    """Return the command as Redis reads it: the number of its words, then each word after the number of its bytes."""
+    count, head = _packed_head(keys, identity, now, mode, in_full)
+    words = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, entries)])
+    return b"*%d\r\n%b%b" % (count + len(entries), head, words.encode())
 
 
 @lru_cache(maxsize=256)
-def _head(keys: Keys, identity: str, now: str | int, mode: str, in_full: bool) -> list[Any]:
-    """Return the command without its entries."""
-    return scripts.load("put").command(keys, in_full=in_full, now=now, mode=mode, identity=identity)
+def _packed_head(keys: Keys, identity: str, now: str | int, mode: str, in_full: bool) -> tuple[int, bytes]:
+    """Return the command without its entries, and the number of its words: all puts to a queue begin with them."""
+    command = scripts.load("put").command(keys, in_full=in_full, now=now, mode=mode, identity=identity)
+    words = [str(word).encode() for word in command]
+    return len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
 class PipelinedConnections:
@@ -114,17 +183,21 @@ class PipelinedConnections:
         # read yet.
         self.close = weakref.finalize(self, _read_and_close, self._idle)
 
-    def put(self, keys: Keys, identity: str, now: str | int, entries: list[int]) -> int:
-        """Send a put; return how many answers of earlier ones were read. Raises any error of redis-py."""
+    def put(self, keys: Keys, identity: str, now: str | int, entries: list[int], *, gather: bool = False) -> int:
+        """Send a put; return how many answers of earlier ones were read. Raises any error of redis-py.
+
+        ``gather``: the put may be kept back for a moment, and makes nothing later than it is.
+        """
         connection = pop_idle(self._idle)
         lost: Iterable[UnreadPut] = ()
         if connection is not None:
             try:
-                return self._put(connection, keys, identity, now, entries)
+                return self._put(connection, keys, identity, now, entries, gather=gather)
             except redis.ConnectionError:
                 # The server closed the connection while it was idle, perhaps before it read all puts.
                 lost = connection.unread
-        return self._put(PipelinedConnection(self._pool(), self._timeout), keys, identity, now, entries, lost)
+        connection = PipelinedConnection(self._pool(), self._timeout)
+        return self._put(connection, keys, identity, now, entries, lost, gather=gather)
 
     def _put(
         self,
@@ -134,11 +207,13 @@ class PipelinedConnections:
         now: str | int,
         entries: list[int],
         lost: Iterable[UnreadPut] = (),
+        *,
+        gather: bool,
     ) -> int:
         try:
             for unread in lost:
                 connection.put(unread.keys, unread.identity, unread.now, unread.entries, mode="fill")
-            read = connection.put(keys, identity, now, entries)
+            read = connection.put(keys, identity, now, entries, gather=gather)
         except BaseException:
             connection.close()
             raise

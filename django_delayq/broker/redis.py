@@ -305,12 +305,13 @@ class RedisBroker:
     # --- Index --------------------------------------------------------------------------------------------------------
 
     @_translated
-    def put_nowait(self, queue: str, entries: Sequence[Entry]) -> int:
+    def put_nowait(self, queue: str, entries: Sequence[Entry], *, gather: bool = False) -> int:
         """Send a put without waiting for its answer."""
         k = self.keys(queue)
         answers = 0
         for start in range(0, len(entries), IDS_PER_CALL):
-            answers += self._pipelined.put(k, self.identity(), self.now, _flat(entries[start : start + IDS_PER_CALL]))
+            some = _flat(entries[start : start + IDS_PER_CALL])
+            answers += self._pipelined.put(k, self.identity(), self.now, some, gather=gather)
         return answers
 
     @_translated

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -17,12 +19,14 @@ from django.utils import timezone
 from django_delayq import conf
 from django_delayq.broker import pipelined
 from django_delayq.broker.base import Entry
+from django_delayq.broker.connection import is_plain_tcp, socket_of
 from django_delayq.broker.pipelined import MAX_UNREAD, READ_AT_UNREAD
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable
 from testproject.servers import RedisServer
 from tests.proxy import Proxy
+from tests.workers import eventually
 
 from .bench import connections_made
 
@@ -300,6 +304,170 @@ def test_a_forked_process_has_connections_of_its_own(make: Callable[..., RedisBr
     assert held(make) == {1, 2, 3}
 
 
+# --- puts that are kept back ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keeping(
+    make: Callable[..., RedisBroker], server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[RedisBroker, Proxy]]:
+    """A broker that has put id 1, and keeps back the next puts that may be, however long ago that was."""
+    monkeypatch.setattr(pipelined, "GATHER_INTERVAL", float("inf"))
+    with Proxy(server.port) as proxy:
+        broker = make(proxy.url)
+        broker.put_nowait(QUEUE, [entry(1)])
+        broker.flush()
+        yield broker, proxy
+
+
+def keep_back(broker: RedisBroker, *numbers: int, due_in: float = 60.0) -> None:
+    for number in numbers:
+        assert broker.put_nowait(QUEUE, [entry(number, due_in)], gather=True) == 0
+        (connection,) = broker._pipelined._idle
+        assert connection.unread[-1].sent_at == float("inf")
+
+
+def reads(client: redis.Redis) -> int:
+    """Return how often the server has read from its clients."""
+    return int(client.info("stats")["total_reads_processed"])
+
+
+def test_puts_that_were_kept_back_leave_together_with_the_next_one(
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
+) -> None:
+    broker, _proxy = keeping
+    client = make().client
+    # The kernel keeps nothing for longer than 0.2 s, and this process may stand still for longer.
+    for first in range(2, 2000, 10):
+        before = reads(client)
+        keep_back(broker, *range(first, first + 9))
+        broker.put_nowait(QUEUE, [entry(first + 9)])
+        broker.flush()
+        assert held(make) >= set(range(1, first + 10))
+        # The puts; what ``held`` reads by a connection of its own; and this question.
+        if reads(client) - before <= 6:
+            return
+    pytest.fail("they left one by one")
+
+
+def test_the_last_put_that_is_kept_back_leaves_by_itself(
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
+) -> None:
+    keep_back(keeping[0], 2)
+    eventually(lambda: held(make) == {1, 2})
+
+
+def test_a_put_after_a_pause_is_not_kept_back(
+    keeping: tuple[RedisBroker, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, _proxy = keeping
+    monkeypatch.setattr(pipelined, "GATHER_INTERVAL", -1.0)
+    broker.put_nowait(QUEUE, [entry(2)], gather=True)
+    (connection,) = broker._pipelined._idle
+    assert connection.unread[-1].sent_at <= time.monotonic()
+
+
+def test_no_more_than_so_many_puts_are_kept_back(keeping: tuple[RedisBroker, Proxy]) -> None:
+    broker, _proxy = keeping
+    keep_back(broker, *range(2, MAX_UNREAD + 2))
+    broker.put_nowait(QUEUE, [entry(MAX_UNREAD + 2)], gather=True)
+    (connection,) = broker._pipelined._idle
+    assert all(put.sent_at <= time.monotonic() for put in connection.unread)
+
+
+def test_a_flush_sends_what_is_kept_back(keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]) -> None:
+    broker, _proxy = keeping
+    keep_back(broker, 2, 3)
+    broker.flush()
+    assert held(make) == {1, 2, 3}
+
+
+def test_the_time_in_which_a_put_is_kept_back_does_not_count_as_a_wait_for_its_answer(
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
+) -> None:
+    broker, _proxy = keeping
+    (connection,) = broker._pipelined._idle
+    keep_back(broker, 2)
+    connection._timeout = 0.0
+    broker.put_nowait(QUEUE, [entry(3)])
+    broker.flush()
+    assert held(make) == {1, 2, 3}
+
+
+def test_a_put_that_was_kept_back_undoes_no_later_put(
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
+) -> None:
+    """The caller may have told another process about the message, which has moved it forward meanwhile."""
+    broker, other, sooner = keeping[0], make(), entry(2, 30.0)
+    keep_back(broker, 2, due_in=90.0)
+    other.put_nowait(QUEUE, [sooner])
+    other.flush()
+    broker.flush()
+    score = other.client.zscore(other.keys(QUEUE).delayed, "2")
+    assert score is not None
+    assert float(score) // SECOND == sooner.due_at.timestamp() // 1
+
+
+def test_puts_that_were_kept_back_on_a_broken_connection_are_sent_again(
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
+) -> None:
+    broker, proxy = keeping
+    assert proxy.forget() == 1
+    keep_back(broker, 2, 3)
+    proxy.cut()
+    broker.put_nowait(QUEUE, [entry(4)])
+    broker.flush()
+    assert held(make) == {1, 2, 3, 4}
+
+
+def test_a_put_that_cannot_be_kept_back_on_a_broken_connection_takes_another_one(
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, _proxy = keeping
+    keep_back(broker, 2)
+    (connection,) = broker._pipelined._idle
+    socket_of(connection.raw).shutdown(socket.SHUT_RDWR)
+    broker.put_nowait(QUEUE, [entry(3)], gather=True)
+    broker.flush()
+    assert held(make) == {1, 2, 3}
+
+
+def test_puts_that_were_kept_back_while_the_server_forgot_the_script_are_sent_again(
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
+) -> None:
+    broker, _proxy = keeping
+    keep_back(broker, 2)
+    make().client.script_flush()
+    keep_back(broker, 3)
+    broker.flush()
+    assert held(make) == {1, 2, 3}
+
+
+def test_a_forked_process_leaves_what_is_kept_back_to_its_parent(
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
+) -> None:
+    broker, _proxy = keeping
+    keep_back(broker, 2)
+    child = os.fork()
+    if not child:
+        try:
+            broker.put_nowait(QUEUE, [entry(3)], gather=True)
+            broker.flush()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    broker.flush()
+    assert held(make) == {1, 2, 3}
+
+
+def test_only_plain_tcp_keeps_puts_back() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    unix, other = socket.socketpair()
+    with socket.socket() as plain, unix, other, context.wrap_socket(socket.socket()) as encrypted:
+        assert [is_plain_tcp(each) for each in (plain, unix, encrypted)] == [True, False, False]
+
+
 PROGRAM = """
 import sys
 from datetime import UTC, datetime, timedelta
@@ -309,7 +477,7 @@ from django_delayq.broker.redis import RedisBroker
 broker = RedisBroker(conf.parse({"REDIS": sys.argv[1]})[0], "default", timeout=5.0)
 due = datetime.now(UTC) + timedelta(seconds=60)
 for number in range(1, 4001, 400):
-    broker.put_nowait(sys.argv[2], [Entry.at(n, due, 0) for n in range(number, number + 400)])
+    broker.put_nowait(sys.argv[2], [Entry.at(n, due, 0) for n in range(number, number + 400)], gather=number > 3000)
 """
 
 

@@ -86,6 +86,7 @@ ACTIONS = "django_delayq/actions.py"
 ENGINE = "django_delayq/restore/engine.py"
 MIDDLEWARE = "django_delayq/middleware.py"
 PUBLISHER = "django_delayq/publisher.py"
+PIPELINED = "django_delayq/broker/pipelined.py"
 RECURRING = "django_delayq/recurring"
 LIMITS = "django_delayq/limits.py"
 ADMISSION = "django_delayq/admission.py"
@@ -105,6 +106,34 @@ TESTING = "django_delayq/testing"
 TASKS = "django_delayq/contrib/tasks"
 
 MUTANTS = [
+    mutant(
+        "put that is kept back and undoes a later one",
+        (
+            PIPELINED,
+            '_packed(put.keys, put.identity, put.now, "fill"',
+            '_packed(put.keys, put.identity, put.now, "set"',
+        ),
+    ),
+    mutant(
+        "put that is kept back and counts as late meanwhile",
+        (
+            PIPELINED,
+            "UnreadPut(keys, identity, now, entries, math.inf)",
+            "UnreadPut(keys, identity, now, entries, moment)",
+        ),
+    ),
+    mutant(
+        "puts that are kept back and lost with their connection",
+        (PIPELINED, "self.unread.append(put)", "pass"),
+    ),
+    mutant(
+        "put in a hurry that is kept back",
+        (PUBLISHER, "all(entry.due_us > soon_us for entry in near)", "any(entry.due_us > soon_us for entry in near)"),
+    ),
+    mutant(
+        "place under a limit that is taken long before the due time",
+        (f"{WORKER}/assembly.py", "min(settings.CLAIM_AHEAD, WITHIN_LIMITS)", "settings.CLAIM_AHEAD"),
+    ),
     mutant(
         "spread that ends beyond the farthest due time",
         (TRANSITIONS, "min(start + shares(message), at + FARTHEST)", "start + shares(message)"),

@@ -80,7 +80,7 @@ for i = entries, #ARGV, 3 do
 end
 add()
 if wanted or mode == "fill" then
-  note(queues, queue, needed_at(delayed, ready))
+  note(queues, queue, any_ready and 0 or earliest and math.floor(earliest))
 end
 if wanted then
   notify(wake)
