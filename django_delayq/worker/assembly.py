@@ -10,6 +10,7 @@ from .. import admission, conf, middleware, registry
 from ..extensions import WorkerExtensions
 from .broker_switch import BrokerSwitch
 from .budget import Budget
+from .claim_ahead import WITHIN_LIMITS
 from .consumer import Consumer
 from .event_loop import EventLoop
 from .handler_threads import HandlerThreads
@@ -60,7 +61,7 @@ def assemble(
     ``name`` is the name of the worker (None: a new one). The processes of a worker share ``budget``, and each shares
     its ``page`` with their supervisor. With ``redis=False`` the worker delivers by query only. ``stopping`` ends the
     turns of the consumer when it is set. ``on_recorded`` is called with the number of deliveries that the recorder has
-    written. ``claim_ahead`` (seconds) replaces the setting.
+    written. ``claim_ahead`` (seconds) replaces what the setting and the limits say.
     """
     using = options.using
     name = worker_name(options) if name is None else name
@@ -69,6 +70,8 @@ def assemble(
     middleware.chain()
     budget = Budget(options.max_messages) if budget is None else budget
     gate = Gate(using, name) if admission.any_declared() else None
+    if claim_ahead is None:
+        claim_ahead = settings.CLAIM_AHEAD if gate is None else min(settings.CLAIM_AHEAD, WITHIN_LIMITS)
     extensions = WorkerExtensions(using, name, () if gate is None else (gate,))
     # The consumer is made after the brokers and the pool.
     brokers = BrokerSwitch(using, lambda: consumer.rooms.topics(), redis=redis)  # noqa: PLW0108
@@ -82,7 +85,7 @@ def assemble(
         recorder,
         on_freed=lambda: consumer.on_freed(),  # noqa: PLW0108
         on_released=budget.refund,
-        claim_ahead=settings.CLAIM_AHEAD if claim_ahead is None else claim_ahead,
+        claim_ahead=claim_ahead,
         page=page,
     )
     consumer = Consumer(

@@ -8,35 +8,28 @@ from collections.abc import Callable, Sequence
 from .delivery import Delivery
 from .due_timer import DueTimer
 
-# The weight of the newest measurement in the mean and in the mean deviation, and the number of deviations that the lead
-# allows for: those of RFC 6298, which estimates in this way how long to wait for an answer.
-MEAN_WEIGHT, DEVIATION_WEIGHT, DEVIATIONS = 1 / 8, 1 / 4, 4
+# Messages that fall due within this time are claimed together. A claim for each would cost more, and with a longer time
+# one process would take what several could share. Seconds.
+TOGETHER = 0.005
+# In a process that knows limits, messages are claimed so long before their due times at most: a message has its place
+# under a limit from its claim on, and would keep one from another that is due already. Seconds.
+WITHIN_LIMITS = 0.01
 
 
 class ClaimAhead:
     """Decides how early this process asks for messages, and holds early claims until their due times.
 
-    The setting ``CLAIM_AHEAD`` (``longest``, in seconds) bounds how early a message is claimed; 0 turns all of it off.
-    The mean and the deviation belong to the thread that makes the consumer's turns. Any thread may hold and release
+    A claim is a commit, which waits for the disk: usually a millisecond, but up to a tenth of a second while the disk
+    is busy. The process asks so early that slow claims end in time, too. The setting ``CLAIM_AHEAD`` (``longest``, in
+    seconds) says how early a message is claimed at most; 0 turns all of it off. Any thread may hold and release
     deliveries: the due timer guards them by its own lock.
     """
 
     def __init__(self, longest: float, begin: Callable[[Delivery], object]) -> None:
         """``begin`` is called with each delivery that was held, when it falls due."""
         self.longest = longest
-        # None: nothing was measured yet, and messages that are not due are left to other processes.
-        self._mean: float | None = None
-        self._deviation = 0.0
         self._leaves_to_others = False
         self._due_timer = DueTimer(begin) if longest > 0 else None
-
-    def learn(self, seconds: float) -> None:
-        """Add a measurement: the seconds from asking for due messages until they were claimed and handed over."""
-        if self._mean is None:
-            self._mean, self._deviation = seconds, seconds / 2
-            return
-        self._deviation += (abs(seconds - self._mean) - self._deviation) * DEVIATION_WEIGHT
-        self._mean += (seconds - self._mean) * MEAN_WEIGHT
 
     def leave_to_others(self) -> None:
         """Claim nothing ahead in this process any more: it would take messages that only other processes can run."""
@@ -44,15 +37,13 @@ class ClaimAhead:
 
     @property
     def lead(self) -> float:
-        """The process asks this many seconds before the next due time. Of several workers the slowest asks first."""
-        if self._mean is None or self._leaves_to_others:
-            return 0.0
-        return min(self.longest / 2, self._mean + DEVIATIONS * self._deviation)
+        """The process asks this many seconds before the next due time."""
+        return max(self.reach - TOGETHER, self.reach / 2)
 
     @property
     def reach(self) -> float:
-        """Messages due within this many seconds are taken. A shorter time would cost a claim for each message."""
-        return 2 * self.lead
+        """Messages due within this many seconds are taken."""
+        return 0.0 if self._leaves_to_others else self.longest
 
     # --- until the due time -------------------------------------------------------------------------------------------
 

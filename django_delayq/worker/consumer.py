@@ -246,7 +246,6 @@ class Consumer(threading.Thread):
         for take in steps:
             room = 0 if is_full else self.budget.reserve(self._room)
             kept = 0
-            began = time.monotonic()
             try:
                 deliveries, found = self._take_and_claim(broker, partial(take, room))
                 kept = self._hand_over(deliveries)
@@ -254,8 +253,6 @@ class Consumer(threading.Thread):
                 self.budget.commit(room, kept)
             if self.shares is not None:
                 self.shares.learn(Counter(delivery.queue for delivery in deliveries))
-            if deliveries:
-                self.claim_ahead.learn(time.monotonic() - began)
             for queue, taken in found.taken.items():
                 self._catch_up(broker, queue, taken)
                 if queue in self.pauses:

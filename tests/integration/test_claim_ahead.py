@@ -21,7 +21,7 @@ from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.verdicts import Verdict
 from django_delayq.worker.budget import Budget
-from django_delayq.worker.claim_ahead import ClaimAhead
+from django_delayq.worker.claim_ahead import WITHIN_LIMITS, ClaimAhead
 from django_delayq.worker.consumer import Consumer, due_in
 from django_delayq.worker.delivery import Delivery
 from django_delayq.worker.pool import Pool
@@ -36,10 +36,10 @@ CLAIM_AHEAD = 10.0
 
 
 @pytest.fixture
-def consumer(redis_client: redis.Redis, assembled: Assemble) -> Consumer:
-    """A consumer with room for three messages, which claims as far ahead as it may."""
+def consumer(redis_client: redis.Redis, assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Consumer:
+    """A consumer with room for three messages, which asks in the middle of the time in which it may claim them."""
+    monkeypatch.setattr("django_delayq.worker.claim_ahead.TOGETHER", CLAIM_AHEAD / 2)
     made: Consumer = assembled(threads=3, claim_ahead=CLAIM_AHEAD).consumer
-    made.claim_ahead.learn(CLAIM_AHEAD)
     return made
 
 
@@ -111,14 +111,6 @@ def test_the_consumer_comes_back_in_time_to_claim_ahead(consumer: Consumer, monk
     set_clock_before(consumer, messages[0], CLAIM_AHEAD + 0.0001)
     monkeypatch.setattr("django_delayq.worker.consumer.IDLE_WAIT", 100.0)
     assert 0 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001
-
-
-def test_a_consumer_that_has_claimed_nothing_yet_claims_nothing_ahead(consumer: Consumer) -> None:
-    consumer.claim_ahead = ClaimAhead(CLAIM_AHEAD, lambda delivery: None)
-    messages = due_in_an_hour(consumer)
-    set_clock_before(consumer, messages[0], 0.001)
-    consumer.turn()
-    assert states(messages) == [State.SCHEDULED]
 
 
 def test_a_consumer_that_lacks_a_handler_claims_nothing_ahead_once_it_knows(consumer: Consumer) -> None:
@@ -316,16 +308,21 @@ def test_a_delivery_that_waits_for_its_due_time_is_released_at_a_shutdown(pool: 
 # --- how far ahead --------------------------------------------------------------------------------------------------
 
 
-def test_the_lead_is_as_long_as_a_claim_takes_and_what_it_varies_by() -> None:
-    claim_ahead = ClaimAhead(CLAIM_AHEAD, lambda delivery: None)
-    claim_ahead.learn(1.0)
-    assert claim_ahead.lead == pytest.approx(3.0)
-    for _turn in range(1000):
-        claim_ahead.learn(0.001)
-    assert claim_ahead.lead == pytest.approx(0.001, abs=0.0001)
-    steady = claim_ahead.lead
-    claim_ahead.learn(0.002)
-    assert claim_ahead.lead > steady + 0.0005
+@pytest.mark.parametrize(("longest", "lead"), [(10.0, 9.995), (0.1, 0.095), (0.01, 0.005), (0.004, 0.002), (0.0, 0.0)])
+def test_the_lead_leaves_time_in_which_several_messages_fall_due(longest: float, lead: float) -> None:
+    claim_ahead = ClaimAhead(longest, lambda delivery: None)
+    assert claim_ahead.lead == pytest.approx(lead)
+    assert claim_ahead.reach == longest
+
+
+@pytest.mark.parametrize(("setting", "longest"), [(0.5, WITHIN_LIMITS), (0.002, 0.002)])
+def test_a_message_that_may_have_a_limit_has_its_place_only_a_moment_early(
+    setting: float, longest: float, assembled: Assemble, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "CLAIM_AHEAD": setting}
+    assert assembled().consumer.claim_ahead.longest == setting
+    monkeypatch.setattr("django_delayq.admission.any_declared", lambda: True)
+    assert assembled().consumer.claim_ahead.longest == longest
 
 
 def test_a_delivery_claimed_ahead_is_late_when_it_begins_after_its_due_time() -> None:
@@ -333,13 +330,6 @@ def test_a_delivery_claimed_ahead_is_late_when_it_begins_after_its_due_time() ->
     assert delivery.lateness == 0
     delivery.started_mono = delivery.due_mono + 0.75
     assert delivery.lateness == pytest.approx(0.75)
-
-
-def test_the_lead_has_a_limit_however_slow_a_claim_was() -> None:
-    claim_ahead = ClaimAhead(CLAIM_AHEAD, lambda delivery: None)
-    claim_ahead.learn(60.0)
-    assert claim_ahead.lead == CLAIM_AHEAD / 2
-    assert claim_ahead.reach == CLAIM_AHEAD
 
 
 # --- off --------------------------------------------------------------------------------------------------------------
@@ -350,7 +340,6 @@ def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
 ) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "CLAIM_AHEAD": 0}
     consumer = assembled(threads=3).consumer
-    consumer.claim_ahead.learn(60.0)
     (message,) = due_in_an_hour(consumer)
     set_clock_before(consumer, message, 0.0001)
     broker = consumer.brokers.redis
