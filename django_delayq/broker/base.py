@@ -280,7 +280,7 @@ class Index(Broker, Protocol):
     def put_nowait(self, queue: str, entries: Sequence[Entry], *, gather: bool = False) -> int:
         """Send a put without waiting for its answer. Return how many earlier puts turned out to have succeeded.
 
-        ``gather``: nobody waits for the put, and the ids are new. It may be sent together with later ones, some 0.2 s
+        ``gather``: the ids are new, and not due for a while. The put may be sent together with later ones, some 0.2 s
         later at most, and makes nothing later than it is.
 
         Raises the error in the answer to an earlier put, or ``BrokerUnavailable`` when an answer took longer than the

@@ -685,7 +685,7 @@ MUTANTS = [
     ),
     mutant(
         "put that leaves the index of queues alone",
-        (f"{LUA}/put.lua", "note(queues, queue, needed_at(delayed, ready))", ""),
+        (f"{LUA}/put.lua", "note(queues, queue, any_ready and 0 or earliest and math.floor(earliest))", ""),
     ),
     mutant(
         "broker that takes any number for a score",
