@@ -28,8 +28,8 @@ RETRY_AFTER = 1.0
 # within HORIZON and this from now. Seconds.
 CLOCK_MARGIN = 60.0
 # Redis learns at once of new messages that are due within these seconds by this host's clock, which may be wrong: then
-# one may be late by some 0.2 s. It learns at once of more than a few messages, too. Puts of a few that are due later may
-# be sent together with the next ones.
+# one may be late by some 0.2 s. It learns at once of more than a few messages, too. Puts of a few messages that are due
+# later may be sent together with the next ones.
 SOON = 1.0
 FEW = 10
 # The identity of a database that has none.
