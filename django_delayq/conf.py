@@ -41,7 +41,7 @@ class Settings:
     # The time between two queries for due messages of a worker that delivers without Redis.
     POLL_INTERVAL: float = 1.0
     # How long before its due time a message may be claimed, so that its handler begins on time. 0: never before.
-    CLAIM_AHEAD: float = 0.1
+    CLAIM_AHEAD: float = 0.05
     # How long a delivery belongs to its worker. A worker extends the lease of a longer handler each third of it.
     LEASE: float = 60.0
     # A handler that runs longer than this is ended. None: never.

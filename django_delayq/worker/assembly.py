@@ -10,7 +10,7 @@ from .. import admission, conf, middleware, registry
 from ..extensions import WorkerExtensions
 from .broker_switch import BrokerSwitch
 from .budget import Budget
-from .claim_ahead import WITHIN_LIMITS
+from .claim_ahead import NEAR
 from .consumer import Consumer
 from .event_loop import EventLoop
 from .handler_threads import HandlerThreads
@@ -71,7 +71,7 @@ def assemble(
     budget = Budget(options.max_messages) if budget is None else budget
     gate = Gate(using, name) if admission.any_declared() else None
     if claim_ahead is None:
-        claim_ahead = settings.CLAIM_AHEAD if gate is None else min(settings.CLAIM_AHEAD, WITHIN_LIMITS)
+        claim_ahead = settings.CLAIM_AHEAD if gate is None else min(settings.CLAIM_AHEAD, NEAR)
     extensions = WorkerExtensions(using, name, () if gate is None else (gate,))
     # The consumer is made after the brokers and the pool.
     brokers = BrokerSwitch(using, lambda: consumer.rooms.topics(), redis=redis)  # noqa: PLW0108

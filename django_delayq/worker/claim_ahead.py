@@ -11,9 +11,9 @@ from .due_timer import DueTimer
 # Messages that fall due within this time are claimed together. A claim for each would cost more, and with a longer time
 # one process would take what several could share. Seconds.
 TOGETHER = 0.005
-# In a process that knows limits, messages are claimed so long before their due times at most: a message has its place
-# under a limit from its claim on, and would keep one from another that is due already. Seconds.
-WITHIN_LIMITS = 0.01
+# Messages are claimed so long before their due times at most where a claim takes something from others that are due
+# already: a place under a limit, or a free thread while handlers are slow. Seconds.
+NEAR = 0.01
 
 
 class ClaimAhead:
@@ -35,15 +35,16 @@ class ClaimAhead:
         """Claim nothing ahead in this process any more: it would take messages that only other processes can run."""
         self._leaves_to_others = True
 
-    @property
-    def lead(self) -> float:
-        """The process asks this many seconds before the next due time."""
-        return max(self.reach - TOGETHER, self.reach / 2)
+    def lead(self, *, quick: bool) -> float:
+        """Return how many seconds before the next due time the process asks. ``quick``: as in ``reach``."""
+        reach = self.reach(quick=quick)
+        return max(reach - TOGETHER, reach / 2)
 
-    @property
-    def reach(self) -> float:
-        """Messages due within this many seconds are taken."""
-        return 0.0 if self._leaves_to_others else self.longest
+    def reach(self, *, quick: bool) -> float:
+        """Return how many seconds ahead messages are taken. ``quick``: handlers take no thread for long."""
+        if self._leaves_to_others:
+            return 0.0
+        return self.longest if quick else min(self.longest, NEAR)
 
     # --- until the due time -------------------------------------------------------------------------------------------
 

@@ -300,18 +300,18 @@ class Consumer(threading.Thread):
 
     def _take(self, broker: Broker, queue: str, room: int) -> _Found:
         """Take from one queue."""
-        return _Found({queue: broker.take(queue, room, self.claim_ahead.reach)})
+        return _Found({queue: broker.take(queue, room, self._reach)})
 
     def _take_shares(self, shares: Shares, broker: Broker, queues: Sequence[str], room: int) -> _Found:
         """Take from each queue as much as its weight allows."""
-        return _Found(shares.take(queues, room, lambda queue, some: broker.take(queue, some, self.claim_ahead.reach)))
+        return _Found(shares.take(queues, room, lambda queue, some: broker.take(queue, some, self._reach)))
 
     def _take_due(self, broker: Broker, queues: Sequence[str], room: int) -> _Found:
         """Take from the first queue, and then from those others that have ids which are due.
 
         While there is more than room for, the queues that no command line and no setting puts in order take turns.
         """
-        within = self.claim_ahead.reach
+        within = self._reach
         found = _Found()
         if queues and not self._served_last:
             taken = broker.take(queues[0], room, within)
@@ -483,7 +483,12 @@ class Consumer(threading.Thread):
     def _lead(self, broker: Broker) -> float:
         """Return the seconds before the next due time at which to take: 0 where no id can be taken early."""
         can_take = self._room > 0 and self.budget.left and broker.claims_ahead
-        return self.claim_ahead.lead if can_take else 0.0
+        return self.claim_ahead.lead(quick=self.rooms.are_quick) if can_take else 0.0
+
+    @property
+    def _reach(self) -> float:
+        """Messages due within this many seconds are taken."""
+        return self.claim_ahead.reach(quick=self.rooms.are_quick)
 
     @property
     def _room(self) -> int:

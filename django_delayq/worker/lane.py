@@ -94,6 +94,11 @@ class Lane:
         return max(0, self.size - len(self.held))
 
     @property
+    def is_quick(self) -> bool:
+        """True when handlers end so soon that as many deliveries may wait for a place as have one."""
+        return self.size >= 2 * self.places
+
+    @property
     def is_worth_filling(self) -> bool:
         """True when the lane is half empty, or a place is free."""
         held = len(self.held)
@@ -109,7 +114,8 @@ class Lane:
     def release_queued(self, longest: float) -> None:
         """Release all deliveries that wait for a place, when one has waited longer than ``longest`` seconds."""
         now = time.monotonic()
-        if any(not d.started_mono and now - d.queued_mono > longest for d in self.held.all()):
+        # A delivery that was claimed ahead does not wait for a place before it is due.
+        if any(not d.started_mono and now - max(d.queued_mono, d.due_mono) > longest for d in self.held.all()):
             self._mean.assume_slow()
             self.release(self._queued(), Release("waited too long for a thread"))
 

@@ -132,6 +132,11 @@ class Rooms:
         return lanes[self._share > 1 - LEAST_SHARE : 1 + (self._share >= LEAST_SHARE)]
 
     @property
+    def are_quick(self) -> bool:
+        """True when handlers are quick in each usual lane."""
+        return all(lane.is_quick for lane in self.usual)
+
+    @property
     def is_worth_filling(self) -> bool:
         """True when a usual lane is half empty, or has a free place."""
         return any(lane.is_worth_filling for lane in self.usual)

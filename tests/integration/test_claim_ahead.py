@@ -21,9 +21,10 @@ from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.verdicts import Verdict
 from django_delayq.worker.budget import Budget
-from django_delayq.worker.claim_ahead import WITHIN_LIMITS, ClaimAhead
+from django_delayq.worker.claim_ahead import NEAR, ClaimAhead
 from django_delayq.worker.consumer import Consumer, due_in
 from django_delayq.worker.delivery import Delivery
+from django_delayq.worker.lane import QUEUED_TIME
 from django_delayq.worker.pool import Pool
 from tests.integration.conftest import Assemble
 from tests.workers import eventually
@@ -31,7 +32,7 @@ from tests.workers import eventually
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DB = QUEUE = "default"
-# A thousand times the default of the setting, so that nothing depends on how long the test takes. Seconds.
+# So many times the default of the setting that nothing depends on how long the test takes. Seconds.
 CLAIM_AHEAD = 10.0
 
 
@@ -39,6 +40,8 @@ CLAIM_AHEAD = 10.0
 def consumer(redis_client: redis.Redis, assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Consumer:
     """A consumer with room for three messages, which asks in the middle of the time in which it may claim them."""
     monkeypatch.setattr("django_delayq.worker.claim_ahead.TOGETHER", CLAIM_AHEAD / 2)
+    # Nothing has run here, so handlers count as slow.
+    monkeypatch.setattr("django_delayq.worker.claim_ahead.NEAR", CLAIM_AHEAD)
     made: Consumer = assembled(threads=3, claim_ahead=CLAIM_AHEAD).consumer
     return made
 
@@ -305,17 +308,46 @@ def test_a_delivery_that_waits_for_its_due_time_is_released_at_a_shutdown(pool: 
     assert not delivery.started_mono
 
 
+def test_a_delivery_waits_for_a_thread_only_once_it_is_due(assembled: Assemble) -> None:
+    pool = assembled(claim_ahead=CLAIM_AHEAD).pool
+    early, due = claimed(due_in=600), claimed(due_in=0)
+    pool.submit([early, due])
+    early.queued_mono -= 400
+    pool.release_queued(300)
+    assert pool.held() == [early, due]
+    due.queued_mono -= 400
+    due.due_mono -= 400
+    pool.release_queued(300)
+    assert pool.held() == [early]
+
+
 # --- how far ahead --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("longest", "lead"), [(10.0, 9.995), (0.1, 0.095), (0.01, 0.005), (0.004, 0.002), (0.0, 0.0)])
 def test_the_lead_leaves_time_in_which_several_messages_fall_due(longest: float, lead: float) -> None:
     claim_ahead = ClaimAhead(longest, lambda delivery: None)
-    assert claim_ahead.lead == pytest.approx(lead)
-    assert claim_ahead.reach == longest
+    assert claim_ahead.lead(quick=True) == pytest.approx(lead)
+    assert claim_ahead.reach(quick=True) == longest
 
 
-@pytest.mark.parametrize(("setting", "longest"), [(0.5, WITHIN_LIMITS), (0.002, 0.002)])
+@pytest.mark.parametrize(("longest", "reach"), [(0.5, NEAR), (0.002, 0.002), (0.0, 0.0)])
+def test_a_thread_is_kept_free_for_what_is_due_while_handlers_are_slow(longest: float, reach: float) -> None:
+    claim_ahead = ClaimAhead(longest, lambda delivery: None)
+    assert claim_ahead.reach(quick=False) == reach
+    assert claim_ahead.lead(quick=False) == reach / 2
+
+
+def test_handlers_are_slow_until_they_turn_out_to_be_quick(assembled: Assemble) -> None:
+    consumer = assembled(threads=2).consumer
+    found = [consumer.rooms.are_quick]
+    for mean in (QUEUED_TIME, 1.1 * QUEUED_TIME):
+        consumer.pool.threads._mean.seconds = mean
+        found.append(consumer.rooms.are_quick)
+    assert found == [False, True, False]
+
+
+@pytest.mark.parametrize(("setting", "longest"), [(0.5, NEAR), (0.002, 0.002)])
 def test_a_message_that_may_have_a_limit_has_its_place_only_a_moment_early(
     setting: float, longest: float, assembled: Assemble, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +387,8 @@ def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
         spied.setattr(broker, "take", note_and_take)
         wait = consumer.turn()
     assert asked == [0.0]
-    assert consumer._lead(consumer.brokers.current()) == consumer.claim_ahead.lead == consumer.claim_ahead.reach == 0.0
+    assert consumer._lead(consumer.brokers.current()) == consumer._reach == 0.0
+    assert consumer.claim_ahead.lead(quick=True) == consumer.claim_ahead.reach(quick=True) == 0.0
     assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
     assert 0 <= wait <= 0.0001
     set_clock_before(consumer, message, 0)

@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     mutant(
         "place under a limit that is taken long before the due time",
-        (f"{WORKER}/assembly.py", "min(settings.CLAIM_AHEAD, WITHIN_LIMITS)", "settings.CLAIM_AHEAD"),
+        (f"{WORKER}/assembly.py", "min(settings.CLAIM_AHEAD, NEAR)", "settings.CLAIM_AHEAD"),
     ),
     mutant(
         "spread that ends beyond the farthest due time",
