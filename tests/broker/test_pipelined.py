@@ -20,7 +20,7 @@ from django_delayq import conf
 from django_delayq.broker import pipelined
 from django_delayq.broker.base import Entry
 from django_delayq.broker.connection import is_plain_tcp, socket_of
-from django_delayq.broker.pipelined import MAX_UNREAD, READ_AT_UNREAD
+from django_delayq.broker.pipelined import MAX_UNREAD, READ_AT_UNREAD, PipelinedConnection
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import SECOND
 from django_delayq.exceptions import BrokerUnavailable
@@ -288,17 +288,22 @@ def test_a_put_waits_when_too_many_answers_are_unread(make: Callable[..., RedisB
     server.thaw()
 
 
-def test_a_forked_process_has_connections_of_its_own(make: Callable[..., RedisBroker]) -> None:
-    broker = make()
-    broker.put_nowait(QUEUE, [entry(1)])
+def put_in_a_child(broker: RedisBroker, number: int, *, gather: bool = False) -> None:
+    """Put in a process that is forked from this one, and wait for its end."""
     child = os.fork()
     if not child:
         try:
-            broker.put_nowait(QUEUE, [entry(2)])
+            broker.put_nowait(QUEUE, [entry(number)], gather=gather)
             broker.flush()
         finally:
             os._exit(0)
     os.waitpid(child, 0)
+
+
+def test_a_forked_process_has_connections_of_its_own(make: Callable[..., RedisBroker]) -> None:
+    broker = make()
+    broker.put_nowait(QUEUE, [entry(1)])
+    put_in_a_child(broker, 2)
     broker.put_nowait(QUEUE, [entry(3)])
     broker.flush()
     assert held(make) == {1, 2, 3}
@@ -312,6 +317,8 @@ def keeping(
     make: Callable[..., RedisBroker], server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[RedisBroker, Proxy]]:
     """A broker that has put id 1, and keeps back the next puts that may be, however long ago that was."""
+    if pipelined.MSG_MORE is None:
+        pytest.skip("this system has no MSG_MORE")
     monkeypatch.setattr(pipelined, "GATHER_INTERVAL", float("inf"))
     with Proxy(server.port) as proxy:
         broker = make(proxy.url)
@@ -320,10 +327,15 @@ def keeping(
         yield broker, proxy
 
 
+def connection_of(broker: RedisBroker) -> PipelinedConnection:
+    (connection,) = broker._pipelined._idle
+    return connection
+
+
 def keep_back(broker: RedisBroker, *numbers: int, due_in: float = 60.0) -> None:
     for number in numbers:
         assert broker.put_nowait(QUEUE, [entry(number, due_in)], gather=True) == 0
-        (connection,) = broker._pipelined._idle
+        connection = connection_of(broker)
         assert connection.unread[-1].sent_at == float("inf")
 
 
@@ -363,7 +375,7 @@ def test_a_put_after_a_pause_is_not_kept_back(
     broker, _proxy = keeping
     monkeypatch.setattr(pipelined, "GATHER_INTERVAL", -1.0)
     broker.put_nowait(QUEUE, [entry(2)], gather=True)
-    (connection,) = broker._pipelined._idle
+    connection = connection_of(broker)
     assert connection.unread[-1].sent_at <= time.monotonic()
 
 
@@ -371,7 +383,7 @@ def test_no_more_than_so_many_puts_are_kept_back(keeping: tuple[RedisBroker, Pro
     broker, _proxy = keeping
     keep_back(broker, *range(2, MAX_UNREAD + 2))
     broker.put_nowait(QUEUE, [entry(MAX_UNREAD + 2)], gather=True)
-    (connection,) = broker._pipelined._idle
+    connection = connection_of(broker)
     assert all(put.sent_at <= time.monotonic() for put in connection.unread)
 
 
@@ -386,7 +398,7 @@ def test_the_time_in_which_a_put_is_kept_back_does_not_count_as_a_wait_for_its_a
     keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
 ) -> None:
     broker, _proxy = keeping
-    (connection,) = broker._pipelined._idle
+    connection = connection_of(broker)
     keep_back(broker, 2)
     connection._timeout = 0.0
     broker.put_nowait(QUEUE, [entry(3)])
@@ -421,11 +433,11 @@ def test_puts_that_were_kept_back_on_a_broken_connection_are_sent_again(
 
 
 def test_a_put_that_cannot_be_kept_back_on_a_broken_connection_takes_another_one(
-    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker], monkeypatch: pytest.MonkeyPatch
+    keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
 ) -> None:
     broker, _proxy = keeping
     keep_back(broker, 2)
-    (connection,) = broker._pipelined._idle
+    connection = connection_of(broker)
     socket_of(connection.raw).shutdown(socket.SHUT_RDWR)
     broker.put_nowait(QUEUE, [entry(3)], gather=True)
     broker.flush()
@@ -448,14 +460,7 @@ def test_a_forked_process_leaves_what_is_kept_back_to_its_parent(
 ) -> None:
     broker, _proxy = keeping
     keep_back(broker, 2)
-    child = os.fork()
-    if not child:
-        try:
-            broker.put_nowait(QUEUE, [entry(3)], gather=True)
-            broker.flush()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+    put_in_a_child(broker, 3, gather=True)
     broker.flush()
     assert held(make) == {1, 2, 3}
 
