@@ -103,6 +103,7 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
     assert len(pool.held()) == 3
     for delivery in others:
         delivery.queued_mono -= 60.1
+        delivery.due_mono -= 60.1
     TimeoutWatch(pool, lambda deliveries: None).tick()
     assert pool.held() == [first]
     assert recorder.flush(5)
