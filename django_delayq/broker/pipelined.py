@@ -6,7 +6,7 @@ put. A put is sent once more when it may have been lost with its connection, or 
 
 To wake Redis costs more than a put itself. So a put that is in no hurry, and follows another one closely, is given to
 the kernel with the flag MSG_MORE. The kernel keeps it back, and sends it with the next put that has no such flag, or by
-itself after 0.2 s. No thread or timer of this process has a part in that.
+itself after ``KEPT_FOR``. No thread or timer of this process has a part in that.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ READ_AT_UNREAD = 8
 READ_INTERVAL = 0.01
 # A put in no hurry is kept back if the last one left less than these seconds ago. No more than MAX_UNREAD are.
 GATHER_INTERVAL = 0.01
+# The kernel keeps a put back for this long at most. Seconds.
+KEPT_FOR = 0.2
 # None: this system has no such flag, and no put is kept back.
 MSG_MORE: int | None = getattr(socket, "MSG_MORE", None)
 
 
 @dataclass(slots=True)
 class UnreadPut:
-    """A put whose answer was not read, and when it was sent (monotonic, seconds; infinite while it is kept back)."""
+    """A put whose answer was not read, and when it was sent or will be at the latest (monotonic, seconds)."""
 
     keys: Keys
     identity: str
@@ -84,7 +86,7 @@ class PipelinedConnection(PinnedConnection):
         if gather:
             mode = "fill"
             if self._can_keep and moment - self._sent_at < GATHER_INTERVAL and len(self._kept) < MAX_UNREAD:
-                self._keep(UnreadPut(keys, identity, now, entries, math.inf))
+                self._keep(UnreadPut(keys, identity, now, entries, moment + KEPT_FOR))
                 return 0
         read = 0
         if len(self.unread) >= READ_AT_UNREAD or moment - self._read_at > READ_INTERVAL:

@@ -170,6 +170,9 @@ class RedisBroker:
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids."""
         k = self.keys(queue)
+        if "_pipelined" in self.__dict__:
+            # A put of the same message would bring its id back when it arrived after this call.
+            self._pipelined.flush()
         for start in range(0, len(ids), IDS_PER_CALL):
             some = ids[start : start + IDS_PER_CALL]
             answer = scripts.load("remove")(self.client, k, some, identity=self.identity())

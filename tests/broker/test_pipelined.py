@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import ssl
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -336,30 +338,34 @@ def keep_back(broker: RedisBroker, *numbers: int, due_in: float = 60.0) -> None:
     for number in numbers:
         assert broker.put_nowait(QUEUE, [entry(number, due_in)], gather=True) == 0
         connection = connection_of(broker)
-        assert connection.unread[-1].sent_at == float("inf")
+        assert connection.unread[-1] is connection._kept[-1]
 
 
-def reads(client: redis.Redis) -> int:
-    """Return how often the server has read from its clients."""
-    return int(client.info("stats")["total_reads_processed"])
+def unsent(broker: RedisBroker) -> int:
+    """Return how many bytes of the broker the kernel keeps back (Linux: SIOCOUTQNSD)."""
+    sent = socket_of(connection_of(broker).raw)
+    return int.from_bytes(fcntl.ioctl(sent, 0x894B, bytes(4)), sys.byteorder)
 
 
-def test_puts_that_were_kept_back_leave_together_with_the_next_one(
+def test_the_kernel_keeps_puts_back_until_the_next_one(
     keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
 ) -> None:
     broker, _proxy = keeping
-    client = make().client
-    # The kernel keeps nothing for longer than 0.2 s, and this process may stand still for longer.
-    for first in range(2, 2000, 10):
-        before = reads(client)
-        keep_back(broker, *range(first, first + 9))
-        broker.put_nowait(QUEUE, [entry(first + 9)])
+    numbers = iter(range(2, 100_000))
+
+    def are_kept() -> bool:
+        # The kernel keeps nothing for longer than 0.2 s, and this process may stand still for longer.
+        keep_back(broker, next(numbers))
+        one = unsent(broker)
+        keep_back(broker, next(numbers))
+        kept = 0 < one < unsent(broker)
+        broker.put_nowait(QUEUE, [entry(next(numbers))])
         broker.flush()
-        assert held(make) >= set(range(1, first + 10))
-        # The puts; what ``held`` reads by a connection of its own; and this question.
-        if reads(client) - before <= 6:
-            return
-    pytest.fail("they left one by one")
+        assert unsent(broker) == 0
+        return kept
+
+    eventually(are_kept)
+    assert held(make) == set(range(1, next(numbers)))
 
 
 def test_the_last_put_that_is_kept_back_leaves_by_itself(
@@ -376,15 +382,14 @@ def test_a_put_after_a_pause_is_not_kept_back(
     monkeypatch.setattr(pipelined, "GATHER_INTERVAL", -1.0)
     broker.put_nowait(QUEUE, [entry(2)], gather=True)
     connection = connection_of(broker)
-    assert connection.unread[-1].sent_at <= time.monotonic()
+    assert (len(connection.unread), connection._kept) == (1, [])
 
 
 def test_no_more_than_so_many_puts_are_kept_back(keeping: tuple[RedisBroker, Proxy]) -> None:
     broker, _proxy = keeping
     keep_back(broker, *range(2, MAX_UNREAD + 2))
     broker.put_nowait(QUEUE, [entry(MAX_UNREAD + 2)], gather=True)
-    connection = connection_of(broker)
-    assert all(put.sent_at <= time.monotonic() for put in connection.unread)
+    assert connection_of(broker)._kept == []
 
 
 def test_a_flush_sends_what_is_kept_back(keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]) -> None:
@@ -394,16 +399,32 @@ def test_a_flush_sends_what_is_kept_back(keeping: tuple[RedisBroker, Proxy], mak
     assert held(make) == {1, 2, 3}
 
 
+@pytest.mark.parametrize("kept_for", [1000.0, -1000.0])
 def test_the_time_in_which_a_put_is_kept_back_does_not_count_as_a_wait_for_its_answer(
+    keeping: tuple[RedisBroker, Proxy], monkeypatch: pytest.MonkeyPatch, server: RedisServer, kept_for: float
+) -> None:
+    """The wait counts from the next put that sends it, or from when the kernel sends it by itself."""
+    monkeypatch.setattr(pipelined, "KEPT_FOR", kept_for)
+    broker, _proxy = keeping
+    server.freeze()
+    keep_back(broker, 2)
+    connection = connection_of(broker)
+    connection._timeout = 0.0
+    with nullcontext() if kept_for > 0 else pytest.raises(BrokerUnavailable, match="no answer within"):
+        broker.put_nowait(QUEUE, [entry(3)])
+    server.thaw()
+    sent = time.monotonic()
+    assert all(put.sent_at <= sent for put in connection.unread)
+
+
+def test_a_put_that_was_kept_back_does_not_bring_back_what_is_removed(
     keeping: tuple[RedisBroker, Proxy], make: Callable[..., RedisBroker]
 ) -> None:
     broker, _proxy = keeping
-    connection = connection_of(broker)
     keep_back(broker, 2)
-    connection._timeout = 0.0
-    broker.put_nowait(QUEUE, [entry(3)])
+    broker.remove(QUEUE, [2])
     broker.flush()
-    assert held(make) == {1, 2, 3}
+    assert held(make) == {1}
 
 
 def test_a_put_that_was_kept_back_undoes_no_later_put(

@@ -118,8 +118,28 @@ MUTANTS = [
         "put that is kept back and counts as late meanwhile",
         (
             PIPELINED,
-            "UnreadPut(keys, identity, now, entries, math.inf)",
+            "UnreadPut(keys, identity, now, entries, moment + KEPT_FOR)",
             "UnreadPut(keys, identity, now, entries, moment)",
+        ),
+    ),
+    mutant(
+        "put that is kept back and never counts as late",
+        (
+            PIPELINED,
+            "UnreadPut(keys, identity, now, entries, moment + KEPT_FOR)",
+            "UnreadPut(keys, identity, now, entries, math.inf)",
+        ),
+    ),
+    mutant(
+        "put that is kept back in name only",
+        (PIPELINED, "sendall(packed, MSG_MORE)", "sendall(packed)"),
+    ),
+    mutant(
+        "removal that a put which is kept back undoes",
+        (
+            "django_delayq/broker/redis.py",
+            "after this call.\n            self._pipelined.flush()",
+            "after.\n            pass",
         ),
     ),
     mutant(
