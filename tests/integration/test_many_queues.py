@@ -30,7 +30,7 @@ from django_delayq.worker.options import Options
 from django_delayq.worker.sweeper import Sweeper
 from tests.integration.claims import DB
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
 QUEUES = [f"tenant{number}" for number in range(60)]
 TOPIC = "t.ok"
@@ -112,9 +112,7 @@ def test_a_load_ahead_reaches_all_queues_in_one_check(
     assert held(broker) == ids(messages)
 
 
-def test_the_first_message_of_a_new_queue_is_put_by_its_producer(
-    loader: Loader, broker: RedisBroker, puts_are_flushed: None
-) -> None:
+def test_the_first_message_of_a_new_queue_is_put_by_its_producer(loader: Loader, broker: RedisBroker) -> None:
     loader.tick()
     message = schedule_message(TOPIC, queue=QUEUES[7], delay=60)
     assert held(broker) == {message.pk}
@@ -312,7 +310,6 @@ def held_by(consumer: Consumer) -> list[tuple[str, int]]:
     return [(delivery.queue, delivery.id) for delivery in consumer.pool.held()]
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
     consumer: Consumer, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +328,6 @@ def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
     assert len(calls) <= 5
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_turn_asks_redis_once_while_sixty_queues_wait(consumer: Consumer, calls: list[str]) -> None:
     for number, queue in enumerate(QUEUES):
         schedule_message(TOPIC, queue=queue, delay=60 + number)
@@ -341,7 +337,6 @@ def test_a_turn_asks_redis_once_while_sixty_queues_wait(consumer: Consumer, call
     assert len(calls) == 1
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_turn_ends_in_time_for_the_first_message_of_any_queue(consumer: Consumer) -> None:
     consumer.turn()
     schedule_message(TOPIC, queue=QUEUES[9], delay=8)
@@ -349,7 +344,6 @@ def test_a_turn_ends_in_time_for_the_first_message_of_any_queue(consumer: Consum
     assert 0 < consumer.turn() <= 8 < IDLE_WAIT
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_the_first_message_of_a_new_queue_wakes_a_worker_and_is_taken_by_its_next_turn(consumer: Consumer) -> None:
     consumer.turn()
     broker = consumer.brokers.current()
@@ -361,7 +355,6 @@ def test_the_first_message_of_a_new_queue_wakes_a_worker_and_is_taken_by_its_nex
     assert "brand-new" in consumer.queues()
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 @pytest.mark.parametrize("named", [(), ("default", "a", "b", "c", "d")], ids=["found", "named"])
 def test_the_default_queue_is_served_first_and_the_others_by_name(loader: Loader, named: tuple[str, ...]) -> None:
     loader.tick()
@@ -373,7 +366,6 @@ def test_the_default_queue_is_served_first_and_the_others_by_name(loader: Loader
     parts.brokers.close()
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 @pytest.mark.parametrize("number", [2, 5])
 def test_a_worker_that_names_its_queues_takes_from_no_other(loader: Loader, number: int) -> None:
     loader.tick()
@@ -385,7 +377,6 @@ def test_a_worker_that_names_its_queues_takes_from_no_other(loader: Loader, numb
     parts.brokers.close()
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_paused_queue_holds_no_other_queue_up(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_pauses, "PAUSE_CHECK_INTERVAL", 30.0)
     pause_queue(QUEUES[0])
@@ -397,7 +388,6 @@ def test_a_paused_queue_holds_no_other_queue_up(consumer: Consumer, monkeypatch:
     assert [queue for queue, _pk in held_by(consumer)] == [QUEUES[1]] * 2
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_an_index_that_was_lost_is_made_again_by_the_sweep(
     consumer: Consumer, sweeper: Sweeper, broker: RedisBroker
 ) -> None:
@@ -412,7 +402,6 @@ def test_an_index_that_was_lost_is_made_again_by_the_sweep(
     assert held_by(consumer) == [(QUEUES[5], message.pk)]
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_rubbish_in_the_index_stops_nobody(consumer: Consumer, broker: RedisBroker) -> None:
     rubbish: dict[Any, float] = {b"\xff\xfe": 0, "": 0, "no such queue": 0, "a b": 5, "x" * 5000: 0}
     broker.client.zadd(broker.keys("").queues, rubbish)

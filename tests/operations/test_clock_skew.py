@@ -76,6 +76,7 @@ def test_a_redis_that_fails_over_to_another_clock_is_corrected(configure: Config
         assert not any_is_early()
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
 @pytest.mark.parametrize("ahead", [3600, -3600])
 def test_a_host_with_a_wrong_clock_delivers_on_time_and_finds_what_redis_lost(
     configure: Configure, start: Start, redis_server: RedisServer, ahead: int
