@@ -190,7 +190,7 @@ class Migration(migrations.Migration):
                 ("created_by", models.CharField(editable=False, max_length=200, null=True)),
                 (
                     "state",
-                    models.CharField(
+                    models.TextField(
                         choices=[
                             ("scheduled", "scheduled"),
                             ("limited", "limited"),
@@ -201,7 +201,6 @@ class Migration(migrations.Migration):
                             ("expired", "expired"),
                         ],
                         default="scheduled",
-                        max_length=9,
                         verbose_name="state",
                     ),
                 ),

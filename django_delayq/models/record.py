@@ -126,7 +126,8 @@ class Message(_Record):
     created_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
     # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
     # from the first difference to the last.
-    state = models.CharField(_("state"), max_length=9, choices=_State.choices, default=_State.SCHEDULED)
+    # Text, not varchar: PostgreSQL casts a varchar in each comparison, and constraints and indexes are full of them.
+    state = models.TextField(_("state"), choices=_State.choices, default=_State.SCHEDULED)
     finished_at = UTCDateTimeField(_("finished"), null=True, blank=True)
     # Deliveries that failed and that the retry policy counts. A requeue sets the number back to 0.
     attempts = models.IntegerField(_("attempts"), default=0)

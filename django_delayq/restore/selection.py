@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, cast
 
-from django.db.models import Q, QuerySet, Value
+from django.db.models import Q, QuerySet, TextField, Value
 from django.db.models.functions import Concat
 
 from ..clock import from_us
@@ -63,7 +63,9 @@ class Selection:
             return rows.filter(state=State.SCHEDULED)
         # With a plain condition the planner might read all scheduled messages to find these few: IS_SCHEDULED in
         # sql/postgresql.py is written for the same reason.
-        return rows.alias(state_text=Concat("state", Value(""))).filter(state_text=State.SCHEDULED)
+        return rows.alias(state_text=Concat("state", Value(""), output_field=TextField())).filter(
+            state_text=State.SCHEDULED
+        )
 
 
 class Stage(StrEnum):

@@ -420,15 +420,18 @@ def _insert(given: tuple[str, ...], *, knows: bool) -> str:
     own. Checking for a conflict costs a second record in the server's log, so only a message with a key does.
     """
     values = FRESH | {name: GIVEN[name] for name in given if name in GIVEN}
-    source = ""
+    rest = ""
     if "expires_at" in given:
         # The clock is read once.
-        source, values["due_at"] = f"FROM (SELECT {values['due_at']}) d(due)", "due"
+        rest, values["due_at"] = f" FROM (SELECT {values['due_at']}) d(due)", "due"
+    if "key" in given:
+        rest += CONFLICT
+    row = ", ".join(values.values())
+    # The server makes a subquery of each SELECT that reads the clock, which takes it longer.
+    chosen = f"SELECT {row}{rest}" if rest else f"VALUES ({row})"
     return f"""
 INSERT INTO delayq_message ({", ".join(values)})
-SELECT {", ".join(values.values())}
-{source}
-{CONFLICT if "key" in given else ""}
+{chosen}
 RETURNING id, due_at, created_at{"" if knows else f", ({IDENTITY})"}
 """
 
