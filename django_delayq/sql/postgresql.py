@@ -25,10 +25,11 @@ from ..clock import SECOND, ceil_tenth, span_us
 from ..models import Message, known_identity, learn_identity
 from ..outcomes import error_kind
 from ..states import LIVE, WAITING, State
+from . import libpq
 from .expressions import Microseconds
 from .moves import IDENTITY
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket, decoded
-from .sessions import ask_session, known_session, own_transaction
+from .sessions import Session, ask_session, known_session, own_transaction
 
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
@@ -412,6 +413,13 @@ SELECT (SELECT count(*) FROM gone), (SELECT finished_at FROM last), (SELECT id F
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
 
 
+# What the columns of an inserted row hold, if this process knows the identity of the database (True) or not.
+INSERTED: dict[bool, tuple[libpq.Column, ...]] = {
+    True: (libpq.integer, libpq.time, libpq.time),
+    False: (libpq.integer, libpq.time, libpq.time, libpq.uuid),
+}
+
+
 @cache
 def _insert(given: tuple[str, ...], *, knows: bool) -> str:
     """Return the statement that inserts a message with these values.
@@ -436,24 +444,51 @@ RETURNING id, due_at, created_at{"" if knows else f", ({IDENTITY})"}
 """
 
 
+def _run(raw: Any, session: Session, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
+    """Run a statement by a cursor.
+
+    The cursor is psycopg's own: Django's would keep every statement in memory under DEBUG, and it reads times in
+    Python. It is kept for the next statement: a new one would look for the types of all values again.
+    """
+    before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
+    how = zone, raw.pgconn.parameter_status(b"client_encoding")
+    cursor = session.cursors.pop(how, None) or psycopg.Cursor(raw)
+    try:
+        raw.prepare_threshold = 0 if keep else None
+        rows: list[tuple[Any, ...]] = cursor.execute(sql, parameters, binary=True).fetchall()
+    finally:
+        raw.prepare_threshold = before
+    if len(rows) <= MOST_ROWS_KEPT:
+        session.cursors[how] = cursor
+    if zone == b"UTC":
+        return rows
+    # The driver returns times of the session's time zone, with which Python cannot compute (UTCDateTimeField).
+    return [tuple([v.astimezone(UTC) if isinstance(v, datetime) else v for v in row]) for row in rows]
+
+
 class PostgreSQL:
     """The statements on one database alias."""
 
     def __init__(self, using: str) -> None:
         self.using = using
 
-    def _rows(self, sql: str, parameters: Any, *, keep: bool = True) -> list[tuple[Any, ...]]:
-        """Run a statement. ``keep``: the server keeps its plan, if the session may have plans that are kept."""
+    def _rows(
+        self, sql: str, parameters: Any, *, keep: bool = True, columns: Sequence[libpq.Column] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement. ``keep``: the server keeps its plan, if the session may have plans that are kept.
+
+        With ``columns`` it runs without a cursor if it can: see ``libpq.run``.
+        """
         connection = connections[self.using]
         try:
-            return self._fetch(connection, sql, parameters, keep=keep)
+            return self._fetch(connection, sql, parameters, keep=keep, columns=columns)
         except NotSupportedError:
             # A migration has changed the type of a column in a plan that the server keeps: that plan would fail for
             # ever.
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             connection.close()
-            return self._fetch(connection, sql, parameters, keep=keep)
+            return self._fetch(connection, sql, parameters, keep=keep, columns=columns)
         except (OperationalError, ProgrammingError) as error:
             # The server lost the prepared statement, or has another one under its name: the statement did not run.
             if getattr(error.__cause__, "sqlstate", None) not in LOST_STATEMENT:
@@ -463,9 +498,11 @@ class PostgreSQL:
                 session.keeps_plans = False
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
-            return self._fetch(connection, sql, parameters, keep=keep)
+            return self._fetch(connection, sql, parameters, keep=keep, columns=columns)
 
-    def _fetch(self, connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
+    def _fetch(
+        self, connection: Any, sql: str, parameters: Any, *, keep: bool, columns: Sequence[libpq.Column]
+    ) -> list[tuple[Any, ...]]:
         """Run a statement at READ COMMITTED, or at the level of the transaction that is open."""
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
@@ -475,36 +512,28 @@ class PostgreSQL:
         if session is None:
             session = ask_session(connection)
         if session.is_read_committed or connection.in_atomic_block or not connection.get_autocommit():
-            return self._execute(connection, sql, parameters, keep=keep)
+            return self._execute(connection, sql, parameters, keep=keep, columns=columns)
         with own_transaction(self.using):
-            return self._execute(connection, sql, parameters, keep=keep)
+            return self._execute(connection, sql, parameters, keep=keep, columns=columns)
 
     @staticmethod
-    def _execute(connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
-        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it.
-
-        The cursor is psycopg's own: Django's would keep every statement in memory under DEBUG, and it reads times in
-        Python. It is kept for the next statement: a new one would look for the types of all values again.
-        """
+    def _execute(
+        connection: Any, sql: str, parameters: Any, *, keep: bool, columns: Sequence[libpq.Column] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it."""
         if clock.of_tests is not None:
             # Each text is another one: the server would keep its plan in vain.
             sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{clock.of_tests().isoformat()}'"), False
         raw = connection.connection
-        before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
-        kept = raw.delayq_session.cursors
-        cursor = kept.pop(zone, None) or psycopg.Cursor(raw)
-        try:
-            raw.prepare_threshold = 0 if keep else None
-            with connection.wrap_database_errors:
-                rows: list[tuple[Any, ...]] = cursor.execute(sql, parameters, binary=True).fetchall()
-        finally:
-            raw.prepare_threshold = before
-        if len(rows) <= MOST_ROWS_KEPT:
-            kept[zone] = cursor
-        if zone == b"UTC":
+        session: Session = raw.delayq_session
+        with connection.wrap_database_errors:
+            if not (columns and keep):
+                return _run(raw, session, sql, parameters, keep=keep)
+            rows = libpq.run(raw, session, sql, parameters, columns)
+            if rows is None:
+                rows = _run(raw, session, sql, parameters, keep=keep)
+                libpq.note(raw, session, sql)
             return rows
-        # The driver returns times of the session's time zone, with which Python cannot compute (UTCDateTimeField).
-        return [tuple([v.astimezone(UTC) if isinstance(v, datetime) else v for v in row]) for row in rows]
 
     def now(self) -> datetime:
         return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
@@ -518,8 +547,8 @@ class PostgreSQL:
             "payload": new.payload,
             "headers": None if new.headers == "{}" else new.headers,
             "due_at": new.due_at,
-            "delay": span_us(new.delay) if new.due_at is None else None,
-            "expires_at": None if new.expires is None else span_us(new.expires),
+            "delay": float(span_us(new.delay)) if new.due_at is None else None,
+            "expires_at": None if new.expires is None else float(span_us(new.expires)),
             "retry": new.retry,
             "max_attempts": new.max_attempts,
             "timeout": new.timeout,
@@ -534,7 +563,8 @@ class PostgreSQL:
         statement = _insert(tuple(parameters), knows=knows)
         if new.key is not None:
             parameters["own"] = new.own
-        rows = self._rows(statement, parameters)
+        # The id of the own message may be of any size: libpq.run does not take it.
+        rows = self._rows(statement, parameters, columns=INSERTED[knows] if new.key is None else ())
         if not rows:
             return None
         if not knows:

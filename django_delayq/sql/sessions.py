@@ -15,9 +15,9 @@ from typing import Any
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-# Values of psycopg's transaction_status: no transaction is open; a statement failed, and only a rollback is possible;
-# the connection is broken.
-IDLE, FAILED, UNKNOWN = 0, 3, 4
+# Values of psycopg's transaction_status: no transaction is open; one is; a statement failed, and only a rollback is
+# possible; the connection is broken.
+IDLE, IN_TRANSACTION, FAILED, UNKNOWN = 0, 2, 3, 4
 # psycopg's number for this level of isolation.
 READ_COMMITTED = 2
 # A pooler makes up the process id that it tells its clients: it has no process for each of them.
@@ -59,9 +59,11 @@ class Session:
 
     keeps_plans: bool
     is_read_committed: bool
-    # The cursor for the next statement, by the time zone of the session, in which it reads times. It is taken out while
-    # it is in use: threads may share a connection.
-    cursors: dict[bytes | None, Any] = field(default_factory=dict)
+    # The cursor for the next statement, by the time zone of the session, in which it reads times, and the encoding of
+    # its texts. It is taken out while it is in use: threads may share a connection.
+    cursors: dict[tuple[bytes | None, bytes | None], Any] = field(default_factory=dict)
+    # How psycopg names the statements that run without a cursor: see ``libpq``.
+    noted: dict[str, Any] = field(default_factory=dict)
 
 
 def known_session(connection: BaseDatabaseWrapper) -> Session | None:

@@ -92,6 +92,7 @@ LIMITS = "django_delayq/limits.py"
 ADMISSION = "django_delayq/admission.py"
 LIMITS_SQL = "django_delayq/sql/postgresql_limits.py"
 SQL = "django_delayq/sql/postgresql.py"
+LIBPQ = "django_delayq/sql/libpq.py"
 MOVES = "django_delayq/sql/moves.py"
 TRANSITIONS = "django_delayq/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
@@ -535,8 +536,32 @@ MUTANTS = [
         (SQL, "if len(rows) <= MOST_ROWS_KEPT:", "if True:"),
     ),
     mutant(
+        "statement without a cursor that begins no transaction",
+        (LIBPQ, "status != IDLE or not raw.autocommit", "status != IDLE"),
+    ),
+    mutant(
+        "statement without a cursor that a rollback has dropped",
+        (LIBPQ, "noted.names.get(noted.key)", "dict(noted.names).setdefault(noted.key, b'_pg3_0')"),
+    ),
+    mutant(
+        "statement without a cursor in an open pipeline",
+        (LIBPQ, "or pgconn.pipeline_status", "or False"),
+    ),
+    mutant(
+        "statement without a cursor in another encoding",
+        (LIBPQ, 'or pgconn.parameter_status(b"client_encoding") != b"UTF8"', "or False"),
+    ),
+    mutant(
+        "statement that always takes a cursor",
+        (LIBPQ, "session.noted[sql] = ", "_ = "),
+    ),
+    mutant(
         "cursor that reads times in a former time zone",
-        (SQL, "cursor = kept.pop(zone, None)", "cursor = (kept.popitem()[1] if kept else None)"),
+        (
+            SQL,
+            "cursor = session.cursors.pop(how, None)",
+            "cursor = (session.cursors.popitem()[1] if session.cursors else None)",
+        ),
     ),
     mutant(
         "due times in bulk that are not rounded",

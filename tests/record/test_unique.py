@@ -518,9 +518,9 @@ def test_a_message_is_scheduled_with_one_statement(options: dict[str, Any], most
     execute = PostgreSQL._execute
     later(key="first")
 
-    def noted(connection: Any, sql: str, parameters: Any, *, keep: bool) -> Any:
+    def noted(connection: Any, sql: str, parameters: Any, **how: Any) -> Any:
         sent.append(sql)
-        return execute(connection, sql, parameters, keep=keep)
+        return execute(connection, sql, parameters, **how)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PostgreSQL, "_execute", staticmethod(noted))

@@ -1,0 +1,99 @@
+"""Runs the statement for which callers wait most, the insert of one message, without a cursor.
+
+A cursor of psycopg takes time to convert the query and its values, to look up the plan that the server keeps, and to
+make rows of any answer: some 7 % of the time of ``schedule_message()`` (``python -m benchmarks.parts`` has both). Here
+the values travel as text, and the caller says what the columns hold. psycopg still waits for the answer, so that
+Ctrl-C, timeouts and gevent work as with a cursor.
+
+The first time on a connection a cursor runs the statement. psycopg then knows it by a name, until a rollback, for
+example, makes psycopg drop all that the server keeps. Only psycopg's own table of names tells that. Where another
+release has no such table, cursors run everything.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from psycopg.errors import error_from_result
+from psycopg.generators import execute
+from psycopg.pq import ExecStatus, Format
+
+from .sessions import IDLE, IN_TRANSACTION, Session
+
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_unpack = struct.Struct("!q").unpack
+
+# Reads the value of a column.
+Column = Callable[[Any], Any]
+
+
+class Noted(NamedTuple):
+    """A statement that psycopg has a name for: where the name is while the server keeps the statement, and the names
+    of its parameters in their order."""
+
+    names: Mapping[Any, bytes]
+    key: Any
+    parameters: list[str]
+
+
+def integer(value: bytes) -> int:
+    """Read a bigint."""
+    return int(_unpack(value)[0])
+
+
+def time(value: bytes) -> datetime:
+    """Read a timestamptz, which the server sends in microseconds since 2000. Returns it in UTC."""
+    return _EPOCH + timedelta(0, 0, _unpack(value)[0])
+
+
+def uuid(value: bytes | None) -> UUID | None:
+    """Read a uuid or NULL."""
+    return None if value is None else UUID(bytes=bytes(value))
+
+
+def run(
+    raw: Any, session: Session, sql: str, parameters: Mapping[str, Any], columns: Sequence[Column]
+) -> list[tuple[Any, ...]] | None:
+    """Run a statement that the server keeps, and return its rows; None when only a cursor can run it now.
+
+    Parameters are texts, floats, smallints or aware datetimes: the server takes the values for what they were when
+    ``note`` saw the statement, and psycopg takes greater integers for other types. Raises the errors that a cursor
+    raises.
+    """
+    noted: Noted | None = session.noted.get(sql)
+    if noted is None:
+        return None
+    pgconn = raw.pgconn
+    values = [str(parameters[name]).encode() for name in noted.parameters]
+    with raw.lock:
+        name, status = noted.names.get(noted.key), pgconn.transaction_status
+        if (
+            name is None
+            # A cursor begins the transaction when there is to be one.
+            or (status != IN_TRANSACTION and (status != IDLE or not raw.autocommit))
+            or pgconn.pipeline_status
+            or pgconn.parameter_status(b"client_encoding") != b"UTF8"
+        ):
+            return None
+        pgconn.send_query_prepared(name, values, result_format=Format.BINARY)
+        result = raw.wait(execute(pgconn))[-1]
+    if result.status != ExecStatus.TUPLES_OK:
+        raise error_from_result(result)
+    get = result.get_value
+    return [tuple([read(get(row, place)) for place, read in enumerate(columns)]) for row in range(result.ntuples)]
+
+
+def note(raw: Any, session: Session, sql: str) -> None:
+    """Remember how psycopg names a statement that a cursor has just run: that name is the last one."""
+    names: Mapping[Any, bytes] = getattr(getattr(raw, "_prepared", None), "_names", {})
+    parameters = list(dict.fromkeys(_PARAMETER.findall(sql)))
+    query = _PARAMETER.sub(lambda match: f"${parameters.index(match[1]) + 1}", sql).encode()
+    key = next(reversed(list(names)), None)
+    if key is not None and key[0] == query:
+        session.noted[sql] = Noted(names, key, parameters)

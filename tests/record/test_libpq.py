@@ -1,0 +1,264 @@
+"""A message is inserted without a cursor where psycopg lets it, and with the same result."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import DataError, IntegrityError, connection, connections, transaction
+from django.utils import timezone
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_delayq import schedule_message, transitions, validation
+from django_delayq.models import Message, forget_identity, identity
+from django_delayq.scheduling import _checked
+from django_delayq.sql import libpq, postgresql
+from django_delayq.sql.rows import NewMessage
+from django_delayq.sql.sessions import Session
+from tests.transactions import unfinished
+from tests.workers import eventually
+
+from .steps import TOPIC
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _needs_postgresql() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+
+
+@pytest.fixture
+def by_cursor(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Statements that cursors ran, after one that knows the identity of the database and one whose plan is kept."""
+    identity("default")
+    connections.close_all()
+    ran: list[str] = []
+    run = postgresql._run
+
+    def noted(raw: Any, session: Session, sql: str, parameters: Any, **how: Any) -> Any:
+        ran.append(sql)
+        return run(raw, session, sql, parameters, **how)
+
+    monkeypatch.setattr(postgresql, "_run", noted)
+    for _ in range(3):
+        schedule(0)
+    assert len(ran) == 2
+    ran.clear()
+    yield ran
+    connections.close_all()
+
+
+def schedule(number: int, **options: Any) -> Message:
+    return schedule_message(TOPIC, {"number": number}, due_at=DUE, **options)
+
+
+DUE = timezone.now() + timedelta(days=1)
+
+
+def numbers() -> list[int]:
+    return list(Message.objects.order_by("pk").values_list("payload__number", flat=True))
+
+
+def test_a_statement_that_is_kept_needs_no_cursor(by_cursor: list[str]) -> None:
+    for number in range(5):
+        schedule(number)
+    assert by_cursor == []
+    assert numbers() == [0, 0, 0, *range(5)]
+
+
+def test_no_cursor_is_needed_in_a_transaction_that_has_begun(by_cursor: list[str]) -> None:
+    with transaction.atomic():
+        schedule(1)
+        assert len(by_cursor) == 1
+        schedule(2)
+        with transaction.atomic():
+            schedule(3)
+    assert len(by_cursor) == 1
+    assert numbers() == [0, 0, 0, 1, 2, 3]
+
+
+def test_a_transaction_that_is_to_begin_begins(by_cursor: list[str]) -> None:
+    with transaction.atomic():
+        schedule(1)
+        transaction.set_rollback(True)
+    assert numbers() == [0, 0, 0]
+
+
+def test_what_a_rollback_drops_is_kept_anew(by_cursor: list[str]) -> None:
+    for number in (1, 2):
+        with transaction.atomic():
+            schedule(1)
+            transaction.set_rollback(True)
+        by_cursor.clear()
+        schedule(number)
+        schedule(number)
+        assert len(by_cursor) == 1
+    assert numbers() == [0, 0, 0, 1, 1, 2, 2]
+
+
+def test_a_savepoint_is_undone(by_cursor: list[str]) -> None:
+    with transaction.atomic():
+        schedule(1)
+        with transaction.atomic():
+            schedule(2)
+            transaction.set_rollback(True)
+        schedule(3)
+    schedule(4)
+    assert numbers() == [0, 0, 0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("words", ["DISCARD ALL", "DEALLOCATE ALL"])
+def test_a_statement_that_the_server_lost_is_sent_in_full(by_cursor: list[str], words: str) -> None:
+    # Past psycopg, as a pooler does it.
+    connection.connection.pgconn.exec_(words.encode())
+    schedule(1)
+    assert numbers() == [0, 0, 0, 1]
+
+
+def test_a_connection_that_takes_other_texts_gets_them_from_a_cursor(by_cursor: list[str]) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET client_encoding = 'LATIN1'")
+    messages = [schedule_message(TOPIC, {"text": "é"}, due_at=DUE) for _ in range(3)]
+    assert len(by_cursor) == 3
+    connections.close_all()
+    for message in messages:
+        message.refresh_from_db()
+        assert message.payload == {"text": "é"}
+
+
+def test_a_pipeline_is_left_to_psycopg(by_cursor: list[str]) -> None:
+    connection.ensure_connection()
+    with connection.connection.pipeline():
+        schedule(1)
+        assert len(by_cursor) == 1
+    assert numbers() == [0, 0, 0, 1]
+
+
+def test_an_error_is_that_of_a_cursor(by_cursor: list[str]) -> None:
+    new = _checked(TOPIC, {"number": 1}, None, DUE)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="delayq_priority") as caught:
+            transitions.insert("default", new._replace(priority=101), "")
+        assert isinstance(caught.value.__cause__, psycopg.errors.CheckViolation)
+        assert caught.value.__cause__.diag.constraint_name == "delayq_priority"
+        errors.append(str(caught.value).splitlines()[0])
+        # The next time a cursor runs it.
+        connections.close_all()
+    assert errors[0] == errors[1]
+    assert len(by_cursor) == 1
+    with pytest.raises(DataError), transaction.atomic():
+        transitions.insert("default", new._replace(topic="x" * 200), "")
+    schedule(2)
+    assert numbers() == [0, 0, 0, 2]
+
+
+def test_a_statement_that_waits_for_a_lock_can_be_interrupted(by_cursor: list[str]) -> None:
+    main, pid = threading.get_ident(), connection.connection.info.backend_pid
+    assert threading.main_thread().ident == main
+
+    def lock() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("LOCK TABLE delayq_message")
+
+    def interrupt() -> None:
+        def is_waiting() -> bool:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", [pid])
+                return bool(cursor.fetchone()[0])
+
+        try:
+            eventually(is_waiting)
+        finally:
+            connections.close_all()
+            signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with unfinished(lock):
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            schedule(1)
+        thread.join()
+    schedule(2)
+    assert by_cursor == []
+    assert numbers() == [0, 0, 0, 2]
+
+
+def test_the_identity_of_the_database_comes_with_the_row(by_cursor: list[str]) -> None:
+    known = identity("default")
+    for _ in range(2):
+        forget_identity("default")
+        schedule(1)
+    assert len(by_cursor) == 1
+    assert identity("default") == known
+
+
+def test_a_psycopg_without_a_table_of_names_has_cursors_run_everything() -> None:
+    session = Session(keeps_plans=True, is_read_committed=True)
+    libpq.note(SimpleNamespace(), session, "SELECT %(a)s")
+    assert libpq.run(SimpleNamespace(), session, "SELECT %(a)s", {"a": 1}, [libpq.integer]) is None
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
+spans = st.timedeltas(timedelta(microseconds=1), timedelta(days=36_500))
+news = st.builds(
+    partial(NewMessage, value=None, topic=TOPIC, queue="default", headers="{}", key=None, retry=None),
+    payload=st.dictionaries(texts, texts | st.integers(-(2**63), 2**63 - 1), max_size=3).map(validation.payload),
+    due_at=st.none()
+    | st.timedeltas(timedelta(0), timedelta(days=36_500)).map(datetime(2000, 1, 2, tzinfo=UTC).__add__),
+    priority=st.integers(-100, 100),
+    delay=spans,
+    expires=st.none() | spans,
+    max_attempts=st.none() | st.integers(1, 10_000),
+    timeout=st.none() | st.floats(0, 1e6),
+    lease=st.none() | st.floats(1, 86_400),
+    concurrency_key=st.none() | texts,
+)
+
+
+@hypothesis_settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(new=news)
+def test_the_same_row_is_written_as_by_a_cursor(by_cursor: list[str], new: NewMessage) -> None:
+    rows = []
+    # The second time at the latest no cursor runs the statement.
+    for _ in range(3):
+        ran = len(by_cursor)
+        inserted = transitions.insert("default", new, "é")
+        assert inserted is not None
+        message = Message.objects.get(pk=inserted.id)
+        assert (message.due_at, message.created_at) == inserted[1:]
+        assert inserted.due_at.tzinfo is UTC
+        row = {name: getattr(message, name) for name in COMPARED}
+        due = message.due_at if new.due_at else None
+        expires = message.expires_at and message.expires_at - message.due_at
+        rows.append((row, due, expires))
+    assert len(by_cursor) == ran
+    assert rows[0] == rows[1] == rows[2]
+
+
+# What does not depend on the moment.
+COMPARED = [
+    field.attname
+    for field in Message._meta.concrete_fields
+    if field.attname not in ("id", "due_at", "created_at", "expires_at")
+]
+
+
+def test_a_payload_of_many_kilobytes_arrives(by_cursor: list[str]) -> None:
+    payload = {"text": "x" * 250_000}
+    messages = [schedule_message(TOPIC, payload, due_at=DUE) for _ in range(3)]
+    assert by_cursor == []
+    for message in messages:
+        message.refresh_from_db()
+        assert message.payload == payload
