@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from .own_servers import own_servers
 
@@ -63,7 +64,8 @@ def _parts() -> list[Part]:
 
     from benchmarks.app.models import Row
     from django_delayq import schedule_message, transitions
-    from django_delayq.models import Message
+    from django_delayq.models import Message, identity
+    from django_delayq.sql import libpq
     from django_delayq.sql.rows import NewMessage
 
     from .floors import postgres_alone
@@ -73,9 +75,14 @@ def _parts() -> list[Part]:
     new = NewMessage(payload, None, due, "bench.mark", "default", "{}", None, 0, timedelta(0), None, None, None)
     fields = {"topic": "bench.mark", "payload": PAYLOAD, "due_at": due}
 
+    def insert() -> object:
+        return transitions.insert("default", new, "")
+
     def schedule() -> object:
         return schedule_message("bench.mark", PAYLOAD, due_at=due)
 
+    # As after the start of a worker. Each new row would bring it along.
+    identity("default")
     postgres_alone.setup()
     raw = postgres_alone.connection()
     raw.execute("CREATE TABLE one_number (a int)")
@@ -84,7 +91,8 @@ def _parts() -> list[Part]:
         Part("SELECT 1, by psycopg", lambda: raw.execute("SELECT 1")),
         Part("a row of one number, by psycopg", lambda: raw.execute("INSERT INTO one_number VALUES (1)")),
         Part("a narrow row and a log row, by psycopg", lambda: postgres_alone.send(PAYLOAD, due.timestamp())),
-        Part("our row", lambda: transitions.insert("default", new, "")),
+        Part("our row, by a cursor", insert, patch.object(libpq, "run", lambda *_: None)),
+        Part("our row", insert),
         Part("schedule_message() without Redis", schedule, without_redis),
         Part("schedule_message()", schedule),
         Part("create() of a narrow row", lambda: Row.objects.create(**fields)),

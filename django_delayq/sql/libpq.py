@@ -91,6 +91,10 @@ def run(
 
 def note(raw: Any, session: Session, sql: str) -> None:
     """Remember how psycopg names a statement that a cursor has just run: that name is the last one."""
+    noted: Noted | None = session.noted.get(sql)
+    if noted is not None and noted.key in noted.names:
+        # It began a transaction, for example.
+        return
     names: Mapping[Any, bytes] = getattr(getattr(raw, "_prepared", None), "_names", {})
     parameters = list(dict.fromkeys(_PARAMETER.findall(sql)))
     query = _PARAMETER.sub(lambda match: f"${parameters.index(match[1]) + 1}", sql).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -22,11 +23,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection
 from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_delayq import conf, extensions, pause_queue, restore, schedule_message, schedule_messages, transitions
 from django_delayq.contrib.prometheus import apps as prometheus_apps
-from django_delayq.contrib.prometheus import counts, gauges
+from django_delayq.contrib.prometheus import counts, gauges, server
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
 from django_delayq.contrib.prometheus.gauges import Gauges
 from django_delayq.contrib.prometheus.server import _listen
@@ -69,6 +71,29 @@ def scrape(port: int) -> Samples:
 # --- a worker ---------------------------------------------------------------------------------------------------------
 
 OK = "queue=default,topic=t.ok"
+
+
+def test_a_file_of_metrics_that_a_process_has_just_made_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    file = tmp_path / "counter_1.db"
+    file.touch()
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            made = MmapedDict(str(file))
+            made.write_value(mmap_key("own_total", "own_total", [], [], "An own count."), 7.0, 0.0)
+            made.close()
+
+    monkeypatch.setattr("django_delayq.contrib.prometheus.server.time.sleep", wait)
+    assert collected(server.OwnMetrics()) == {"own_total": 7.0}
+    assert len(waits) == 3
+    (tmp_path / "counter_2.db").touch()
+    with pytest.raises(struct.error):
+        collected(server.OwnMetrics())
 
 
 def test_the_counts_of_a_worker_outlive_its_processes(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
+import struct
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from django.core.management.base import CommandError
-from prometheus_client import CollectorRegistry, make_wsgi_app, multiprocess
+from prometheus_client import CollectorRegistry, Metric, make_wsgi_app, multiprocess
+from prometheus_client.registry import Collector
 
 from ... import extensions
 from ...extensions import Service
@@ -25,6 +28,10 @@ logger = logging.getLogger("django_delayq")
 CLIENT_TIMEOUT = 5.0
 # How often a process looks whether it is to end. Seconds.
 LOOK_INTERVAL = 0.5
+# The file of metrics that a process has just made is empty for a moment. It is read again so often, after pauses of so
+# many seconds.
+READ_AGAIN = 20
+READ_AGAIN_AFTER = 0.05
 
 
 def serve(options: Options, host: str, port: int) -> None:
@@ -40,8 +47,7 @@ def serve(options: Options, host: str, port: int) -> None:
     registry.register(shared)
     registry.register(Gauges(options.using))
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        # The project's own metrics, which prometheus_client keeps in files there.
-        multiprocess.MultiProcessCollector(registry)
+        registry.register(OwnMetrics())
     extensions.add_to_workers(partial(Metrics, shared=shared, server=MetricsServer(listener, registry)))
     logger.info("Metrics are served on port %d, at /metrics", listener.getsockname()[1])
 
@@ -54,6 +60,21 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setblocking(False)
     return listener
+
+
+class OwnMetrics(Collector):
+    """The project's own metrics, which prometheus_client keeps in files of each process."""
+
+    def __init__(self) -> None:
+        self._files = multiprocess.MultiProcessCollector(None)
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the files. Raises ``struct.error`` when one stays empty."""
+        for _try in range(READ_AGAIN):
+            with suppress(struct.error):
+                return list(self._files.collect())
+            time.sleep(READ_AGAIN_AFTER)
+        return list(self._files.collect())
 
 
 class Metrics(Counting):
