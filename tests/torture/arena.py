@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import psycopg
 import redis
@@ -52,6 +52,13 @@ SELECT (SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'limite
 
 
 RECORD = ("delayq_message", "delayq_transition", "delayq_schedule", "delayq_occurrence")
+
+
+class RedisLog(NamedTuple):
+    """A file to which Redis appends every command, and the size in bytes of the data that it began with."""
+
+    path: Path
+    base: int
 
 
 class Process:
@@ -308,21 +315,23 @@ class Arena:
         shutil.copy(self.redis.directory / "dump.rdb", copy)
         return copy
 
-    def keep_redis_log(self) -> Path:
+    def keep_redis_log(self) -> RedisLog:
         """Have Redis write every command into a file from now on, which begins with its present data."""
         with self.redis_client() as client:
             client.config_set("appendonly", "yes")
             eventually(lambda: _is_logging(client.info("persistence")), "Redis keeps a log")
         # Redis 7 has a folder of files and writes to the last one.
         logs = [*self.redis.directory.glob("appendonly.aof"), *self.redis.directory.glob("appendonlydir/*.incr.aof")]
-        return max(logs, key=lambda log: log.stat().st_mtime)
+        path = max(logs, key=lambda log: log.stat().st_mtime)
+        return RedisLog(path, path.stat().st_size)
 
-    def cut_redis_log(self, log: Path, kept: float) -> None:
-        """Kill Redis, cut off the end of its log, and start it on the rest."""
+    def cut_redis_log(self, log: RedisLog, kept: float) -> None:
+        """Kill Redis, cut off the end of its log, and start it on the rest: it starts on no part of its first data."""
         self.note_slow_scripts()
         self.redis.kill()
-        with log.open("r+b") as file:
-            file.truncate(int(log.stat().st_size * kept))
+        appended = log.path.stat().st_size - log.base
+        with log.path.open("r+b") as file:
+            file.truncate(log.base + int(appended * kept))
         self.redis.persistence = "aof"
         self.redis.start()
         self.redis.persistence = "none"
