@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, LiteralString, NamedTuple, Self
 
 import psycopg
 import redis
@@ -190,9 +190,13 @@ class Arena:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def begin(self, until: float) -> None:
-        """Start everything. Producers go on until the given time."""
+        """Start everything. Producers go on until the given time.
+
+        They begin when all workers are there: what waits for a worker to start would count as late in quiet times.
+        """
         self.until = until
         self.workers = [self.start_worker(place) for place in range(self.size.workers)]
+        eventually(lambda: self._heartbeats() >= self.size.workers * self.size.processes, "all workers are there")
         for number in range(self.size.producers):
             self.start_producer(number, self.size.poison if number == 0 else 0)
         self.others["canceller"] = Process(self, "canceller", "tests.torture.canceller", str(until + self.size.spread))
@@ -399,9 +403,18 @@ class Arena:
     def left(self) -> int:
         """Return the number of messages that are not finished and of schedules that have not ended."""
         with psycopg.connect(self.postgres.url) as connection:
-            row = connection.execute(LEFT).fetchone()
-            assert row is not None
-            return int(row[0])
+            return _number(connection, LEFT)
+
+    def _heartbeats(self) -> int:
+        """Return the number of worker processes that have said that they are alive."""
+        with psycopg.connect(self.postgres.url) as connection:
+            return _number(connection, "SELECT count(*) FROM delayq_worker")
+
+
+def _number(connection: psycopg.Connection, query: LiteralString) -> int:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _is_logging(persistence: dict[str, Any]) -> bool:
