@@ -19,13 +19,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg.errors import error_from_result
+from psycopg.errors import Error, error_from_result
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus, Format
 
-from .sessions import IDLE, IN_TRANSACTION, Session
+from .sessions import ACTIVE, IDLE, IN_TRANSACTION, Session
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
+# How long it may take to tell the server that a statement is to stop (seconds), as in psycopg.
+CANCEL_WITHIN = 5.0
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _unpack = struct.Struct("!q").unpack
 
@@ -81,12 +83,28 @@ def run(
             or pgconn.parameter_status(b"client_encoding") != b"UTF8"
         ):
             return None
-        pgconn.send_query_prepared(name, values, result_format=Format.BINARY)
-        result = raw.wait(execute(pgconn))[-1]
+        try:
+            pgconn.send_query_prepared(name, values, result_format=Format.BINARY)
+            result = raw.wait(execute(pgconn))[-1]
+        except BaseException:
+            # psycopg stops the statement itself when Ctrl-C comes while it waits. Here Ctrl-C came just before, or
+            # something else interrupted the wait, for example a timeout of gevent.
+            if pgconn.transaction_status == ACTIVE:
+                _abandon(raw)
+            raise
     if result.status != ExecStatus.TUPLES_OK:
         raise error_from_result(result)
     get = result.get_value
     return [tuple([read(get(row, place)) for place, read in enumerate(columns)]) for row in range(result.ntuples)]
+
+
+def _abandon(raw: Any) -> None:
+    """Have the server stop the statement that it runs, and read its answer: the next statement needs the connection."""
+    try:
+        raw.cancel_safe(timeout=CANCEL_WITHIN)
+        raw.wait(execute(raw.pgconn))
+    except Error:
+        raw.close()
 
 
 def note(raw: Any, session: Session, sql: str) -> None:

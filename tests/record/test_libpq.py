@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -17,13 +18,14 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from psycopg.generators import execute
 
 from django_delayq import schedule_message, transitions, validation
 from django_delayq.models import Message, forget_identity, identity
 from django_delayq.scheduling import _checked
 from django_delayq.sql import libpq, postgresql
 from django_delayq.sql.rows import NewMessage
-from django_delayq.sql.sessions import Session
+from django_delayq.sql.sessions import FAILED, IDLE, Session
 from tests.transactions import unfinished
 from tests.workers import eventually
 
@@ -164,24 +166,33 @@ def test_an_error_is_that_of_a_cursor(by_cursor: list[str]) -> None:
     assert numbers() == [0, 0, 0, 2]
 
 
+def lock() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE delayq_message")
+
+
+def wait_until_it_waits(pid: int) -> None:
+    """Return when a server process waits for a lock. Called in another thread."""
+
+    def waits() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", [pid])
+            return bool(cursor.fetchone()[0])
+
+    try:
+        eventually(waits, "the statement waits")
+    finally:
+        connections.close_all()
+
+
 def test_a_statement_that_waits_for_a_lock_can_be_interrupted(by_cursor: list[str]) -> None:
     main, pid = threading.get_ident(), connection.connection.info.backend_pid
     assert threading.main_thread().ident == main
 
-    def lock() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("LOCK TABLE delayq_message")
-
     def interrupt() -> None:
-        def is_waiting() -> bool:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", [pid])
-                return bool(cursor.fetchone()[0])
-
         try:
-            eventually(is_waiting)
+            wait_until_it_waits(pid)
         finally:
-            connections.close_all()
             signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -193,6 +204,50 @@ def test_a_statement_that_waits_for_a_lock_can_be_interrupted(by_cursor: list[st
     schedule(2)
     assert by_cursor == []
     assert numbers() == [0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_statement_can_be_interrupted_before_its_answer_is_waited_for(
+    by_cursor: list[str], monkeypatch: pytest.MonkeyPatch, in_transaction: bool
+) -> None:
+    connected, pid = connection.connection, connection.connection.info.backend_pid
+
+    def interrupt(_pgconn: Any) -> None:
+        monkeypatch.setattr(libpq, "execute", execute)
+        thread = threading.Thread(target=wait_until_it_waits, args=(pid,))
+        thread.start()
+        thread.join()
+        raise KeyboardInterrupt
+
+    with unfinished(lock), transaction.atomic() if in_transaction else nullcontext():
+        if in_transaction:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+        monkeypatch.setattr(libpq, "execute", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            schedule(1)
+        assert connected.info.transaction_status == (FAILED if in_transaction else IDLE)
+        if in_transaction:
+            transaction.set_rollback(True)
+    schedule(2)
+    assert connection.connection is connected
+    assert numbers() == [0, 0, 0, 2]
+
+
+def test_a_connection_whose_statement_nobody_can_stop_is_closed(
+    by_cursor: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_pgconn: Any) -> None:
+        raise KeyboardInterrupt
+
+    def fail(**_how: Any) -> None:
+        raise psycopg.OperationalError("no answer")
+
+    monkeypatch.setattr(libpq, "execute", interrupt)
+    monkeypatch.setattr(connection.connection, "cancel_safe", fail)
+    with pytest.raises(KeyboardInterrupt):
+        schedule(1)
+    assert connection.connection.closed
 
 
 def test_the_identity_of_the_database_comes_with_the_row(by_cursor: list[str]) -> None:
