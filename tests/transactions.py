@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from django.db import connections, transaction
 
+from tests.workers import PATIENCE
+
 
 @contextmanager
 def unfinished(act: Callable[[], object]) -> Iterator[threading.Event]:
@@ -19,14 +21,14 @@ def unfinished(act: Callable[[], object]) -> Iterator[threading.Event]:
             with transaction.atomic():
                 act()
                 begun.set()
-                go.wait(20)
+                go.wait(PATIENCE)
         finally:
             connections.close_all()
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE)
         yield go
     finally:
         go.set()

@@ -183,7 +183,7 @@ def test_a_payment_that_meets_the_closing_half_way_wins_and_the_pieces_stay_sold
         delivering.start()
         eventually(lambda: message("orders.close").state == Message.State.RUNNING)
         orders.pay(order)
-    delivering.join(30)
+    delivering.join(60)
 
     assert (status(order), available()) == ("paid", 7)
     assert message("orders.close").state == Message.State.CONSUMED

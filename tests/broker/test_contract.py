@@ -195,10 +195,10 @@ def test_a_listen_ends_when_it_is_woken(bench: Bench) -> None:
     bench.broker.listen([QUEUE], 0)
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
-        waiting = pool.submit(bench.broker.listen, [QUEUE], 30.0)
+        waiting = pool.submit(bench.broker.listen, [QUEUE], 300)
         bench.broker.wake()
-        assert waiting.result(timeout=10) is False
-    assert time.monotonic() - began < 10
+        assert waiting.result(timeout=100) is False
+    assert time.monotonic() - began < 100
 
 
 def test_a_wake_before_the_listen_is_kept_and_used_once(bench: Bench) -> None:
@@ -206,8 +206,8 @@ def test_a_wake_before_the_listen_is_kept_and_used_once(bench: Bench) -> None:
     bench.broker.wake()
     bench.broker.wake()
     began = time.monotonic()
-    bench.broker.listen([QUEUE], 30)
-    assert time.monotonic() - began < 10
+    bench.broker.listen([QUEUE], 300)
+    assert time.monotonic() - began < 100
     began = time.monotonic()
     bench.broker.listen([QUEUE], 0.1)
     assert time.monotonic() - began >= 0.098

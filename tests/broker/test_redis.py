@@ -89,12 +89,12 @@ def test_a_message_due_now_ends_a_listen_in_another_process(
 ) -> None:
     worker, producer = brokers
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worker.listen, [QUEUE], 30.0)
+        waiting = pool.submit(worker.listen, [QUEUE], 300)
         wait_for_listeners(server)
         began = time.monotonic()
         producer.put(QUEUE, [entry(1)])
-        assert waiting.result(timeout=10) is True
-    assert time.monotonic() - began < 10
+        assert waiting.result(timeout=100) is True
+    assert time.monotonic() - began < 100
     assert [ticket.id for ticket in worker.take(QUEUE, 5).tickets] == [1]
 
 
@@ -105,13 +105,13 @@ def test_a_message_due_earlier_than_the_earliest_ends_a_listen_and_a_later_one_d
     producer.put(QUEUE, [entry(1, due_in=300)])
     worker.listen([QUEUE], 0.2)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worker.listen, [QUEUE], 30.0)
+        waiting = pool.submit(worker.listen, [QUEUE], 300)
         wait_for_listeners(server)
         producer.put(QUEUE, [entry(2, due_in=400)])
         producer.notify(["elsewhere"])
         assert not waiting.done()
         producer.put(QUEUE, [entry(3, due_in=200)])
-        assert waiting.result(timeout=10) is True
+        assert waiting.result(timeout=100) is True
     next_due = worker.take(QUEUE, 0).next_due
     assert next_due is not None
     assert 190 < next_due < 200.01
@@ -123,10 +123,10 @@ def test_a_listen_ends_when_any_of_its_queues_is_notified(
     worker, other = brokers
     for queue in ("a", "b"):
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(worker.listen, ["a", "b"], 30.0)
+            waiting = pool.submit(worker.listen, ["a", "b"], 300)
             wait_for_listeners(server)
             other.notify([queue])
-            assert waiting.result(timeout=10) is True
+            assert waiting.result(timeout=100) is True
 
 
 def test_a_notification_wakes_one_of_two_and_is_used_once(
@@ -134,7 +134,7 @@ def test_a_notification_wakes_one_of_two_and_is_used_once(
 ) -> None:
     answers: list[bool] = []
     with ThreadPoolExecutor(2) as pool:
-        waits = [pool.submit(lambda one: answers.append(one.listen([QUEUE], 30.0)), one) for one in brokers]
+        waits = [pool.submit(lambda one: answers.append(one.listen([QUEUE], 300)), one) for one in brokers]
         wait_for_listeners(server, times=2)
         brokers[0].notify([QUEUE])
         while not answers:
@@ -143,15 +143,15 @@ def test_a_notification_wakes_one_of_two_and_is_used_once(
         for one in brokers:
             one.wake()
         for wait in waits:
-            wait.result(timeout=10)
+            wait.result(timeout=100)
     assert answers == [True, False]
 
 
 def test_a_notification_while_nobody_listens_ends_the_next_listen_at_once(broker: RedisBroker) -> None:
     broker.notify([QUEUE])
     began = time.monotonic()
-    assert broker.listen([QUEUE], 30.0) is True
-    assert time.monotonic() - began < 10
+    assert broker.listen([QUEUE], 300) is True
+    assert time.monotonic() - began < 100
 
 
 def test_a_take_that_leaves_ready_ids_notifies_another_process(
@@ -162,7 +162,7 @@ def test_a_take_that_leaves_ready_ids_notifies_another_process(
     assert idle.listen([QUEUE], 5) is True
     assert idle.listen([QUEUE], 0.05) is False
     assert len(busy.take(QUEUE, 1).tickets) == 1
-    assert idle.listen([QUEUE], 30) is True
+    assert idle.listen([QUEUE], 300) is True
     assert len(idle.take(QUEUE, 1).tickets) == 1
 
 
@@ -201,7 +201,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "put": lambda broker: broker.put(QUEUE, [entry(1)]),
     "remove": lambda broker: broker.remove(QUEUE, [1]),
     "take": lambda broker: broker.take(QUEUE, 1),
-    "listen": lambda broker: broker.listen([QUEUE], 30.0),
+    "listen": lambda broker: broker.listen([QUEUE], 300),
     "notify": lambda broker: broker.notify([QUEUE]),
     "read_meta": lambda broker: broker.read_meta(),
     "tick": lambda broker: broker.tick(),
@@ -231,11 +231,11 @@ def test_every_method_raises_while_redis_is_down_and_works_again_afterwards(
 
 def test_a_listen_raises_when_redis_is_killed_under_it(server: RedisServer, broker: RedisBroker) -> None:
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(broker.listen, [QUEUE], 30.0)
+        waiting = pool.submit(broker.listen, [QUEUE], 300)
         wait_for_listeners(server)
         server.kill()
         with pytest.raises(BrokerUnavailable):
-            waiting.result(timeout=10)
+            waiting.result(timeout=100)
 
 
 def test_a_put_raises_after_its_timeout_when_redis_does_not_answer(server: RedisServer) -> None:
@@ -249,7 +249,7 @@ def test_a_put_raises_after_its_timeout_when_redis_does_not_answer(server: Redis
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable):
             broker.put(QUEUE, [entry(1)])
-        assert 0.15 < time.monotonic() - began < 10
+        assert 0.15 < time.monotonic() - began < 100
     finally:
         server.thaw()
 

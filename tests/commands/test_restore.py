@@ -555,10 +555,10 @@ def test_batches_read_ahead_are_not_put_once_redis_is_away(monkeypatch: pytest.M
     def put(broker: RedisBroker, queue: str, entries: list[Entry], **named: Any) -> Put:
         tried.append(entries)
         if len(tried) == 1:
-            assert all(read.acquire(timeout=30) for _ in range(engine.BATCHES_AHEAD + 1))
+            assert all(read.acquire(timeout=60) for _ in range(engine.BATCHES_AHEAD + 1))
         else:
             # The second put may begin before the failure of the first is noticed.
-            assert ending.wait(30)
+            assert ending.wait(60)
         raise BrokerUnavailable("no answer")
 
     monkeypatch.setattr(engine, "page", page)
@@ -606,7 +606,7 @@ def test_a_restore_reads_a_few_batches_ahead_and_keeps_their_order(
 
     def slowly(broker: RedisBroker, queue: str, entries: list[Entry], **named: Any) -> Put:
         # The first batch is put when the batches ahead have been read.
-        assert full.wait(30)
+        assert full.wait(60)
         assert put or not too_full.wait(0.2)
         put.append([entry.id for entry in entries])
         return putting(broker, queue, entries, **named)

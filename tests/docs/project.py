@@ -71,7 +71,7 @@ class Project:
         if words[0] == "cd":
             self.folder /= words[1]
         elif words[0] == "redis-cli":
-            eventually(lambda: self._redis_cli(words[1:]) == output.strip(), f"{command} prints {output}", timeout=15)
+            eventually(lambda: self._redis_cli(words[1:]) == output.strip(), f"{command} prints {output}")
         elif words[:3] == ["python", "manage.py", "run_delayq"] and "--once" not in words:
             self._start_worker(words[1:])
         elif words[0] == "django-admin":

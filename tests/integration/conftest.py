@@ -41,7 +41,7 @@ def assembled() -> Iterator[Assemble]:
     yield make
     for parts in made:
         parts.recorder.stop()
-        parts.recorder.join(10)
+        parts.recorder.join(60)
         parts.brokers.close()
 
 

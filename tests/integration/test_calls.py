@@ -30,7 +30,7 @@ def test_callers_with_the_same_keys_in_opposite_order_do_not_deadlock() -> None:
     def schedule(keys: list[str]) -> None:
         try:
             for turn in range(10):
-                barrier.wait(10)
+                barrier.wait(60)
                 schedule_messages([{"topic": f"t.{turn}", "key": key, "on_conflict": "keep"} for key in keys])
         except BaseException as error:  # noqa: BLE001
             errors.append(error)

@@ -50,7 +50,7 @@ def recorded(recorder: Recorder, function: Callable[[Any], Any], **terms: Any) -
     (delivery,) = claimed(TOPIC)
     outcome = executor.execute(delivery, "worker:w")
     recorder.submit(delivery, outcome, "worker:w")
-    assert recorder.flush(30)
+    assert recorder.flush(60)
     return Message.objects.get(pk=delivery.id)
 
 
@@ -156,7 +156,7 @@ def test_a_message_that_dies_or_is_cancelled_keeps_the_payload_that_was_left_for
         else:
             delivery.attempt = 2
         recorder.submit(delivery, executor.execute(delivery, "worker:w"), "worker:w")
-        assert recorder.flush(30)
+        assert recorder.flush(60)
         message = Message.objects.get(pk=delivery.id)
         assert (message.state, message.payload, last_move(message).reason) == (state, {"step": 2}, reason)
 

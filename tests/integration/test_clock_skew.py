@@ -172,7 +172,7 @@ def test_a_clock_that_is_set_is_followed_by_the_next_measurement(skewed: Skewed)
             return state(message) == State.RUNNING
 
         # Redis may still lag by what the measurement was out by. Each step is longer than this wait.
-        eventually(begins, "it is claimed", timeout=10)
+        eventually(begins, "it is claimed", timeout=25)
 
 
 def test_clocks_that_agree_are_not_corrected(redis_client: redis.Redis, assembled: Assemble) -> None:

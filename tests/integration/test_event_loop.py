@@ -54,7 +54,7 @@ def parts(assembled: Assemble) -> Iterator[Parts]:
     yield parts
     parts.pool.stop()
     assert parts.pool.loop is not None
-    parts.pool.loop.thread.join(10)
+    parts.pool.loop.thread.join(60)
     assert not parts.pool.loop.thread.is_alive()
 
 
@@ -77,8 +77,8 @@ def run(parts: Parts, submit: Run) -> Run:
 
     def run(function: Callable[[Any], Any], number: int = 1, **terms: Any) -> list[Delivery]:
         deliveries = submit(function, number, **terms)
-        assert parts.pool.wait_idle(20)
-        assert parts.recorder.flush(10)
+        assert parts.pool.wait_idle(60)
+        assert parts.recorder.flush(60)
         return deliveries
 
     return run
@@ -123,8 +123,8 @@ def test_async_handlers_run_beside_each_other_up_to_the_concurrency(parts: Parts
     eventually(lambda: len(gates) == 60, "all of them")
     for gate in gates[51:]:
         loop._loop.call_soon_threadsafe(gate.set)
-    assert parts.pool.wait_idle(10)
-    assert parts.recorder.flush(10)
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
     assert {state(delivery) for delivery in deliveries} == {State.CONSUMED}
 
 
@@ -221,12 +221,12 @@ def test_a_requested_cancel_cancels_the_task_of_a_handler(parts: Parts, submit: 
         await asyncio.Event().wait()
 
     (one,) = submit(outlast, transactional=transactional)
-    assert begun.wait(10)
+    assert begun.wait(60)
     cancel_message(one.id)
     one.claimed_mono -= 2.0
     LeaseRenewer(DB, parts.pool).tick()
-    assert parts.pool.wait_idle(10)
-    assert parts.recorder.flush(10)
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
     assert (state(one), one.cancel_requested) == (State.CANCELLED, True)
 
 
@@ -234,10 +234,10 @@ def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: 
     begun = threading.Event()
 
     async def outlast(message: Delivered) -> None:
-        await asyncio.wait_for(asyncio.Event().wait(), 10)
+        await asyncio.wait_for(asyncio.Event().wait(), 60)
 
     def wait(**kwargs: Any) -> None:
-        assert begun.wait(10)
+        assert begun.wait(60)
 
     signals.message_delivered.connect(wait)
     try:
@@ -247,10 +247,10 @@ def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: 
         LeaseRenewer(DB, parts.pool).tick()
         assert one.cancel_requested
         begun.set()
-        assert parts.pool.wait_idle(20)
+        assert parts.pool.wait_idle(60)
     finally:
         signals.message_delivered.disconnect(wait)
-    assert parts.recorder.flush(10)
+    assert parts.recorder.flush(60)
     assert state(one) == State.CANCELLED
 
 
@@ -277,12 +277,12 @@ def test_a_handler_may_succeed_in_spite_of_a_requested_cancel(parts: Parts, subm
             assert message.cancel_requested
 
     (one,) = submit(finish)
-    assert begun.wait(10)
+    assert begun.wait(60)
     cancel_message(one.id)
     one.claimed_mono -= 2.0
     LeaseRenewer(DB, parts.pool).tick()
-    assert parts.pool.wait_idle(10)
-    assert parts.recorder.flush(10)
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
     assert state(one) == State.CONSUMED
 
 
@@ -315,7 +315,7 @@ def test_handlers_that_outlast_the_graceful_timeout_are_released(parts: Parts, s
     eventually(lambda: len(begun) == 50, "as many begin as there are places")
     parts.pool.release_unstarted()
     assert parts.pool.finish(0.05)
-    assert parts.recorder.flush(10)
+    assert parts.recorder.flush(60)
     assert {(state(one), last_reason(one)) for one in deliveries} == {(State.SCHEDULED, "shutdown")}
     assert {Message.objects.get(pk=one.id).attempts for one in deliveries} == {0}
 
@@ -328,10 +328,10 @@ def test_a_handler_may_finish_within_the_graceful_timeout(parts: Parts, submit: 
         await asyncio.sleep(0.1)
 
     (one,) = submit(finish)
-    assert begun.wait(10)
+    assert begun.wait(60)
     parts.pool.release_unstarted()
-    assert parts.pool.finish(20)
-    assert parts.recorder.flush(10)
+    assert parts.pool.finish(60)
+    assert parts.recorder.flush(60)
     assert state(one) == State.CONSUMED
 
 
@@ -345,12 +345,12 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log(
 
     async def block(message: Delivered) -> None:
         blocking.set()
-        release.wait(20)
+        release.wait(60)
 
     assert parts.pool.loop is not None
     watch = LoopWatch(parts.pool.loop)
     submit(block)
-    assert blocking.wait(10)
+    assert blocking.wait(60)
     watch.tick()
     watch.tick()
     assert not caplog.records
@@ -359,9 +359,9 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log(
     watch.tick()
     (record,) = caplog.records
     assert f"The handler of topic {TOPIC} has blocked the event loop" in record.getMessage()
-    assert "release.wait(20)" in record.getMessage()
+    assert "release.wait(60)" in record.getMessage()
     release.set()
-    assert parts.pool.wait_idle(10)
+    assert parts.pool.wait_idle(60)
     eventually(watch._answer.is_set, "the loop's answer")
     watch.tick()
     assert "The event loop goes on" in caplog.records[-1].getMessage()
@@ -390,7 +390,7 @@ def test_sync_calls_of_one_handler_run_in_one_thread_and_those_of_several_in_sev
 
     def call(message: Delivered) -> None:
         threads.setdefault(message.id, set()).add(threading.current_thread().name)
-        both.wait(10)
+        both.wait(60)
 
     async def call_twice(message: Delivered) -> None:
         await sync_to_async(call)(message)
@@ -447,21 +447,21 @@ def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submi
 
     def hang() -> None:
         calling.set()
-        release.wait(20)
+        release.wait(60)
 
     async def call(message: Delivered) -> None:
         await asyncio.gather(sync_to_async(hang)(), sync_to_async(queued.append)(message.id))
 
     stuck: list[Delivery] = []
     (one,) = submit(call, timeout="0.1s", retry=False)
-    assert calling.wait(10)
+    assert calling.wait(60)
     eventually(lambda: one.is_overtime(0.2), "the end of the timeout")
     TimeoutWatch(parts.pool, stuck.extend, stuck_after=0.1).tick()
     assert stuck == [one]
     assert state(one) == State.RUNNING
     release.set()
-    assert parts.pool.wait_idle(10)
-    assert parts.recorder.flush(10)
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
     assert (state(one), queued) == (State.DEAD, [])
 
 

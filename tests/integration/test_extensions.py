@@ -104,13 +104,13 @@ def running() -> Iterator[Callable[..., None]]:
     yield run
     for runner in runners:
         runner.stop()
-        runner.join(10)
+        runner.join(60)
 
 
 def test_two_services_of_one_name_both_tick(running: Callable[..., None]) -> None:
     first, second = Counting(), Counting()
     running(first, second)
-    eventually(lambda: first.ticks > 2 and second.ticks > 2, "both services tick", timeout=10)
+    eventually(lambda: first.ticks > 2 and second.ticks > 2, "both services tick")
 
 
 def test_errors_are_counted_for_each_of_two_services_of_one_name(

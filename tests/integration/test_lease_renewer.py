@@ -86,6 +86,6 @@ def test_a_renewal_and_an_interrupt_wait_for_no_lock_of_the_handlers_thread() ->
     with one._lock:
         thread = threading.Thread(target=note, daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     assert (one.leased_mono, one.cancel_requested) == (before + 5, True)

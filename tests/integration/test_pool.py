@@ -68,10 +68,10 @@ def test_a_receiver_that_raises_anything_ends_no_thread(parts: Parts, rude_recei
     pool, recorder = parts.pool, parts.recorder
     pool.start()
     pool.submit([one])
-    assert pool.wait_idle(10)
-    assert recorder.flush(10)
+    assert pool.wait_idle(60)
+    assert recorder.flush(60)
     recorder.submit(other, Ack(), "worker:w")
-    assert recorder.flush(10)
+    assert recorder.flush(60)
     assert rude_receiver == ["called", "called"]
     assert (state(one), state(other)) == (State.SCHEDULED, State.CONSUMED)
     assert recorder.is_alive()

@@ -45,7 +45,7 @@ def recorded(recorder: Recorder, function: Callable[[Any], Any], **terms: Any) -
     """Run a function, have the recorder write its outcome, and return the message."""
     delivery, outcome = run(function, **terms)
     recorder.submit(delivery, outcome, "worker:w")
-    assert recorder.flush(30)
+    assert recorder.flush(60)
     return Message.objects.get(pk=delivery.id)
 
 

@@ -113,7 +113,7 @@ def test_the_recorder_counts_each_outcome_once() -> None:
     recorder.submit(_delivery(lost=True), Ack(), "worker:a")
     recorder.start()
     recorder.stop()
-    recorder.join(20)
+    recorder.join(60)
     extensions.stop()
     assert totals() == {"consumed": 1, "retried": 1, "dead": 1}
 

@@ -24,7 +24,7 @@ def together(transactional_db: None, settings: Any) -> Iterator[Together]:
             barrier = threading.Barrier(len(functions))
 
             def begin(function: Callable[[], Any]) -> Any:
-                barrier.wait(10)
+                barrier.wait(60)
                 try:
                     return function()
                 except Exception as error:  # noqa: BLE001

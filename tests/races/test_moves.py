@@ -340,7 +340,7 @@ def test_a_cancel_that_meets_an_uncommitted_claim_waits_for_its_end(
             transaction.set_rollback(not committed)
 
     def steer() -> Any:
-        assert ready.wait(10)
+        assert ready.wait(60)
         return cancel_message(message)
 
     held, answer = together(hold, steer)
@@ -371,7 +371,7 @@ def test_a_failure_that_waited_for_a_cancel_request_ends_in_cancelled(together: 
             wait_until_somebody_is_blocked()
 
     def fail() -> Any:
-        assert ready.wait(10)
+        assert ready.wait(60)
         return transitions.fail(DB, [Failure(claimed.id, claimed.deliveries, "a", delay=timedelta(0))])
 
     ready = threading.Event()

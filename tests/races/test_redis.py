@@ -72,7 +72,7 @@ def test_two_fills_against_two_consumers_start_each_message_once(
 
         def fill_and_end(broker: RedisBroker, barrier: threading.Barrier, end: threading.Event) -> None:
             fill(broker)
-            if barrier.wait(10) == 0:
+            if barrier.wait(60) == 0:
                 end.set()
 
         barrier = threading.Barrier(2)

@@ -160,11 +160,11 @@ def locked(transactional_db: None) -> Iterator[int]:
         with transaction.atomic():
             Message.objects.select_for_update().get(pk=id_)
             holding.set()
-            assert release.wait(30)
+            assert release.wait(60)
 
     thread = threading.Thread(target=at_once, args=(1, hold))
     thread.start()
-    assert holding.wait(10)
+    assert holding.wait(60)
     yield id_
     release.set()
     thread.join()
