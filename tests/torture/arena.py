@@ -141,7 +141,8 @@ class Arena:
             self.to_master = stack.enter_context(Proxy(self.redis.port))
             self._follow()
             database = PostgresServer if self._is_without("disk-full") else FillablePostgres
-            self.postgres = stack.enter_context(database(fsync=True, max_connections=100))
+            # Workers beside their successors, and two processes that run a message alone, have over a hundred at times.
+            self.postgres = stack.enter_context(database(fsync=True, max_connections=160))
             if not self._is_without("pooler"):
                 self.pgbouncer = stack.enter_context(PgBouncerServer(self.postgres, pool_size=20))
             places = range(1 + self.size.workers)

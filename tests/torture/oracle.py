@@ -185,13 +185,14 @@ class Line(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """One fault of the nemesis, with the time until it was healed and the processes that it hit."""
+    """One fault of the nemesis, with the time until it was healed, the processes that it hit, the clock that it set."""
 
     kind: str
     begin: float
     end: float
     pids: frozenset[int] = frozenset()
     code: int | None = None
+    ahead: float = 0.0
 
 
 class Answer(NamedTuple):
@@ -307,7 +308,8 @@ def _read_faults(evidence: Evidence, entries: Iterable[dict[str, Any]]) -> None:
         elif entry["what"] == "end":
             first = begun.pop(entry["fault"])
             pids = frozenset([*first.get("pids", ()), *entry.get("pids", ())])
-            evidence.faults.append(Fault(first["kind"], first["at"], entry["at"], pids, entry.get("code")))
+            facts = entry.get("code"), first.get("ahead", 0.0)
+            evidence.faults.append(Fault(first["kind"], first["at"], entry["at"], pids, *facts))
         else:
             evidence.notes.append(entry)
     for entry in begun.values():
@@ -644,7 +646,8 @@ class Oracle:
                 claim = self._claim(pk, row.delivery)
                 begin = row.at if claim is None else claim.at
                 if not any(fault.kind in DATABASE_FAULTS for fault in self._between(begin - RECORDED, row.at)):
-                    self.report.found("failure without a cause", f"{pk}: delivery {row.delivery} at {row.at:.3f}")
+                    told = f"{pk}: delivery {row.delivery} by {row.actor} at {row.at:.3f}: {row.reason}"
+                    self.report.found("failure without a cause", told)
 
     def payloads_are_those_that_were_left(self) -> None:
         """Check that each change of a payload in the log is in the payload, and that no attempt saw an older one."""
@@ -949,7 +952,7 @@ class Oracle:
 
     def _slow(self, note: dict[str, Any]) -> None:
         """Find slow scripts. Redis counts its wait for a processor too: only what no waiting explains is wrong."""
-        if not self._frozen(note["began"]):
+        if not (self._frozen(note["began"]) or self._clock_was_set(note["began"])):
             self.report.counts["scripts above 10 ms"] += 1
             if note["ms"] > SLOW:
                 self.report.found("slow script", note["text"])
@@ -957,6 +960,11 @@ class Oracle:
     def _frozen(self, at: float) -> bool:
         """Tell whether Redis stood still then. Its own times are whole seconds."""
         return any(fault.kind in ("redis-freeze", "redis-failover") for fault in self._between(at - 2, at + 2))
+
+    def _clock_was_set(self, at: float) -> bool:
+        """Tell whether the clock by which Redis notes this time was set then. A script seems to take as long."""
+        clocks = (fault for fault in self.faults if fault.kind == "clock")
+        return any(abs(at - moment) < 2 for fault in clocks for moment in (fault.begin + fault.ahead, fault.end))
 
     def _nothing_grows(self) -> None:
         """Check that neither the files nor the memory of a process grow once it has warmed up."""

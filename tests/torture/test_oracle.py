@@ -78,6 +78,9 @@ class Scene:
         self.nemesis.append({"what": "begin", "fault": number, "kind": kind, "at": begin, **facts})
         self.nemesis.append({"what": "end", "fault": number, "kind": kind, "at": end})
 
+    def slow_script(self, began: float, ms: float) -> None:
+        self.nemesis.append({"what": "slow script", "at": NOON, "began": began, "ms": ms, "text": f"{ms} ms"})
+
     def cancel(self, pk: int, at: float, verdict: str) -> None:
         self.answers.append({"what": "asked", "id": pk, "at": at})
         self.answers.append({"what": "answered", "id": pk, "at": at + 0.01, "verdict": verdict})
@@ -510,7 +513,8 @@ def messages_are_refused_requeued_and_purged(scene: Scene) -> None:
 
 
 def a_message_is_claimed_a_little_early_by_a_wrong_clock(scene: Scene) -> None:
-    scene.fault("clock", NOON + 195, NOON + 199)
+    scene.fault("clock", NOON + 195, NOON + 199, ahead=3600)
+    scene.slow_script(NOON + 195 + 3600, 3_600_001.0)
     scene.message(WRONG_CLOCK, "torture.row", NOON + 200)
     scene.claim(WRONG_CLOCK, NOON + 199.9, 21)
     scene.log[WRONG_CLOCK][-1]["ready"] = NOON + 170
@@ -661,7 +665,7 @@ def _(scene: Scene) -> None:
 @spoil("unexplained duplicate", "two effects, and the table was locked for longer than the lease")
 def _(scene: Scene) -> None:
     for entry in scene.nemesis:
-        if entry["kind"] == "database-blackhole":
+        if entry.get("kind") == "database-blackhole":
             entry["kind"] = "table-lock"
 
 
@@ -728,7 +732,7 @@ def _(scene: Scene) -> None:
 @spoil("early", "a claim a little early, before the clock of Redis was set")
 def _(scene: Scene) -> None:
     for entry in scene.nemesis:
-        if entry["kind"] == "clock":
+        if entry.get("kind") == "clock":
             entry["at"] += 10
 
 
@@ -777,14 +781,14 @@ def _(scene: Scene) -> None:
 @spoil("unexplained duplicate", "two effects, and the process was killed before the first")
 def _(scene: Scene) -> None:
     for entry in scene.nemesis:
-        if entry["kind"] == "kill-child":
+        if entry.get("kind") == "kill-child":
             entry["at"] -= 2
 
 
 @spoil("unexplained duplicate", "two effects, and the freeze came later")
 def _(scene: Scene) -> None:
     for entry in scene.nemesis:
-        if entry["kind"] == "freeze-child":
+        if entry.get("kind") == "freeze-child":
             entry["at"] += 10
 
 
@@ -802,7 +806,7 @@ def _(scene: Scene) -> None:
 def _(scene: Scene) -> None:
     kill = next(entry["fault"] for entry in scene.nemesis if entry.get("pids") == [13])
     for entry in scene.nemesis:
-        if entry["fault"] == kill:
+        if entry.get("fault") == kill:
             entry["at"] += 5
     for row in scene.log[KILLED][2:]:
         row["at"] += 5
@@ -1055,7 +1059,12 @@ def _(scene: Scene) -> None:
 
 @spoil("slow script", "a script kept Redis busy")
 def _(scene: Scene) -> None:
-    scene.nemesis.append({"what": "slow script", "at": NOON, "began": NOON, "ms": 300.0, "text": "300 ms"})
+    scene.slow_script(NOON, 300.0)
+
+
+@spoil("slow script", "a script kept Redis busy while its clock was wrong")
+def _(scene: Scene) -> None:
+    scene.slow_script(NOON + 198 + 3600, 300.0)
 
 
 @spoil("growth", "a process opened more and more files")
