@@ -135,7 +135,11 @@ class Row(NamedTuple):
     ready: float | None
     actor: str
     reason: str
-    failed: bool
+    error: str
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error)
 
     @property
     def is_claim(self) -> bool:
@@ -293,7 +297,7 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
     # A claim by query has no time when its id was ready, and never comes before the due time.
     log = f"""
         SELECT message_id, number, {epoch("at")}, from_state, to_state, delivery, {epoch("due_at")},
-               {epoch("ready_at")}, actor, reason, error <> ''
+               {epoch("ready_at")}, actor, reason, error
           FROM delayq_transition ORDER BY message_id, number
     """
     for pk, *facts in connection.execute(log):
@@ -646,7 +650,7 @@ class Oracle:
                 claim = self._claim(pk, row.delivery)
                 begin = row.at if claim is None else claim.at
                 if not any(fault.kind in DATABASE_FAULTS for fault in self._between(begin - RECORDED, row.at)):
-                    told = f"{pk}: delivery {row.delivery} by {row.actor} at {row.at:.3f}: {row.reason}"
+                    told = f"{pk}: delivery {row.delivery} by {row.actor} at {row.at:.3f}: {row.error}"
                     self.report.found("failure without a cause", told)
 
     def payloads_are_those_that_were_left(self) -> None:
