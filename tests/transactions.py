@@ -1,4 +1,4 @@
-"""Transactions that stay open as long as a test needs them."""
+"""Transactions that stay open as long as a test needs them, and the locks of tables, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 
 from tests.workers import PATIENCE
 
@@ -33,3 +33,16 @@ def unfinished(act: Callable[[], object]) -> Iterator[threading.Event]:
     finally:
         go.set()
         thread.join()
+
+
+def lock_table(table: str, mode: str = "ACCESS EXCLUSIVE") -> None:
+    """Lock a table until the transaction ends. Nobody may even read it, unless the mode says less."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"LOCK TABLE {table} IN {mode} MODE")
+
+
+def waits_for_a_lock(pid: int | None = None) -> bool:
+    """Tell whether a session waits for a lock: that of a process of the server, or any."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = coalesce(%s, pid) AND NOT granted)", [pid])
+        return bool(cursor.fetchone()[0])

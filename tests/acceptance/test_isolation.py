@@ -20,7 +20,7 @@ from tests.acceptance.conftest import Gate, Start
 from tests.app.models import Effect
 from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
 from tests.settings import at_isolation
-from tests.transactions import unfinished
+from tests.transactions import unfinished, waits_for_a_lock
 from tests.workers import eventually
 
 from .test_frozen import is_past, wait_past_the_lease
@@ -144,12 +144,6 @@ def test_a_pause_holds_from_its_commit_on(start: Start, isolation: str) -> None:
 
 def test_a_move_that_waited_for_a_row_decides_by_what_the_row_holds_now(isolation: str) -> None:
     message = schedule_message("t.ok", delay="1h")
-    waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
-
-    def is_waiting() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute(waiting)
-            return bool(cursor.fetchone()[0])
 
     def reschedule() -> object:
         try:
@@ -159,7 +153,7 @@ def test_a_move_that_waited_for_a_row_decides_by_what_the_row_holds_now(isolatio
 
     with ThreadPoolExecutor(1) as pool, unfinished(lambda: cancel_message(message)) as go:
         answer = pool.submit(reschedule)
-        eventually(is_waiting, "the second move waits for the row")
+        eventually(waits_for_a_lock, "the second move waits for the row")
         go.set()
         assert answer.result(30) == Verdict.TOO_LATE
 

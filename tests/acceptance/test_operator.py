@@ -16,6 +16,7 @@ from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations import MESSAGES_PER_STEP
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
+from tests.transactions import waits_for_a_lock
 from tests.workers import Worker, eventually
 
 from .conftest import Start
@@ -71,12 +72,6 @@ def stuck_in_the_second_step(ids: list[int], operation: Operation, worker: Worke
             lambda: fresh(operation).done == MESSAGES_PER_STEP and waits_for_a_lock(), "the wait in the second batch"
         )
         yield
-
-
-def waits_for_a_lock() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        return bool(cursor.fetchone()[0])
 
 
 def test_a_running_worker_does_an_operation(start: Start) -> None:

@@ -39,7 +39,7 @@ from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
 from tests.commands.conftest import run, schedule
 from tests.integration.test_budget import forked
-from tests.transactions import unfinished
+from tests.transactions import lock_table, unfinished
 from tests.workers import eventually
 
 __all__ = ["configure", "start"]
@@ -385,12 +385,8 @@ def test_a_database_that_answers_too_late_is_down(monkeypatch: pytest.MonkeyPatc
     if connection.vendor != "postgresql":
         pytest.skip("needs a statement timeout")
 
-    def lock() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("LOCK TABLE delayq_message IN ACCESS EXCLUSIVE MODE")
-
     monkeypatch.setattr(gauges, "TIMEOUT_MS", 100)
-    with unfinished(lock):
+    with unfinished(lambda: lock_table("delayq_message")):
         found = collected(Gauges("default"))
     assert found["delayq_database_up"] == 0
     assert "delayq_dead_messages" not in found

@@ -14,7 +14,7 @@ from django.urls import include, path
 
 from django_delayq import urls
 from testproject.servers import PostgresServer, RedisServer
-from tests.transactions import unfinished
+from tests.transactions import lock_table, unfinished
 
 urlpatterns = [path("delayq/", include("django_delayq.urls"))]
 
@@ -64,12 +64,8 @@ def test_a_database_that_answers_too_late_is_unavailable(monkeypatch: pytest.Mon
     if connections["default"].vendor != "postgresql":
         pytest.skip("needs a statement timeout")
 
-    def lock() -> None:
-        with connections["default"].cursor() as cursor:
-            cursor.execute("LOCK TABLE delayq_identity IN ACCESS EXCLUSIVE MODE")
-
     monkeypatch.setattr(urls, "TIMEOUT_MS", 100)
-    with unfinished(lock):
+    with unfinished(lambda: lock_table("delayq_identity")):
         assert ask("ready")[0] == 503
 
 

@@ -20,7 +20,7 @@ from django_delayq.worker.delivery import Delivery
 from django_delayq.worker.janitor import Janitor
 from django_delayq.worker.reaper import LONGEST_LOOK
 from tests.integration.claims import DB, claimed, state
-from tests.transactions import unfinished
+from tests.transactions import lock_table, unfinished
 from tests.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,11 +96,6 @@ def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(
     monkeypatch.setattr(reaper, "confirm_after", 0.0)
     reaper.tick()
 
-    def lock() -> None:
-        with connection.cursor() as cursor:
-            # Everybody may read.
-            cursor.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")
-
     def tick() -> None:
         try:
             reaper.tick()
@@ -108,7 +103,8 @@ def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(
             connections.close_all()
 
     thread = threading.Thread(target=tick)
-    with unfinished(lock):
+    # Everybody may read.
+    with unfinished(lambda: lock_table(table, "EXCLUSIVE")):
         began = time.monotonic()
         thread.start()
         eventually(lambda: time.monotonic() - began > 2 * LONGEST_LOOK, "the reaper waits for long")

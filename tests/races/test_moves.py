@@ -26,6 +26,7 @@ from django_delayq.sql.rows import Claimed, Failure, LeaseRenewal, Success, Tick
 from django_delayq.states import State, is_legal
 from tests.races.conftest import Together
 from tests.record_of import path_of
+from tests.transactions import waits_for_a_lock
 from tests.workers import eventually
 
 ROUNDS = 30
@@ -307,15 +308,6 @@ def test_all_moves_at_once_leave_a_log_without_gaps(together: Together) -> None:
 # --- one holds the row while the other comes --------------------------------------------------------------------------
 
 
-def wait_until_somebody_is_blocked() -> None:
-    def look() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            return bool(cursor.fetchone()[0])
-
-    eventually(look, "the other waits for the row")
-
-
 @pytest.fixture
 def row_locks(transactional_db: None) -> None:
     if connection.vendor != "postgresql":
@@ -336,7 +328,7 @@ def test_a_cancel_that_meets_an_uncommitted_claim_waits_for_its_end(
         with transaction.atomic():
             assert claim(message)
             ready.set()
-            wait_until_somebody_is_blocked()
+            eventually(waits_for_a_lock, "the other waits for the row")
             transaction.set_rollback(not committed)
 
     def steer() -> Any:
@@ -368,7 +360,7 @@ def test_a_failure_that_waited_for_a_cancel_request_ends_in_cancelled(together: 
         with transaction.atomic():
             assert cancel_message(message).verdict == Verdict.REQUESTED
             ready.set()
-            wait_until_somebody_is_blocked()
+            eventually(waits_for_a_lock, "the other waits for the row")
 
     def fail() -> Any:
         assert ready.wait(60)

@@ -26,7 +26,7 @@ from django_delayq.scheduling import _checked
 from django_delayq.sql import libpq, postgresql
 from django_delayq.sql.rows import NewMessage
 from django_delayq.sql.sessions import FAILED, IDLE, Session
-from tests.transactions import unfinished
+from tests.transactions import lock_table, unfinished, waits_for_a_lock
 from tests.workers import eventually
 
 from .steps import TOPIC
@@ -167,20 +167,13 @@ def test_an_error_is_that_of_a_cursor(by_cursor: list[str]) -> None:
 
 
 def lock() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("LOCK TABLE delayq_message")
+    lock_table("delayq_message")
 
 
 def wait_until_it_waits(pid: int) -> None:
     """Return when a server process waits for a lock. Called in another thread."""
-
-    def waits() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", [pid])
-            return bool(cursor.fetchone()[0])
-
     try:
-        eventually(waits, "the statement waits")
+        eventually(lambda: waits_for_a_lock(pid), "the statement waits")
     finally:
         connections.close_all()
 
