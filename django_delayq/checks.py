@@ -13,7 +13,7 @@ from django.db import router
 from django.utils.connection import ConnectionDoesNotExist
 
 from . import broker, conf, middleware
-from .sql import keeps_ambiguous_times, unsupported, vendor_name
+from .sql import commits_nothing, keeps_ambiguous_times, unsupported, vendor_name
 
 TAG = "delayq"
 
@@ -80,18 +80,24 @@ def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[chec
 
 
 def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check that the database of the messages is one that can keep them: ``delayq.E011``."""
+    """Check that the database of the messages can keep them, and that workers commit: ``delayq.E011`` and ``W003``."""
     from .models import Message
 
     try:
-        reason = unsupported(router.db_for_write(Message))
+        using = router.db_for_write(Message)
+        reasons = (
+            (checks.Error, unsupported(using), "delayq.E011"),
+            (checks.Warning, commits_nothing(using), "delayq.W003"),
+        )
     except (ImproperlyConfigured, ConnectionDoesNotExist):
         # The driver or the alias is missing: Django says so by itself.
         return []
-    if reason is None:
-        return []
-    problem, _colon, hint = reason.rpartition(": ")
-    return [checks.Error(f"{problem}.", hint=f"{hint[0].upper()}{hint[1:]}", id="delayq.E011")]
+    found: list[checks.CheckMessage] = []
+    for kind, reason, number in reasons:
+        if reason is not None:
+            problem, _colon, hint = reason.rpartition(": ")
+            found.append(kind(f"{problem}.", hint=f"{hint[0].upper()}{hint[1:]}", id=number))
+    return found
 
 
 def _check_middleware(settings: conf.Settings) -> list[checks.CheckMessage]:

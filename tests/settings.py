@@ -1,9 +1,10 @@
 """The settings of the tests, with servers of their own that start at import and end with this process.
 
 DELAYQ_TEST_DATABASE=sqlite takes a file instead of PostgreSQL. DELAYQ_TEST_CONSOLE=0 leaves the console out.
-DELAYQ_TEST_ISOLATION=serializable (or "repeatable read") asks for that level of isolation on PostgreSQL. Processes
-that a test starts find the same servers and the same database, under these settings as well as under the demo's:
-DATABASE_URL (or SQLITE_PATH) and REDIS_URL say where.
+DELAYQ_TEST_ISOLATION=serializable (or "repeatable read") asks for that level of isolation on PostgreSQL, and
+DELAYQ_TEST_AUTOCOMMIT=0 makes a project that ends its transactions by hand. Processes that a test starts find the same
+servers and the same database, under these settings as well as under the demo's: DATABASE_URL (or SQLITE_PATH) and
+REDIS_URL say where.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def at_isolation(level: str) -> dict[str, Any]:
 
 if _level := os.environ.get("DELAYQ_TEST_ISOLATION"):
     DATABASES["default"]["OPTIONS"] |= at_isolation(_level)
+DATABASES["default"]["AUTOCOMMIT"] = os.environ.get("DELAYQ_TEST_AUTOCOMMIT") != "0"
 DATABASES["other"] = {**DATABASES["default"], "NAME": DATABASES["default"]["NAME"] + "_other"}
 for _database in DATABASES.values():
     _database["CONN_MAX_AGE"] = 0

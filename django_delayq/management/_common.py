@@ -27,7 +27,7 @@ from ..broker import check_settings, index
 from ..broker.base import Index
 from ..exceptions import BrokerUnavailable, InvalidMessage, UnusableBroker
 from ..models import Message
-from ..sql import unsupported
+from ..sql import commits_nothing, unsupported
 from ..sql.troubles import Trouble, in_words, trouble
 from ..transitions import NO_TIME
 
@@ -268,11 +268,14 @@ def topic_name(text: str) -> str:
 
 
 def database(options: dict[str, Any]) -> str:
-    """Return the database alias of the messages. Raises ``CommandError`` for one that cannot keep any."""
+    """Return the database alias of the messages.
+
+    Raises ``CommandError`` for one that cannot keep any, and for one to which this process would commit nothing.
+    """
     using: str = options["database"] or router.db_for_write(Message)
     if using not in connections:
         raise CommandError(f"There is no database {using!r} in DATABASES.", returncode=USAGE)
-    reason = unsupported(using)
+    reason = unsupported(using) or commits_nothing(using)
     if reason is not None:
         raise CommandError(reason, returncode=MISCONFIGURED)
     return using

@@ -115,6 +115,19 @@ def unsupported(using: str) -> str | None:
     )
 
 
+def commits_nothing(using: str) -> str | None:
+    """Return why workers and commands would commit nothing to a database; None when they would. Needs no connection.
+
+    Calls in the project's own processes are committed by the project.
+    """
+    if connections[using].settings_dict["AUTOCOMMIT"]:
+        return None
+    return (
+        f"DATABASES[{using!r}]['AUTOCOMMIT'] is False, and nothing that workers and commands of django-delayq write"
+        " would be committed: set it to True in the settings that these run with."
+    )
+
+
 @cache
 def statements(using: str) -> Statements:
     """Return the statements for the database behind an alias.

@@ -136,7 +136,7 @@ def statement_timeout(using: str, milliseconds: int) -> Iterator[None]:
     if connection.vendor != "postgresql":
         yield
         return
-    outer = connection.in_atomic_block
+    outer = connection.in_atomic_block or not connection.get_autocommit()
     try:
         with own_transaction(using), connection.cursor() as cursor:
             before = None

@@ -1,4 +1,7 @@
-"""After ``set_autocommit(False)`` a message is published, and its signals are sent, with ``connection.commit()``."""
+"""In a project that commits by hand, messages are published, and signals are sent, with ``connection.commit()``.
+
+It commits by hand after ``set_autocommit(False)``, or everywhere because DATABASES has ``AUTOCOMMIT: False``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from django_delayq import (
     signals,
 )
 from django_delayq.models import Message
+from django_delayq.sql.sessions import statement_timeout
 from django_delayq.states import State
 from tests.broker.bench import redis_broker
 
@@ -35,11 +39,16 @@ def _horizon(redis_client: redis.Redis) -> None:
     redis_broker().close()
 
 
-@pytest.fixture(autouse=True)
-def _manual(_horizon: None) -> Iterator[None]:
+@pytest.fixture(autouse=True, params=["by a call", "by the settings"])
+def _manual(_horizon: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """End transactions by hand in the test."""
+    if request.param == "by the settings":
+        monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+        connection.close()
     connection.ensure_connection()
-    transaction.set_autocommit(False)
+    if request.param == "by a call":
+        transaction.set_autocommit(False)
+    assert not transaction.get_autocommit()
     yield
     transaction.rollback()
     transaction.set_autocommit(True)
@@ -120,3 +129,18 @@ def test_a_function_of_the_project_waits_as_django_has_it_wait(redis_client: red
     transaction.set_autocommit(True)
     assert called == ["theirs"]
     transaction.set_autocommit(False)
+
+
+def test_a_limit_on_the_time_of_statements_ends_with_its_block_and_not_with_the_transaction() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has no such limit")
+
+    def limit() -> object:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW statement_timeout")
+            return cursor.fetchone()
+
+    before = limit()
+    with statement_timeout("default", 12_345):
+        assert limit() != before
+    assert limit() == before

@@ -1,0 +1,66 @@
+"""``AUTOCOMMIT: False`` in DATABASES: workers and commands would commit nothing, and refuse in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from django.core.checks import WARNING, run_checks
+from django.db import connection
+
+from django_delayq import pausing, schedule_message
+from django_delayq.management import commands
+from django_delayq.models import Message
+from django_delayq.recurring.management import commands as commands_of_schedules
+from django_delayq.states import State
+from tests.record_of import log_of
+from tests.workers import Worker
+
+from .conftest import run
+from .test_impossible_redis import ARGUMENTS
+
+COMMANDS = sorted(
+    path.stem for folder in (commands, commands_of_schedules) for path in Path(folder.__path__[0]).glob("[a-z]*.py")
+)
+REFUSAL = (
+    "DATABASES['default']['AUTOCOMMIT'] is False, and nothing that workers and commands of django-delayq write would"
+    " be committed: set it to True in the settings that these run with."
+)
+BY_HAND = "env DELAYQ_TEST_AUTOCOMMIT=0"
+
+
+@pytest.fixture
+def _by_hand(monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> None:
+    """Have the project leave all commits to its own code."""
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+
+
+@pytest.mark.usefixtures("_by_hand")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_refuses_where_nothing_would_be_committed(command: str) -> None:
+    message = schedule_message("t.ok", delay="1h")
+    ran = run(command, *{**ARGUMENTS, "delayq_recurring": ["list"]}.get(command, []))
+    assert (ran.code, ran.err, ran.out) == (78, REFUSAL, "")
+    assert [row.state for row in Message.objects.all()] == [State.SCHEDULED]
+    assert len(log_of(message)) == 1
+    assert not pausing.paused("default")
+
+
+@pytest.mark.usefixtures("transactional_db")
+@pytest.mark.parametrize("arguments", [["--once"], ["--max-runtime", "5s"]], ids=["once", "worker"])
+def test_a_worker_refuses_where_nothing_would_be_committed(arguments: list[str]) -> None:
+    """Such a worker runs each message again and again: none of its successes is committed."""
+    message = schedule_message("t.effect")
+    with Worker(*arguments, prefix=BY_HAND) as worker:
+        assert worker.wait() == 78
+        assert worker.lines[-1] == f"CommandError: {REFUSAL}"
+        assert worker.count("Traceback") == 0
+    assert len(log_of(message)) == 1
+
+
+@pytest.mark.usefixtures("_by_hand")
+def test_the_system_check_warns_where_nothing_would_be_committed() -> None:
+    # A warning: a project may schedule under these settings, and run its workers under others.
+    (message,) = run_checks(tags=["delayq"])
+    assert (message.id, message.level) == ("delayq.W003", WARNING)
+    assert f"{message.msg} {message.hint}" == REFUSAL.replace("committed: set", "committed. Set")
