@@ -16,8 +16,8 @@ from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 # Values of psycopg's transaction_status: no transaction is open; a statement runs; a transaction is open; a statement
-# failed, and only a rollback is possible; the connection is broken.
-IDLE, ACTIVE, IN_TRANSACTION, FAILED, UNKNOWN = range(5)
+# failed, and only a rollback is possible.
+IDLE, ACTIVE, IN_TRANSACTION, FAILED = range(4)
 # psycopg's number for this level of isolation.
 READ_COMMITTED = 2
 # A pooler makes up the process id that it tells its clients: it has no process for each of them.
@@ -153,21 +153,6 @@ def statement_timeout(using: str, milliseconds: int) -> Iterator[None]:
         if getattr(error.__cause__, "sqlstate", None) == QUERY_CANCELED:
             raise TooSlow from error
         raise
-
-
-def is_in_transaction(connection: BaseDatabaseWrapper) -> bool | None:
-    """Return whether the driver has a transaction open; None when that cannot be told."""
-    raw = connection.connection
-    if raw is None:
-        return None
-    if connection.vendor == "postgresql":
-        # The first statement begins the transaction.
-        status = raw.info.transaction_status
-        return None if status == UNKNOWN else status != IDLE
-    if connection.vendor == "sqlite":
-        with contextlib.suppress(Exception):
-            return bool(raw.in_transaction)
-    return None
 
 
 def breaks_by_errors(connection: BaseDatabaseWrapper) -> bool:

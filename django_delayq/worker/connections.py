@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from ..sql.sessions import has_news, is_clean
-from .guard import is_changed, remove_foreign_wrappers, watch_session
+from .guard import note_change
 
 # A connection that was not used for this long is tested before it is used again. Seconds.
 USABLE_CHECK_AFTER = 30.0
@@ -39,7 +39,9 @@ _here = _Here()
 
 
 def _note_opened(*, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
-    watch_session(connection)
+    if not hasattr(connection, "delayq_wrappers"):
+        connection.execute_wrappers.append(note_change)
+        vars(connection)["delayq_wrappers"] = list(connection.execute_wrappers)
     _here.mine.opened.setdefault(connection, time.monotonic())
 
 
@@ -96,7 +98,8 @@ def after_task() -> bool:
     here.used = time.monotonic()
     found = False
     for connection in list(here.opened):
-        remove_foreign_wrappers(connection)
+        # A handler may have left some behind.
+        connection.execute_wrappers[:] = vars(connection)["delayq_wrappers"]
         if connection.connection is not None and _is_dirty(connection):
             discard(connection)
             found = True
@@ -107,7 +110,7 @@ def after_task() -> bool:
 def _is_dirty(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block or connection.needs_rollback or connection.closed_in_transaction:
         return True
-    return is_changed(connection) or not is_clean(connection)
+    return hasattr(connection, "delayq_changed") or not is_clean(connection)
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:

@@ -18,7 +18,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import connections, transaction
 
 from .. import actors, failpoints, middleware, retry, signals, transitions, validation
 from ..answers import Reject, RetryLater
@@ -165,7 +165,8 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
         result = call(delivery)
         return _DONE if result is None else Ack(result)
     with transaction.atomic(using=delivery.using, durable=delivery.is_outermost):
-        result = _call_in_transaction(delivery)
+        with connections[delivery.using].execute_wrapper(guard.refuse_end):
+            result = call(delivery)
         # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back
         # without an error, and this statement is the one that raises it.
         failpoints.reach("before_succeed")
@@ -174,24 +175,6 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
         failpoints.reach("after_succeed")
     failpoints.reach("after_commit")
     return Recorded()
-
-
-def _call_in_transaction(delivery: Delivery) -> str | None:
-    """Call the handler in its transaction, and reject a message whose handler ended that by hand and then failed.
-
-    Returns the result to keep, as ``call`` does.
-    """
-    with guard.HandlersTransaction(delivery.using) as guarded:
-        try:
-            result = call(delivery)
-        except Exception as error:
-            if guarded.has_ended:
-                # Another delivery would repeat effects that are committed already.
-                raise Reject(f"committed its transaction by hand, and then {type(error).__name__}") from error
-            raise
-        if guarded.has_ended:
-            logger.error("The handler of topic %s ended its transaction by hand; effects may repeat", delivery.topic)
-    return result
 
 
 def call(delivery: Delivery) -> str | None:

@@ -1,7 +1,7 @@
-"""Guards the transaction and the session of handlers: a handler cannot end its transaction or change later sessions.
+"""Reads what a handler sends through Django's cursors: the end of its transaction and its session are the worker's.
 
-The guard sees the statements that go through Django. Statements on the driver's own connection cannot be refused, only
-noticed afterwards.
+It reads before a statement is sent: after a COMMIT the effects of a handler that fails would stay. And no driver tells
+that a session was changed. What is sent on the driver's own connection or cursor is not seen.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
-
-from ..sql.sessions import is_in_transaction
 
 # SQL with more characters than this is not cached, and is read in full only when it holds several statements.
 LONG = 2000
 
-# Comments and literals, in which no word counts.
-_MUTE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$", re.DOTALL)
-# Words that end a transaction. The driver's status shows the end too, but too late: the effects are committed, and the
-# next delivery would repeat them. After "COMMIT AND CHAIN" and "COMMIT; BEGIN" even the status is as before.
-_ENDS = re.compile(
+# Comments, literals and quoted names, in which no word counts.
+_MUTE = re.compile(
+    r"""--[^\n]*|/\*.*?\*/|\bE'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$""",
+    re.DOTALL | re.IGNORECASE,
+)
+# The body of a routine or a trigger, which has an END of its own.
+_BODY = re.compile(r"(\bCREATE\b[^;]*?)\bBEGIN\b.*?;\s*END\b", re.DOTALL | re.IGNORECASE)
+_ENDS_TRANSACTION = re.compile(
     r"(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\b))\b", re.IGNORECASE
 )
-# Words whose effect on the session outlives the transaction. No driver shows it: PostgreSQL reports a few parameters to
-# its clients, but not the others, and no temporary tables, prepared statements, channels and locks. SQLite reports
-# nothing.
-_SETS = re.compile(
-    r"(?:SET\s+(?!LOCAL\b|TRANSACTION\b|CONSTRAINTS\b)|RESET|DISCARD|DEALLOCATE|LISTEN|LOAD|PRAGMA|ATTACH|DETACH"
-    r"|PREPARE\s+(?!TRANSACTION\b)|DECLARE|CREATE\s+(?:OR\s+REPLACE\s+)?(?:LOCAL\s+|GLOBAL\s+)?TEMP(?:ORARY)?\b)\b",
+# What a DO block does is in a literal: it may be anything.
+_CHANGES_SESSION = re.compile(
+    r"(?:SET(?!\s+(?:LOCAL|TRANSACTION|CONSTRAINTS)\b)|RESET|DISCARD|DEALLOCATE|LISTEN|LOAD|PRAGMA|ATTACH|DETACH|DO"
+    r"|PREPARE(?!\s+TRANSACTION\b)|DECLARE|CREATE\s+(?:OR\s+REPLACE\s+)?(?:LOCAL\s+|GLOBAL\s+)?TEMP(?:ORARY)?)\b",
     re.IGNORECASE,
 )
-_CALLS = re.compile(r"\b(?:set_config|pg_(?:try_)?advisory_lock(?:_shared)?)\s*\(", re.IGNORECASE)
-
-Execute = Callable[[Any, Any, bool, dict[str, Any]], Any]
+# The same within a statement.
+_CHANGES_WITHIN = re.compile(
+    r"\b(?:set_config\s*\((?![^()]*,\s*true\s*\))|pg_(?:try_)?advisory_lock(?:_shared)?\s*\("
+    r"|INTO\s+TEMP(?:ORARY)?\s+\w|pg_temp\s*\.)",
+    re.IGNORECASE,
+)
 
 
 class Words(NamedTuple):
@@ -47,90 +48,47 @@ class Words(NamedTuple):
     changes_session: bool
 
 
-def read(sql: Any) -> Words:
-    """Read the side effects of SQL before it is executed. SQL that is not a str (composed by psycopg) has none."""
+def read(sql: Any, connection: BaseDatabaseWrapper) -> Words:
+    """Read the side effects of a statement, in any form that the driver takes, before it is sent."""
+    if isinstance(sql, bytes):
+        sql = sql.decode(errors="replace")
+    elif hasattr(sql, "as_string"):
+        with connection.wrap_database_errors:
+            sql = sql.as_string(connection.connection)
     if not isinstance(sql, str):
-        return Words(False, False)
+        # A form that is not known yet.
+        return Words(False, True)
     if len(sql) <= LONG:
         return _read_and_remember(sql)
     return _read(sql if ";" in sql else sql[:LONG])
 
 
 def _read(sql: str) -> Words:
-    statements = [statement.lstrip() for statement in _MUTE.sub(" ", sql).split(";")]
-    # The body of a routine or trigger has an END of its own.
-    defines = statements[0][:6].upper() == "CREATE"
+    text = _BODY.sub(r"\1", _MUTE.sub(" ", sql))
+    statements = [statement.lstrip() for statement in text.split(";")]
     return Words(
-        not defines and any(map(_ENDS.match, statements)),
-        any(map(_SETS.match, statements)) or _CALLS.search(sql) is not None,
+        any(map(_ENDS_TRANSACTION.match, statements)),
+        any(map(_CHANGES_SESSION.match, statements)) or _CHANGES_WITHIN.search(text) is not None,
     )
 
 
 _read_and_remember = lru_cache(maxsize=512)(_read)
 
-
-def watch_session(connection: BaseDatabaseWrapper) -> None:
-    """Note from now on when a statement changes the session of a connection, so that it is not used again."""
-    if not hasattr(connection, "delayq_wrappers"):
-        connection.execute_wrappers.append(_note_change)
-        vars(connection)["delayq_wrappers"] = list(connection.execute_wrappers)
+Execute = Callable[[Any, Any, bool, dict[str, Any]], Any]
 
 
-def remove_foreign_wrappers(connection: BaseDatabaseWrapper) -> None:
-    """Take away the execute wrappers that a handler left behind."""
-    wrappers = getattr(connection, "delayq_wrappers", None)
-    if wrappers is not None and connection.execute_wrappers != wrappers:
-        connection.execute_wrappers[:] = wrappers
-
-
-def _note_change(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    if read(sql).changes_session:
-        context["connection"].delayq_changed = True
+def note_change(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    """Note on the connection when a statement changes its session. An execute wrapper of Django."""
+    connection = context["connection"]
+    if read(sql, connection).changes_session:
+        connection.delayq_changed = True
     return execute(sql, params, many, context)
 
 
-def is_changed(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a handler may have left settings, locks or the like in the session of a connection."""
-    return getattr(connection, "delayq_changed", False)
-
-
-class HandlersTransaction:
-    """Watches the transaction around a transactional handler; a context manager inside that transaction.
-
-    It refuses statements that would end the transaction, and notices by the driver's status, before and after each
-    statement, when the handler ended it on the driver's own connection.
-    """
-
-    def __init__(self, using: str) -> None:
-        self._connection = connections[using]
-        self._has_begun = self._has_ended = False
-        self._check_status()
-
-    @property
-    def has_ended(self) -> bool:
-        """True when the handler committed the transaction, or rolled it back, without Django noticing."""
-        self._check_status()
-        return self._has_ended
-
-    def __enter__(self) -> HandlersTransaction:
-        self._connection.execute_wrappers.append(self._guard)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._connection.execute_wrappers.remove(self._guard)
-
-    def _guard(self, execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-        if read(sql).ends_transaction:
-            raise TransactionManagementError(
-                "The transaction of a transactional handler is ended by the worker, together with its record."
-            )
-        self._check_status()
-        try:
-            return execute(sql, params, many, context)
-        finally:
-            self._check_status()
-
-    def _check_status(self) -> None:
-        is_open = is_in_transaction(self._connection)
-        self._has_ended = self._has_ended or (self._has_begun and is_open is False)
-        self._has_begun = self._has_begun or is_open is True
+def refuse_end(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    """Refuse a statement that would end the transaction of a transactional handler. An execute wrapper of Django."""
+    if read(sql, context["connection"]).ends_transaction:
+        raise TransactionManagementError(
+            "The transaction of a transactional handler is ended by the worker, together with its record."
+        )
+    return execute(sql, params, many, context)

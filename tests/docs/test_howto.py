@@ -14,6 +14,7 @@ import django
 import psycopg.conninfo
 import pytest
 from django.contrib.auth.models import Group
+from django.db import connection
 from django.utils import translation
 
 from django_delayq import actors, admission, extensions, handler, registry, run_message_now, schedule_message
@@ -151,6 +152,8 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     schedule_message("orders.close", {"order": order.pk})
     charged = {order: schedule_message("payments.charge", {"order": order}) for order in ("fine", "busy", "refused")}
     schedule_message("reports.build", {"pages": 2})
+    if connection.vendor == "postgresql":
+        schedule_message("orders.count", {"tenant": "anna"})
     imported = schedule_message("bank.import", {"page": 1})
     deliver()
     order.refresh_from_db()
@@ -160,6 +163,8 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     assert states == {"fine": "consumed", "busy": "scheduled", "refused": "dead"}
     assert "the bank refused: no money" in last_move(charged["refused"]).error
     assert state("reports.build") == "consumed"
+    if connection.vendor == "postgresql":
+        assert Message.objects.get(topic="orders.count").result == 1
     assert Message.objects.get(pk=imported.pk).payload == {"page": 3}
     assert run_message_now(imported)
     deliver()

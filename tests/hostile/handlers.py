@@ -16,6 +16,7 @@ from typing import Any, cast
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone, translation
+from psycopg import sql
 
 from django_delayq import Reject, RetryLater, handler
 from django_delayq.registry import Delivered
@@ -25,9 +26,16 @@ SOON = ["0.05s"]
 MEGABYTE = 2**20
 
 
-def execute(sql: str) -> None:
+def execute(statement: str, form: str = "text") -> None:
+    """Execute a statement through Django, in one of the forms that psycopg takes."""
+    given: Any = statement
+    match form:
+        case "bytes":
+            given = statement.encode()
+        case "composed":
+            given = sql.SQL(" ").join(map(sql.SQL, statement.split()))
     with connection.cursor() as cursor:
-        cursor.execute(sql)
+        cursor.execute(given)
 
 
 # --- those that end their process, or try -----------------------------------------------------------------------------
@@ -104,7 +112,7 @@ async def fork_in_the_event_loop(message: Delivered) -> None:
 @handler("h.ends_its_transaction", transactional=True, retry=SOON)
 def end_the_transaction(message: Delivered) -> None:
     leave(message)
-    execute(message.payload["sql"])
+    execute(message.payload["sql"], message.payload.get("form", "text"))
     if message.payload.get("then_fails"):
         raise RuntimeError("after all that")
 
@@ -186,8 +194,21 @@ def close_the_connection(message: Delivered) -> None:
 
 @handler("h.sets")
 def change_the_session(message: Delivered) -> None:
-    for sql in message.payload:
-        execute(sql)
+    for statement in message.payload["sql"]:
+        execute(statement, message.payload.get("form", "text"))
+
+
+handler("h.sets_tx", transactional=True)(change_the_session)
+
+
+@handler("h.sets_async")
+async def change_the_session_of_a_call(message: Delivered) -> None:
+    await sync_to_async(change_the_session)(message)
+
+
+@handler("h.session_async", retry=False)
+async def show_the_session_of_a_call(message: Delivered) -> None:
+    await sync_to_async(show_the_session)(message)
 
 
 @handler("h.session", retry=False)

@@ -115,6 +115,8 @@ ENDS = [
     "COMMIT; BEGIN",
     "PREPARE TRANSACTION 'x'",
 ]
+# How psycopg takes a statement.
+FORMS = ["text", "bytes", "composed"]
 EVERYWHERE = ["COMMIT", "commit;", "END", "  -- done\n /* really */ COMMIT", "ROLLBACK"]
 
 
@@ -135,6 +137,22 @@ def test_a_transactional_handler_cannot_end_its_transaction_by_hand(worker: Star
     assert effects_per_message() == once_each([after])
 
 
+@on_postgresql
+@pytest.mark.parametrize("form", FORMS)
+def test_a_transactional_handler_cannot_end_its_transaction_in_any_form(worker: Start, form: str) -> None:
+    worker("--threads", "1")
+    texts = ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "SELECT 1; COMMIT; BEGIN", "CREATE TEMP TABLE a (b int); COMMIT"]
+    messages = schedule_messages(
+        {"topic": "h.ends_its_transaction", "payload": {"sql": sql, "form": form}} for sql in texts
+    )
+    eventually(all_are_final, "all are final")
+    for message in messages:
+        message.refresh_from_db()
+        assert message.state == State.DEAD, message.payload
+        assert "is ended by the worker" in log_of(message)[-1].error, message.payload
+    assert effects_per_message() == {}
+
+
 def test_a_refused_commit_that_is_swallowed_changes_nothing(worker: Start) -> None:
     worker("--threads", "1")
     message = wait_until(schedule_message("h.ends_it_twice"), State.CONSUMED)
@@ -143,21 +161,16 @@ def test_a_refused_commit_that_is_swallowed_changes_nothing(worker: Start) -> No
 
 
 @on_postgresql
-def test_a_commit_behind_djangos_back_is_told_and_never_makes_the_effect_happen_twice(worker: Start) -> None:
+def test_a_commit_on_the_drivers_own_connection_harms_no_other_message(worker: Start) -> None:
     there = worker("--threads", "1")
-    messages = []
     for then_asks in (False, True):
-        returned = schedule_message("h.raw_commit", {"then_asks": then_asks})
+        returned = wait_until(schedule_message("h.raw_commit", {"then_asks": then_asks}), State.CONSUMED)
         failed = schedule_message("h.raw_commit", {"then_asks": then_asks, "then_fails": True})
-        wait_until(returned, State.CONSUMED)
+        after = wait_until(schedule_message("t.tx"), State.CONSUMED)
         wait_until(failed, State.DEAD)
-        assert failed.deliveries == 1
-        assert "committed its transaction by hand" in log_of(failed)[-1].error
-        assert "RuntimeError" in log_of(failed)[-1].error
-        messages += [returned, failed]
-    there.wait_for("ERROR.*h.raw_commit.*its transaction by hand")
-    messages.append(wait_until(schedule_message("t.tx"), State.CONSUMED))
-    assert effects_per_message() == once_each(messages)
+        found = effects_per_message()
+        assert (found[returned.pk], found[after.pk]) == (1, 1)
+    assert there.count("died") == 0
 
 
 def test_savepoints_are_a_transactional_handlers_own(worker: Start) -> None:
@@ -206,7 +219,7 @@ def test_the_settings_of_a_handlers_session_are_gone_for_the_next(worker: Start)
     there = worker("--threads", "1")
     before = wait_until(schedule_message("h.session"), State.CONSUMED)
     for sql in SESSIONS if connection.vendor == "postgresql" else PRAGMAS:
-        wait_until(schedule_message("h.sets", sql), State.CONSUMED)
+        wait_until(schedule_message("h.sets", {"sql": sql}), State.CONSUMED)
         after = wait_until(schedule_message("h.session"), State.CONSUMED)
         assert found_by(after) == found_by(before), sql
         wait_until(schedule_message("t.tx"), State.CONSUMED)
@@ -219,6 +232,25 @@ def test_the_settings_of_a_handlers_session_are_gone_for_the_next(worker: Start)
         for topic in ("t.effect", "t.tx"):
             assert wait_until(schedule_message(topic), State.CONSUMED).deliveries == 1
     assert there.count("Outcomes wait") == 0
+
+
+@on_postgresql
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("sets", "shows"), [("h.sets", "h.session"), ("h.sets_tx", "h.session"), ("h.sets_async", "h.session_async")]
+)
+def test_the_search_path_of_one_tenant_is_gone_for_the_next(
+    worker: Start, monkeypatch: pytest.MonkeyPatch, sets: str, shows: str, form: str
+) -> None:
+    """The session is made anew by Django: its time zone is that of DATABASES, and not that of the server."""
+    monkeypatch.setenv("DELAYQ_TEST_TIME_ZONE", "Asia/Tokyo")
+    worker("--threads", "1")
+    before = found_by(wait_until(schedule_message(shows), State.CONSUMED))
+    assert before["TimeZone"] == "Asia/Tokyo"
+    for sql in ("SET search_path TO tenant_a, public", "SET TIME ZONE 'Asia/Kathmandu'"):
+        wait_until(schedule_message(sets, {"sql": [sql], "form": form}), State.CONSUMED)
+        after = wait_until(schedule_message(shows), State.CONSUMED)
+        assert found_by(after) == before, sql
 
 
 def found_by(message: Message) -> dict[str, Any]:
