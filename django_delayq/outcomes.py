@@ -98,6 +98,11 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Unentered(Release):
+    """The database gave the handler no transaction, so that it did not begin."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """The transaction of a transactional handler has recorded the success already."""
 

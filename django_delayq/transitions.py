@@ -283,6 +283,11 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
 
 
+def begin(using: str) -> None:
+    """Have the transaction that Django has just opened begin now, and not with its first statement."""
+    statements(using).begin()
+
+
 def extend(using: str, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
     """Extend leases. Return id → whether a cancel was requested; a delivery whose id is missing has lost its lease.
 

@@ -73,6 +73,9 @@ class Statements(Protocol):
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
         """Move messages to *consumed* while they are live; return the ids that moved."""
 
+    def begin(self) -> None:
+        """Begin the transaction that Django has opened in this thread, unless it has begun already."""
+
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
         """Move ``running → scheduled | dead | cancelled`` for the current delivery."""
 
@@ -94,6 +97,9 @@ class Statements(Protocol):
 
     def has_been_up_for(self, seconds: float) -> bool:
         """Tell whether the database has been up for this many seconds."""
+
+    def most_connections(self) -> int | None:
+        """Return how many connections the user of this one may have at once; None where nothing limits them."""
 
     def estimated_rows(self, relation: str) -> int | None:
         """Return how many rows the planner believes a table or index has; None where there is no estimate."""

@@ -1,4 +1,4 @@
-"""Runs the statement for which callers wait most, the insert of one message, without a cursor.
+"""Runs the statement for which callers wait most, the insert of one message, without a cursor, and begins transactions.
 
 A cursor of psycopg takes time to convert the query and its values, to look up the plan that the server keeps, and to
 make rows of any answer: some 7 % of the time of ``schedule_message()`` (``python -m benchmarks.parts`` has both). Here
@@ -16,14 +16,16 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from psycopg import IsolationLevel
 from psycopg.errors import Error, error_from_result
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus, Format
 
-from .sessions import ACTIVE, IDLE, IN_TRANSACTION, Session
+from .sessions import ACTIVE, IDLE, IN_TRANSACTION, UNKNOWN, Session
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 # How long it may take to tell the server that a statement is to stop (seconds), as in psycopg.
@@ -83,19 +85,52 @@ def run(
             or pgconn.parameter_status(b"client_encoding") != b"UTF8"
         ):
             return None
-        try:
-            pgconn.send_query_prepared(name, values, result_format=Format.BINARY)
-            result = raw.wait(execute(pgconn))[-1]
-        except BaseException:
-            # psycopg stops the statement itself when Ctrl-C comes while it waits. Here Ctrl-C came just before, or
-            # something else interrupted the wait, for example a timeout of gevent.
-            if pgconn.transaction_status == ACTIVE:
-                _abandon(raw)
-            raise
+        result = _answer(raw, lambda: pgconn.send_query_prepared(name, values, result_format=Format.BINARY))
     if result.status != ExecStatus.TUPLES_OK:
         raise error_from_result(result)
     get = result.get_value
     return [tuple([read(get(row, place)) for place, read in enumerate(columns)]) for row in range(result.ntuples)]
+
+
+def begin(raw: Any) -> None:
+    """Begin the transaction that psycopg would begin with the next statement, in the same words.
+
+    Does nothing where a transaction is open, or where psycopg would begin none. Raises the errors that a cursor raises.
+    """
+    pgconn = raw.pgconn
+    with raw.lock:
+        if raw.autocommit or pgconn.transaction_status not in (IDLE, UNKNOWN):
+            return
+        words = _begin(raw.isolation_level, raw.read_only, raw.deferrable)
+        result = _answer(raw, lambda: pgconn.send_query(words))
+    if result.status != ExecStatus.COMMAND_OK:
+        raise error_from_result(result)
+
+
+@lru_cache
+def _begin(isolation: int | None, read_only: bool | None, deferrable: bool | None) -> bytes:
+    """Return the statement that begins a transaction; None: the session decides."""
+    words = ["BEGIN"]
+    if isolation is not None:
+        words.append(f"ISOLATION LEVEL {IsolationLevel(isolation).name.replace('_', ' ')}")
+    if read_only is not None:
+        words.append("READ ONLY" if read_only else "READ WRITE")
+    if deferrable is not None:
+        words.append("DEFERRABLE" if deferrable else "NOT DEFERRABLE")
+    return " ".join(words).encode()
+
+
+def _answer(raw: Any, send: Callable[[], None]) -> Any:
+    """Send a statement, and return the server's answer."""
+    try:
+        send()
+        return raw.wait(execute(raw.pgconn))[-1]
+    except BaseException:
+        # psycopg stops the statement itself when Ctrl-C comes while it waits. Here Ctrl-C came just before, or
+        # something else interrupted the wait, for example a timeout of gevent.
+        if raw.pgconn.transaction_status == ACTIVE:
+            _abandon(raw)
+        raise
 
 
 def _abandon(raw: Any) -> None:

@@ -203,6 +203,10 @@ class Portable:
         where = Q(pk__in=list(by_id), state__in=LIVE)
         return {m.pk for m, _decision in move(self.using, where, decide, actor="", wait=wait)}
 
+    def begin(self) -> None:
+        # SQLite has begun it; another vendor begins it with the first statement.
+        pass
+
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
         by_id = {failure.id: failure for failure in failures}
 
@@ -291,6 +295,9 @@ class Portable:
     def has_been_up_for(self, seconds: float) -> bool:
         # The uptime is not known: the database counts as having been up for ever.
         return True
+
+    def most_connections(self) -> int | None:
+        return None
 
     def estimated_rows(self, relation: str) -> int | None:
         # There is no estimate but a count of the rows.

@@ -34,6 +34,17 @@ from .sessions import Session, ask_session, known_session, own_transaction
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
 
+# The process that answers, and the connections that the user may have: nobody limits a superuser.
+MOST_CONNECTIONS = """
+SELECT pg_backend_pid(),
+       CASE WHEN rolsuper THEN current_setting('max_connections')::int
+            ELSE least(current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+                         - coalesce(current_setting('reserved_connections', true)::int, 0),
+                       nullif(rolconnlimit, -1), nullif(datconnlimit, -1)) END
+  FROM pg_roles, pg_database
+ WHERE rolname = session_user AND datname = current_database()
+"""
+
 LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
          reason, error, traceback, exception"""
 
@@ -673,6 +684,11 @@ class PostgreSQL:
             done.update(row[0] for row in self._rows(late, parameters))
         return done
 
+    def begin(self) -> None:
+        connection = connections[self.using]
+        with connection.wrap_database_errors:
+            libpq.begin(connection.connection)
+
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
         parameters: dict[str, Any] = {
             "ids": [failure.id for failure in failures],
@@ -737,6 +753,14 @@ class PostgreSQL:
     def has_been_up_for(self, seconds: float) -> bool:
         sql = "SELECT pg_postmaster_start_time() < clock_timestamp() - %s * interval '1 second'"
         return bool(self._rows(sql, [float(seconds)])[0][0])
+
+    def most_connections(self) -> int | None:
+        connection = connections[self.using]
+        with connection.cursor() as cursor:
+            cursor.execute(MOST_CONNECTIONS)
+            pid, most = cursor.fetchone()
+        # A pooler tells its clients another process id, and has many of them share a connection.
+        return most if pid == connection.connection.info.backend_pid else None
 
     def estimated_rows(self, relation: str) -> int | None:
         with connections[self.using].cursor() as cursor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -19,6 +20,11 @@ USABLE_CHECK_AFTER = 30.0
 # The least time between two checks whether the server has closed a connection: a check between any two messages would
 # cost more than it is worth. Seconds.
 CLOSED_CHECK_INTERVAL = 0.05
+# A thread that runs handlers, and that has had nothing to do for this long, closes its connections: others may need
+# them. Seconds.
+IDLE_CLOSED_AFTER = 60.0
+
+T = TypeVar("T")
 
 
 class _Opened:
@@ -76,6 +82,23 @@ def before_task() -> None:
             connection.errors_occurred = False
             if not connection.is_usable():
                 discard(connection)
+
+
+def connect(using: str) -> None:
+    """Give this thread a connection that the server has not closed. Raises what the driver raises when it gets none."""
+    connection = connections[using]
+    if connection.connection is not None and has_news(connection) and not connection.is_usable():
+        discard(connection)
+        connection = connections[using]
+    connection.ensure_connection()
+
+
+def wait_for(queue: SimpleQueue[T], closed_after: float) -> T:
+    """Take the next task from a queue. The connections of a thread that waits ``closed_after`` seconds are closed."""
+    with contextlib.suppress(Empty):
+        return queue.get(timeout=closed_after)
+    close_all()
+    return queue.get()
 
 
 def leave_pools() -> None:

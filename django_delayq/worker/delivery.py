@@ -11,22 +11,24 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import Error as DatabaseError
+from django.db import connections, transaction
 from django.utils import timezone
 
 from .. import transitions
 from ..durations import Duration, seconds
 from ..exceptions import HandlerTimeout, LeaseLost, Superseded
-from ..outcomes import Outcome, event
+from ..outcomes import Outcome, Recorded, event
 from ..registry import Handler
 from ..retry import RetryPolicy
 from ..sql.rows import Claimed, LeaseRenewal
+from .connections import connect
 
 logger = logging.getLogger("django_delayq")
 
@@ -71,6 +73,7 @@ class Delivery:
         "deliveries",
         "due_at",
         "due_mono",
+        "entry_error",
         "expires_at",
         "handler",
         "headers",
@@ -119,9 +122,12 @@ class Delivery:
         self.queued_mono = self.started_mono = 0.0
         self.lost = False
         self.cancel_requested = False
-        # While middleware is around the handler: the outcome, and the exception that it answers.
+        # Once it is decided: the outcome, and the exception that it answers. Middleware may still fail then, and so may
+        # the functions that a transactional handler has called on commit.
         self.decided: Outcome | None = None
         self.raised: BaseException | None = None
+        # Why the handler got no connection or no transaction, so that it does not begin.
+        self.entry_error: BaseException | None = None
         self._deadline: float | None = None
         self._thread = self._forks = 0
         self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout, asyncio.Task[Any]] | None = None
@@ -250,6 +256,42 @@ class Delivery:
             self.cancel("cancel requested")
         if leased_mono is not None:
             self.leased_mono = max(self.leased_mono, leased_mono)
+
+    def enter(self) -> bool:
+        """Connect this thread to the database if the handler is to have a transaction there.
+
+        Comes before anything of the project is called, and before the timeout begins. Returns False when there is no
+        connection, for whatever reason: then the handler must not begin.
+        """
+        if self.handler.transactional:
+            try:
+                connect(self.using)
+            except Exception as error:  # noqa: BLE001
+                self.entry_error = error
+        return self.entry_error is None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Surround a transactional handler with its transaction.
+
+        The transaction begins at once, and not with the handler's first statement: a pooler, for example, connects to
+        the server only then, and what it answers is no error of the handler.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(transaction.atomic(using=self.using, durable=self.is_outermost))
+                transitions.begin(self.using)
+            except (DatabaseError, HandlerTimeout) as error:
+                self.entry_error = error
+                raise
+            if self.is_outermost:
+                # Called before the functions that the handler has called on commit: when one of them fails, the
+                # outcome is known.
+                transaction.on_commit(self._note_commit, using=self.using)
+            yield
+
+    def _note_commit(self) -> None:
+        self.decided = Recorded()
 
     def begin(self) -> None:
         """Start the clock of the handler, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.

@@ -18,7 +18,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import connections
 
 from .. import actors, failpoints, middleware, retry, signals, transitions, validation
 from ..answers import Reject, RetryLater
@@ -33,6 +33,7 @@ from ..outcomes import (
     Recorded,
     Release,
     Retry,
+    Unentered,
     class_path,
     event,
     storable,
@@ -41,7 +42,7 @@ from ..sql.rows import Success
 from ..sql.sessions import is_conflict
 from . import guard
 from .delivery import Delivery
-from .reporting import logs_whole_errors
+from .reporting import logs_whole_errors, report_after_commit
 from .service import backoff
 
 logger = logging.getLogger("django_delayq")
@@ -60,6 +61,18 @@ _returning: set[str] = set()
 # most this time (seconds): 0.1 s, 0.2 s, 0.4 s …, as errors of services are.
 MOST_CONFLICTS = 50
 LONGEST_CONFLICT_WAIT = 5.0
+
+
+def not_entered(delivery: Delivery) -> Release:
+    """Return the release of a delivery whose handler got no connection or no transaction. It costs no attempt."""
+    error = delivery.entry_error
+    if isinstance(error, HandlerTimeout):
+        delivery.note_interrupt()
+    text = storable(f"no transaction for its handler: {type(error).__name__}: {_text(error)}")
+    if is_conflict(error):
+        # A SQLite file that somebody else has locked.
+        return Release(text, timedelta(seconds=LONGEST_CONFLICT_WAIT))
+    return Unentered(text)
 
 
 def execute(delivery: Delivery, actor: str) -> Outcome:
@@ -83,7 +96,7 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
         finally:
             delivery.close()
             # They refer to the frames of this thread.
-            delivery.decided = delivery.raised = raised = None
+            delivery.decided = delivery.raised = delivery.entry_error = raised = None
     except HandlerTimeout as error:
         # The interrupt came after the handler had ended, and before close() could wait for it.
         return returned or _failure(delivery, error, "ran longer than its timeout")
@@ -148,23 +161,14 @@ def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery
         if not isinstance(delivery.decided, Recorded):
             delivery.decided, delivery.raised = _answer(delivery, error), error
 
-    try:
-        return middleware.run_inside([partial(one.handling, delivery) for one in chain], perform, note)
-    except BaseException as error:
-        if not isinstance(delivery.decided, Recorded):
-            raise
-        # The effects are committed: another delivery would repeat them.
-        if isinstance(error, HandlerTimeout):
-            delivery.note_interrupt()
-        logger.exception("The middleware of topic %s failed after the success was recorded", delivery.topic)
-        return delivery.decided
+    return middleware.run_inside([partial(one.handling, delivery) for one in chain], perform, note)
 
 
 def _perform(delivery: Delivery, actor: str) -> Outcome:
     if not delivery.handler.transactional:
         result = call(delivery)
         return _DONE if result is None else Ack(result)
-    with transaction.atomic(using=delivery.using, durable=delivery.is_outermost):
+    with delivery.transaction():
         with connections[delivery.using].execute_wrapper(guard.refuse_end):
             result = call(delivery)
         # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back
@@ -233,8 +237,16 @@ def _settle(delivery: Delivery, returned: Any) -> str | None:
 
 def _answer(delivery: Delivery, error: BaseException) -> Outcome:
     """Return the outcome of a delivery that raised, and tell the receivers of a failure about the exception."""
+    if isinstance(delivery.decided, Recorded):
+        # The effects are committed: another delivery would repeat them.
+        if isinstance(error, HandlerTimeout):
+            delivery.note_interrupt()
+        report_after_commit(delivery, error)
+        return delivery.decided
     if delivery.raised is error and delivery.decided is not None:
         return delivery.decided
+    if delivery.entry_error is not None:
+        return not_entered(delivery)
     if not isinstance(error, Superseded):
         delivery.note_error(error)
     outcome = outcome_of(delivery, error)

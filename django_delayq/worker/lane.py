@@ -51,11 +51,14 @@ class Lane:
     """What handler threads and the event loop have in common.
 
     A delivery waits in ``_queue`` until a place is free, and whoever takes it out of there ends it. ``held``, ``_mean``
-    and ``_queue`` are safe from any thread. ``_is_releasing`` is written by the main thread; others only read it.
+    and ``_queue`` are safe from any thread. ``_is_releasing`` is written by the main thread; others only read it. Each
+    handler thread adds itself to ``_resting`` and takes itself out, both in one step; others only count it.
     """
 
     def __init__(self, places: int, recorder: Recorder, worker: str, page: Page) -> None:
-        self.places = places
+        self._all_places = places
+        # The handler threads that the database refused, and that are offered nothing for a while.
+        self._resting: set[int] = set()
         self.recorder = recorder
         self.worker = worker
         self.page = page
@@ -84,6 +87,11 @@ class Lane:
         self._queue.put(delivery)
 
     @property
+    def places(self) -> int:
+        """The number of deliveries that may run at once."""
+        return self._all_places - len(self._resting)
+
+    @property
     def size(self) -> int:
         """The number of deliveries that may be held: one for each place, and more when handlers are quick."""
         return self.places + min(MOST_QUEUED, int(self.places * QUEUED_TIME / max(self._mean.seconds, 1e-6)))
@@ -101,8 +109,8 @@ class Lane:
     @property
     def is_worth_filling(self) -> bool:
         """True when the lane is half empty, or a place is free."""
-        held = len(self.held)
-        return held < self.places or held * 2 <= self.size
+        held, size = len(self.held), self.size
+        return held < self.places or 0 < 2 * held <= size
 
     # --- release ------------------------------------------------------------------------------------------------------
 
@@ -144,14 +152,15 @@ class Lane:
 
     def _note_outcome(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
         now = time.monotonic()
-        self._mean.learn(now - delivery.started_mono)
+        if delivery.started_mono:
+            self._mean.learn(now - delivery.started_mono)
         self.recorder.submit(delivery, outcome, actor, now)
 
     def _note_failure(self, delivery: Delivery, error: BaseException, actor: str) -> None:
         """Have a delivery retried that the worker failed to run. That is no error of the handler, but, for example, of
-        a receiver of a signal, which may raise anything."""
+        a receiver of a signal, which may raise anything. It costs no attempt if the handler has not begun."""
         logger.error(
             "The worker failed to run %r, which is retried in %s", delivery, RETRY_FAILED_AFTER, exc_info=error
         )
         text = storable(f"the worker failed: {type(error).__name__}")
-        self.recorder.submit(delivery, Retry(RETRY_FAILED_AFTER, text), actor)
+        self.recorder.submit(delivery, Retry(RETRY_FAILED_AFTER, text, counts=bool(delivery.started_mono)), actor)

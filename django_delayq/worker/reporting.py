@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,6 +125,26 @@ def report_failure(
         )
     else:
         log_event(logging.INFO, "released", delivery, reason=failure.reason or error)
+
+
+def report_after_commit(delivery: Delivery, error: BaseException) -> None:
+    """Log an error that came when a transactional handler had committed: in a function on commit, or in a middleware.
+
+    The message is consumed, and the record keeps no error of it. So the log says in any case where it was raised.
+    """
+    whole = logs_whole_errors()
+    where = "" if whole else "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    logger.error(
+        "After the commit of its handler, a function on commit or a middleware failed; the message stays consumed, and "
+        "is not delivered again: id=%d topic=%s delivery=%d error=%s%s",
+        delivery.id,
+        delivery.topic,
+        delivery.deliveries,
+        type(error).__name__,
+        where,
+        exc_info=error if whole else None,
+        extra={"delayq_event": "after_commit", "delayq": {"id": delivery.id, "topic": delivery.topic}},
+    )
 
 
 def _log_failure(level: int, event: str, delivery: Delivery, cause: Cause | None, **facts: Any) -> None:

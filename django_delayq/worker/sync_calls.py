@@ -81,7 +81,7 @@ class _Thread:
             self._thread.join(timeout)
 
     def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := connections.wait_for(self._queue, connections.IDLE_CLOSED_AFTER)) is not None:
             self._make(*item)
             del item
         connections.close_all()

@@ -46,10 +46,11 @@ class Turns:
         if threads > 1:
             self.members = [threading.Thread(target=self._watch, name="delayq-turn-watch", daemon=True)]
 
-    def take(self, thread: int) -> None:
-        """Wait for the turn."""
-        self._turn.acquire()
-        self._holder = thread
+    def take(self, thread: int, timeout: float = -1) -> bool:
+        """Wait for the turn, up to ``timeout`` seconds (-1: for ever), and return whether the thread has it."""
+        if self._turn.acquire(timeout=timeout):
+            self._holder = thread
+        return self._holder == thread
 
     def has(self, thread: int) -> bool:
         """Return whether the thread has the turn still."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -112,3 +113,67 @@ def test_a_signal_while_the_database_is_away_still_ends_the_worker(
     postgres_server.start()
     connections.close_all()
     assert not Message.objects.filter(state=State.RUNNING).exists()
+
+
+# --- fewer connections than threads -----------------------------------------------------------------------------------
+
+ROLE = "delayq_with_a_limit"
+# The consumer, the recorder and the upkeep of a process have one each.
+OWN = 3
+
+
+class Role:
+    """A user of the database, with whom workers connect."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+
+    def limit(self, number: int) -> None:
+        """Let the role have so many connections at once; -1: any number."""
+        self._run(f"ALTER ROLE {ROLE} CONNECTION LIMIT {number}")
+
+    def connections(self) -> int:
+        """Count the connections that the role has."""
+        return int(self._run("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", ROLE)[0][0])
+
+    def _run(self, sql: Any, *values: object) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self._server.url, autocommit=True) as other:
+            cursor = other.execute(sql, values)
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture
+def role(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Role]:
+    """The user of the workers that are started from now on."""
+    there = Role(postgres_server)
+    there._run(f"CREATE ROLE {ROLE} LOGIN IN ROLE {PostgresServer.user}")
+    url = postgres_server.url.replace(f"{PostgresServer.user}@", f"{ROLE}@")
+    monkeypatch.setenv("DATABASE_URL", url)
+    yield there
+    there._run("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s", ROLE)
+    there._run(f"DROP ROLE {ROLE}")
+
+
+def test_a_handler_that_gets_no_connection_has_not_failed(start: Start, role: Role, gate: Gate) -> None:
+    role.limit(OWN + 3)
+    worker = start("--threads", "8")
+    messages = schedule_messages({"topic": "t.once_tx", "payload": gate.payload} for _ in range(20))
+    worker.wait_for("The database gave handler thread . no transaction; .* takes no message for 5 s: .*too many")
+    gate.open()
+    wait_until_all(State.CONSUMED, 20)
+    assert effects_per_message() == once_each(messages)
+    assert set(Message.objects.values_list("attempts", flat=True)) == {0}
+
+
+@pytest.mark.parametrize("topic", ["t.gate", "t.gate_async"])
+def test_the_connection_of_a_handler_is_given_back_when_its_thread_is_idle(
+    start: Start, role: Role, gate: Gate, set_pace: Callable[[dict[str, float]], None], topic: str
+) -> None:
+    set_pace({"connections.IDLE_CLOSED_AFTER": 0.5})
+    start("--threads", "4")
+    for _ in range(2):
+        messages = schedule_messages({"topic": topic, "payload": gate.payload} for _ in range(12))
+        gate.open()
+        wait_until_all(State.CONSUMED, Message.objects.count())
+        eventually(lambda: role.connections() <= OWN, "the threads have closed their connections")
+    assert len(messages) == 12

@@ -114,6 +114,12 @@ def affect_once(message: Delivered) -> None:
     leave(message)
 
 
+@receives("t.once_tx", transactional=True, retry=False)
+def affect_once_behind_the_gate(message: Delivered) -> None:
+    pass_gate(message)
+    leave(message)
+
+
 @receives("t.new", retry=SOON)
 def arrive_with_a_deploy(message: Delivered) -> None:
     leave(message)

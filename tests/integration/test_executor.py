@@ -8,21 +8,27 @@ import dataclasses
 import functools
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import connection, transaction
 
-from django_delayq import RetryLater, RetryPolicy, handler, registry
-from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
+from django_delayq import Reject, RetryLater, RetryPolicy, handler, middleware, registry, signals
+from django_delayq.middleware import Middleware
+from django_delayq.models import Message
+from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
+from django_delayq.states import State
 from django_delayq.worker import executor
 from django_delayq.worker.delivery import Delivery
 from tests.app.handlers import leave
 from tests.app.models import Effect
-from tests.integration.claims import claimed
+from tests.integration.claims import claimed, needs_row_locks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -354,3 +360,131 @@ def test_a_handler_ends_at_the_timeout_that_its_message_brings() -> None:
     delivery.claimed = delivery.claimed._replace(timeout=0.1)
     error = error_of(executor.execute(delivery, "worker:w"))
     assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")
+
+
+# --- the transaction --------------------------------------------------------------------------------------------------
+
+
+def cut() -> None:
+    """End the server process of this thread's connection, which the driver does not notice yet."""
+    with psycopg.connect(os.environ["DATABASE_URL"], dbname=connection.settings_dict["NAME"], autocommit=True) as other:
+        pid = connection.connection.info.backend_pid
+        assert other.execute("SELECT pg_terminate_backend(%s, 60000)", [pid]).fetchone() == (True,)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_handler_whose_transaction_cannot_begin_is_not_called_and_loses_no_attempt(asynchronous: bool) -> None:
+    needs_row_locks()
+    called: list[str] = []
+
+    async def call(message: Any) -> None:
+        called.append("async")
+
+    function: Callable[[Any], Any] = call if asynchronous else lambda message: called.append("sync")
+    handler(TOPIC, transactional=True, retry=False)(function)
+    (delivery,) = claimed(TOPIC)
+    cut()
+    outcome = executor.execute(delivery, "worker:w")
+    assert isinstance(outcome, Unentered)
+    assert (called, outcome.delay) == ([], None)
+    assert outcome.reason.startswith("no transaction for its handler: ")
+    # The connection that broke is replaced.
+    (delivery,) = claimed(TOPIC)
+    assert executor.execute(delivery, "worker:w") == Recorded()
+
+
+def test_a_connection_that_breaks_in_a_handler_is_a_failure_of_the_handler() -> None:
+    needs_row_locks()
+
+    def lose_the_connection(message: Delivery) -> None:
+        leave(message)
+        cut()
+        leave(message)
+
+    outcome = run(lose_the_connection, transactional=True, retry=False)
+    assert isinstance(outcome, GiveUp)
+    assert outcome.error.startswith("OperationalError: ")
+
+
+def test_a_handler_has_the_isolation_and_the_access_that_its_connection_asks_for() -> None:
+    needs_row_locks()
+    found = []
+
+    def ask(message: Any) -> None:
+        with connection.cursor() as cursor:
+            for name in ("transaction_isolation", "transaction_read_only", "transaction_deferrable"):
+                cursor.execute(f"SHOW {name}")
+                found.append(cursor.fetchone()[0])
+        raise Reject("a transaction that only reads records no success")
+
+    handler(TOPIC, transactional=True)(ask)
+    (delivery,) = claimed(TOPIC)
+    raw = connection.connection
+    raw.isolation_level, raw.read_only, raw.deferrable = psycopg.IsolationLevel.SERIALIZABLE, True, True
+    assert isinstance(executor.execute(delivery, "worker:w"), GiveUp)
+    connection.close()
+    assert found == ["serializable", "on", "on"]
+
+
+SECRET = "the secret of order 4711"
+
+
+class Careless(Exception): ...
+
+
+def fail_on_commit(message: Delivery) -> None:
+    def fail() -> None:
+        raise Careless(SECRET)
+
+    leave(message)
+    transaction.on_commit(fail)
+
+
+async def fail_on_commit_async(message: Delivery) -> None:
+    await sync_to_async(fail_on_commit)(message)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole errors", "without texts"])
+@pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "inside of middleware"])
+@pytest.mark.parametrize("function", [fail_on_commit, fail_on_commit_async])
+def test_an_error_on_commit_is_logged_and_the_message_stays_consumed(
+    function: Callable[[Any], Any],
+    surrounded: bool,
+    whole: bool,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LOG_ERRORS": whole}
+    failed: list[object] = []
+    one = Middleware()
+    if surrounded:
+        middleware.install(one)
+    signals.message_failed.connect(note := lambda **facts: failed.append(facts))
+    try:
+        assert run(function, transactional=True, retry=False) == Recorded()
+    finally:
+        signals.message_failed.disconnect(note)
+        if surrounded:
+            middleware.remove(one)
+    (message,) = Message.objects.all()
+    assert (message.state, Effect.objects.count(), failed) == (State.CONSUMED, 1, [])
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert f"topic={TOPIC}" in line
+    assert "error=Careless" in line
+    # Where it happened is told in any case, and the text of the error only where errors are logged whole.
+    assert "in fail\n" in caplog.text
+    assert (SECRET in caplog.text) is whole
+
+
+def test_a_timeout_that_ends_functions_on_commit_leaves_the_message_consumed(caplog: pytest.LogCaptureFixture) -> None:
+    def outlast(message: Delivery) -> None:
+        transaction.on_commit(message.interrupt)
+        transaction.on_commit(wait_for_ever)
+
+    def wait_for_ever() -> None:
+        while True:
+            time.sleep(0.001)
+
+    assert run(outlast, transactional=True, retry=False, timeout="1h") == Recorded()
+    assert "error=HandlerTimeout" in caplog.text

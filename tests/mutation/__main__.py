@@ -1004,9 +1004,33 @@ MUTANTS = [
         "effects that middleware lost recorded as a success",
         (
             f"{WORKER}/executor.py",
-            "if not isinstance(delivery.decided, Recorded):\nraise",
-            "if not delivery.decided:\n    raise",
+            "if isinstance(delivery.decided, Recorded):",
+            "if delivery.decided:",
         ),
+    ),
+    mutant(
+        "error on commit taken for a failure of the handler",
+        (f"{WORKER}/executor.py", "if isinstance(delivery.decided, Recorded):", "if False:"),
+    ),
+    mutant(
+        "attempt charged for a transaction that did not begin",
+        (f"{WORKER}/executor.py", "if delivery.entry_error is not None:", "if False:"),
+    ),
+    mutant(
+        "handler called without a connection",
+        (f"{WORKER}/handler_threads.py", "if delivery.enter() else not_entered(delivery)", ""),
+    ),
+    mutant(
+        "transaction of a handler that begins with its first statement",
+        (f"{WORKER}/delivery.py", "transitions.begin(self.using)", "pass"),
+    ),
+    mutant(
+        "thread without a connection that is offered the next message",
+        (f"{WORKER}/handler_threads.py", "self._resting.add(number)", "pass"),
+    ),
+    mutant(
+        "idle connections that are kept",
+        (f"{WORKER}/connections.py", "close_all()\nreturn queue.get()", "return queue.get()"),
     ),
     mutant("failure told when its middleware has ended", (MIDDLEWARE, "self._on_error(self.raised[0])", "pass")),
     mutant(
