@@ -10,13 +10,13 @@ from enum import IntEnum
 from django.db import DatabaseError, InterfaceError, connections
 from django.utils import translation
 
-from .. import conf, extensions, pausing, restore, transitions
+from .. import conf, extensions, pausing, registry, restore, transitions
 from ..broker import describe
 from ..broker.base import Index, ServerInfo
 from ..durations import brief
 from ..exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
-from ..models import Message
-from ..sql import vendor_name
+from ..models import Message, Worker
+from ..sql import statements, vendor_name
 from ..sql.troubles import Trouble, trouble
 from ..states import State
 from . import stats
@@ -31,6 +31,8 @@ MOST_NAMED = 5
 LINES_READ = 100
 # A message that waits longer for a limit is worth a warning. Seconds.
 LONG_LIMITED = 3600.0
+# The connections of a worker process beside those of its threads: of the consumer, the recorder and the upkeep.
+OWN_CONNECTIONS = 3
 
 
 class Level(IntEnum):
@@ -176,6 +178,7 @@ def _record(using: str, limits: Limits) -> Iterator[Finding]:
     alive = len(workers.of(WorkerState.ALIVE))
     level = Level.OK if alive >= limits.min_workers else Level.CRITICAL
     yield Finding("Workers", level, f"{alive} alive" + ("" if level == Level.OK else f" of {limits.min_workers}"))
+    yield from _connections(using, workers)
     paused = pausing.paused(using)
     if paused:
         since = ", ".join(
@@ -197,6 +200,34 @@ def _record(using: str, limits: Limits) -> Iterator[Finding]:
         dead = stats.capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
         level = Level.CRITICAL if dead.more else Level.OK
         yield Finding("Dead", level, f"more than {limits.max_dead:,}" if dead.more else str(dead))
+
+
+def _connections(using: str, workers: WorkerList) -> Iterator[Finding]:
+    """Compare the connections that the live workers may want, all together, with those that they may have.
+
+    Nothing is found where the database has no such limit, and behind a pooler, which has its own.
+    """
+    most = statements(using).most_connections()
+    if most is None:
+        return
+    wanted = sum(map(_wanted_connections, workers.of(WorkerState.ALIVE)))
+    detail = f"the live workers may want {wanted:,} connections, and the database gives them {most:,}"
+    if wanted <= most:
+        yield Finding("Connections", Level.OK, detail)
+    else:
+        advice = "start fewer processes or threads, raise the limit, or put a pooler in between"
+        yield Finding("Connections", Level.WARN, f"{detail}; {advice}")
+
+
+def _wanted_connections(worker: Worker) -> int:
+    """Return the most connections that a worker process keeps open."""
+    if not worker.topics:
+        # It runs no handlers.
+        return OWN_CONNECTIONS
+    handlers = [found for topic in worker.topics if (found := registry.find(topic)) is not None]
+    # As many threads again make the sync calls of async handlers.
+    kinds = 1 + any(handler.runs_on_loop for handler in handlers)
+    return OWN_CONNECTIONS + kinds * worker.threads
 
 
 def _overdue(oldest: list[Message], now: datetime, limits: Limits) -> Finding:

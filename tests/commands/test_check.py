@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from django.core.management import call_command
-from django.db import connections
+from django.db import connection, connections
 from django.utils import timezone
 
 from django_delayq import conf, pause_queue, resume_queue, transitions
@@ -163,6 +164,43 @@ def test_a_topic_that_nobody_handles_is_a_warning() -> None:
     assert levels()["Topics"] == "warn"
     Worker.objects.update(seen_at=timezone.now() - timedelta(seconds=60))
     assert "Topics: no handler for t.elsewhere, t.gone\n" in run("delayq_check").out
+
+
+def test_workers_that_may_want_more_connections_than_there_are_are_a_warning() -> None:
+    if connection.vendor != "postgresql":
+        assert "Connections" not in levels()
+        return
+    most = int(PostgresServer.SETTINGS["max_connections"])
+    # Beside its threads a process has three.
+    Worker.objects.update(threads=most - 3, topics=["t.ok"])
+    assert levels()["Connections"] == "ok"
+    Worker.objects.create(name="v", host="h", pid=2, started_at=timezone.now(), seen_at=timezone.now())
+    ran = run("delayq_check")
+    assert (ran.code, levels()["Connections"]) == (0, "warn")
+    assert f"may want {most + 3} connections, and the database gives them {most}; start fewer" in ran.out
+    # Nobody knows whether a dead one comes back.
+    Worker.objects.filter(name="v").update(seen_at=timezone.now() - timedelta(seconds=60))
+    assert levels()["Connections"] == "ok"
+    # Async handlers have as many threads again for their sync calls.
+    Worker.objects.update(threads=most // 2, topics=["t.ok", "t.async"])
+    assert levels()["Connections"] == "warn"
+
+
+def test_the_limit_of_the_own_role_counts(postgres_server: PostgresServer) -> None:
+    role = "delayq_with_a_limit"
+    with psycopg.connect(postgres_server.url, autocommit=True) as other:
+        other.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 10 IN ROLE {PostgresServer.user}")
+    Worker.objects.update(threads=8, topics=["t.ok"])
+    assert levels()["Connections"] == "ok"
+    own, connection.settings_dict["USER"] = connection.settings_dict["USER"], role
+    connection.close()
+    try:
+        assert "may want 11 connections, and the database gives them 10;" in run("delayq_check").out
+    finally:
+        connection.settings_dict["USER"] = own
+        connection.close()
+        with psycopg.connect(postgres_server.url, autocommit=True) as other:
+            other.execute(f"DROP ROLE {role}")
 
 
 def test_a_queue_that_no_worker_serves_is_a_warning() -> None:
