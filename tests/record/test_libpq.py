@@ -25,9 +25,9 @@ from django_delayq.models import Message, forget_identity, identity
 from django_delayq.scheduling import _checked
 from django_delayq.sql import libpq, postgresql
 from django_delayq.sql.rows import NewMessage
-from django_delayq.sql.sessions import FAILED, IDLE, Session
+from django_delayq.sql.sessions import FAILED, IDLE, UNKNOWN, Session
 from tests.transactions import lock_table, unfinished, waits_for_a_lock
-from tests.workers import eventually
+from tests.workers import PATIENCE, eventually
 
 from .steps import TOPIC
 
@@ -179,14 +179,14 @@ def wait_until_it_waits(pid: int) -> None:
 
 
 def test_a_statement_that_waits_for_a_lock_can_be_interrupted(by_cursor: list[str]) -> None:
-    main, pid = threading.get_ident(), connection.connection.info.backend_pid
+    main, connected = threading.get_ident(), connection.connection
+    pid = connected.info.backend_pid
     assert threading.main_thread().ident == main
 
     def interrupt() -> None:
-        try:
-            wait_until_it_waits(pid)
-        finally:
-            signal.pthread_kill(main, signal.SIGINT)
+        # Nothing but the interrupt ends the call from then on. At any other moment it would end the whole run.
+        wait_until_it_waits(pid)
+        signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     with unfinished(lock):
@@ -194,9 +194,13 @@ def test_a_statement_that_waits_for_a_lock_can_be_interrupted(by_cursor: list[st
         with pytest.raises(KeyboardInterrupt):
             schedule(1)
         thread.join()
+        assert connected.info.transaction_status in (IDLE, UNKNOWN)
+        if is_left := connected.closed:
+            # psycopg gives the server five seconds to stop the statement, which a busy machine may need for other work.
+            connection.close()
     schedule(2)
-    assert by_cursor == []
-    assert numbers() == [0, 0, 0, 2]
+    assert is_left or (by_cursor, numbers()) == ([], [0, 0, 0, 2])
+    assert 2 in numbers()
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
@@ -204,6 +208,8 @@ def test_a_statement_can_be_interrupted_before_its_answer_is_waited_for(
     by_cursor: list[str], monkeypatch: pytest.MonkeyPatch, in_transaction: bool
 ) -> None:
     connected, pid = connection.connection, connection.connection.info.backend_pid
+    # A busy machine may take more than the usual seconds to stop the statement.
+    monkeypatch.setattr(libpq, "CANCEL_WITHIN", PATIENCE)
 
     def interrupt(_pgconn: Any) -> None:
         monkeypatch.setattr(libpq, "execute", execute)
