@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
 import redis
 
-from testproject.servers import RedisServer
+from testproject.servers import RedisServer, find_redis
+from tests.workers import PATIENCE
 
 OF_THE_SYSTEM = [
     *Path("/usr/lib").glob("*/faketime/libfaketime.so.1"),
@@ -26,20 +30,49 @@ def find_libfaketime() -> Path | None:
     return next(iter([*found, *OF_THE_SYSTEM]), None)
 
 
+def preloaded(library: Path) -> str:
+    """Return what LD_PRELOAD has to be, so that a Redis gets its clock from the library.
+
+    Debian's Redis takes its memory from jemalloc, which asks for the time before it gives any. The library needs memory
+    before it can tell the time: Redis would wait for ever. With the C library's memory it starts.
+    """
+    return f"{library} libc.so.6"
+
+
+@cache
+def why_no_clock_can_be_set() -> str | None:
+    """Return what keeps tests from setting the clock of the Redis that they start; None when they can."""
+    library, program = find_libfaketime(), find_redis()
+    if library is None:
+        return "libfaketime was not found (pip install libfaketime)"
+    if program is not None and not _starts(program, library):
+        return f"{program} does not start with {library}; DELAYQ_REDIS_SERVER may name another Redis"
+    return None
+
+
+def _starts(program: Path, library: Path) -> bool:
+    environment = {**os.environ, "LD_PRELOAD": preloaded(library), "FAKETIME": "+1h"}
+    try:
+        subprocess.run([program, "--version"], env=environment, capture_output=True, timeout=PATIENCE, check=True)
+    except subprocess.SubprocessError:
+        return False
+    return True
+
+
 class SkewedRedis(RedisServer):
     """A Redis with a clock of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        library = find_libfaketime()
-        if library is None:
-            pytest.skip("needs libfaketime: pip install libfaketime")
-        self._library = library
+        if reason := why_no_clock_can_be_set():
+            pytest.skip(reason)
         super().__init__(*arguments)
 
     def _environment(self) -> dict[str, str]:
+        library = find_libfaketime()
+        assert library is not None
         return {
             **super()._environment(),
-            "LD_PRELOAD": str(self._library),
+            "LD_PRELOAD": preloaded(library),
             "FAKETIME_TIMESTAMP_FILE": str(self._offset),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -68,4 +101,4 @@ class SkewedRedis(RedisServer):
         with redis.Redis(port=self.port) as client:
             now, _micros = client.time()
         if abs(now - time.time() - seconds) > 10:
-            pytest.skip(f"{self._library} has no effect on this Redis")
+            pytest.skip("libfaketime has no effect on this Redis")

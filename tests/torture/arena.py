@@ -23,7 +23,7 @@ from testproject.binaries import PGBOUNCER_ADVICE, find_pgbouncer
 from testproject.cleaner import PID_FILE, family, send
 from testproject.servers import PgBouncerServer, PostgresServer, RedisServer
 from tests.proxy import Proxy
-from tests.skewed import SkewedRedis, find_libfaketime
+from tests.skewed import SkewedRedis, why_no_clock_can_be_set
 from tests.torture.full_disk import FillablePostgres, find_compiler
 from tests.torture.journal import Journal
 from tests.torture.sizes import DELAYQ, LIFETIME, REPLACED, Size
@@ -117,8 +117,8 @@ class Arena:
         self.orphans: list[int] = []
         # Faults that need a program which this machine does not have, and why.
         self.lacks: dict[str, str] = {}
-        if find_libfaketime() is None:
-            self.lacks["clock"] = "libfaketime was not found (pip install libfaketime)"
+        if reason := why_no_clock_can_be_set():
+            self.lacks["clock"] = reason
         if find_pgbouncer() is None:
             self.lacks["pooler"] = f"no pgbouncer was found. {PGBOUNCER_ADVICE}"
         if find_compiler() is None:
