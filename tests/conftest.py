@@ -125,14 +125,14 @@ def redis_client() -> Iterator[redis.Redis]:
 def _redis_is_empty(request: pytest.FixtureRequest) -> None:
     """Empty Redis for each test that starts with empty tables, among them that of the database's identity."""
     if _uses_database(request.node):
-        _close_publishers()
+        close_publishers()
         for using in connections:
             forget_identity(using)
         with _connect() as client:
             client.flushall()
 
 
-def _close_publishers() -> None:
+def close_publishers() -> None:
     """End the publishers of the test before: the answers to their puts have come, and no failure makes one rest."""
     for using in connections:
         there = publisher.get(using)

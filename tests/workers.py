@@ -36,6 +36,17 @@ def eventually(look: Callable[[], T], what: str = "", *, timeout: float = PATIEN
         time.sleep(0.01)
 
 
+def is_quick(act: Callable[[], object], seconds: float) -> None:
+    """Call ``act`` until one call takes less than so many seconds. A busy machine makes a call take longer at times."""
+
+    def took() -> float:
+        began = time.monotonic()
+        act()
+        return time.monotonic() - began
+
+    eventually(lambda: took() < seconds, f"{act} within {seconds:g} s")
+
+
 class Worker:
     """A ``run_delayq`` with the present settings.DELAYQ in a process group of its own, and its log lines so far."""
 
