@@ -32,6 +32,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 DB, QUEUE, OTHER = "default", "default", "other"
 HOUR = 3600.0
+# A measurement is as exact as its round trips are short. A busy machine may make them so many seconds long.
+ERROR = 12
 
 
 class GivenClock(RedisBroker):
@@ -112,9 +114,8 @@ def test_a_loader_corrects_the_clock_of_redis_to_that_of_the_record(skewed: Skew
     skewed.load()
     before = to_tenths(transitions.now(DB))
     now = skewed.broker.now_tenths()
-    assert skewed.correction() == pytest.approx(-ahead, abs=5)
-    # A measurement is as exact as its round trips are short. A busy machine may make them long.
-    assert before - 5 * SECOND <= now <= to_tenths(transitions.now(DB)) + 5 * SECOND
+    assert skewed.correction() == pytest.approx(-ahead, abs=ERROR)
+    assert before - ERROR * SECOND <= now <= to_tenths(transitions.now(DB)) + ERROR * SECOND
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -30.0])
@@ -142,7 +143,7 @@ def test_a_claim_does_not_believe_a_redis_whose_clock_was_set_ahead(skewed: Skew
     skewed.consumer.turn()
     assert state(message) == State.SCHEDULED
     assert skewed.due_there(message) == to_tenths(message.due_at)
-    assert skewed.correction() == pytest.approx(-HOUR, abs=5)
+    assert skewed.correction() == pytest.approx(-HOUR, abs=ERROR)
     assert skewed.broker.take(QUEUE, 10).tickets == []
 
 
@@ -163,7 +164,7 @@ def test_a_clock_that_is_set_is_followed_by_the_next_measurement(skewed: Skewed)
     for ahead in (HOUR, -HOUR, 0.0, 30.0, -30.0):
         skewed.set_ahead(ahead)
         skewed.load()
-        assert skewed.correction() == pytest.approx(-ahead, abs=5)
+        assert skewed.correction() == pytest.approx(-ahead, abs=ERROR)
         message = schedule_message("t.ok")
         skewed.put(message)
 

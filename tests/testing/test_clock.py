@@ -22,7 +22,7 @@ LOCAL = datetime(2300, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 def test_travelling_moves_the_clock_of_the_queue_and_not_that_of_python(delayq: Delayq) -> None:
     before = timezone.now()
     assert delayq.travel("2h") - before >= 2 * HOUR
-    assert delayq.travel(before + 3 * HOUR) - before == pytest.approx(3 * HOUR, abs=timedelta(seconds=5))
+    assert delayq.travel(before + 3 * HOUR) - before == pytest.approx(3 * HOUR, abs=timedelta(minutes=1))
     assert timezone.now() - before < HOUR
 
 
