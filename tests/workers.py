@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -68,24 +69,41 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
+        assert self.process.stdout is not None
+        self._output = self.process.stdout
+        self._rest = b""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._news:
-                self.lines.append(line.rstrip("\n"))
+        while self._is_readable(wait=True) and self._take():
+            pass
+
+    def _is_readable(self, *, wait: bool) -> bool:
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
+        return bool(poll.poll(None if wait else 0))
+
+    def _take(self) -> bool:
+        """Take the lines that were written until now. Tell whether more may follow."""
+        with self._news:
+            while not self._output.closed and self._is_readable(wait=False):
+                read = os.read(self._output.fileno(), 65_536)
+                if not read:
+                    return False
+                # A line is whole when its end is there.
+                *lines, self._rest = (self._rest + read).split(b"\n")
+                self.lines += [line.decode(errors="replace") for line in lines]
                 self._news.notify_all()
+        return True
 
     # --- what it says -------------------------------------------------------------------------------------------------
 
     @property
     def log(self) -> str:
+        self._take()
         return "\n".join(self.lines)
 
     def wait_for(self, pattern: str, *, timeout: float = PATIENCE) -> re.Match[str]:
@@ -104,7 +122,8 @@ class Worker:
                 self._news.wait(min(left, 0.5))
 
     def count(self, pattern: str) -> int:
-        """Count the log lines in which the pattern is found."""
+        """Count the log lines in which the pattern is found, of all that were written before the call."""
+        self._take()
         return sum(bool(re.search(pattern, line)) for line in self.lines)
 
     # --- its processes ------------------------------------------------------------------------------------------------
@@ -163,8 +182,8 @@ class Worker:
             pass
         self.process.wait()
         self._reader.join(5)
-        if self.process.stdout is not None and not self._reader.is_alive():
-            self.process.stdout.close()
+        if not self._reader.is_alive():
+            self._output.close()
 
     def __enter__(self) -> Self:
         return self
