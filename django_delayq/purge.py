@@ -33,7 +33,7 @@ def finished(
     """
     now = transitions.now(using)
     rows = Message.objects.using(using).filter(
-        Q(key_for__isnull=True) | ~Q(HoldsKeyAt(now)),
+        Q(key_for__isnull=True) | Q(next_id__isnull=False) | ~Q(HoldsKeyAt(now)),
         finished_at__isnull=False,
         finished_at__lt=now - timedelta(seconds=older_than),
         state__in=sorted(FINAL & set(states)),

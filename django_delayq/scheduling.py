@@ -420,36 +420,49 @@ def _on_conflict(value: Any) -> OnConflict:
 
 def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
     actor = actors.current()
-    own = actors.own_message(using, new.topic, key)
-    if own is not None:
-        new = new._replace(own=own)
+    new = new._replace(own=actors.own_message(using, new.topic, key))
     # Between the refused insert and the query for the message in its way, that one may move: then the key may be free.
     for _round in range(KEY_ROUNDS):
         inserted = transitions.insert(using, new, actor)
-        if inserted is None:
-            other = transitions.in_the_way(using, new.topic, key)
-            if other is None or (other.state in FINAL and transitions.free_key(using, other)):
-                continue
-            if other.pk != own or other.state in FINAL:
-                existing = _existing(using, new, other, actor)
-                if existing is None:
-                    continue
-                existing.existed = True
-                return existing
-            # The handler schedules the next message under the key of its own. In one transaction, so that nobody else
-            # gets the key in between.
-            with writing(using):
-                transitions.hand_over_key(using, own)
-                inserted = transitions.insert(using, new, actor)
         if inserted is not None:
             return _scheduled(using, [(new, inserted)])[0]
+        existing = _in_the_way(using, new, key, actor) if new.own is None else _next(using, new, key, actor, new.own)
+        if existing is not None:
+            existing.existed = True
+            return existing
     raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
+
+
+def _in_the_way(using: str, new: NewMessage, key: str, actor: str) -> Message | None:
+    """Do what the call chose with the message that keeps the new one out, and return it; None when it has moved."""
+    return _met(using, new, transitions.in_the_way(using, new.topic, key), actor)
+
+
+def _next(using: str, new: NewMessage, key: str, actor: str, own: int) -> Message | None:
+    """Return the message that is the next one of ``own``, whose handler makes this call; None when it has moved.
+
+    An earlier delivery has scheduled it, or somebody else while ``own`` did not hold the key.
+    """
+    following = transitions.next_of(using, own)
+    if following is not None:
+        return _existing(using, new, following, actor)
+    existing = _met(using, new, transitions.holder(using, new.topic, key), actor)
+    if existing is not None:
+        transitions.note_next(using, own, existing.pk)
+    return existing
+
+
+def _met(using: str, new: NewMessage, other: Message | None, actor: str) -> Message | None:
+    """Do with a message that has the key what the call chose, unless it has moved, or the time for that is over."""
+    if other is None or (other.state in FINAL and transitions.free_key(using, other)):
+        return None
+    return _existing(using, new, other, actor)
 
 
 def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Message | None:
     """Do with the message that is in the way what the call chose, and return it; None when it has moved meanwhile."""
     choice = new.on_conflict
-    if choice == OnConflict.KEEP:
+    if choice == OnConflict.KEEP or (new.own is not None and other.state in FINAL):
         return _kept(using, new, other)
     if other.state in FINAL:
         assert other.key_for is not None
@@ -475,7 +488,7 @@ def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Messag
         else:
             return None
     if new.own is not None:
-        # An earlier delivery of the same message has scheduled the next one.
+        # The next message of the handler's own is no conflict.
         return _kept(using, new, other)
     raise KeyConflict(refusal)
 

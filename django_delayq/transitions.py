@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
-from django.db import IntegrityError, connections
-from django.db.models import Exists, F, OuterRef, Q
+from django.db import IntegrityError, connections, transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from . import actors, failpoints
 from .clock import ceil_tenth, to_us
-from .models import HANDED_OVER, HOLDS_KEY, WAITS_AGAIN, Lease, Message, Transition, lease_is_over
+from .models import HOLDS_KEY, WAITS_AGAIN, Lease, Message, Transition, lease_is_over
 from .sql import statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing
 from .sql.rows import BEGINNING, Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
@@ -82,11 +82,50 @@ def now(using: str) -> datetime:
 
 
 def insert(using: str, new: NewMessage, actor: str) -> Inserted | None:
-    """Write one message; return None when another one is in its way (``in_the_way``)."""
+    """Write one message; return None when another one is in its way (``in_the_way``, ``next_of``)."""
     failpoints.reach("before_insert")
-    inserted = statements(using).insert(new, actor)
+    inserted = statements(using).insert(new, actor) if new.own is None else _insert_next(using, new, new.own, actor)
     failpoints.reach("after_insert")
     return inserted
+
+
+def _insert_next(using: str, new: NewMessage, own: int, actor: str) -> Inserted | None:
+    """Write the next message of ``own``, whose handler schedules it under its own key, and hand the key over to it.
+
+    Both or neither: return None, and leave ``own`` as it is, when that has its next message already, or when a third
+    message holds the key.
+    """
+    with writing(using):
+        row = Message._base_manager.using(using).filter(pk=own)
+        # It gives the key up before the next one takes it, in one transaction, so that nobody else gets it in between.
+        # The lock on the row makes deliveries of one message take turns.
+        gave_up = row.filter(state__in=LIVE, next_id=None).update(next_id=own)
+        if not gave_up and row.filter(next_id__isnull=False).exists():
+            return None
+        inserted = statements(using).insert(new, actor)
+        if inserted is None:
+            transaction.set_rollback(True, using=using)
+        elif gave_up:
+            row.update(next_id=inserted.id)
+    return inserted
+
+
+def next_of(using: str, own: int) -> Message | None:
+    """Return the next message of ``own``; None when its handler has scheduled none.
+
+    If that message has been purged, ``own`` stands for it: its step was made, and must not be made again.
+    """
+    rows = Message.objects.using(using)
+    message = _one(rows.filter(pk=own))
+    if message is None or message.next_id is None:
+        return None
+    return _one(rows.filter(pk=message.next_id)) or message
+
+
+def note_next(using: str, own: int, message_id: int) -> None:
+    """Note that a message which somebody else has scheduled is the next one of ``own``, unless there is one already."""
+    row = Message._base_manager.using(using).filter(pk=own, state__in=LIVE, next_id=None)
+    row.exclude(pk=message_id).update(next_id=message_id)
 
 
 def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
@@ -105,10 +144,17 @@ def in_the_way(using: str, topic: str, key: str, *, but: int | None = None) -> M
     The message ``but`` is not in its own way.
     """
     rows = Message.objects.using(using).filter(~Q(pk=but), topic=topic, key=key).order_by()
-    for condition in (HOLDS_KEY, WAITS_AGAIN):
-        for message in rows.filter(condition)[:1]:
-            return message
-    return None
+    return _one(rows.filter(HOLDS_KEY)) or _one(rows.filter(WAITS_AGAIN))
+
+
+def holder(using: str, topic: str, key: str) -> Message | None:
+    """Return the message that holds a key: only that is in the way of a handler that schedules under its own key."""
+    return _one(Message.objects.using(using).filter(HOLDS_KEY, topic=topic, key=key).order_by())
+
+
+def _one(rows: QuerySet[Message]) -> Message | None:
+    """Return any of the rows; None when there is none."""
+    return next(iter(rows[:1]), None)
 
 
 def named(using: str, topic: str, key: str) -> Message | None:
@@ -120,14 +166,6 @@ def named(using: str, topic: str, key: str) -> Message | None:
 def keep_waiting(using: str, message_id: int) -> bool:
     """Keep a waiting message from being claimed before the caller's transaction ends. Tell whether it waits."""
     return statements(using).keep_waiting(message_id)
-
-
-def hand_over_key(using: str, message_id: int) -> None:
-    """Free the key of a live message for the next one, which its own handler is about to schedule."""
-    rows = Message._base_manager.using(using).filter(pk=message_id, state__in=LIVE)
-    # A requeue gives a message its key back for as long as before, which HANDED_OVER tells.
-    rows.filter(key_deliveries=None).update(key_deliveries=HANDED_OVER, key_for=None)
-    rows.filter(key_deliveries__gt=HANDED_OVER).update(key_deliveries=F("deliveries") - 1, key_for=None)
 
 
 def free_key(using: str, holder: Message) -> bool:
@@ -186,8 +224,12 @@ def debounce(using: str, message_id: int, new: NewMessage, *, actor: str) -> Ans
 
 
 def _is_replaceable(message: Message) -> bool:
-    """Tell whether no delivery can still succeed: the success of a crashed one would stand for the new content."""
-    return message.state in WAITING and message.deliveries == message.reported
+    """Tell whether the message can get new content.
+
+    It cannot while a crashed delivery may still succeed, which would stand for the new content, nor when its next
+    message has been scheduled: what the new content is to do has begun.
+    """
+    return message.state in WAITING and message.deliveries == message.reported and message.next_id is None
 
 
 def _moved_due(message: Message, due: datetime) -> dict[str, datetime | None]:
@@ -577,6 +619,7 @@ def requeue(
             "excused": message.deliveries - message.reported,
             "cancel_requested": False,
             "key_deliveries": message.deliveries if message.unique == "scheduled" else None,
+            "next_id": None,
         }
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 

@@ -42,6 +42,7 @@ UNSEARCHED = [
     "created_by",
     "reported",
     "excused",
+    "conflicts",
     "moves",
     "claimed_at",
     "ready_at",
@@ -58,6 +59,7 @@ SEARCHED = [
     "key",
     "key_for",
     "key_deliveries",
+    "next_id",
     "priority",
     "due_at",
     "expires_at",
@@ -183,6 +185,7 @@ class Migration(migrations.Migration):
                     "key_deliveries",
                     models.IntegerField(blank=True, null=True, verbose_name="deliveries with the key"),
                 ),
+                ("next_id", models.BigIntegerField(editable=False, null=True)),
                 (
                     "concurrency_key",
                     models.CharField(blank=True, max_length=200, null=True, verbose_name="concurrency key"),
@@ -209,6 +212,7 @@ class Migration(migrations.Migration):
                 ("deliveries", models.IntegerField(default=0, verbose_name="deliveries")),
                 ("reported", models.IntegerField(default=0, verbose_name="reported deliveries")),
                 ("excused", models.IntegerField(default=0, verbose_name="excused deliveries")),
+                ("conflicts", models.SmallIntegerField(db_default=0, default=0, editable=False)),
                 ("moves", models.IntegerField(default=1, verbose_name="moves")),
                 ("leased_until", models.DateTimeField(blank=True, null=True, verbose_name="leased until")),
                 ("claimed_at", models.DateTimeField(editable=False, null=True)),
@@ -289,6 +293,7 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(
                         condition=models.Q(
                             ("key__isnull", False),
+                            ("next_id__isnull", True),
                             models.Q(
                                 ("key_for__isnull", False),
                                 models.Q(

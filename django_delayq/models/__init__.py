@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .queues import Queue, in_paused_queue
 from .record import (
-    HANDED_OVER,
     HOLDS_KEY,
     WAITS_AGAIN,
     Identity,
@@ -24,7 +23,6 @@ from .record import (
 from .workers import Worker
 
 __all__ = [
-    "HANDED_OVER",
     "HOLDS_KEY",
     "WAITS_AGAIN",
     "Identity",

@@ -20,18 +20,21 @@ def _holds(**lookups: Any) -> ExpressionWrapper[Any]:
     return ExpressionWrapper(Q(**lookups), output_field=models.BooleanField())
 
 
-# The ``key_deliveries`` of a message whose key was for its whole life, and whose handler gave it to the next message.
-HANDED_OVER = -1
-# The condition that a message holds its key: no other message of its topic can. A finished message goes on doing so
-# until another one wants the key and the time is over, so that one constraint decides every race.
-HOLDS_KEY = Q(key__isnull=False) & (
+# The condition that a message holds its key: no other message of its topic can. One whose handler has scheduled the
+# next message under its key has given the key to that. A finished message goes on holding it until another one wants
+# the key and the time is over, so that one constraint decides every race.
+HOLDS_KEY = Q(key__isnull=False, next_id__isnull=True) & (
     Q(key_for__isnull=False)
     | Q(Q(key_deliveries__isnull=True) | Q(deliveries__lte=F("key_deliveries")), state__in=sorted(states.LIVE))
 )
-# The condition that a message that has given its key up waits again, for a retry. No new message may wait beside it.
-# One whose delivery crashed may still succeed: it counts as running.
+# The condition that a message whose delivery has freed its key waits again, for a retry. No new message may wait beside
+# it, unless it has its next one already. One whose delivery crashed may still succeed: it counts as running.
 WAITS_AGAIN = Q(
-    key__isnull=False, state__in=sorted(states.WAITING), deliveries__gt=F("key_deliveries"), deliveries=F("reported")
+    key__isnull=False,
+    next_id__isnull=True,
+    state__in=sorted(states.WAITING),
+    deliveries__gt=F("key_deliveries"),
+    deliveries=F("reported"),
 )
 
 AModel = TypeVar("AModel", bound=models.Model)
@@ -122,6 +125,9 @@ class Message(_Record):
     # While it is live, the message holds its key up to this number of deliveries; NULL: up to its end. No move takes
     # the key again: a retry cannot violate the constraint when another message has the key by then.
     key_deliveries = models.IntegerField(_("deliveries with the key"), null=True, blank=True)
+    # The message that its handler scheduled under its key, whatever has become of that since: it has the key instead,
+    # and a delivery that is repeated finds it. NULL: there is none yet, or a requeue has begun a new life.
+    next_id = models.BigIntegerField(null=True, editable=False)
     # The actor of the first row of the log, while only this row has it: see ``LogRow``.
     created_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
     # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
@@ -138,6 +144,9 @@ class Message(_Record):
     # Crashed deliveries that do not count towards MAX_CRASHES: a requeue or an ordered shutdown excused them, or too
     # little spoke against the message (transitions.judge).
     excused = models.IntegerField(_("excused deliveries"), default=0)
+    # Reported deliveries that failed only because their transaction met another one, and that cost no attempt. A
+    # requeue sets the number back to 0.
+    conflicts = models.SmallIntegerField(default=0, db_default=0, editable=False)
     # The number of moves, and of the last row in the log.
     moves = models.IntegerField(_("moves"), default=1)
     leased_until = UTCDateTimeField(_("leased until"), null=True, blank=True)
@@ -256,8 +265,10 @@ class Message(_Record):
     @property
     def holds_key(self) -> bool:
         """True while the message holds its key: ``HOLDS_KEY``."""
-        if self.key is None or self.key_for is not None:
-            return self.key is not None
+        if self.key is None or self.next_id is not None:
+            return False
+        if self.key_for is not None:
+            return True
         return self.state in states.LIVE and (self.key_deliveries is None or self.deliveries <= self.key_deliveries)
 
     @property
@@ -265,7 +276,7 @@ class Message(_Record):
         """How long the message holds its key: ``"live"``, ``"scheduled"``, or a time after its end."""
         if self.key_for is not None:
             return timedelta(seconds=self.key_for)
-        return "live" if self.key_deliveries is None or self.key_deliveries == HANDED_OVER else "scheduled"
+        return "live" if self.key_deliveries is None else "scheduled"
 
     @property
     def lease_ends_at(self) -> datetime | None:

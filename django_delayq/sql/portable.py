@@ -30,10 +30,7 @@ class Portable:
         with writing(self.using):
             if new.key is not None:
                 rows = Message.objects.using(self.using).filter(topic=new.topic, key=new.key)
-                waits = rows.filter(WAITS_AGAIN)
-                if new.own is not None:
-                    waits = waits.exclude(pk=new.own)
-                if rows.filter(HOLDS_KEY).exists() or waits.exists():
+                if rows.filter(HOLDS_KEY).exists() or (new.own is None and rows.filter(WAITS_AGAIN).exists()):
                     return None
             [(_new, inserted)] = self.insert_many([new], actor)
             return inserted

@@ -94,19 +94,22 @@ FIRST_ROW = """SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL::tim
 
 IS_LIVE = f"state IN ({', '.join(repr(state.value) for state in sorted(LIVE))})"
 IS_WAITING = f"state IN ({', '.join(repr(state.value) for state in sorted(WAITING))})"
-# ``WAITS_AGAIN`` and ``HOLDS_KEY`` of the model. A message that comes back from a delivery while this statement runs
-# counts as one that came back later.
-CONFLICT = f"""
-     WHERE NOT EXISTS (
-        SELECT FROM delayq_message
-         WHERE topic = %(topic)s::varchar AND key = %(key)s::varchar AND {IS_WAITING} AND deliveries > key_deliveries
-           AND deliveries = reported AND id IS DISTINCT FROM %(own)s::bigint
-     )
+# ``HOLDS_KEY`` of the model, for a message with a key.
+UNLESS_HELD = f"""
     ON CONFLICT (topic, key)
-       WHERE key IS NOT NULL
+       WHERE key IS NOT NULL AND next_id IS NULL
          AND (key_for IS NOT NULL OR {IS_LIVE} AND (key_deliveries IS NULL OR deliveries <= key_deliveries))
        DO NOTHING
-"""  # noqa: S608
+"""
+# ``WAITS_AGAIN`` of the model, which is not in the way of what a handler schedules under its own key. A message that
+# comes back from a delivery while this statement runs counts as one that came back later.
+UNLESS_WAITING = f"""
+     WHERE NOT EXISTS (
+        SELECT FROM delayq_message
+         WHERE topic = %(topic)s::varchar AND key = %(key)s::varchar AND next_id IS NULL AND {IS_WAITING}
+           AND deliveries > key_deliveries AND deliveries = reported
+     )
+"""
 
 # A claim passes over the row until the caller's transaction ends. Several callers can hold it at once.
 KEEP_WAITING = f"SELECT id FROM delayq_message WHERE id = %s AND {IS_WAITING} FOR SHARE"  # noqa: S608
@@ -444,7 +447,7 @@ def _insert(given: tuple[str, ...], *, knows: bool) -> str:
         # The clock is read once.
         rest, values["due_at"] = f" FROM (SELECT {values['due_at']}) d(due)", "due"
     if "key" in given:
-        rest += CONFLICT
+        rest += UNLESS_HELD if "own" in given else UNLESS_WAITING + UNLESS_HELD
     row = ", ".join(values.values())
     # The server makes a subquery of each SELECT that reads the clock, which takes it longer.
     chosen = f"SELECT {row}{rest}" if rest else f"VALUES ({row})"
@@ -570,12 +573,9 @@ class PostgreSQL:
             "key_for": new.key_for,
         }
         parameters: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        given = tuple(parameters) if new.own is None else (*parameters, "own")
         knows = bool(known_identity(self.using))
-        statement = _insert(tuple(parameters), knows=knows)
-        if new.key is not None:
-            parameters["own"] = new.own
-        # The id of the own message may be of any size: libpq.run does not take it.
-        rows = self._rows(statement, parameters, columns=INSERTED[knows] if new.key is None else ())
+        rows = self._rows(_insert(given, knows=knows), parameters, columns=INSERTED[knows])
         if not rows:
             return None
         if not knows:

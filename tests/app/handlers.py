@@ -373,12 +373,19 @@ def change_two_rows_in_an_order(message: Delivered) -> None:
 
 
 def chain(message: Delivered) -> None:
-    """Leave an effect, and schedule the next message under the key of this one until the payload's turns are over."""
+    """Leave an effect, and schedule the next message under the key of this one until the payload's turns are over.
+
+    The first message fails once after its call if the payload says so, and may be rejected before its second one.
+    """
     turn, turns, unique = (message.payload[name] for name in ("turn", "turns", "unique"))
     leave(message, f"turn {turn}")
+    if turn == 1 and message.attempt == 2 and message.payload.get("rejected"):
+        raise Reject("not again")
     if turn < turns:
         following = {**message.payload, "turn": turn + 1}
         schedule_message(message.topic, following, key=message.key, unique=unique, delay="20ms")
+    if turn == 1 and message.attempt == 1 and message.payload.get("fails"):
+        raise RuntimeError("the next one is scheduled")
 
 
 receives("t.chain", retry=AGAIN_AND_AGAIN)(chain)

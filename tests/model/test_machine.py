@@ -81,8 +81,8 @@ class Fate:
     unique: str | None = None
     # The number of deliveries up to which a message with unique="scheduled" holds its key. A requeue sets it anew.
     holds_until: int = 0
-    # True when its handler has scheduled the next message under its key.
-    handed_over: bool = False
+    # The message that its handler has scheduled under its key, or has found there. A requeue begins anew.
+    next_pk: int | None = None
 
 
 @dataclass
@@ -224,7 +224,7 @@ class Machine(RuleBasedStateMachine):
         self.schedule_beside(self.in_the_way(), unique, transactional)
 
     def schedule_beside(self, others: set[int], unique: str, transactional: bool) -> int:
-        """Schedule a message with the key; it is made when no other one is in the way. Return its id."""
+        """Schedule a message with the key; it is made when none of ``others`` is there. Return its id."""
         due = self.start + timedelta(seconds=self.elapsed)
         message = schedule_message(TOPIC, due_at=due, key="k", unique=unique, on_conflict="keep")
         assert message.existed == bool(others), "a key was given away twice, or to nobody"
@@ -242,9 +242,11 @@ class Machine(RuleBasedStateMachine):
     @staticmethod
     def keeps_out(pk: int, fate: Fate) -> bool:
         message = Message.objects.get(pk=pk)
+        if fate.next_pk is not None:
+            return False
         if message.state in FINAL:
-            return fate.unique == "1h" and not fate.handed_over
-        if fate.unique == "scheduled" or fate.handed_over:
+            return fate.unique == "1h"
+        if fate.unique == "scheduled":
             waits_again = message.state in WAITING and message.deliveries == message.reported
             return waits_again or (message.deliveries <= fate.holds_until and message.state in WAITING)
         return True
@@ -288,7 +290,7 @@ class Machine(RuleBasedStateMachine):
         if not answer:
             return
         # A person decided that it shall run again.
-        fate.cancelled = False
+        fate.cancelled, fate.next_pk = False, None
         fate.holds_until = Message.objects.get(pk=pk).deliveries
         if pushed:
             self.announce(pk)
@@ -428,11 +430,16 @@ class Machine(RuleBasedStateMachine):
         row = running[number % len(running)].row
         fate = self.fates[row.id]
         over = Message.objects.get(pk=row.id).state in FINAL
-        others = self.in_the_way() - (set() if over else {row.id})
-        held_it = not over and Message.objects.get(pk=row.id).holds_key
+        # Only the message that holds the key is in the way, and that not if it is the handler's own.
+        others = {other.pk for other in Message.objects.filter(key="k") if other.holds_key}
+        if fate.next_pk is not None:
+            others = {fate.next_pk}
+        elif not over:
+            others.discard(row.id)
         with actors.handling("default", TOPIC, "k", row.id):
-            self.schedule_beside(others, unique, fate.transactional)
-        fate.handed_over = fate.handed_over or (held_it and not others)
+            pk = self.schedule_beside(others, unique, fate.transactional)
+        if not over:
+            fate.next_pk = pk
 
     def succeed(self, held: Held) -> bool:
         fate = self.fates[held.row.id]

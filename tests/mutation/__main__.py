@@ -201,19 +201,19 @@ MUTANTS = [
     ),
     mutant(
         "message scheduled beside one that waits for its retry",
-        (SQL, "AND {IS_WAITING} AND deliveries > key_deliveries AND", "AND false AND"),
+        (SQL, "AND deliveries > key_deliveries AND deliveries = reported", "AND false"),
     ),
     mutant(
         "crashed delivery that keeps new messages out",
-        (SQL, "AND deliveries = reported AND id IS DISTINCT", "AND id IS DISTINCT"),
+        (SQL, "AND deliveries > key_deliveries AND deliveries = reported", "AND deliveries > key_deliveries"),
     ),
     mutant(
         "requeued message that does not hold its key",
         (TRANSITIONS, '"key_deliveries": message.deliveries if message.unique == "scheduled" else None,', ""),
     ),
     mutant(
-        "requeued message that holds its key for less than before it gave it to the next one",
-        (TRANSITIONS, "update(key_deliveries=HANDED_OVER,", 'update(key_deliveries=F("deliveries") - 1,'),
+        "requeued message that has its next one already",
+        (TRANSITIONS, '"next_id": None,', ""),
     ),
     mutant(
         "message that is in the way of its own requeue",
@@ -229,15 +229,27 @@ MUTANTS = [
     ),
     mutant(
         "handler that runs again and meets its next message as a conflict",
-        ("django_delayq/scheduling.py", "if new.own is not None:\n# An", "if False:\n# An"),
+        ("django_delayq/scheduling.py", "if new.own is not None:\n# The", "if False:\n# The"),
     ),
     mutant(
-        "key handed over that comes back when its message ends",
-        (TRANSITIONS, 'key_deliveries=F("deliveries") - 1, key_for=None', 'key_deliveries=F("deliveries") - 1'),
+        "message that waits again and keeps the later steps of its chain out",
+        (SQL, "AND next_id IS NULL AND {IS_WAITING}", "AND {IS_WAITING}"),
+    ),
+    mutant(
+        "key that is given up although the next message is refused",
+        (TRANSITIONS, "transaction.set_rollback(True, using=using)", "pass"),
+    ),
+    mutant(
+        "step of a chain that is made again when it is over",
+        ("django_delayq/scheduling.py", "following = transitions.next_of(using, own)", "following = None"),
+    ),
+    mutant(
+        "next message of another's making that is forgotten",
+        ("django_delayq/scheduling.py", "transitions.note_next(using, own, existing.pk)", "pass"),
     ),
     mutant(
         "finished message purged while it holds its key",
-        ("django_delayq/purge.py", "Q(key_for__isnull=True) | ~Q(HoldsKeyAt(now)),", ""),
+        ("django_delayq/purge.py", "Q(key_for__isnull=True) | Q(next_id__isnull=False) | ~Q(HoldsKeyAt(now)),", ""),
     ),
     mutant(
         "poll without Redis that knows no new queue",

@@ -26,6 +26,7 @@ from django_delayq import (
 from django_delayq.actions import foresee_requeue
 from django_delayq.actors import handling
 from django_delayq.models import Message
+from django_delayq.purge import finished, purge_ids
 from django_delayq.states import FINAL, LIVE, State
 from django_delayq.verdicts import Verdict
 
@@ -335,6 +336,185 @@ def test_a_retry_that_waits_finds_the_message_that_its_first_delivery_scheduled(
     with pytest.raises(KeyConflict, match=f"message {new.pk}"):
         later(key="k")
     assert state(first.id) == State.SCHEDULED
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("come_back", ["retry", "release", "crash"])
+def test_a_message_that_waits_again_keeps_no_later_step_of_its_chain_out(
+    come_back: str, policy: str, unique: str
+) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        second = due(key="k", unique=unique)
+    if come_back == "crash":
+        lose(first.id)
+    else:
+        assert fail(first.id, counts=come_back == "retry")
+    assert claim(second.pk)
+    with own_run(second.pk):
+        third = due(3, key="k", unique=unique, on_conflict=policy)
+    assert (third.existed, third.pk > second.pk, third.payload) == (False, True, 3)
+    assert holders() == [third.pk]
+    assert succeed(second.pk)
+    # The first one runs again, and finds its own step, which is over.
+    assert claim(first.id)
+    with own_run(first.id):
+        found = due(2, key="k", unique=unique, on_conflict=policy)
+    assert (found.pk, found.existed, found.state, found.payload) == (second.pk, True, State.CONSUMED, None)
+    assert holders() == [third.pk]
+    assert Message.objects.count() == 3
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_a_chain_goes_on_when_an_earlier_message_of_it_is_given_up(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        second = due(key="k", unique=unique)
+    assert fail(first.id)
+    assert claim(second.pk)
+    with own_run(second.pk):
+        third = due(key="k", unique=unique)
+    assert succeed(second.pk)
+    assert claim(first.id)
+    assert fail(first.id, 2, dead=True)
+    assert holders() == [third.pk]
+    assert claim(third.pk)
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("end", ["consumed", "dead", "cancelled", "purged"])
+def test_a_step_is_made_once_whatever_became_of_it(end: str, unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        second = due(key="k")
+    assert fail(first.id)
+    if end == "cancelled":
+        assert cancel_message(topic=TOPIC, key="k").id == second.pk
+    else:
+        assert claim(second.pk)
+        assert fail(second.pk, dead=True) if end == "dead" else succeed(second.pk)
+    if end == "purged":
+        purge_ids("default", [second.pk])
+    assert claim(first.id)
+    with own_run(first.id):
+        found = due(key="k", unique=unique)
+    # A step that is purged cannot be returned: the message itself is.
+    assert (found.pk, found.existed) == (first.id if end == "purged" else second.pk, True)
+    assert Message.objects.filter(state__in=LIVE).count() == 1
+
+
+def test_a_handler_that_runs_again_changes_its_own_step_and_no_later_one() -> None:
+    first = claimed(key="k")
+    with own_run(first.id):
+        second = later(2, key="k")
+    assert fail(first.id)
+    assert claim(first.id)
+    with own_run(first.id):
+        assert later(20, key="k", on_conflict="replace").pk == second.pk
+    assert message(second.pk).payload == 20
+    assert fail(first.id, 2)
+    reschedule_message(second.pk, due_at=ago())
+    assert claim(second.pk)
+    with own_run(second.pk):
+        third = later(3, key="k")
+    # The second waits for a retry, and the third has the key.
+    assert fail(second.pk)
+    assert claim(first.id)
+    with own_run(first.id):
+        assert later(200, key="k", on_conflict="replace").pk == second.pk
+    assert (message(second.pk).payload, message(third.pk).payload) == (20, 3)
+    assert holders() == [third.pk]
+
+
+def test_a_message_that_scheduled_its_next_one_keeps_no_other_out_while_it_waits_again() -> None:
+    first = claimed(key="k", unique="scheduled")
+    with own_run(first.id):
+        second = due(key="k", unique="scheduled")
+    assert fail(first.id)
+    with pytest.raises(KeyConflict, match=f"message {second.pk}"):
+        later(key="k", unique="scheduled")
+    assert claim(second.pk)
+    other = later(key="k", unique="scheduled")
+    assert not other.existed
+    # That one is the next of both.
+    with own_run(second.pk):
+        assert later(key="k", unique="scheduled").pk == other.pk
+    assert fail(second.pk)
+    assert holders() == [other.pk]
+    assert cancel_message(other.pk)
+    assert not later(key="k", unique="scheduled").existed
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_a_handler_schedules_beside_another_message_that_waits_for_its_retry(unique: str) -> None:
+    # Whatever becomes of that one, the chain of this one goes on.
+    stranger = claimed(key="k", unique="scheduled")
+    first = due(key="k", unique=unique)
+    assert fail(stranger.id)
+    assert claim(first.pk)
+    with own_run(first.pk):
+        second = due(key="k", unique=unique)
+    assert not second.existed
+    assert holders() == [second.pk]
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_a_requeued_message_schedules_a_next_one_anew(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        second = later(key="k", unique=unique)
+    assert fail(first.id, dead=True)
+    assert cancel_message(second.pk)
+    Message._base_manager.filter(pk=second.pk).update(key_for=None)
+    assert requeue_message(first.id)
+    assert claim(first.id)
+    with own_run(first.id):
+        third = later(key="k", unique=unique)
+    assert (third.existed, third.pk > second.pk) == (False, True)
+    assert holders() == [third.pk]
+
+
+def test_a_finished_message_that_gave_its_key_to_the_next_one_is_purged() -> None:
+    first = claimed(key="k", unique="1h")
+    with own_run(first.id):
+        second = due(key="k", unique="1h")
+    assert succeed(first.id)
+    assert claim(second.pk)
+    assert succeed(second.pk)
+    assert list(finished("default", FINAL, 0).values_list("pk", flat=True)) == [first.id]
+
+
+@committed
+@pytest.mark.parametrize("unique", ["live", "scheduled"])
+def test_a_step_whose_transaction_is_rolled_back_is_not_the_next_one(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with pytest.raises(RuntimeError), transaction.atomic(), own_run(first.id):
+        due(key="k", unique=unique)
+        raise RuntimeError
+    assert holders() == ([first.id] if unique == "live" else [])
+    assert fail(first.id)
+    assert claim(first.id)
+    with transaction.atomic(), own_run(first.id):
+        second = due(key="k", unique=unique)
+    assert not second.existed
+    assert holders() == [second.pk]
+
+
+@committed
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_deliveries_of_one_message_at_once_schedule_one_next_message(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+
+    def call(number: int) -> Message:
+        with own_run(first.id):
+            return later(key="k", payload=number, unique=unique)
+
+    rows = raced(call)
+    assert len(rows) == 8
+    assert len({row.pk for row in rows} - {first.id}) == 1
+    assert sum(not row.existed for row in rows) == 1
+    assert Message.objects.count() == 2
 
 
 def test_another_key_and_another_topic_are_not_the_handlers_own() -> None:
