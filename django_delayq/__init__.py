@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         InvalidMessage,
         KeyConflict,
         LeaseLost,
+        MessageCancelled,
         PayloadTooLarge,
     )
     from .pausing import apause_queue, aresume_queue, pause_queue, resume_queue
@@ -66,6 +67,7 @@ _HOMES = {
         "InvalidMessage",
         "KeyConflict",
         "LeaseLost",
+        "MessageCancelled",
         "PayloadTooLarge",
     ),
     "pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
@@ -116,6 +118,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "Reject",
     "HandlerTimeout",
     "LeaseLost",
+    "MessageCancelled",
     "DelayqError",
     "InvalidMessage",
     "PayloadTooLarge",

@@ -58,6 +58,14 @@ class Superseded(DelayqError):
     """Another delivery, or a cancel, finished this message first."""
 
 
+class MessageCancelled(BaseException):
+    """A cancel was requested while the handler ran: ``message.raise_if_cancelled()`` raises it.
+
+    Let it out of the handler, and the message is *cancelled*. Not an ``Exception``, so that a handler's own
+    ``except Exception`` does not swallow it.
+    """
+
+
 class HandlerTimeout(BaseException):
     """The handler ran longer than its timeout.
 

@@ -48,9 +48,10 @@ class Handled(Delivered[Any], Protocol):
 
     @property
     def outcome(self) -> str | None:
-        """None until the handler has ended; then "consumed", "retried", "dead" or "released" (which costs no attempt).
+        """None until the handler has ended; then "consumed", "retried", "dead", "cancelled", or "released".
 
-        The retry policy has decided it; the record may still refuse it, for example because of a cancel.
+        A release costs no attempt. A cancel that the handler could know of wins over all but a success. The record may
+        still refuse the outcome, for example because of a cancel of the last moment.
         """
 
 

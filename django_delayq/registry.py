@@ -71,7 +71,17 @@ class Delivered(Protocol[Payload_co]):
 
     @property
     def cancel_requested(self) -> bool:
-        """True when a cancel was requested while the handler runs. No retry follows. Known within about a second."""
+        """True when a cancel was requested while the handler runs. Known within about a second.
+
+        A handler that returns has succeeded all the same. If it raises anything, the message is cancelled: neither a
+        retry follows, nor is it dead.
+        """
+
+    def raise_if_cancelled(self) -> None:
+        """Raise ``MessageCancelled`` when ``cancel_requested`` is true. Let it out, and the message is cancelled.
+
+        It costs nothing, and may be called often. An async handler is cancelled at its next ``await`` anyway.
+        """
 
     def extend(self, more: Duration) -> datetime | None:
         """Move the deadline and the lease to ``more`` seconds from now; return the new deadline.

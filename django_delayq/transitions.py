@@ -317,7 +317,10 @@ def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> s
 
 
 def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[Moved]:
-    """Move ``running → scheduled | dead | cancelled``, for the current delivery only. Idempotent."""
+    """Move ``running → scheduled | dead | cancelled``, for the current delivery only. Idempotent.
+
+    A cancel that was requested wins: the message is neither tried again nor dead.
+    """
     # Only the later of two deliveries of one message can be the current one.
     unique: dict[int, Failure] = {}
     for failure in sorted(failures, key=lambda f: f.delivery):
@@ -498,7 +501,7 @@ def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: date
 
 def _ended(message: Message, at: datetime, reason: str, judgement: Judgement) -> Decision:
     """Decide on a message whose delivery ended without reporting."""
-    if judgement.is_dead:
+    if judgement.is_dead and not message.cancel_requested:
         return Decision(State.DEAD, reason=f"{reason}; {message.crashes + 1} deliveries crashed")
     values: dict[str, Any] = {} if judgement.counts else {"excused": message.excused + 1}
     if judgement.retreat:

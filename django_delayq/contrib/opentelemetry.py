@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .. import __version__, extensions, middleware
 from ..answers import RetryLater
+from ..exceptions import MessageCancelled
 from ..middleware import Draft, Handled
 
 try:
@@ -152,7 +153,7 @@ class _Middleware(middleware.Middleware):
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, RetryLater):
+            if not isinstance(error, RetryLater | MessageCancelled):
                 measured |= _note(span, error)
             raise
         finally:

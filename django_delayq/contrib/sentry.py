@@ -18,6 +18,7 @@ from django.db import DatabaseError
 
 from .. import actors, extensions, middleware
 from ..answers import RetryLater
+from ..exceptions import MessageCancelled
 from ..middleware import Draft, Handled
 from ..sql.troubles import in_words
 
@@ -127,7 +128,7 @@ class _Middleware(middleware.Middleware):
                         # It is raised again when the transaction has the status of the outcome.
                         raised = error
                         _report(integration, message, error)
-                    is_failure = raised is not None and not isinstance(raised, RetryLater)
+                    is_failure = raised is not None and not isinstance(raised, RetryLater | MessageCancelled)
                     transaction.set_status(SPANSTATUS.INTERNAL_ERROR if is_failure else SPANSTATUS.OK)
             if raised is not None:
                 raise raised

@@ -211,10 +211,8 @@ class Portable:
             failure = by_id[message.pk]
             if message.deliveries != failure.delivery:
                 return LEFT_ALONE
-            to, reason = State.SCHEDULED, failure.reason
-            if failure.dead:
-                to = State.DEAD
-            elif message.cancel_requested:
+            to, reason = State.DEAD if failure.dead else State.SCHEDULED, failure.reason
+            if message.cancel_requested:
                 to, reason = State.CANCELLED, f"cancel requested; {failure.reason}"
             values: dict[str, Any] = {
                 "reported": message.reported + 1,

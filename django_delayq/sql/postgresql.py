@@ -312,7 +312,7 @@ WITH o AS (
         AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, exception, kind{{payload}})
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
-    SELECT o.*, CASE WHEN o.dead THEN 'dead' WHEN m.cancel_requested THEN 'cancelled' ELSE 'scheduled' END AS after,
+    SELECT o.*, CASE WHEN m.cancel_requested THEN 'cancelled' WHEN o.dead THEN 'dead' ELSE 'scheduled' END AS after,
            m.created_at, m.created_by, m.claimed_at, m.ready_at, {CLAIMED_BY} AS worker, m.due_at, m.moves
       FROM o JOIN delayq_message m ON m.id = o.id
      WHERE {IS_RUNNING} AND m.deliveries = o.delivery

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
 import time
@@ -14,7 +15,7 @@ from django.db.models import Q
 
 from .. import actors, conf, pausing, registry, transitions
 from ..answers import Reject, RetryLater
-from ..exceptions import HandlerTimeout
+from ..exceptions import HandlerTimeout, MessageCancelled
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
 from ..outcomes import Outcome, Release, Retry
@@ -29,7 +30,7 @@ from . import topics
 from .transactions import as_without_transaction, call_on_commit_functions
 
 # A handler ends a delivery by these on purpose: they are its answers, not its errors.
-ANSWERS = (RetryLater, Reject)
+ANSWERS = (RetryLater, Reject, MessageCancelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,25 @@ class Ran:
 class LocalDelivery(Delivery):
     """A delivery whose handler runs in the transaction of a test. It keeps what the handler raised."""
 
-    __slots__ = ("error",)
+    __slots__ = ("_is_cancelled", "error")
 
     is_outermost = False
     error: BaseException | None
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether a cancel was requested, which no other thread would tell the handler here: the record is asked.
+
+        Except in the thread of an event loop, which must not wait for a query: there ``extend`` tells it.
+        """
+        if not self._is_cancelled and not _is_on_loop():
+            answer = transitions.extend(self.using, [LeaseRenewal(self.id, self.deliveries, 0)])
+            self._is_cancelled = answer.get(self.id, False)
+        return self._is_cancelled
+
+    @cancel_requested.setter
+    def cancel_requested(self, value: bool) -> None:
+        self._is_cancelled = value
 
     def note_error(self, error: BaseException) -> None:
         self.error = error
@@ -64,6 +80,14 @@ class LocalDelivery(Delivery):
     def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
         # Another connection would not see the message.
         return transitions.extend(self.using, holdings)
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Here(threading.local):
@@ -208,4 +232,4 @@ def raise_error(ran: Ran) -> None:
 
 def must_be_raised(error: BaseException | None) -> bool:
     """Return whether an error is for the runner of the tests, such as Ctrl-C: a handler does not raise it."""
-    return error is not None and not isinstance(error, Exception | SystemExit | HandlerTimeout)
+    return error is not None and not isinstance(error, Exception | SystemExit | HandlerTimeout | MessageCancelled)

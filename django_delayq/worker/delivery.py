@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from .. import transitions
 from ..durations import Duration, seconds
-from ..exceptions import HandlerTimeout, LeaseLost, Superseded
+from ..exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Superseded
 from ..outcomes import Outcome, Recorded, event
 from ..registry import Handler
 from ..retry import RetryPolicy
@@ -154,6 +154,11 @@ class Delivery:
             return None
         return timezone.now() + timedelta(seconds=self._deadline - time.monotonic())
 
+    def raise_if_cancelled(self) -> None:
+        """Raise ``MessageCancelled`` when a cancel was requested."""
+        if self.cancel_requested:
+            raise MessageCancelled
+
     def extend(self, more: Duration) -> datetime | None:
         """Move the end of timeout and lease to ``more`` from now. Raises ``LeaseLost`` when the lease is gone."""
         span = seconds(more)
@@ -231,7 +236,12 @@ class Delivery:
     @property
     def outcome(self) -> str | None:
         """The outcome in one word, for middleware; None until the handler has ended."""
-        return None if self.decided is None else event(self.decided)
+        return None if self.decided is None else self.fate(self.decided)
+
+    def fate(self, outcome: Outcome) -> str:
+        """Return the word for what follows an outcome: a requested cancel wins over all but a success."""
+        word = event(outcome)
+        return "cancelled" if self.cancel_requested and word != "consumed" else word
 
     @property
     def overtime(self) -> float | None:

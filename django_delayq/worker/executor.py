@@ -22,7 +22,7 @@ from django.db import connections
 
 from .. import actors, failpoints, middleware, retry, signals, transitions, validation
 from ..answers import Reject, RetryLater
-from ..exceptions import HandlerTimeout, InvalidMessage, Superseded
+from ..exceptions import HandlerTimeout, InvalidMessage, MessageCancelled, Superseded
 from ..models import Message
 from ..outcomes import (
     TRACEBACK_LIMIT,
@@ -252,10 +252,10 @@ def _answer(delivery: Delivery, error: BaseException) -> Outcome:
     outcome = outcome_of(delivery, error)
     if not isinstance(outcome, Retry | GiveUp):
         return outcome
-    if signals.message_failed.receivers and (word := event(outcome)) != "released":
+    if signals.message_failed.receivers and event(outcome) != "released":
         arguments = signals.message_arguments(delivery, delivery.using)
-        counts = {"delivery": delivery.deliveries, "attempt": delivery.attempt}
-        signals.emit(signals.message_failed, Message, exception=error, outcome=word, **counts, **arguments)
+        facts = {"delivery": delivery.deliveries, "attempt": delivery.attempt, "outcome": delivery.fate(outcome)}
+        signals.emit(signals.message_failed, Message, exception=error, **facts, **arguments)
     shown = error if logs_whole_errors() else None
     return replace(outcome, cause=Cause(shown, contextvars.copy_context()))
 
@@ -274,6 +274,8 @@ def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
             return _retry_later(delivery, error)
         case Reject():
             return GiveUp(storable(f"Reject: {_text(error.reason)}"), exception=class_path(error))
+        case MessageCancelled() if delivery.cancel_requested:
+            return Release("the handler stopped")
         case CancelledError() if delivery.cancel_reason:
             return Release(delivery.cancel_reason)
         case _:

@@ -15,6 +15,7 @@ from django_delayq.states import State
 from tests.acceptance.conftest import Gate, Start
 from tests.app.handlers import digest_of
 from tests.app.models import Effect
+from tests.integration.claims import needs_row_locks
 from tests.record_of import (
     begun_per_message,
     effects_per_message,
@@ -121,6 +122,32 @@ def test_the_handler_sees_a_cancel_and_no_retry_follows(start: Start, gate: Gate
     wait_until(message, State.CANCELLED)
     assert Effect.objects.get().note == "saw the cancel"
     assert cancel_message(message).verdict == Verdict.TOO_LATE
+
+
+def test_the_last_failure_of_a_message_that_was_asked_to_stop_is_no_dead_letter(start: Start, gate: Gate) -> None:
+    start()
+    message = schedule_message("t.cancellable", gate.payload, retry=False)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    assert cancel_message(message).verdict == Verdict.REQUESTED
+    wait_until(message, State.CANCELLED)
+    assert (message.attempts, log_of(message)[-1].error) == (1, "RuntimeError: cancelled")
+
+
+@pytest.mark.parametrize("topic", ["t.stop", "t.stop_tx", "t.stop_async"])
+def test_a_handler_that_stops_when_it_is_asked_to_ends_its_message_as_cancelled(
+    start: Start, gate: Gate, topic: str
+) -> None:
+    if topic == "t.stop_tx":
+        # On SQLite, the open transaction would keep the cancel from writing.
+        needs_row_locks()
+    start()
+    message = schedule_message(topic, gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    assert cancel_message(message).verdict == Verdict.REQUESTED
+    wait_until(message, State.CANCELLED)
+    assert (message.attempts, message.deliveries, message.error) == (0, 1, "")
+    assert log_of(message)[-1].reason.startswith("cancel requested; ")
+    assert Effect.objects.count() == (topic != "t.stop_tx")
 
 
 def test_a_message_that_was_not_started_in_its_time_expires(start: Start) -> None:

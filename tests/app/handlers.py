@@ -223,6 +223,27 @@ def watch_for_a_cancel(message: Delivered) -> None:
     raise RuntimeError("cancelled")
 
 
+def stop_when_asked(message: Delivered) -> None:
+    """Leave an effect, and work until a cancel is requested. No ``except Exception`` keeps it from ending then."""
+    leave(message)
+    Path(message.payload["folder"], f"begun-{message.id}-{message.deliveries}").touch()
+    while True:
+        try:
+            message.raise_if_cancelled()
+        except Exception:  # noqa: BLE001
+            return
+        time.sleep(0.01)
+
+
+receives("t.stop", retry=False)(stop_when_asked)
+receives("t.stop_tx", retry=False, transactional=True)(stop_when_asked)
+
+
+@receives("t.stop_async", retry=False)
+async def stop_when_asked_async(message: Delivered) -> None:
+    await sync_to_async(stop_when_asked)(message)
+
+
 @receives("t.slow", timeout="0.3s", retry=False)
 def outlast_the_timeout(message: Delivered) -> None:
     while True:

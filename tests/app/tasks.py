@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
-from django_delayq import Reject, RetryLater
+from django_delayq import Reject, RetryLater, acancel_message
 from django_delayq.contrib.tasks import options
 from django_delayq.contrib.tasks.compat import AnyContext
 
@@ -80,6 +80,12 @@ def leave_nonsense() -> None:
 @task
 @options(timeout="50ms")
 async def outlast() -> None:
+    await asyncio.Event().wait()
+
+
+@task(takes_context=True)
+async def have_itself_cancelled(context: AnyContext) -> None:
+    await acancel_message(context.task_result.id)
     await asyncio.Event().wait()
 
 

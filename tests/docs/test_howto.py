@@ -6,6 +6,8 @@ import importlib
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,17 @@ from django.contrib.auth.models import Group
 from django.db import connection
 from django.utils import translation
 
-from django_delayq import actors, admission, extensions, handler, registry, run_message_now, schedule_message
+from django_delayq import (
+    Verdict,
+    actors,
+    admission,
+    cancel_message,
+    extensions,
+    handler,
+    registry,
+    run_message_now,
+    schedule_message,
+)
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.recurring import declarations
 from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
@@ -171,6 +183,24 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     assert state("bank.import") == "consumed"
     assert Message.objects.get(topic="invoices.send", key=f"order-{order.pk}").state == "scheduled"
     assert Message.objects.get(pk=invoice.pk).state == "dead"
+    with asked_to_stop():
+        schedule_message("reports.build", {"pages": 2})
+        deliver()
+    assert state("reports.build") == "cancelled"
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[None]:
+    """Request a cancel of each message whose handler begins."""
+
+    def ask(message_id: int, **facts: Any) -> None:
+        assert cancel_message(message_id).verdict == Verdict.REQUESTED
+
+    message_delivered.connect(ask)
+    try:
+        yield
+    finally:
+        message_delivered.disconnect(ask)
 
 
 # --- Django's tasks ---------------------------------------------------------------------------------------------------

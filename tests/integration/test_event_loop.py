@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connection, connections
 from django.utils import translation
 
-from django_delayq import cancel_message, handler, registry, schedule_message, signals
+from django_delayq import MessageCancelled, cancel_message, handler, registry, schedule_message, signals
 from django_delayq.models import Message
 from django_delayq.registry import Delivered
 from django_delayq.states import State
@@ -284,6 +284,38 @@ def test_a_handler_may_succeed_in_spite_of_a_requested_cancel(parts: Parts, subm
     assert parts.pool.wait_idle(60)
     assert parts.recorder.flush(60)
     assert state(one) == State.CONSUMED
+
+
+def test_a_handler_that_catches_the_cancellation_may_still_end_as_cancelled(parts: Parts, submit: Run) -> None:
+    begun = threading.Event()
+    told: list[str] = []
+
+    async def clean_up(message: Delivered) -> None:
+        message.raise_if_cancelled()
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            told.append("cancelled")
+        message.raise_if_cancelled()
+
+    (one,) = submit(clean_up, retry=False)
+    assert begun.wait(60)
+    cancel_message(one.id)
+    one.claimed_mono -= 2.0
+    LeaseRenewer(DB, parts.pool).tick()
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
+    assert (state(one), told) == (State.CANCELLED, ["cancelled"])
+    assert last_reason(one) == "cancel requested; the handler stopped"
+
+
+def test_a_handler_that_raises_it_without_a_request_has_failed(run: Run) -> None:
+    async def end(message: Delivered) -> None:
+        raise MessageCancelled
+
+    (one,) = run(end, retry=False)
+    assert (state(one), last_error(one)) == (State.DEAD, "MessageCancelled: ")
 
 
 def test_a_cancellation_that_nobody_requested_is_a_failure(run: Run) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,7 @@ from django_delayq.transitions import (
     mark_alone,
     suspect_crashes,
 )
+from django_delayq.verdicts import Verdict
 from tests.record.steps import ago, claim, due, message
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -195,3 +196,26 @@ def test_a_message_is_marked_as_alone_only_by_its_present_delivery() -> None:
     assert message(pk).worker == "w" + transitions.ALONE
     assert die() == {pk: State.SCHEDULED}
     assert message(pk).worker == ""
+
+
+@pytest.mark.parametrize("end", [die, lambda: vanish_again()], ids=["seen", "unseen"])
+def test_a_message_that_was_asked_to_stop_is_cancelled_by_the_crash_that_would_make_it_dead(
+    end: Callable[[], object],
+) -> None:
+    pk = due().pk
+    Message._base_manager.filter(pk=pk).update(deliveries=9, reported=0)
+    run([pk])
+    mark_alone("default", pk, 10, "w")
+    assert cancel_message(pk).verdict == Verdict.REQUESTED
+    end()
+    row = message(pk)
+    assert row.state == State.CANCELLED
+    last = row.transitions.last()
+    assert last is not None
+    assert last.reason.startswith("cancel requested; ")
+
+
+def vanish_again() -> None:
+    """Have the leases of all that runs be over, and reap it."""
+    Message._base_manager.filter(state=State.RUNNING).update(leased_until=ago())
+    assert transitions.reap("default", max_crashes=3, actor="reaper")

@@ -335,6 +335,19 @@ def test_no_retry_follows_a_cancel_that_was_requested() -> None:
     assert last.reason.startswith("cancel requested")
 
 
+def test_a_requested_cancel_wins_over_the_last_failure() -> None:
+    row = claimed()
+    assert cancel_message(row.id).verdict == Verdict.REQUESTED
+    assert fail(row.id, dead=True, error="Reject: not wanted", exception="django_delayq.answers.Reject")
+    now = message(row.id)
+    assert (now.state, now.attempts, now.reported) == (State.CANCELLED, 1, 1)
+    assert now.finished_at is not None
+    last = now.transitions.last()
+    assert last is not None
+    assert (last.to_state, last.error) == (State.CANCELLED, "Reject: not wanted")
+    assert last.reason.startswith("cancel requested")
+
+
 def test_a_success_after_a_requested_cancel_is_a_success() -> None:
     row = claimed()
     cancel_message(row.id)

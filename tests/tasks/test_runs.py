@@ -236,6 +236,25 @@ def test_signals_tell_of_the_start_and_of_the_last_end(
     assert signalled == ["enqueued READY", "started RUNNING", *ends]
 
 
+def test_the_end_of_a_task_that_was_asked_to_stop_is_told(signalled: list[str]) -> None:
+    errors: list[Any] = []
+
+    def note(sender: Any, task_result: Any, **facts: Any) -> None:
+        errors.extend(task_result.errors)
+
+    task_finished.connect(note)
+    try:
+        result = done(tasks.have_itself_cancelled)
+    finally:
+        task_finished.disconnect(note)
+    assert signalled == ["enqueued READY", "started RUNNING", "finished FAILED"]
+    assert message_of(result).state == State.CANCELLED
+    for told in (errors, result.errors):
+        (error,) = told
+        assert error.exception_class.__name__ == "TaskCancelled"
+        assert "cancel requested" in error.traceback
+
+
 def test_the_success_of_a_transactional_task_is_told_after_its_commit() -> None:
     seen: list[bool] = []
 

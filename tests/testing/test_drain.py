@@ -17,9 +17,13 @@ from django.dispatch import Signal
 
 from django_delayq import (
     KeyConflict,
+    MessageCancelled,
     Reject,
     RetryLater,
+    Verdict,
+    acancel_message,
     aschedule_message,
+    cancel_message,
     handler,
     pause_queue,
     registry,
@@ -110,6 +114,37 @@ def test_every_outcome_and_error_is_returned_when_errors_are_not_raised(delayq: 
 def test_the_answers_of_a_handler_are_no_errors(delayq: Delayq) -> None:
     schedule_messages([{"topic": "t.reject"}, {"topic": "t.later"}])
     assert outcomes(delayq.drain()) == [("t.reject", "dead"), ("t.later", "released")]
+
+
+@pytest.mark.usefixtures("either_database")
+@pytest.mark.parametrize("raise_errors", [True, False])
+def test_a_handler_that_stops_because_of_a_cancel_has_no_error(
+    delayq: Delayq, receives: Register, raise_errors: bool
+) -> None:
+    @receives("d.stop", retry=False)
+    def stop(message: Delivered) -> None:
+        message.raise_if_cancelled()
+        assert not message.cancel_requested
+        assert cancel_message(message.id).verdict == Verdict.REQUESTED
+        assert message.cancel_requested
+        message.raise_if_cancelled()
+
+    @receives("d.stop_async", retry=False)
+    async def stop_async(message: Delivered) -> None:
+        message.raise_if_cancelled()
+        assert await acancel_message(message.id)
+        await message.aextend("5m")
+        message.raise_if_cancelled()
+
+    @receives("d.reject")
+    def reject(message: Delivered) -> None:
+        assert cancel_message(message.id)
+        raise Reject("not wanted")
+
+    schedule_messages([{"topic": topic} for topic in ("d.stop", "d.stop_async", "d.reject")])
+    ran = delayq.drain(raise_errors=raise_errors)
+    assert outcomes(ran) == [("d.stop", "cancelled"), ("d.stop_async", "cancelled"), ("d.reject", "cancelled")]
+    assert isinstance(ran[0].error, MessageCancelled)
 
 
 @pytest.mark.usefixtures("either_database")

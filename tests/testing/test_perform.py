@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import InvalidMessage, Reject, handler, registry
+from django_delayq import InvalidMessage, MessageCancelled, Reject, handler, registry
 from django_delayq.registry import Delivered
 from django_delayq.testing import Delayq
 
@@ -55,6 +55,18 @@ def test_the_error_of_the_handler_is_raised(delayq: Delayq) -> None:
         delayq.perform("t.reject")
     with pytest.raises(RuntimeError, match="not yet"):
         delayq.perform("t.second_time", attempt=1)
+
+
+def test_a_handler_that_is_asked_to_stop_raises(delayq: Delayq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
+
+    @handler("p.stop")
+    def stop(message: Delivered) -> None:
+        message.raise_if_cancelled()
+
+    delayq.perform("p.stop")
+    with pytest.raises(MessageCancelled):
+        delayq.perform("p.stop", cancel_requested=True)
 
 
 def test_what_no_message_can_hold_is_refused(delayq: Delayq, seen: list[Any]) -> None:

@@ -48,6 +48,7 @@ def close(message: Delivered[Order]) -> None:
     assert_type(message.due_at, datetime)
     assert_type(message.expires_at, datetime | None)
     assert_type(message.attempts_left, int | None)
+    message.raise_if_cancelled()
     if message.attempt == 1:
         raise RetryLater("5m", payload=None)
     raise RetryLater("5m")
@@ -57,6 +58,7 @@ def close(message: Delivered[Order]) -> None:
 async def tell(message: Delivered) -> int:
     assert_type(message.payload, Any)
     await message.aextend("5m")
+    message.raise_if_cancelled()
     return 1
 
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 from ... import validation
 from ...answers import Reject
 from ...exceptions import HandlerTimeout
-from ...outcomes import GiveUp, Retry, class_path
+from ...outcomes import Release, class_path
 from .compat import (
     AnyResult,
     AnyTask,
@@ -26,6 +26,7 @@ from .compat import (
     task_finished,
     task_started,
 )
+from .errors import TaskCancelled
 
 
 def handler_of(task: AnyTask) -> Callable[[Any], Any]:
@@ -63,8 +64,8 @@ def _async_handler(task: AnyTask) -> Callable[[Any], Any]:
             raise
         except BaseException as error:
             # The end of the timeout cancels an async handler; the worker makes it a HandlerTimeout later.
-            failure = HandlerTimeout() if isinstance(error, asyncio.CancelledError) else error
-            await sync_to_async(run.fail)(failure)
+            is_timeout = isinstance(error, asyncio.CancelledError) and not message.cancel_reason
+            await sync_to_async(run.fail)(HandlerTimeout() if is_timeout else error)
             raise
         await sync_to_async(run.succeed)(value)
         return value
@@ -116,7 +117,9 @@ class Run:
         if self.result is None:
             return
         outcome = outcome_of(self.delivery, error)
-        if isinstance(outcome, GiveUp) or (isinstance(outcome, Retry) and self.delivery.cancel_requested):
+        if self.delivery.fate(outcome) in ("dead", "cancelled"):
+            if isinstance(outcome, Release):
+                error = TaskCancelled(f"cancel requested; {outcome.reason}")
             trace = "".join(format_exception(error))
             failure = TaskError(exception_class_path=class_path(error), traceback=trace)
             self._end(TaskResultStatus.FAILED, errors=[*self.result.errors, failure])
