@@ -91,10 +91,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The delivery was released unfinished, which costs no attempt. ``delay`` None keeps the due time."""
+    """The delivery was released unfinished, which costs no attempt. ``delay`` None keeps the due time.
+
+    ``conflict``: its transaction met another one, which a message may do for nothing only so often.
+    """
 
     reason: str
     delay: timedelta | None = None
+    conflict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,7 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
             "key_deliveries": None if new.key_deliveries is None else message.deliveries,
             "key_for": new.key_for,
             "attempts": 0,
+            "conflicts": 0,
         }
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)
 
@@ -618,6 +619,7 @@ def requeue(
         values = {
             **_moved_due(message, due),
             "attempts": 0,
+            "conflicts": 0,
             # The crashes are excused too, or the next one would be the last.
             "excused": message.deliveries - message.reported,
             "cancel_requested": False,

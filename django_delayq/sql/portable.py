@@ -181,6 +181,7 @@ class Portable:
                 claimed_at,
                 m.timeout,
                 m.lease,
+                m.conflicts,
             )
             for m, decision in move(self.using, where, decide, actor=worker, wait=False)
             if decision.to is not None
@@ -217,6 +218,7 @@ class Portable:
             values: dict[str, Any] = {
                 "reported": message.reported + 1,
                 "attempts": message.attempts + failure.counts,
+                "conflicts": message.conflicts + failure.conflict,
             }
             if failure.payload is not None:
                 values["payload"] = json.loads(failure.payload)

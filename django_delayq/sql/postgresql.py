@@ -252,7 +252,7 @@ UPDATE delayq_message m
   FROM x WHERE m.id = x.id
 RETURNING m.id, m.topic, m.queue, m.key, m.priority, m.payload::text, m.headers::text, m.due_at, m.expires_at,
           m.retry::text, m.max_attempts, m.attempts, m.deliveries, m.reported, m.excused, m.claimed_at, m.timeout,
-          m.lease
+          m.lease, m.conflicts
 """  # noqa: S608
 
 # The usual success, of the current delivery: the row of the log is in the row of the message. See ``LogRow``.
@@ -307,9 +307,10 @@ AFTER = "clock_timestamp() + x.delay * interval '1 second'"
 FAIL = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[], %(dead)s::bool[],
-                         %(delays)s::float8[], %(counts)s::bool[], %(reasons)s::text[], %(errors)s::text[],
-                         %(tracebacks)s::text[], %(exceptions)s::text[], %(kinds)s::text[]{{payloads}})
-        AS o(id, delivery, actor, dead, delay, counts, reason, error, traceback, exception, kind{{payload}})
+                         %(delays)s::float8[], %(counts)s::bool[], %(conflicts)s::bool[], %(reasons)s::text[],
+                         %(errors)s::text[], %(tracebacks)s::text[], %(exceptions)s::text[],
+                         %(kinds)s::text[]{{payloads}})
+        AS o(id, delivery, actor, dead, delay, counts, conflict, reason, error, traceback, exception, kind{{payload}})
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT o.*, CASE WHEN m.cancel_requested THEN 'cancelled' WHEN o.dead THEN 'dead' ELSE 'scheduled' END AS after,
@@ -322,7 +323,7 @@ WITH o AS (
     UPDATE delayq_message m
        SET state = x.after, leased_until = NULL, worker = '', reported = m.reported + 1, moves = m.moves + 1,
            created_by = NULL, claimed_at = NULL, ready_at = NULL, claimed_by = NULL,
-           attempts = m.attempts + x.counts::int{{changed}},
+           attempts = m.attempts + x.counts::int, conflicts = m.conflicts + x.conflict::int{{changed}},
            error = CASE WHEN x.kind <> '' THEN x.kind ELSE m.error END,
            finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
            due_at = CASE WHEN x.after = 'scheduled' AND x.delay IS NOT NULL
@@ -697,6 +698,7 @@ class PostgreSQL:
             "dead": [failure.dead for failure in failures],
             "delays": [None if f.delay is None else f.delay.total_seconds() for f in failures],
             "counts": [failure.counts for failure in failures],
+            "conflicts": [failure.conflict for failure in failures],
             "reasons": [failure.reason for failure in failures],
             "errors": [failure.error for failure in failures],
             "tracebacks": [failure.traceback for failure in failures],

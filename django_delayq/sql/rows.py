@@ -96,6 +96,8 @@ class Claimed(NamedTuple):
     claimed_at: datetime
     timeout: float | None = None
     lease: float | None = None
+    # Reported deliveries that cost no attempt because their transaction met another one.
+    conflicts: int = 0
 
 
 class Success(NamedTuple):
@@ -108,7 +110,10 @@ class Success(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A delivery that did not succeed. ``delay`` None keeps the due time, ``payload`` (JSON) None the payload."""
+    """A delivery that did not succeed. ``delay`` None keeps the due time, ``payload`` (JSON) None the payload.
+
+    ``counts`` says whether it is an attempt, ``conflict`` whether it is one of the conflicts that are none.
+    """
 
     id: int
     delivery: int
@@ -121,6 +126,7 @@ class Failure(NamedTuple):
     traceback: str = ""
     exception: str = ""
     payload: str | None = None
+    conflict: bool = False
 
 
 class LeaseRenewal(NamedTuple):

@@ -57,8 +57,8 @@ _NO_KEY = contextlib.nullcontext()
 _DONE = Ack()
 # The topics whose handlers returned a value, which was logged.
 _returning: set[str] = set()
-# A serialization failure or a deadlock costs no attempt in the first deliveries of a message, and is repeated after at
-# most this time (seconds): 0.1 s, 0.2 s, 0.4 s …, as errors of services are.
+# So many serialization failures and deadlocks of a message cost no attempt. Each is repeated after at most this time
+# (seconds): 0.1 s, 0.2 s, 0.4 s …, as errors of services are.
 MOST_CONFLICTS = 50
 LONGEST_CONFLICT_WAIT = 5.0
 
@@ -298,13 +298,13 @@ def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcom
 def _conflict(delivery: Delivery, error: BaseException) -> Release | None:
     """Return the release of a delivery whose transaction another one got in the way of; None for any other failure.
 
-    Nothing has happened in the database, so it costs no attempt, unless many deliveries of the message cost none.
+    Nothing has happened in the database, so it costs no attempt, unless that has happened to the message many times.
     """
-    uncounted = delivery.claimed.reported - delivery.claimed.attempts
-    if not delivery.handler.transactional or uncounted >= MOST_CONFLICTS or not is_conflict(error):
+    conflicts = delivery.claimed.conflicts
+    if not delivery.handler.transactional or conflicts >= MOST_CONFLICTS or not is_conflict(error):
         return None
-    wait = backoff(uncounted + 1, LONGEST_CONFLICT_WAIT)
-    return Release(storable(f"its transaction met another one: {_text(error)}"), timedelta(seconds=wait))
+    wait = timedelta(seconds=backoff(conflicts + 1, LONGEST_CONFLICT_WAIT))
+    return Release(storable(f"its transaction met another one: {_text(error)}"), wait, conflict=True)
 
 
 def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:

@@ -300,6 +300,6 @@ def _failure(ended: Ended) -> Failure:
                 dead=True, error=outcome.error, traceback=outcome.traceback, exception=outcome.exception
             )
         case Release():
-            return base._replace(delay=outcome.delay, counts=False, reason=outcome.reason)
+            return base._replace(delay=outcome.delay, counts=False, conflict=outcome.conflict, reason=outcome.reason)
         case _:
             raise AssertionError(outcome)

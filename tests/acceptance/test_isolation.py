@@ -172,20 +172,23 @@ def test_a_serialization_failure_costs_no_attempt(start: Start, isolation: str, 
     assert "could not serialize access" in log_of(loser)[2].reason
 
 
-def test_a_deadlock_of_transactional_handlers_costs_no_attempt(start: Start, gate: Gate) -> None:
+@pytest.mark.parametrize("uncounted", [0, 60])
+def test_a_deadlock_of_transactional_handlers_costs_no_attempt(start: Start, gate: Gate, uncounted: int) -> None:
+    # Deliveries that cost no attempt for another reason do not count as conflicts.
     start("--threads", "2")
     one, other = rows(2)
     messages = [
-        schedule_message("t.deadlock", {**gate.payload, "rows": order}) for order in ([one, other], [other, one])
+        schedule_message("t.deadlock", {**gate.payload, "rows": order, "uncounted": uncounted})
+        for order in ([one, other], [other, one])
     ]
     eventually(lambda: gate.how_many_began() == 2, "each has changed one row")
     gate.open()
     wait_until_all(State.CONSUMED, 2)
     assert counts([one, other]) == [2, 2]
     assert not Message.objects.exclude(attempts=0).exists()
-    assert sorted(Message.objects.values_list("deliveries", flat=True)) == [1, 2]
-    (loser,) = Message.objects.filter(deliveries=2)
-    assert "deadlock" in log_of(loser)[2].reason
+    assert sorted(Message.objects.values_list("deliveries", flat=True)) == [uncounted + 1, uncounted + 2]
+    (loser,) = Message.objects.filter(deliveries=uncounted + 2)
+    assert "deadlock" in log_of(loser)[-3].reason
     assert messages
 
 

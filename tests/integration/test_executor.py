@@ -19,16 +19,27 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 
-from django_delayq import Reject, RetryLater, RetryPolicy, handler, middleware, registry, signals
+from django_delayq import (
+    Reject,
+    RetryLater,
+    RetryPolicy,
+    handler,
+    middleware,
+    registry,
+    schedule_message,
+    signals,
+    transitions,
+)
 from django_delayq.middleware import Middleware
 from django_delayq.models import Message
 from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
+from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.worker import executor
 from django_delayq.worker.delivery import Delivery
 from tests.app.handlers import leave
 from tests.app.models import Effect
-from tests.integration.claims import claimed, needs_row_locks
+from tests.integration.claims import DB, claimed, needs_row_locks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -64,6 +75,31 @@ def test_a_child_that_comes_out_of_a_handler_is_ended() -> None:
         finally:
             os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# --- conflicts --------------------------------------------------------------------------------------------------------
+
+
+class Serialization(Exception):
+    """The error of a driver whose transaction met another one."""
+
+    sqlstate = "40001"
+
+
+@pytest.mark.parametrize(("conflicts", "counts"), [(0, False), (49, False), (50, True)])
+def test_a_conflict_costs_no_attempt_until_that_has_happened_fifty_times(conflicts: int, counts: bool) -> None:
+    def collide(message: Delivery) -> None:
+        raise Serialization
+
+    handler(TOPIC, transactional=True, retry=False)(collide)
+    message = schedule_message(TOPIC)
+    # As after many deliveries that cost no attempt for other reasons.
+    uncounted = {"deliveries": 99, "reported": 99, "conflicts": conflicts}
+    Message._base_manager.filter(pk=message.pk).update(**uncounted)
+    (row,) = transitions.claim(DB, [Ticket(message.pk)], {TOPIC: 60.0}, "w")
+    outcome = executor.execute(Delivery(row, registry.handlers()[TOPIC], DB), "worker:w")
+    assert isinstance(outcome, GiveUp if counts else Release)
+    assert counts or outcome.conflict  # type: ignore[union-attr]
 
 
 # --- awaitables -------------------------------------------------------------------------------------------------------

@@ -198,7 +198,13 @@ def test_a_message_is_marked_as_alone_only_by_its_present_delivery() -> None:
     assert message(pk).worker == ""
 
 
-@pytest.mark.parametrize("end", [die, lambda: vanish_again()], ids=["seen", "unseen"])
+def reap() -> None:
+    """Have the leases of all that runs be over, and reap it."""
+    Message._base_manager.filter(state=State.RUNNING).update(leased_until=ago())
+    assert transitions.reap("default", max_crashes=3, actor="reaper")
+
+
+@pytest.mark.parametrize("end", [die, reap], ids=["seen", "unseen"])
 def test_a_message_that_was_asked_to_stop_is_cancelled_by_the_crash_that_would_make_it_dead(
     end: Callable[[], object],
 ) -> None:
@@ -213,9 +219,3 @@ def test_a_message_that_was_asked_to_stop_is_cancelled_by_the_crash_that_would_m
     last = row.transitions.last()
     assert last is not None
     assert last.reason.startswith("cancel requested; ")
-
-
-def vanish_again() -> None:
-    """Have the leases of all that runs be over, and reap it."""
-    Message._base_manager.filter(state=State.RUNNING).update(leased_until=ago())
-    assert transitions.reap("default", max_crashes=3, actor="reaper")

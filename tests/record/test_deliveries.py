@@ -324,6 +324,20 @@ def test_a_release_costs_no_attempt_and_keeps_the_due_time() -> None:
     assert now.crashes == 0
 
 
+def test_conflicts_are_counted_apart_and_anew_after_a_requeue() -> None:
+    row = claimed()
+    assert fail(row.id, 1, counts=False)
+    for delivery in (2, 3):
+        assert claim(row.id)
+        assert fail(row.id, delivery, counts=False, conflict=True)
+    (again,) = claim(row.id)
+    assert (again.conflicts, again.attempts, again.reported) == (2, 0, 3)
+    assert fail(row.id, 4, dead=True)
+    assert requeue_message(row.id)
+    (anew,) = claim(row.id)
+    assert (anew.conflicts, anew.attempts, anew.reported) == (0, 0, 4)
+
+
 def test_no_retry_follows_a_cancel_that_was_requested() -> None:
     row = claimed()
     assert cancel_message(row.id).verdict == Verdict.REQUESTED
