@@ -7,10 +7,11 @@ import contextvars
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.db import DatabaseError
 from django.db.models import Q
 
 from .. import actors, conf, pausing, registry, transitions
@@ -58,16 +59,19 @@ class LocalDelivery(Delivery):
 
     is_outermost = False
     error: BaseException | None
+    _is_cancelled: bool
 
     @property
     def cancel_requested(self) -> bool:
         """Whether a cancel was requested, which no other thread would tell the handler here: the record is asked.
 
-        Except in the thread of an event loop, which must not wait for a query: there ``extend`` tells it.
+        Except in the thread of an event loop, which must not wait for a query: there ``extend`` tells it. Nor does a
+        transaction answer in which a statement has failed.
         """
         if not self._is_cancelled and not _is_on_loop():
-            answer = transitions.extend(self.using, [LeaseRenewal(self.id, self.deliveries, 0)])
-            self._is_cancelled = answer.get(self.id, False)
+            with suppress(DatabaseError):
+                answer = transitions.extend(self.using, [LeaseRenewal(self.id, self.deliveries, 0)])
+                self._is_cancelled = answer.get(self.id, False)
         return self._is_cancelled
 
     @cancel_requested.setter

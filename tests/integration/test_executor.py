@@ -33,6 +33,7 @@ from django_delayq import (
 from django_delayq.middleware import Middleware
 from django_delayq.models import Message
 from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
+from django_delayq.registry import Delivered
 from django_delayq.sql.rows import Ticket
 from django_delayq.states import State
 from django_delayq.worker import executor
@@ -88,7 +89,7 @@ class Serialization(Exception):
 
 @pytest.mark.parametrize(("conflicts", "counts"), [(0, False), (49, False), (50, True)])
 def test_a_conflict_costs_no_attempt_until_that_has_happened_fifty_times(conflicts: int, counts: bool) -> None:
-    def collide(message: Delivery) -> None:
+    def collide(message: Delivered) -> None:
         raise Serialization
 
     handler(TOPIC, transactional=True, retry=False)(collide)

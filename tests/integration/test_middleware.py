@@ -19,6 +19,7 @@ from django_delayq import (
     Reject,
     RetryLater,
     aschedule_message,
+    cancel_message,
     handler,
     middleware,
     registry,
@@ -198,6 +199,18 @@ def test_middleware_sees_the_exception_and_what_follows(
     message = run(raise_it, **terms)
     assert message.state == ("dead" if outcome == "dead" else "scheduled")
     assert watcher.steps == [("enter", None), (type(error).__name__, outcome), ("leave", outcome)]
+
+
+def test_middleware_sees_that_a_requested_cancel_wins(install: Install) -> None:
+    def reject(message: Any) -> None:
+        assert cancel_message(message.id)
+        assert message.extend("1m")
+        raise Reject("no")
+
+    watcher = Watcher()
+    install(watcher)
+    assert run(reject).state == "cancelled"
+    assert watcher.steps == [("enter", None), ("Reject", "cancelled"), ("leave", "cancelled")]
 
 
 def test_the_first_middleware_is_the_outermost_and_an_error_on_entry_is_seen_outside(install: Install) -> None:

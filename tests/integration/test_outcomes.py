@@ -16,12 +16,14 @@ from tests.workers import eventually
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_released_delivery_costs_no_attempt(recorder: Recorder) -> None:
+@pytest.mark.parametrize("conflict", [False, True])
+def test_a_released_delivery_costs_no_attempt(recorder: Recorder, conflict: bool) -> None:
     (one,) = claimed("t.ok")
-    recorder.submit(one, Release("shutdown"), "worker:w")
+    recorder.submit(one, Release("shutdown", conflict=conflict), "worker:w")
     assert recorder.flush(60)
     message = Message.objects.get(pk=one.id)
     assert (message.state, message.attempts, message.reported, message.deliveries) == (State.SCHEDULED, 0, 1, 1)
+    assert message.conflicts == conflict
     last = message.transitions.last()
     assert last is not None
     assert (last.reason, last.error) == ("shutdown", "")

@@ -297,7 +297,7 @@ MUTANTS = [
     ),
     mutant(
         "task_finished for a failure that is tried again",
-        (f"{TASKS}/running.py", "if isinstance(outcome, GiveUp) or (", "if True or ("),
+        (f"{TASKS}/running.py", 'if self.delivery.fate(outcome) in ("dead", "cancelled"):', "if True:"),
     ),
     mutant(
         "success of a transactional task told before its commit",
@@ -459,7 +459,15 @@ MUTANTS = [
     ),
     mutant(
         "cancel request that is forgotten because the handler had not begun",
-        (f"{WORKER}/delivery.py", "if self.cancel_requested:", "if False:"),
+        (f"{WORKER}/delivery.py", "if self.cancel_requested:\n# While", "if False:\n# While"),
+    ),
+    mutant(
+        "dead letter of a message that was asked to stop",
+        (SQL, "WHEN m.cancel_requested THEN 'cancelled' WHEN o.dead THEN 'dead'", "WHEN o.dead THEN 'dead'"),
+    ),
+    mutant(
+        "dead letter of a crash after a request to stop",
+        (TRANSITIONS, "if judgement.is_dead and not message.cancel_requested:", "if judgement.is_dead:"),
     ),
     mutant(
         "delivery that ends before its sync calls",
@@ -487,6 +495,10 @@ MUTANTS = [
     mutant(
         "moves at the level of the project",
         ("django_delayq/sql/sessions.py", "raw.isolation_level = READ_COMMITTED", "pass"),
+    ),
+    mutant(
+        "conflict that is not counted",
+        (f"{WORKER}/recorder.py", "conflict=outcome.conflict, ", ""),
     ),
     mutant(
         "conflict that costs an attempt",
@@ -848,7 +860,7 @@ MUTANTS = [
     ),
     mutant(
         "shutdown that costs an attempt",
-        (f"{WORKER}/recorder.py", "outcome.delay, counts=False, reason", "outcome.delay, reason"),
+        (f"{WORKER}/recorder.py", "outcome.delay, counts=False, conflict", "outcome.delay, conflict"),
     ),
     mutant(
         "returned coroutine that nobody awaits",
