@@ -23,7 +23,7 @@ from . import topics
 from .clock import QueueClock
 from .criteria import ANYTHING, Anything, Criteria, described
 from .deliverer import Deliverer, Ran, at_work, must_be_raised, raise_error
-from .transactions import call_on_commit_functions, is_in_own_transaction
+from .transactions import call_on_commit_functions, is_in_own_transaction, notice_calls
 from .without_redis import use_no_redis
 
 # Deliveries that one drain makes at most: a handler that schedules its own message for now would go on for ever.
@@ -37,6 +37,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _used: list[Delayq] = []
+
+# At the import: a class of tests, and a fixture, may call functions before a helper begins.
+notice_calls()
 
 
 def elsewhere() -> Collection[str]:

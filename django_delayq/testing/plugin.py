@@ -18,7 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _delayq_uses_no_redis(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keep all tests of a Django project away from Redis."""
+    """Keep all tests of a Django project away from Redis, and notice which functions on commit other fixtures call."""
+    if _is_installed():
+        from .transactions import notice_calls
+
+        notice_calls()
     if request.config.getini("delayq_redis") or not _is_installed():
         yield
         return

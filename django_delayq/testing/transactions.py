@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, update_wrapper, wraps
 from typing import Any
 
 from django.db import connections
@@ -15,8 +16,51 @@ from ..sql.sessions import breaks_by_errors, is_failed
 logger = logging.getLogger("django_delayq")
 
 
-def _done() -> None:
-    """Stand in the place of a function that was called: others may remember places in the list."""
+class OnCommit:
+    """A function that waits for a commit, and knows whether it was called.
+
+    Nothing commits in a ``TestCase``. Whoever calls the functions that wait, such as ``captureOnCommitCallbacks``,
+    leaves them in the list of the connection.
+    """
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        # Django logs the name, and the publisher looks for its batch.
+        update_wrapper(self, function)
+        self._function = function
+        self._was_called = False
+        self._was_called_by_us = False
+
+    def __call__(self) -> object:
+        # A capture may have read the list before a handler ran, after which all functions were called.
+        if self._was_called_by_us:
+            return None
+        self._was_called = True
+        return self._function()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._function == other
+
+    def __hash__(self) -> int:
+        return hash(self._function)
+
+    def call_unless_called(self) -> None:
+        """Call the function unless somebody has done so. Whoever calls it later does nothing."""
+        if not self._was_called:
+            self._was_called = self._was_called_by_us = True
+            self._function()
+
+
+@cache
+def notice_calls() -> None:
+    """Wrap the functions that wait for a commit from now on: what somebody else has called is not called again."""
+    register = BaseDatabaseWrapper.on_commit
+
+    @wraps(register)
+    def on_commit(connection: BaseDatabaseWrapper, func: Callable[[], object], robust: bool = False) -> None:
+        waits = connection.in_atomic_block and callable(func)
+        register(connection, OnCommit(func) if waits else func, robust)
+
+    BaseDatabaseWrapper.on_commit = on_commit  # type: ignore[method-assign]
 
 
 def is_in_own_transaction(connection: BaseDatabaseWrapper) -> bool:
@@ -35,15 +79,17 @@ def call_on_commit_functions() -> None:
             if place >= len(hooks):
                 break
             savepoints, function, is_robust = hooks[place]
-            if function is not _done:
-                hooks[place] = (savepoints, _done, is_robust)
-                _call(function, is_robust)
+            if not isinstance(function, OnCommit):
+                # It was registered before ``notice_calls``.
+                function = OnCommit(function)
+                hooks[place] = (savepoints, function, is_robust)
+            _call(function, is_robust)
             place += 1
 
 
-def _call(function: Callable[[], object], is_robust: bool) -> None:
+def _call(function: OnCommit, is_robust: bool) -> None:
     try:
-        function()
+        function.call_unless_called()
     except Exception:
         if not is_robust:
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
 from django_delayq import aschedule_message, clock, conf, schedule_message
@@ -29,11 +30,26 @@ class TestInATransaction(DelayqMixin, TestCase):
     def test_a_message_of_the_class_runs_in_the_second_test(self) -> None:
         self.test_a_message_of_the_class_runs_in_the_first_test()
 
+    def test_a_function_on_commit_that_a_capture_has_called_is_not_called_again(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True):
+            transaction.on_commit(lambda: schedule_message("t.ok", {"n": 5}))
+        assert [ran.message.payload for ran in self.delayq.drain()] == [{"n": 5}]
+
     async def test_a_message_runs_in_an_async_test(self) -> None:
         message = await aschedule_message("t.async")
         assert [ran.message for ran in await self.delayq.adrain()] == [message]
         await self.delayq.aassert_scheduled("t.tx", count=1)
         await self.delayq.aperform("t.ok")
+
+
+class TestWithACaptureOfTheClass(DelayqMixin, TestCase):
+    @classmethod
+    def setUpTestData(cls) -> None:
+        with cls.captureOnCommitCallbacks(execute=True):
+            transaction.on_commit(lambda: schedule_message("t.ok", {"n": 5}))
+
+    def test_a_function_on_commit_that_it_has_called_is_not_called_again(self) -> None:
+        assert [ran.message.payload for ran in self.delayq.drain()] == [{"n": 5}]
 
 
 class TestWithoutATransaction(DelayqMixin, TransactionTestCase):

@@ -344,6 +344,45 @@ def test_a_function_on_commit_is_called_once_also_inside_of_a_capture(
     assert called == ["before", "after"]
 
 
+@pytest.mark.django_db
+def test_a_function_on_commit_that_a_capture_has_called_is_not_called_again(
+    delayq: Delayq, django_capture_on_commit_callbacks: Any
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True) as callbacks:
+        transaction.on_commit(order)
+    assert callbacks == [order]
+    delayq.assert_scheduled("t.ok", count=1)
+    assert outcomes(delayq.drain()) == [("t.ok", "consumed")]
+    assert outcomes(delayq.drain()) == []
+
+
+@pytest.mark.django_db
+def test_a_captured_function_on_commit_is_called_by_the_test_or_by_the_drain(
+    delayq: Delayq, django_capture_on_commit_callbacks: Any
+) -> None:
+    with django_capture_on_commit_callbacks() as callbacks:
+        transaction.on_commit(order)
+        transaction.on_commit(lambda: schedule_message("t.tx"))
+    callbacks[0]()
+    assert outcomes(delayq.drain()) == [("t.ok", "consumed"), ("t.tx", "consumed")]
+    callbacks[1]()
+    assert outcomes(delayq.drain()) == []
+
+
+@pytest.mark.django_db
+def test_a_function_on_commit_that_was_called_before_the_helper_began_is_not_called_again(
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        transaction.on_commit(lambda: schedule_message("t.ok"))
+    with Delayq() as delayq:
+        assert outcomes(delayq.drain()) == [("t.ok", "consumed")]
+
+
+def order() -> None:
+    schedule_message("t.ok", {"n": 5})
+
+
 @pytest.mark.usefixtures("either_database")
 def test_a_key_is_free_when_its_message_has_run(delayq: Delayq) -> None:
     schedule_message("t.ok", key="k", delay="1h")

@@ -69,6 +69,15 @@ def test_a_message_that_a_handler_schedules_runs_when_the_handler_has_ended(ran:
     assert ran == ["outer begins", "outer ends", "inner", "inner"]
 
 
+def test_functions_on_commit_that_a_capture_calls_are_called_once(
+    ran: list[str], django_capture_on_commit_callbacks: Any
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
+        for _number in range(2):
+            transaction.on_commit(lambda: schedule_message("i.outer"))
+    assert ran == 2 * ["outer begins", "outer ends", "inner", "inner"]
+
+
 def test_the_error_of_a_handler_is_raised_at_the_call_and_recorded(immediate: None) -> None:
     with pytest.raises(RuntimeError, match="it never works"):
         schedule_message("t.fail", retry=["1h"])
