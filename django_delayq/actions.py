@@ -347,7 +347,9 @@ def _apply(
         raise InvalidMessage("give either the messages themselves, or topic and key")
     if isinstance(target, QuerySet):
         return _apply_to_queryset(action, target, using, times, reason)
-    using = using or (target._state.db if isinstance(target, Message) else None) or router.db_for_write(Message)
+    # As save() does: what was read from a replica is written to the database behind it.
+    hints = {"instance": target} if isinstance(target, Message) else {}
+    using = using or router.db_for_write(Message, **hints)
     pk = _find(using, topic, key, finished=action is REQUEUE) if target is None else _id(target)
     if pk is None:
         return Answer(None, Verdict.NOT_FOUND)

@@ -20,6 +20,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.models import forget_identity
 from testproject.servers import PostgresServer, RedisServer, Server
 from tests import settings
+from tests.replica import replica
 
 # A busy machine may take any time for an example.
 hypothesis_settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -130,6 +131,19 @@ def _redis_is_empty(request: pytest.FixtureRequest) -> None:
             forget_identity(using)
         with _connect() as client:
             client.flushall()
+
+
+# Of a scope that begins before pytest-django looks for the databases of a test.
+@pytest.fixture(scope="class")
+def _replica() -> Iterator[None]:
+    with replica():
+        yield
+
+
+@pytest.fixture(params=["Router", "InstanceRouter"])
+def read_from_a_replica(_replica: None, settings: Any, request: pytest.FixtureRequest) -> None:
+    """Have the project read from a replica. The test names ``REPLICA`` among its databases."""
+    settings.DATABASE_ROUTERS = [f"tests.replica.{request.param}"]
 
 
 def close_publishers() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.db import router
+
 from .. import conf, publisher, restore
 from ..broker.base import Index, Place
 from ..clock import SECOND, from_tenths, to_tenths
@@ -33,7 +35,8 @@ class Whereabouts:
 
 def locate(message: Message) -> Whereabouts | None:
     """Ask Redis about one message. Return None when none is configured. Never raises."""
-    using = message._state.db or "default"
+    # The message may have been read from a replica.
+    using = router.db_for_write(Message, instance=message)
     redis_publisher = publisher.get(using)
     if redis_publisher is None:
         return None

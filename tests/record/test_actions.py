@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.utils import timezone
 
 from django_delayq import (
     InvalidMessage,
     Verdict,
+    acancel_message,
     actions,
     actors,
+    arequeue_message,
+    areschedule_message,
+    arun_message_now,
     cancel_message,
     requeue_message,
     reschedule_message,
@@ -25,6 +33,7 @@ from django_delayq import (
 from django_delayq.models import Message, Transition
 from django_delayq.sql.rows import Failure
 from django_delayq.states import State
+from tests.replica import REPLICA
 
 from .steps import TOPIC, at_once, bring, claim, claimed, due, later, lose, message, moves, state
 
@@ -370,6 +379,53 @@ def test_a_queryset_of_another_database_is_worked_off_there() -> None:
     assert cancel_message(Message.objects.using("other").all()) == {Verdict.CANCELLED: 1}
     assert state(here.pk) == State.SCHEDULED
     assert state(there.pk, "other") == State.CANCELLED
+
+
+# --- a replica for reading --------------------------------------------------------------------------------------------
+
+# On each message: the verb, the state in which it finds the message, and that in which it leaves it.
+MOVES: list[tuple[Callable[..., Any], State, State]] = [
+    (cancel_message, State.SCHEDULED, State.CANCELLED),
+    (acancel_message, State.SCHEDULED, State.CANCELLED),
+    (partial(reschedule_message, delay=60), State.SCHEDULED, State.SCHEDULED),
+    (partial(areschedule_message, delay=60), State.SCHEDULED, State.SCHEDULED),
+    (run_message_now, State.SCHEDULED, State.SCHEDULED),
+    (arun_message_now, State.SCHEDULED, State.SCHEDULED),
+    (requeue_message, State.CANCELLED, State.SCHEDULED),
+    (arequeue_message, State.CANCELLED, State.SCHEDULED),
+]
+
+
+with_replica = pytest.mark.django_db(transaction=True, databases=["default", REPLICA])
+
+
+@with_replica
+@pytest.mark.usefixtures("read_from_a_replica")
+@pytest.mark.parametrize(("verb", "before", "after"), MOVES)
+def test_a_message_that_was_read_from_a_replica_is_moved_in_the_database_behind_it(
+    verb: Callable[..., Any], before: State, after: State
+) -> None:
+    id_ = later(using="default").pk if before == State.SCHEDULED else bring(before)
+    read = Message.objects.get(pk=id_)
+    assert read._state.db == REPLICA
+    answer = async_to_sync(verb)(read) if iscoroutinefunction(verb) else verb(read)
+    assert (bool(answer), answer.state) == (True, after)
+    assert state(id_) == after
+
+
+@with_replica
+@pytest.mark.usefixtures("read_from_a_replica")
+@pytest.mark.parametrize(("verb", "before", "after"), MOVES)
+def test_a_queryset_that_reads_from_a_replica_is_moved_in_the_database_behind_it(
+    verb: Callable[..., Any], before: State, after: State
+) -> None:
+    id_ = later(using="default").pk if before == State.SCHEDULED else bring(before)
+    rows = Message.objects.filter(pk=id_)
+    assert rows.get()._state.db == REPLICA
+    counts = async_to_sync(verb)(rows) if iscoroutinefunction(verb) else verb(rows)
+    assert sum(counts.values()) == 1
+    assert state(id_) == after
+    assert message(id_).moves > 1
 
 
 @pytest.mark.parametrize("count", [1, 4, 12, 300])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.db.models import QuerySet
 from django.http import (
     HttpRequest,
@@ -102,7 +103,7 @@ class ExportView(_Base):
         target = _("%(messages)s, as %(format)s") if masked else _("%(messages)s, as %(format)s, unmasked")
         with page.acting_as_user(request):
             audit.record(
-                rows.db,
+                router.db_for_write(Message),
                 "export",
                 target % {"messages": asked.whole.described, "format": request.POST["format"]},
                 outcomes={"exported": min(len(ids), EXPORT_CAP)},

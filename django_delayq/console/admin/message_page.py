@@ -11,6 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -104,7 +105,7 @@ class MessagePage(_Base):
         return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
 
     def _put_back(self, request: HttpRequest, message: Message) -> tuple[str, int]:
-        using = message._state.db or "default"
+        using = router.db_for_write(Message, instance=message)
         redis_publisher = publisher.get(using)
         if redis_publisher is None:
             return _("No Redis is configured."), messages.WARNING
@@ -129,7 +130,7 @@ class MessagePage(_Base):
     def _audit(self, request: HttpRequest, message: Message, action: str, outcomes: dict[str, int]) -> None:
         with page.acting_as_user(request):
             audit.record(
-                message._state.db or "default",
+                router.db_for_write(Message, instance=message),
                 action,
                 str(message),
                 message_id=message.pk,

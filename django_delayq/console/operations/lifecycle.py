@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import router
 from django.db.models import F, Q, QuerySet
 
 from ... import actors, transitions
@@ -156,7 +157,8 @@ def _free(now: datetime) -> Q:
 
 
 def _db(operation: Operation) -> str:
-    return operation._state.db or "default"
+    # The operation may have been read from a replica.
+    return router.db_for_write(Operation, instance=operation)
 
 
 def _held(using: str, operation: Operation, worker: str) -> QuerySet[Operation]:
