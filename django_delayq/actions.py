@@ -109,8 +109,8 @@ def _requeue(using: str, ids: Sequence[int], times: Times, reason: str) -> list[
 
 
 def _purge(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
-    gone = purge.purge_ids(using, ids)
-    return [Answer(pk, Verdict.PURGED if pk in gone else Verdict.TOO_LATE) for pk in ids]
+    verdicts = purge.purge_ids(using, ids)
+    return [Answer(pk, verdicts.get(pk, Verdict.TOO_LATE)) for pk in ids]
 
 
 CANCEL = Action("cancel", LIVE, _cancel)

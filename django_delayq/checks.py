@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import router
+from django.db import models, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from . import broker, conf, middleware
@@ -23,6 +23,7 @@ def register() -> None:
     checks.register(check_settings, TAG)
     checks.register(check_project, TAG)
     checks.register(check_database, TAG)
+    checks.register(check_foreign_keys, TAG)
     checks.register(check_deployment, TAG, deploy=True)
 
 
@@ -98,6 +99,31 @@ def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[che
             problem, _colon, hint = reason.rpartition(": ")
             found.append(kind(f"{problem}.", hint=f"{hint[0].upper()}{hint[1:]}", id=number))
     return found
+
+
+# Keys that the database follows by itself (Django 6.1): they keep no message.
+FOLLOWED = [getattr(models, name, None) for name in ("DB_CASCADE", "DB_SET_NULL", "DB_SET_DEFAULT")]
+
+
+def check_foreign_keys(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Find the foreign keys because of which the database would not delete old messages: ``delayq.E009``."""
+    from .models import Message
+
+    keys = [getattr(relation, "field", None) for relation in Message._meta.get_fields(include_hidden=True)]
+    return [
+        checks.Error(
+            f"{key.model._meta.label}.{key.name} is a foreign key to messages.",
+            hint="Keep the id in a BigIntegerField: a message that a row refers to is never deleted.",
+            obj=key,
+            id="delayq.E009",
+        )
+        for key in keys
+        if isinstance(key, models.ForeignKey) and _keeps_messages(key)
+    ]
+
+
+def _keeps_messages(key: models.ForeignKey[Any, Any]) -> bool:
+    return key.db_constraint and key.model._meta.managed and key.remote_field.on_delete not in FOLLOWED
 
 
 def _check_middleware(settings: conf.Settings) -> list[checks.CheckMessage]:

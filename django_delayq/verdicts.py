@@ -28,6 +28,8 @@ class Verdict(StrEnum):
     GIVEN_UP = "given up"
     # The finished message and its log were deleted.
     PURGED = "purged"
+    # Not purged: a row of another table refers to the message by a foreign key.
+    REFERRED_TO = "referred to"
 
 
 # The verdicts that mean that the action was done.

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.models import QuerySet
 
-from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
+from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
 
 if TYPE_CHECKING:
     from ..models import Message
@@ -91,6 +91,9 @@ class Statements(Protocol):
         It takes how many to delete at most, and returns how many it deleted: fewer when there are no more. Each call is
         a transaction, and passes over messages that another transaction has locked.
         """
+
+    def references(self) -> list[Reference]:
+        """Return the foreign keys because of which the database refuses to delete a message that a row refers to."""
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         """Return the id, the due time (microseconds since 1970) and the priority of rows: all that Redis gets."""

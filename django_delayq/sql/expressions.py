@@ -7,6 +7,8 @@ from typing import Any
 
 from django.db.models import BigIntegerField, BooleanField, DateTimeField, F, Func, Value
 
+from .rows import Reference
+
 
 class After(Func):
     """``(due_at, id) > (…, …)``: a comparison of rows, which an index answers even where many have one due time."""
@@ -27,6 +29,23 @@ class Microseconds(Func):
 
     output_field = BigIntegerField()
     template = "(extract(epoch FROM %(expressions)s) * 1000000)::bigint"
+
+
+class ReferredTo(Func):
+    """Whether a row of another table refers to the message by this foreign key."""
+
+    output_field = BooleanField()
+    template = "EXISTS (SELECT 1 FROM {} r WHERE r.{} = {})"
+
+    def __init__(self, reference: Reference) -> None:
+        super().__init__(F("pk"))
+        self._reference = reference
+
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
+        # The names are quoted. A percent sign would stand for a parameter.
+        table, column = (name.replace("%", "%%") for name in self._reference)
+        message, parameters = compiler.compile(self.get_source_expressions()[0])
+        return self.template.format(table, column, message), parameters
 
 
 class HoldsKeyAt(Func):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import connections
 from django.db.models import Q, QuerySet
 
 from ..clock import ceil_tenth, from_tenths, to_us
@@ -14,7 +15,14 @@ from ..models import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, Message, in_paused_q
 from ..states import LIVE, WAITING, State
 from .expressions import After
 from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
-from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
+from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
+
+# SQLite: its own tables know their foreign keys. It follows by itself those with another action.
+REFERENCES = """
+SELECT t.name, k."from" FROM sqlite_master t JOIN pragma_foreign_key_list(t.name) k
+ WHERE t.type = 'table' AND k."table" = 'delayq_message' AND k.on_delete IN ('NO ACTION', 'RESTRICT')
+ ORDER BY 1, 2
+"""
 
 
 class Portable:
@@ -285,6 +293,12 @@ class Portable:
             return len(places)
 
         return delete
+
+    def references(self) -> list[Reference]:
+        quote = connections[self.using].ops.quote_name
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(REFERENCES)
+            return [Reference(quote(table), quote(column)) for table, column in cursor.fetchall()]
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))

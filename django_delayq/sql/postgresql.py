@@ -28,7 +28,7 @@ from ..states import LIVE, WAITING, State
 from . import libpq
 from .expressions import Microseconds
 from .moves import IDENTITY
-from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket, decoded
+from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket, decoded
 from .sessions import Session, ask_session, known_session, own_transaction
 
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
@@ -425,6 +425,15 @@ SELECT (SELECT count(*) FROM gone), (SELECT finished_at FROM last), (SELECT id F
        CASE WHEN %s::bool THEN set_config('synchronous_commit', 'off', true) END
 """
 
+# The server itself sets to NULL, or deletes, what has another action. A partition has the key of its table once more.
+REFERENCES = """
+SELECT k.conrelid::regclass::text, quote_ident(a.attname)
+  FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[1]
+ WHERE k.contype = 'f' AND k.confrelid = 'delayq_message'::regclass AND k.confdeltype IN ('a', 'r')
+   AND k.conparentid = 0
+ ORDER BY 1, 2
+"""
+
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
 
 
@@ -745,6 +754,9 @@ class PostgreSQL:
             return int(deleted)
 
         return delete
+
+    def references(self) -> list[Reference]:
+        return [Reference(table, column) for table, column in self._rows(REFERENCES, [])]
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         # As the driver reads them: this saves making a datetime for each row, and a number from that.

@@ -19,6 +19,16 @@ def decoded(text: str) -> Any:
     return {} if text == "{}" else _decode(text)[0]
 
 
+class Reference(NamedTuple):
+    """A foreign key of another table to messages: its table and column, quoted as SQL needs them."""
+
+    table: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.column}".replace('"', "")
+
+
 class NewMessage(NamedTuple):
     """A checked message that is not written yet. ``due_at`` wins over ``delay``; JSON columns are text."""
 

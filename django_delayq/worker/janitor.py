@@ -10,7 +10,7 @@ from datetime import timedelta
 from .. import admission, conf, transitions
 from ..extensions import Service
 from ..models import Worker
-from ..purge import finished, purge
+from ..purge import finished, passed_over, purge, referred_to
 from ..states import FINAL, State
 
 logger = logging.getLogger("django_delayq")
@@ -34,6 +34,8 @@ class Janitor(Service):
         self.using = using
         # Prunes a batch each time that it is asked for its next number. None: nothing is being pruned.
         self._pruning: Iterator[int] | None = None
+        # The foreign keys that the log has named.
+        self._named: set[str] = set()
 
     def tick(self) -> float:
         """Delete a batch; come back soon when there is more."""
@@ -56,11 +58,19 @@ class Janitor(Service):
             if retention is None:
                 continue
             deleted = 0
-            for size in purge(finished(self.using, states, retention), batch_size=BATCH):
+            doomed = finished(self.using, states, retention)
+            for size in purge(doomed, batch_size=BATCH):
                 deleted += size
                 yield size
             if deleted:
                 logger.info("Pruned %d messages that finished more than %g s ago", deleted, retention)
+            self._name(referred_to(doomed))
+
+    def _name(self, kept: dict[str, list[int]]) -> None:
+        """Log the foreign keys that keep messages, each once."""
+        for name in kept.keys() - self._named:
+            logger.warning("%s", passed_over(name, kept[name]))
+        self._named |= kept.keys()
 
     def _tidy(self) -> None:
         transitions.drop_leases(self.using)

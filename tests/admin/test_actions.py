@@ -22,6 +22,7 @@ from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import bulk
 from django_delayq.models import Message, Transition
 from django_delayq.states import State
+from tests import referring
 
 from . import samples
 from .asking import ACTIONS, answer, ask, ask_for_search, confirm, select, worked_off
@@ -609,3 +610,13 @@ def test_a_hostile_key_or_reason_is_text_and_never_markup(operator: Client) -> N
     confirm(operator, "cancel", message, reason=hostile)
     for page in (operator.get(samples.change_url(message)), operator.get(reverse(samples.LIST) + "?state=all")):
         assert "<script>alert" not in page.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_purge_passes_over_a_message_that_a_row_refers_to_and_says_so(chief: Client) -> None:
+    kept, gone = samples.dead(), samples.dead()
+    with referring.table(referring.ON_DELETE["SET_NULL"]) as refer:
+        refer(kept.pk)
+        said = samples.text(confirm(chief, "purge", kept, gone))
+        assert "Purge, 2 messages: 1 purged, 1 not purged: another table refers to it." in said
+        assert Message.objects.get() == kept

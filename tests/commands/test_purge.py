@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from django_delayq import cancel_message, schedule_message, transitions
+from django_delayq import Verdict, actions, cancel_message, schedule_message, transitions
 from django_delayq import purge as purging
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
@@ -22,6 +22,7 @@ from django_delayq.sql.sessions import lock_timeout
 from django_delayq.states import FINAL, State
 from django_delayq.worker import janitor
 from django_delayq.worker.janitor import Janitor
+from tests.referring import ON_DELETE, table
 
 from .conftest import claim, run, schedule
 
@@ -108,7 +109,7 @@ def test_a_message_requeued_between_two_batches_is_not_purged() -> None:
 def test_a_message_that_was_chosen_and_then_requeued_is_not_purged() -> None:
     ids = make_finished(2, days=40)
     transitions.requeue("default", ids[:1])
-    assert purging.purge_ids("default", ids) == set(ids[1:])
+    assert purging.purge_ids("default", ids).keys() == set(ids[1:])
     assert left() == set(ids[:1])
 
 
@@ -127,7 +128,7 @@ def test_a_locked_message_is_not_purged() -> None:
             cursor.execute("SET lock_timeout = '1s'")
         with lock_timeout(1000):
             assert sum(purge(purging.finished("default", FINAL, 86_400.0), batch_size=1)) == 3
-            assert purging.purge_ids("default", [locked, chosen]) == {chosen}
+            assert purging.purge_ids("default", [locked, chosen]) == {chosen: Verdict.PURGED}
     finally:
         second.close()
         connections["default"].close()
@@ -211,7 +212,7 @@ def test_a_message_that_holds_its_key_after_its_end_is_not_purged() -> None:
     assert run("delayq_purge", "--older-than", "10s", "--yes").code == 0
     assert left() == {held}
     # A person who purges this very message frees its key.
-    assert purging.purge_ids("default", [held]) == {held}
+    assert purging.purge_ids("default", [held]) == {held: Verdict.PURGED}
     assert not schedule_message("t.ok", key="held", unique="1h").existed
 
 
@@ -254,3 +255,71 @@ def test_the_janitor_begins_anew_after_an_error(pruner: Janitor, monkeypatch: py
 def breaks_after_a_batch(*arguments: Any, **options: Any) -> Iterator[int]:
     yield next(purge(*arguments, **options))
     raise OperationalError("the server is gone")
+
+
+# --- foreign keys of the project --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=ON_DELETE)
+def refer(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[Callable[[int], object]]:
+    """A function that makes a row of the project refer to a message."""
+    with table(ON_DELETE[request.param]) as refers:
+        yield refers
+
+
+def test_the_janitor_passes_over_messages_that_rows_refer_to_and_names_them(
+    refer: Callable[[int], object], pruner: Janitor, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumed, dead = make_finished(5, days=40), make_finished(3, days=100, state=State.DEAD)
+    for pk in (*consumed[:2], dead[1]):
+        refer(pk)
+    for _round in range(2):
+        while pruner.tick() < pruner.interval:
+            pass
+    assert left() == {*consumed[:2], dead[1]}
+    # Once, and not at each of the janitor's rounds.
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "Tests: receipt.message_id refer to" in line
+    assert f"such as {consumed[0]}, {consumed[1]}" in line
+
+
+def test_a_purge_by_command_passes_over_them_and_says_so(refer: Callable[[int], object]) -> None:
+    first, *others = make_finished(4, days=40)
+    refer(first)
+    assert run("delayq_purge", "--older-than", "30d", "--dry-run", "--json").json["deleted"] == 3
+    ran = run("delayq_purge", "--older-than", "30d", "--yes")
+    assert (ran.code, ran.out) == (0, "Deleted 3 finished messages.\n")
+    assert "Tests: receipt.message_id refer to" in ran.err
+    assert left() == {first}
+    assert others
+
+
+def test_messages_that_are_purged_by_id_are_purged_without_those_that_rows_refer_to(
+    refer: Callable[[int], object],
+) -> None:
+    first, *others = make_finished(3, days=40)
+    refer(first)
+    (live,) = schedule()
+    answers = actions.PURGE.apply("default", [first, *others, live])
+    expected = [Verdict.REFERRED_TO, Verdict.PURGED, Verdict.PURGED, Verdict.TOO_LATE]
+    assert [answer.verdict for answer in answers] == expected
+    assert left() == {first, live}
+
+
+def test_a_foreign_key_without_a_constraint_keeps_no_message() -> None:
+    with table(ON_DELETE["SET_NULL"], db_constraint=False) as refer:
+        (pk,) = make_finished(1, days=40)
+        refer(pk)
+        assert run("delayq_purge", "--older-than", "30d", "--yes").code == 0
+        assert left() == set()
+
+
+def test_a_message_that_no_row_refers_to_any_more_is_pruned(pruner: Janitor) -> None:
+    (pk,) = make_finished(1, days=40)
+    with table(ON_DELETE["SET_NULL"]) as refer:
+        receipt: Any = refer(pk)
+        pruner.tick()
+        assert left() == {pk}
+        receipt.delete()
+        pruner.tick()
+        assert left() == set()

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from django.core.checks import ERROR, run_checks
-from django.db import connections
+from django.db import connections, models
 from django.test import override_settings
+
+from tests.referring import ON_DELETE, known_model
 
 LOCMEM = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 DJANGO_REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://nowhere.invalid:1/0"}
@@ -140,3 +142,22 @@ def test_a_password_in_a_wrong_url_is_not_shown() -> None:
     with override_settings(DELAYQ={"REDIS": "http://user:hunter2@host"}):
         (message,) = run_checks(tags=["delayq"])
     assert "hunter2" not in f"{message.msg} {message.hint}"
+
+
+@pytest.mark.parametrize("on_delete", ON_DELETE)
+def test_a_foreign_key_to_messages_is_e009(on_delete: str) -> None:
+    with known_model(ON_DELETE[on_delete]):
+        (message,) = run_checks(tags=["delayq"])
+        assert (message.id, message.msg) == ("delayq.E009", "tests_app.Receipt.message is a foreign key to messages.")
+    assert found() == []
+
+
+def test_a_foreign_key_without_a_constraint_passes_the_checks() -> None:
+    with known_model(ON_DELETE["SET_NULL"], db_constraint=False):
+        assert found() == []
+
+
+@pytest.mark.skipif(not hasattr(models, "DB_SET_NULL"), reason="needs Django 6.1")
+def test_a_foreign_key_that_the_database_follows_passes_the_checks() -> None:
+    with known_model(getattr(models, "DB_SET_NULL")):  # noqa: B009
+        assert found() == []

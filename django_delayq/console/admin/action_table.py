@@ -142,6 +142,11 @@ _OUTCOMES: dict[str, Any] = {
         "%(shown)s not requeued: other messages hold their keys",
         "count",
     ),
+    Verdict.REFERRED_TO.value: ngettext_lazy(
+        "%(shown)s not purged: another table refers to it",
+        "%(shown)s not purged: other tables refer to them",
+        "count",
+    ),
     "changed": ngettext_lazy(
         "%(shown)s changed after the question and was left alone",
         "%(shown)s changed after the question and were left alone",

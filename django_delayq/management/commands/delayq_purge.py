@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db.models import QuerySet
 
 from ... import durations, purge
+from ...models import Message
 from ...states import FINAL, State
 from .. import _common as common
 
@@ -51,10 +53,10 @@ class Command(common.DelayqCommand):
         doomed = purge.finished(using, states, options["older_than"], queues=queues, topics=topics)
         target = _in_words(states, queues, topics, options["older_than"])
         if options["dry_run"]:
-            self._say(using, doomed.count(), options)
+            self._say(using, purge.deletable(doomed).count(), doomed, options)
             return
         # With --yes nobody reads the number, and on a large table counting takes longer than many batches.
-        total = None if options["yes"] else doomed.count()
+        total = None if options["yes"] else purge.deletable(doomed).count()
         if total:
             self.confirm(f"This will delete {common.messages(total)}: {target}.", yes=False)
         deleted = 0
@@ -67,13 +69,15 @@ class Command(common.DelayqCommand):
                     break
         bar.close()
         self.record_action(using, "purge", target, outcomes={"purged": deleted})
-        self._say(using, deleted, options)
+        self._say(using, deleted, doomed, options)
         if interruption.asked():
             raise CommandError(
                 "Interrupted between two batches. Run the command again to go on.", returncode=interruption.returncode
             )
 
-    def _say(self, using: str, number: int, options: dict[str, Any]) -> None:
+    def _say(self, using: str, number: int, doomed: QuerySet[Message], options: dict[str, Any]) -> None:
+        for name, ids in purge.referred_to(doomed).items():
+            self.stderr.write(f"{purge.passed_over(name, ids)}.", self.style.WARNING)
         if options["json"]:
             self.say_json(database=using, dry_run=options["dry_run"], deleted=number)
         else:
