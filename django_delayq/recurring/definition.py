@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .. import validation
+from .. import registry, validation
 from ..durations import Duration, seconds
 from ..exceptions import InvalidMessage
 from .times import Times
@@ -37,7 +37,11 @@ class Missed(models.TextChoices):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A checked definition. ``queue`` "" and ``priority`` None are those of the topic; spans are "" or texts."""
+    """A checked definition. ``queue`` "" and ``priority`` None are those of the topic; spans are "" or texts.
+
+    ``topic_queue`` and ``topic_priority`` are those that the handler of the topic gave to its messages where the
+    definition was made, or "" and None where the handler was not known.
+    """
 
     topic: str
     payload: Any
@@ -50,10 +54,18 @@ class Definition:
     ends_at: datetime | None
     missed: str
     expires: str
+    topic_queue: str
+    topic_priority: int | None
 
     @property
     def times(self) -> Times:
         return Times(self.cron, self.every, self.time_zone, self.starts_at, self.ends_at)
+
+    def after(self, former: Definition) -> Definition:
+        """Return this definition, with what the former one knows of the handler if this one knows nothing of it."""
+        if self.topic_queue or self.topic != former.topic:
+            return self
+        return replace(self, topic_queue=former.topic_queue, topic_priority=former.topic_priority)
 
     @property
     def time_to_start(self) -> timedelta | None:
@@ -85,6 +97,7 @@ def checked(
     if missed not in Missed.values:
         raise InvalidMessage(f"missed is one of {', '.join(Missed.values)}, not {_shown(missed)}")
     validation.expires(expires)
+    handler = registry.find(topic)
     definition = Definition(
         topic,
         # As the database will return it.
@@ -98,6 +111,8 @@ def checked(
         _moment("ends_at", ends_at),
         str(Missed(missed)),
         "" if expires is None else _span("expires", expires),
+        "" if handler is None else registry.default_queue(topic),
+        None if handler is None else handler.priority,
     )
     definition.times.check()
     return definition

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import IntegrityError, router, transaction
 from django.db.models import Exists, Max, OuterRef, Q
 
-from .. import transitions
+from .. import registry, transitions
 from ..actions import CANCEL
 from ..durations import Duration
 from ..exceptions import InvalidMessage, KeyConflict
@@ -254,11 +254,14 @@ def _change(
         raise KeyConflict(f"there is another schedule {schedule.pk!r}: {whose}")
     if on_conflict == OnConflict.ERROR:
         raise KeyConflict(f"there is a schedule {schedule.pk!r} already")
+    definition = definition.after(schedule.definition)
     if schedule.definition == definition:
         return schedule
     now = transitions.now(using)
     # An occurrence whose time has come keeps the definition that it was made with.
     _withdraw(using, schedule, "was changed", now, after=now)
+    if (schedule.topic, schedule.payload) != (definition.topic, definition.payload):
+        _update(schedule, concurrency_key=None)
     _update(schedule, ended=False, **_fields(definition))
     if not schedule.paused:
         _advance(using, schedule, now)
@@ -337,8 +340,15 @@ def _make(using: str, schedule: Schedule, definition: Definition, times: list[da
         Occurrence(schedule=schedule.pk, at=at, message_id=message.pk)
         for at, message in zip(new, messages, strict=True)
     )
+    _note_key(schedule, messages)
     there.update(zip(new, (message.pk for message in messages), strict=True))
     return there[times[-1]]
+
+
+def _note_key(schedule: Schedule, made: list[Message]) -> None:
+    """Note the concurrency key that the handler found, for processes that do not know it."""
+    if made and registry.find(schedule.topic) is not None and made[-1].concurrency_key != schedule.concurrency_key:
+        _update(schedule, concurrency_key=made[-1].concurrency_key)
 
 
 def _due(definition: Definition, at: datetime, now: datetime) -> dict[str, Any]:
@@ -353,12 +363,20 @@ def _due(definition: Definition, at: datetime, now: datetime) -> dict[str, Any]:
 
 
 def _content(schedule: Schedule) -> dict[str, Any]:
-    return {
+    content = {
         "topic": schedule.topic,
         "payload": schedule.payload,
         "queue": schedule.queue or None,
         "priority": schedule.priority,
     }
+    is_known = registry.find(schedule.topic) is not None
+    # The handler that belongs to a declaration may be newer than that of this process.
+    if schedule.declared or not is_known:
+        content["queue"] = content["queue"] or schedule.topic_queue or None
+        content["priority"] = schedule.topic_priority if schedule.priority is None else schedule.priority
+    if not is_known:
+        content["concurrency_key"] = schedule.concurrency_key
+    return content
 
 
 def _left(using: str, message_id: int) -> datetime | None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 
-from django_delayq import handler
+from django_delayq import handler, registry
 from django_delayq.exceptions import InvalidMessage
 from django_delayq.models import Message
-from django_delayq.recurring import Schedule, create_schedule, extension, pause_schedule, recurring
+from django_delayq.recurring import Schedule, create_schedule, extension, pause_schedule, recurring, run_schedule
 from django_delayq.recurring.declarations import Declaration, collect
 from django_delayq.recurring.extension import Declarer, Scheduler
 from django_delayq.recurring.models import Declarations, Occurrence
@@ -182,6 +182,80 @@ def test_an_old_worker_beside_a_new_one_does_not_turn_a_change_back(code: Code, 
     Version(code, every="1h").tick()
     assert Schedule.objects.get().every == "10m"
     assert Message.objects.filter(state="cancelled").count() == 1
+
+
+def urgent(**options: Any) -> None:
+    """Declare a schedule whose handler says how its messages are to be scheduled."""
+
+    @recurring(every="1h", tz="UTC", payload={"shop": 5})
+    @handler("t.urgent", **{"queue": "fast", "priority": 7, "limit": 1, "limit_key": of_a_shop, **options})
+    def handle(message: Any) -> None: ...
+
+
+def of_a_shop(message: Any) -> str:
+    return f"shop {message.payload['shop']}"
+
+
+def scheduled_as(message: Message) -> tuple[str, int, str | None]:
+    return message.queue, message.priority, message.concurrency_key
+
+
+@database
+def test_a_worker_that_does_not_know_the_handler_makes_what_the_declaration_says(code: Code, clock: Clock) -> None:
+    urgent()
+    Declarer(DB, "new").tick()
+    registry._handlers.clear()
+    for _turn in range(2):
+        clock.advance(hours=1)
+        deliver(clock, "t.urgent")
+        Scheduler(DB, "old").tick()
+    made = [*Message.objects.order_by("pk"), run_schedule("t.urgent")]
+    assert [scheduled_as(message) for message in made] == 4 * [("fast", 7, "shop 5")]
+
+
+@database
+def test_a_worker_that_knows_an_older_handler_makes_what_the_declaration_says(code: Code, clock: Clock) -> None:
+    urgent()
+    Declarer(DB, "new").tick()
+    registry._handlers.clear()
+    handler("t.urgent", queue="slow", priority=1)(again)
+    clock.advance(hours=1)
+    deliver(clock, "t.urgent")
+    Scheduler(DB, "old").tick()
+    assert [(message.queue, message.priority) for message in Message.objects.all()] == 2 * [("fast", 7)]
+
+
+@database
+def test_a_handler_that_moves_to_another_queue_takes_its_schedule_along(
+    code: Code, clock: Clock, settings: Any
+) -> None:
+    urgent()
+    Declarer(DB, "old").tick()
+    clock.advance(minutes=1)
+    code.clear()
+    registry._handlers.clear()
+    urgent(queue=None, priority=0)
+    Declarer(DB, "new").tick()
+    (waiting,) = Message.objects.filter(state="scheduled")
+    assert (waiting.queue, waiting.priority) == (settings.DELAYQ.get("DEFAULT_QUEUE", "default"), 0)
+
+
+@database
+def test_a_schedule_made_at_run_time_follows_the_handler_where_that_is_known(code: Code, clock: Clock) -> None:
+    handler("t.urgent", queue="fast", priority=7, limit=1, limit_key=of_a_shop)(again)
+    create_schedule("s", "t.urgent", {"shop": 5}, every="1h")
+    registry._handlers.clear()
+    assert scheduled_as(run_schedule("s")) == ("fast", 7, "shop 5")
+    # Who does not know the handler does not forget what it said.
+    create_schedule("s", "t.urgent", {"shop": 5}, every="2h", on_conflict="replace")
+    assert scheduled_as(run_schedule("s")) == ("fast", 7, "shop 5")
+    create_schedule("s", "t.urgent", {"shop": 6}, every="2h", on_conflict="replace")
+    assert scheduled_as(run_schedule("s")) == ("fast", 7, None)
+    handler("t.urgent", queue="slow", priority=1)(again)
+    assert scheduled_as(run_schedule("s")) == ("slow", 1, None)
+    create_schedule("s", "t.urgent", {"shop": 5}, every="1h", queue="own", priority=0, on_conflict="replace")
+    registry._handlers.clear()
+    assert scheduled_as(run_schedule("s"))[:2] == ("own", 0)
 
 
 @database
