@@ -122,7 +122,7 @@ def check_foreign_keys(app_configs: Sequence[Any] | None, **kwargs: Any) -> list
     ]
 
 
-def _keeps_messages(key: models.ForeignKey[Any, Any]) -> bool:
+def _keeps_messages(key: Any) -> bool:
     return key.db_constraint and key.model._meta.managed and key.remote_field.on_delete not in FOLLOWED
 
 

@@ -60,7 +60,7 @@ def notice_calls() -> None:
         waits = connection.in_atomic_block and callable(func)
         register(connection, OnCommit(func) if waits else func, robust)
 
-    BaseDatabaseWrapper.on_commit = on_commit  # type: ignore[method-assign]
+    BaseDatabaseWrapper.on_commit = on_commit  # type: ignore[method-assign,assignment]
 
 
 def is_in_own_transaction(connection: BaseDatabaseWrapper) -> bool:

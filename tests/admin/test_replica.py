@@ -61,7 +61,7 @@ def test_a_restored_and_a_revealed_message_are_written_to_the_audit_there(boss: 
 
 def test_an_export_is_written_to_the_audit_there(boss: Client) -> None:
     message = samples.scheduled()
-    page = boss.post(reverse("admin:django_delayq_message_export"), {"format": "jsonl"})
+    page: Any = boss.post(reverse("admin:django_delayq_message_export"), {"format": "jsonl"})
     assert str(message.pk) in b"".join(page.streaming_content).decode()
     assert AuditEvent.objects.get().action == "export"
 
