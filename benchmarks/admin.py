@@ -1,20 +1,24 @@
-"""Measures the pages of the admin on a large table: ``python -m benchmarks.admin [--rows 10000000] [--json FILE]``.
+"""Measures the admin on a large table: ``python -m benchmarks.admin [--rows 10000000] [--json FILE]``.
 
 It starts PostgreSQL and Redis of its own, fills the tables in a realistic mix, and asks for each page as a browser
-would, without the network. With ``--database URL`` the rows stay in a database of yours, and later runs find them
-there.
+would, without the network. Of the bulk actions it measures the question and the answer: first on the table that nobody
+has analyzed yet, and once more after ANALYZE. With ``--database URL`` the rows stay in a database of yours, and later
+runs find them there, analyzed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -26,8 +30,14 @@ if TYPE_CHECKING:
 
 REPEAT = 7
 # Milliseconds.
-LIST, MESSAGE, DASHBOARD = 200.0, 20.0, 300.0
-SERVER: dict[str, Any] = {"shared_buffers": "1GB", "max_wal_size": "8GB", "maintenance_work_mem": "512MB"}
+LIST, MESSAGE, DASHBOARD, ANSWER, RELEASE = 200.0, 20.0, 300.0, 500.0, 50.0
+SERVER: dict[str, Any] = {
+    "shared_buffers": "1GB",
+    "max_wal_size": "8GB",
+    "maintenance_work_mem": "512MB",
+    # The measurement says when the table is analyzed.
+    "autovacuum": "off",
+}
 TABS = ("live", "all", "scheduled", "overdue", "running", "consumed", "dead", "cancelled", "expired")
 SEARCHES = (
     "key:order-{dead}",
@@ -42,22 +52,27 @@ SEARCHES = (
     "state:consumed finished:<24h",
     "payload.order.id:{dead}",
 )
+# Messages that are cancelled, to be requeued; and those that a worker claims without getting the answer.
+CANCELLED, ORPHANS = 467, 20
+
+
+class Refused(Exception):
+    """The console did not do what it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A request to measure. ``cold``: the caches are empty."""
+class Task:
+    """One thing to measure: ``act``, which gets what ``prepare`` has returned. Only ``act`` is timed."""
 
     name: str
-    url: str
+    act: Callable[[Any], object]
+    prepare: Callable[[], Any]
     target: float | None = None
-    post: dict[str, Any] | None = None
-    cold: bool = True
 
 
 @dataclass(slots=True)
 class Measured:
-    """Times of one page in ms: in all, in Python, and in its slowest statement."""
+    """Times of one task in ms: in all, in Python, and in its slowest statement."""
 
     name: str
     target: float | None
@@ -66,6 +81,7 @@ class Measured:
     statements: int = 0
     slowest: float = 0.0
     slowest_sql: str = ""
+    refused: str = ""
 
     @property
     def median(self) -> float:
@@ -73,6 +89,8 @@ class Measured:
 
     @property
     def verdict(self) -> str:
+        if self.refused:
+            return f"REFUSED: {self.refused}"
         if self.target is None:
             return ""
         return "ok" if self.median <= self.target else "slow"
@@ -102,26 +120,38 @@ def main() -> None:
         import django
 
         django.setup()
-        prepare(arguments.rows)
+        logging.getLogger("django_delayq.audit").setLevel(logging.WARNING)
         before = os.getloadavg()
-        print(f"load average {before[0]:.1f} on {os.cpu_count()} cores\n\n{HEAD}", flush=True)
+        print(f"load average {before[0]:.1f} on {os.cpu_count()} cores", flush=True)
         found = []
-        for page in pages():
-            if arguments.only in page.name:
-                found.append(measure(page))
+        for task in tasks(arguments.rows):
+            if arguments.only in task.name:
+                found.append(measure(task))
                 print(found[-1].line(), flush=True)
         after = os.getloadavg()
-        slow = ", ".join(measured.name for measured in found if measured.verdict == "slow")
+        slow = ", ".join(measured.name for measured in found if measured.verdict not in ("", "ok"))
         print(f"\nload average {after[0]:.1f}; slow: {slow or 'none'}")
     if arguments.json:
         report = {"rows": arguments.rows, "load": [before[0], after[0]], "pages": [asdict(m) for m in found]}
         arguments.json.write_text(json.dumps(report, indent=1))
 
 
-# --- the pages --------------------------------------------------------------------------------------------------------
+# --- the tasks --------------------------------------------------------------------------------------------------------
 
 
-def pages() -> Iterator[Page]:
+def tasks(rows: int) -> Iterator[Task]:
+    """Fill the table if it is empty, and yield what to measure on it."""
+    is_new = prepare(rows)
+    cancel_some()
+    print(f"\n{HEAD}", flush=True)
+    if is_new:
+        yield from actions(", never analyzed")
+        analyze()
+    yield from pages()
+    yield from actions()
+
+
+def pages() -> Iterator[Task]:
     from django.urls import reverse
 
     from django_delayq.models import Message
@@ -133,55 +163,134 @@ def pages() -> Iterator[Page]:
     def listed(**query: Any) -> str:
         return f"{messages}?{urlencode(query)}" if query else messages
 
-    yield Page("list", listed(), LIST)
-    yield Page("list, a moment later", listed(), LIST, cold=False)
+    yield page("list", listed(), LIST)
+    yield page("list, a moment later", listed(), LIST, cold=False)
     for tab in TABS:
-        yield Page(f"list, tab {tab}", listed(state=tab), LIST)
-    yield Page("list, page 2", listed(p=2), LIST)
-    yield Page("list, page 100", listed(p=100), LIST)
-    yield Page("list, an id", listed(q=known), LIST)
+        yield page(f"list, tab {tab}", listed(state=tab), LIST)
+    yield page("list, page 2", listed(p=2), LIST)
+    yield page("list, page 100", listed(p=100), LIST)
+    yield page("list, an id", listed(q=known), LIST)
     for search in SEARCHES:
         text = search.format(dead=known)
-        yield Page(f"list, {text}", listed(q=text), LIST)
-    yield Page("message", reverse("admin:django_delayq_message_change", args=[known]), MESSAGE)
+        yield page(f"list, {text}", listed(q=text), LIST)
+    yield page("message", reverse("admin:django_delayq_message_change", args=[known]), MESSAGE)
     yield from _dashboards()
     for name in ("deadletters", "queue", "worker", "health", "operation", "auditevent"):
         app = "django_delayq" if name in ("queue", "worker") else "delayq_console"
-        yield Page(name, reverse(f"admin:{app}_{name}_changelist"))
-    action = reverse("admin:django_delayq_message_action", args=["requeue"])
-    yield Page("confirm: requeue all the dead", action, post={"search": "state:dead"})
+        yield page(name, reverse(f"admin:{app}_{name}_changelist"))
+    yield from _requeues("all dead", "state:dead")
 
 
-def _dashboards() -> Iterator[Page]:
+def _dashboards() -> Iterator[Task]:
     from django.urls import reverse
 
     url = reverse("admin:delayq_console_dashboard_changelist")
     for window in ("hour", "day", "week"):
-        yield Page(f"dashboard, {window}", f"{url}?window={window}&past={window}", DASHBOARD)
-    yield Page("dashboard, a moment later", url, DASHBOARD, cold=False)
+        yield page(f"dashboard, {window}", f"{url}?window={window}&past={window}", DASHBOARD)
+    yield page("dashboard, a moment later", url, DASHBOARD, cold=False)
 
 
-def measure(page: Page) -> Measured:
-    """Ask for a page once to warm up, then a few times."""
-    from django.db import connection
-
+def page(name: str, url: str, target: float | None = None, *, cold: bool = True) -> Task:
+    """Return the task to ask for a page. ``cold``: the caches are empty."""
     from django_delayq.console.admin import panels
 
-    client, found = _client(), Measured(page.name, page.target)
+    client = _client()
+
+    def ask(_prepared: Any = None) -> None:
+        _check(client.get(url), 200)
+
+    return Task(name, ask, panels.forget if cold else ask, target)
+
+
+def actions(note: str = "") -> Iterator[Task]:
+    """Yield the question and the answer of bulk actions, and what a worker does that lost the answer to a claim."""
+    yield from _requeues(f"the dead of one error{note}", "state:dead error:=KeyError")
+    yield from _requeues(f"{CANCELLED} just cancelled{note}", "state:cancelled finished:<1h")
+    yield Task(f"release {ORPHANS} orphaned claims{note}", _release, _claim, RELEASE)
+
+
+def _requeues(name: str, search: str) -> Iterator[Task]:
+    from django_delayq.console.admin import panels
+
+    client = _client()
+    question = partial(_question, client, search)
+    yield Task(f"requeue {name}: question", lambda _prepared: question(), panels.forget)
+    yield Task(f"requeue {name}: answer", partial(_answer, client), question, ANSWER)
+
+
+def _question(client: Client, search: str) -> dict[str, str]:
+    """Ask to requeue all that a search finds, and return the fields of the answer."""
+    from django_delayq.console.admin.action_pages import Question
+
+    shown = client.post(_action_url(), {"search": search})
+    _check(shown, 200)
+    token = re.search(r'name="token" value="([^"]+)"', shown.content.decode())
+    if token is None:
+        raise Refused("the messages could not be counted")
+    return {"token": token[1], "typed": str(Question.read(token[1]).number), "reason": "the server is back"}
+
+
+def _answer(client: Client, fields: dict[str, str]) -> None:
+    """Confirm the question, and check that an operation on the messages has been queued."""
+    from django_delayq.console.models import Operation
+
+    before = Operation.objects.count()
+    answer = client.post(_action_url(), fields)
+    if answer.status_code == 200:
+        raise Refused("the question was asked again")
+    _check(answer, 302)
+    if Operation.objects.count() == before:
+        raise Refused("no operation was queued")
+
+
+def _action_url() -> str:
+    from django.urls import reverse
+
+    return reverse("admin:django_delayq_message_action", args=["requeue"])
+
+
+def _claim() -> list[int]:
+    """Claim messages, as a worker does that loses the answer."""
+    from django_delayq import schedule_message, transitions
+    from django_delayq.sql.rows import Ticket
+
+    ids = [schedule_message("mail.welcome").pk for _ in range(ORPHANS)]
+    claimed = transitions.claim("default", [Ticket(pk) for pk in ids], {"mail.welcome": 60.0}, "lost", ahead=1.0)
+    return [row.id for row in claimed]
+
+
+def _release(ids: Sequence[int]) -> None:
+    from datetime import timedelta
+
+    from django_delayq import transitions
+
+    since = transitions.now("default") - timedelta(minutes=1)
+    if len(transitions.release_orphaned("default", ids, "lost", since=since, actor="worker:lost")) != ORPHANS:
+        raise Refused("not all claims were released")
+
+
+def measure(task: Task) -> Measured:
+    """Do a task once to warm up, then a few times. One that is refused is not tried again."""
+    from django.db import connection
+
+    found = Measured(task.name, task.target)
     for turn in range(REPEAT + 1):
-        if page.cold:
-            panels.forget()
-        else:
-            _ask(client, page)
         statements = _Statements()
         began, cpu = time.perf_counter(), time.process_time()
-        with connection.execute_wrapper(statements):
-            _ask(client, page)
-        if turn:
+        try:
+            prepared = task.prepare()
+            began, cpu = time.perf_counter(), time.process_time()
+            with connection.execute_wrapper(statements):
+                task.act(prepared)
+        except Refused as error:
+            found.refused = str(error)
+        if turn or found.refused:
             found.times.append((time.perf_counter() - began) * 1000)
             found.cpu.append((time.process_time() - cpu) * 1000)
             found.statements = len(statements.all)
             found.slowest, found.slowest_sql = max((found.slowest, found.slowest_sql), *statements.all)
+        if found.refused:
+            break
     return found
 
 
@@ -199,10 +308,9 @@ class _Statements:
             self.all.append(((time.perf_counter() - began) * 1000, f"{sql} {params}"))
 
 
-def _ask(client: Client, page: Page) -> None:
-    answer = client.get(page.url) if page.post is None else client.post(page.url, page.post)
-    if answer.status_code != 200:
-        raise RuntimeError(f"{page.name}: status {answer.status_code}")
+def _check(answer: Any, expected: int) -> None:
+    if answer.status_code != expected:
+        raise RuntimeError(f"{answer.request['PATH_INFO']}: status {answer.status_code}, not {expected}")
 
 
 def _client() -> Client:
@@ -219,18 +327,20 @@ def _client() -> Client:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def prepare(rows: int) -> None:
-    """Migrate, and fill what is empty."""
+def prepare(rows: int) -> bool:
+    """Migrate, and fill what is empty. Tell whether it was empty: then nobody has analyzed it yet."""
     from django.core.management import call_command
 
     from django_delayq.models import Message
 
     call_command("migrate", verbosity=0)
-    if not Message.objects.exists():
+    is_new = not Message.objects.exists()
+    if is_new:
         began = time.monotonic()
         fill(rows)
         print(f"{rows:,} messages built in {time.monotonic() - began:.0f} s", flush=True)
     show_workers()
+    return is_new
 
 
 def fill(rows: int) -> None:
@@ -244,9 +354,24 @@ def fill(rows: int) -> None:
         for statement in (_LOG, _MINUTES, _HOURS):
             cursor.execute(statement)
         act()
-        # The server would do this by itself, sooner or later.
+
+
+def analyze() -> None:
+    """Do what the server would do by itself, sooner or later."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
         cursor.execute("VACUUM (ANALYZE) delayq_message")
         cursor.execute("ANALYZE")
+
+
+def cancel_some() -> None:
+    """Cancel the messages of one topic that are due next, as somebody does who takes that back at once."""
+    from django_delayq import cancel_message
+    from django_delayq.models import Message
+
+    rows = Message.objects.filter(state="scheduled", topic="cart.forget").order_by("-due_at")
+    cancel_message(Message.objects.filter(pk__in=list(rows.values_list("pk", flat=True)[:CANCELLED])))
 
 
 @contextmanager
@@ -274,16 +399,22 @@ _ERROR = """(ARRAY['TimeoutError', 'ConnectionError: refused', 'ValueError: inva
 
 _MESSAGES = f"""
 INSERT INTO delayq_message (topic, queue, key, priority, payload, headers, due_at, created_at, state, finished_at,
-    attempts, deliveries, reported, excused, moves, leased_until, worker, cancel_requested, error)
+    attempts, deliveries, reported, excused, moves, leased_until, worker, cancel_requested, error,
+    created_by, claimed_at, claimed_by, consumed_by)
 SELECT {_TOPIC}, {_QUEUE}, CASE WHEN n % 5 = 0 OR state = 'dead' THEN 'order-' || n END, 0,
        jsonb_build_object('order', jsonb_build_object('id', n, 'total', n % 1000), 'customer', md5(n::text)),
-       '{{{{}}}}', due, due - interval '1 day', state,
+       '{{{{}}}}', due, least(due, now()) - interval '1 day', state,
        CASE WHEN state IN ('consumed', 'dead', 'cancelled', 'expired') THEN due + chance * interval '20 s' END,
        failed, delivered, failed + (state = 'consumed')::int, 0, 1 + 2 * delivered,
        CASE state WHEN 'running' THEN now() + interval '1 day' END,
        CASE state WHEN 'running' THEN 'worker-' || n % 4 ELSE '' END, false,
-       CASE WHEN failed > 0 THEN {_ERROR} ELSE '' END
+       CASE WHEN failed > 0 THEN {_ERROR} ELSE '' END,
+       CASE WHEN usual THEN 'process:web/1' END, CASE WHEN usual AND delivered > 0 THEN due + interval '1 ms' END,
+       CASE WHEN usual AND delivered > 0 THEN 'worker-1' END,
+       CASE WHEN usual AND state = 'consumed' THEN 'worker:worker-1' END
   FROM (SELECT n, chance, state, due, failed,
+               -- The row of a message is the log of its usual life.
+               state IN ('scheduled', 'running', 'consumed') AND failed = 0 AS usual,
                CASE WHEN state IN ('consumed', 'dead', 'running') THEN greatest(failed + (state <> 'dead')::int, 1)
                     ELSE failed END AS delivered
           FROM (SELECT n, chance, state, due,
@@ -312,7 +443,7 @@ SELECT m.id, step, CASE step WHEN 1 THEN created_at ELSE due_at + step * interva
        CASE WHEN step = 1 THEN NULL WHEN step % 2 = 0 THEN 'scheduled' ELSE 'running' END,
        CASE WHEN step = moves THEN state WHEN step % 2 = 0 THEN 'running' ELSE 'scheduled' END,
        step / 2, due_at, NULL, 'worker:worker-1', '', CASE WHEN step % 2 = 1 AND step > 1 THEN error ELSE '' END, ''
-  FROM (SELECT * FROM delayq_message WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 200000) m,
+  FROM (SELECT * FROM delayq_message WHERE created_by IS NULL ORDER BY finished_at DESC LIMIT 200000) m,
        generate_series(1, moves) step
 """
 

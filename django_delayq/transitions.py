@@ -18,7 +18,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from . import actors, failpoints
 from .clock import ceil_tenth, to_us
-from .models import HOLDS_KEY, WAITS_AGAIN, Lease, Message, Transition, lease_is_over
+from .models import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, Message, lease_is_over
 from .sql import statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing
 from .sql.rows import BEGINNING, Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
@@ -487,12 +487,13 @@ def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: date
 
     Nobody ran them, so the delivery counts as reported.
     """
-    claims = Transition.objects.filter(
-        message=OuterRef("pk"), delivery=OuterRef("deliveries"), from_state=State.SCHEDULED, to_state=State.RUNNING
-    )
+    where = Q(pk__in=list(ids), state=State.RUNNING, worker=worker)
     if since is not None:
-        claims = claims.filter(at__gt=since)
-    where = Q(Exists(claims), pk__in=list(ids), state=State.RUNNING, worker=worker)
+        # The claim is in the message's own row, or else in the log: see ``LogRow``. A join with the view of both would
+        # read every message for each of these.
+        claims = LogRow.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries"))
+        claims = claims.filter(from_state=State.SCHEDULED, to_state=State.RUNNING, at__gt=since)
+        where &= Q(claimed_at__gt=since) | Q(Exists(claims), claimed_at__isnull=True)
 
     def decide(message: Message, at: datetime) -> Decision:
         return _freed(message, "the answer to its claim was lost", {"reported": message.reported + 1})

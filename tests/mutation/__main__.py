@@ -722,7 +722,7 @@ MUTANTS = [
     ),
     mutant(
         "orphaned claims that include those of an answer",
-        (TRANSITIONS, "claims = claims.filter(at__gt=since)", "pass"),
+        (TRANSITIONS, "where &= Q(claimed_at__gt=since) | Q(Exists(claims), claimed_at__isnull=True)", "pass"),
     ),
     mutant(
         "duty that two processes have",

@@ -12,12 +12,14 @@ from datetime import datetime, timedelta
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
+from django.db.models.lookups import LessThanOrEqual
 from django.utils import timezone
 
 from ... import actions, transitions
 from ...actions import Action, Times
-from ...models import Message, Transition
+from ...models import LogRow, Message
 from ...transitions import NO_TIME
 from ..models import Operation
 from ..search import language
@@ -30,10 +32,10 @@ MOST_MESSAGES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The messages of an action: those with these ids, or all that ``search`` finds at the moment ``at``.
+    """The messages of an action: those with these ids, or all that ``search`` finds, as they are at the moment ``at``.
 
-    A search is previewed first. ``frozen`` then turns it into the ids of the messages that the preview has counted and
-    that have not changed since; an operation gets nothing but ids.
+    A question previews them. ``frozen`` then turns the scope into the ids of the messages that the question has counted
+    and that have not changed since; an operation gets nothing but ids.
     """
 
     ids: tuple[int, ...] = ()
@@ -50,26 +52,27 @@ class Scope:
         return cls(search=_checked(found).frozen).renewed(using)
 
     def renewed(self, using: str) -> Scope:
-        """Return the scope with what its search finds now; messages that are scheduled later do not belong to it."""
-        if self.search is None:
-            return self
+        """Return the scope as it is now; messages that are scheduled later do not belong to it."""
         at = transitions.now(using)
+        if self.search is None:
+            return replace(self, at=at)
         newest = Message.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
         return replace(self, upto=newest or 0, at=at)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Scope:
         """Read a scope that ``to_json`` wrote."""
+        at = datetime.fromisoformat(value["at"]) if value.get("at") else None
         if "ids" in value:
-            return cls(ids=_unpacked(value["ids"]))
-        return cls(search=str(value["search"]), upto=int(value["upto"]), at=datetime.fromisoformat(value["at"]))
+            return cls(ids=_unpacked(value["ids"]), at=at)
+        return cls(search=str(value["search"]), upto=int(value["upto"]), at=at)
 
     def to_json(self) -> dict[str, Any]:
         """Return the scope for ``Operation.scope`` and for a token."""
+        at = {} if self.at is None else {"at": self.at.isoformat()}
         if self.search is None:
-            return {"ids": _packed(self.ids)}
-        assert self.at is not None
-        return {"search": self.search, "upto": self.upto, "at": self.at.isoformat()}
+            return {"ids": _packed(self.ids), **at}
+        return {"search": self.search, "upto": self.upto, **at}
 
     def condition(self) -> Q:
         """Return a condition for the messages. Raises ``ValueError`` for a search that cannot be read."""
@@ -78,10 +81,29 @@ class Scope:
         return _checked(language.parse(self.search, now=timezone.now())).condition() & Q(pk__lte=self.upto)
 
     def frozen(self, rows: QuerySet[Message], action: Action) -> Scope:
-        """Return the scope of those messages that the action changes and that have not changed since the preview."""
-        changed = Transition.objects.using(rows.db).filter(message=OuterRef("pk"), at__gt=self.at)
-        found = rows.filter(self.condition(), ~Exists(changed), state__in=sorted(action.states))
+        """Return the scope of those messages that the action changes and that have not changed since the question.
+
+        Ids that were given keep those for which the action comes too late: its answer says so.
+        """
+        assert self.at is not None
+        changing, unchanged = Q(state__in=sorted(action.states)), _unchanged_since(self.at)
+        found = rows.filter(self.condition(), unchanged | ~changing if self.search is None else unchanged & changing)
         return Scope(ids=tuple(actions.selected(found[: MOST_MESSAGES + 1])))
+
+
+def _unchanged_since(at: datetime) -> Q:
+    """Return the condition that a message has not moved after ``at``, by its own row and by the last row of its log.
+
+    The view of the whole log cannot answer this: joined to the messages, it reads all of them for each one.
+    """
+    # A value, and no EXISTS: the planner may turn that into a join, which reads the log from end to end.
+    logged = Subquery(LogRow.objects.filter(message_id=OuterRef("pk")).order_by("-number").values("at")[:1])
+    return Q(
+        Q(claimed_at__isnull=True) | Q(claimed_at__lte=at),
+        Q(finished_at__isnull=True) | Q(finished_at__lte=at),
+        LessThanOrEqual(Coalesce(logged, F("created_at")), at),
+        created_at__lte=at,
+    )
 
 
 def _checked(found: Search) -> Search:
