@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.core import signing
 from django.db import connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import actions as table
-from django_delayq import requeue_message, reschedule_message, schedule_messages, transitions
+from django_delayq import requeue_message, reschedule_message, run_message_now, schedule_messages, transitions
 from django_delayq.console import operations
 from django_delayq.console.admin import action_pages, action_table, explanation, preview
 from django_delayq.console.models import AuditEvent, Operation
@@ -330,6 +333,64 @@ def test_messages_that_changed_after_the_question_are_left_alone_and_told(chief:
     assert left == {dead[0].pk, late.pk}
     operation = Operation.objects.get()
     assert (operation.total, operation.done, operation.outcomes) == (11, 11, {"changed": 1, "purged": 11})
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_selected_messages_that_somebody_changed_after_the_question_are_left_alone(
+    chief: Client, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    monkeypatch.setattr(action_pages, "AT_ONCE", 5 if at_once else 2)
+    chosen = [samples.scheduled() for _number in range(5)]
+    asked = select(chief, "cancel", *chosen)
+    assert "What changes after that is left alone." in samples.text(asked)
+    moved, started, done = chosen[:2], chosen[2], chosen[3]
+    for message in moved:
+        assert reschedule_message(message.pk, delay="2h")
+    for message in (started, done):
+        assert run_message_now(message.pk)
+        samples.claimed(message)
+    samples.succeeded(samples.fresh(done))
+    left = {message.pk: samples.fresh(message).due_at for message in moved}
+    response = answer(chief, "cancel", asked)
+    worked_off()
+    for message in moved:
+        assert (samples.fresh(message).state, samples.fresh(message).due_at) == (State.SCHEDULED, left[message.pk])
+    assert not samples.fresh(started).cancel_requested
+    assert samples.fresh(chosen[4]).state == State.CANCELLED
+    assert "3 changed after the question and were left alone" in " ".join(samples.said(response))
+    outcomes = AuditEvent.objects.get().outcomes if at_once else Operation.objects.get().outcomes
+    assert outcomes == {"cancelled": 1, "too late": 1, "changed": 3}
+
+
+def test_hidden_messages_are_not_changed_however_many_are_named(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_pages, "AT_ONCE", 1)
+    seen, hidden = [samples.scheduled() for _number in range(2)], samples.scheduled(queue="hidden")
+    model_admin = admin.site.get_model_admin(Message)
+    monkeypatch.setattr(model_admin, "get_queryset", lambda request: Message.objects.exclude(queue="hidden"))
+    answer(chief, "cancel", ask(chief, "cancel", *seen, hidden))
+    worked_off()
+    assert {samples.fresh(message).state for message in seen} == {State.CANCELLED}
+    assert samples.fresh(hidden).state == State.SCHEDULED
+    assert Operation.objects.get().outcomes == {"cancelled": 2, "not found": 1}
+
+
+def test_an_answer_reads_the_log_by_its_key(chief: Client) -> None:
+    """The view of the log, joined by message, reads both tables in full for each message."""
+    for _number in range(3):
+        samples.cancelled()
+    for asked in (ask_for_search(chief, "requeue", "state:cancelled"), select(chief, "requeue", samples.cancelled())):
+        with CaptureQueriesContext(connection) as captured:
+            assert answer(chief, "requeue", asked, follow=False).status_code == 302
+        log = [query["sql"] for query in captured if re.search("SELECT.*delayq_(log|transition)", query["sql"])]
+        assert log
+        assert not [sql for sql in log if "delayq_transition" in sql]
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                # The planner reads a table of a few rows from end to end.
+                cursor.execute("SET LOCAL enable_seqscan = off")
+                cursor.execute(f"EXPLAIN {log[0]}")
+                plan = "\n".join(row[0] for row in cursor.fetchall())
+            assert re.search(r"SubPlan(.|\n)*Index Cond: \(message_id = ", plan), plan
 
 
 def test_more_messages_than_were_confirmed_are_asked_about_again(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ... import actors
 from ...models import Message
-from ...sql.moves import writing
+from ...sql.moves import locked, writing
 from .. import audit, operations
 from ..models import AuditEvent, DeadLetters, Operation
 from ..operations import BulkAction, Scope
@@ -208,7 +209,8 @@ class ActionPages(_Base):
             "in_batches": _is_work_for_a_worker(scope),
             "most": action_table.number(operations.MOST_MESSAGES),
             "timeout": EXACT_TIMEOUT_MS // 1000,
-            "counted": explanation.moment(scope.at, "seconds") if scope.at is not None else "",
+            "is_search": scope.search is not None,
+            "read_at": explanation.moment(scope.at, "seconds") if scope.at is not None else "",
             "back": self._back(request, scope),
         }
         context["media"] += form.media
@@ -254,11 +256,9 @@ class ActionPages(_Base):
         if not form.is_valid():
             return self._ask(request, action, scope, data=request.POST)
         try:
-            if scope.search is not None:
-                return self._do_search(request, action, question, form)
             if _is_work_for_a_worker(scope):
-                return self._start(request, action, scope, form, question.nonce, described=describe(scope))
-            return self._do(request, action, scope, form, question.nonce)
+                return self._do_in_batches(request, action, question, form)
+            return self._do_at_once(request, action, question, form)
         except IntegrityError:
             if not self._is_answered(question):
                 raise
@@ -271,7 +271,18 @@ class ActionPages(_Base):
         self.message_user(request, _("This was confirmed already: nothing more was done."), messages.WARNING)
         return HttpResponseRedirect(self._back(request, scope))
 
-    def _do_search(
+    def _frozen(
+        self, request: HttpRequest, action: ConsoleAction, question: Question
+    ) -> tuple[Scope, Mapping[str, int]]:
+        """Return the messages that have not changed since the question, and why how many others are left alone."""
+        scope, rows = question.scope, self._rows(request)
+        frozen = scope.frozen(rows, action.action)
+        if scope.search is not None:
+            return frozen, +Counter({"changed": (question.number or 0) - len(frozen.ids)})
+        there = rows.filter(pk__in=scope.ids).count()
+        return frozen, +Counter({"changed": there - len(frozen.ids), "not found": len(scope.ids) - there})
+
+    def _do_in_batches(
         self, request: HttpRequest, action: ConsoleAction, question: Question, form: ReasonForm
     ) -> HttpResponse:
         """Start the action on the messages that the question has counted and that have not changed since."""
@@ -283,16 +294,15 @@ class ActionPages(_Base):
             return self._ask(request, action, scope)
         try:
             with statement_timeout(self._using, EXACT_TIMEOUT_MS):
-                frozen = scope.frozen(self._rows(request), action.action)
+                frozen, left = self._frozen(request, action, question)
         except TooSlow:
             text = _("The messages could not be found within %(seconds)d s: nothing was done. Narrow the search.")
             self.message_user(request, text % {"seconds": EXACT_TIMEOUT_MS // 1000}, messages.ERROR)
             return HttpResponseRedirect(self._back(request, scope))
-        if has_changed(counted, len(frozen.ids)):
+        if scope.search is not None and has_changed(counted, len(frozen.ids)):
             text = _("The number of messages has changed meanwhile. Check it and confirm again.")
             return self._ask(request, action, scope, notice=text)
-        described, changed = describe(scope), counted - len(frozen.ids)
-        return self._start(request, action, frozen, form, question.nonce, described=described, changed=changed)
+        return self._start(request, action, frozen, form, question.nonce, described=describe(scope), left=left)
 
     def _start(
         self,
@@ -303,9 +313,9 @@ class ActionPages(_Base):
         nonce: str,
         *,
         described: str,
-        changed: int = 0,
+        left: Mapping[str, int],
     ) -> HttpResponse:
-        """Start an operation on the messages of a scope of ids; ``changed`` others are left as they are."""
+        """Start an operation on the messages of a scope of ids; ``left`` says why how many others are left alone."""
         if not action_table.may_bulk(request):
             raise PermissionDenied
         reason = form.cleaned_data["reason"]
@@ -318,39 +328,39 @@ class ActionPages(_Base):
                 described=described,
                 reason=reason,
                 started_by=actors.current(),
-                outcomes={"changed": changed} if changed else {},
+                outcomes=left,
             )
             audit.record(
                 self._using, action.name, described, reason=reason, operation=operation, user=request.user, nonce=nonce
             )
         text = _("Operation #%(id)d is queued: a worker does it in batches.") % {"id": operation.pk}
         self.message_user(request, text, messages.SUCCESS)
-        if changed:
-            self.message_user(request, action_table.outcomes_text({"changed": changed}), messages.WARNING)
+        if left:
+            self.message_user(request, action_table.outcomes_text(left), messages.WARNING)
         if not request.user.has_perm("delayq_console.view_operation"):
             return HttpResponseRedirect(self._back(request, scope))
         return HttpResponseRedirect(page.admin_url(self, Operation, "change", operation.pk))
 
-    def _do(
-        self, request: HttpRequest, action: ConsoleAction, scope: Scope, form: ReasonForm, nonce: str
+    def _do_at_once(
+        self, request: HttpRequest, action: ConsoleAction, question: Question, form: ReasonForm
     ) -> HttpResponse:
-        visible = tuple(self._rows(request).filter(pk__in=scope.ids).order_by("pk").values_list("pk", flat=True))
-        work = operations.WORKS[action.name](Scope(ids=visible).to_json(), form.arguments())
-        assert isinstance(work, BulkAction)
-        reason = form.cleaned_data["reason"]
+        scope, reason = question.scope, form.cleaned_data["reason"]
         try:
             with self._acting(request), statement_timeout(self._using, AT_ONCE_TIMEOUT_MS):
-                counts = work.at_once(self._using, reason)
-                counts["not found"] += len(scope.ids) - len(visible)
+                self._lock(scope)
+                frozen, left = self._frozen(request, action, question)
+                work = operations.WORKS[action.name](frozen.to_json(), form.arguments())
+                assert isinstance(work, BulkAction)
+                counts = work.at_once(self._using, reason) + Counter(left)
                 audit.record(
                     self._using,
                     action.name,
                     _named(scope),
                     message_id=scope.ids[0] if len(scope.ids) == 1 else None,
                     reason=reason,
-                    outcomes=+counts,
+                    outcomes=counts,
                     user=request.user,
-                    nonce=nonce,
+                    nonce=question.nonce,
                 )
         except (TooSlow, OperationalError) as error:
             # Another transaction held a row for too long, or the database ended a deadlock.
@@ -379,6 +389,11 @@ class ActionPages(_Base):
     @property
     def _using(self) -> str:
         return router.db_for_write(Message)
+
+    def _lock(self, scope: Scope) -> None:
+        """Lock the messages, so that none changes between the look at what has changed and the action."""
+        rows = Message.objects.using(self._using).filter(pk__in=scope.ids).order_by("pk")
+        list(locked(self._using, rows, wait=True).values_list("pk"))
 
     @contextmanager
     def _acting(self, request: HttpRequest) -> Iterator[None]:
