@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
+from django.contrib.auth.models import User
 from django.core import signing
 from django.db import connection
 from django.db.models import BooleanField, Q
@@ -31,6 +32,8 @@ from . import samples
 from .asking import ACTIONS, answer, ask, ask_for_search, confirm, select, worked_off
 
 pytestmark = pytest.mark.django_db
+
+UNSENT = "Nothing was done: your session had ended before the form was sent. Please do it again."
 
 # --- the question -----------------------------------------------------------------------------------------------------
 
@@ -217,6 +220,49 @@ def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.
     assert {samples.fresh(message).state for message in messages} == {State.CANCELLED}
     last = Transition.objects.filter(message=messages[0]).latest("number")
     assert (last.actor, last.reason) == ("user:cora", "too many")
+
+
+def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Client) -> None:
+    message = samples.scheduled()
+    asked = ask(operator, "cancel", message)
+    operator.logout()
+    login = answer(operator, "cancel", asked)
+    user = User.objects.get(username="otto")
+    user.set_password("secret")
+    user.save()
+    following = login.context["next"]
+    said = operator.post(
+        login.redirect_chain[0][0], {"username": "otto", "password": "secret", "next": following}, follow=True
+    )
+    assert samples.said(said) == [UNSENT]
+    assert said.redirect_chain[-1][0] == reverse(samples.LIST)
+    assert samples.fresh(message).state == State.SCHEDULED
+    # The note is not repeated.
+    assert samples.said(operator.get(reverse(samples.LIST))) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        lambda message: reverse("admin:django_delayq_message_reveal", args=[message.pk]),
+        lambda message: reverse("admin:django_delayq_message_restore", args=[message.pk]),
+        lambda message: reverse("admin:django_delayq_message_export"),
+        lambda message: reverse("admin:django_delayq_queue_pause", args=["mail"]),
+        lambda message: reverse("admin:django_delayq_queue_resume", args=["mail"]),
+        lambda message: reverse("admin:delayq_console_health_check"),
+        lambda message: reverse("admin:delayq_console_health_restore"),
+    ],
+)
+def test_every_form_that_is_sent_after_the_end_of_the_session_is_told_to_be_lost(db: None, url: Any) -> None:
+    boss = User.objects.create_superuser("boss")
+    client = Client()
+    login = client.post(url(samples.scheduled()), {"reason": "because"}, follow=True)
+    client.force_login(boss)
+    page = client.get(login.context["next"], follow=True)
+    assert page.status_code == 200
+    assert samples.said(page) == [UNSENT]
+    assert not Operation.objects.exists()
+    assert not AuditEvent.objects.exists()
 
 
 def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ class ActionPages(_Base):
         ]
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.action_view)
+        view = page.admin_view(self, self.action_view)
         return [path("action/<slug:name>/", view, name=page.url_name(Message, "action")), *super().get_urls()]
 
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:

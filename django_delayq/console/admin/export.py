@@ -17,7 +17,6 @@ from django.http import (
     HttpRequest,
     HttpResponseBadRequest,
     HttpResponseBase,
-    HttpResponseNotAllowed,
     HttpResponseRedirect,
     StreamingHttpResponse,
 )
@@ -79,7 +78,7 @@ class ExportView(_Base):
         return self.has_view_permission(request) and request.user.has_perm("django_delayq.export_message")
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.export_view)
+        view = page.admin_view(self, self.export_view)
         return [path("export/", view, name=page.url_name(Message, "export")), *super().get_urls()]
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
@@ -87,7 +86,7 @@ class ExportView(_Base):
         if not self.has_export_permission(request):
             raise PermissionDenied
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return HttpResponseRedirect(page.admin_url(self, Message))
         form = _FORMATS.get(request.POST.get("format", ""))
         if form is None:
             return HttpResponseBadRequest("format")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
@@ -26,7 +27,7 @@ from ..operations.consistency_check import QueueCheck, results_of
 from ..statements import console_statements
 from . import banners, page_data, panels
 from .explanation import moment, span
-from .page import Page, acting_as_user, actor_of, admin_url, admin_url_if_any, may_view, url_name
+from .page import Page, acting_as_user, actor_of, admin_url, admin_url_if_any, admin_view, may_view, url_name
 from .page_data import PageData
 from .panels import Panel
 from .restore_page import RestorePage, alive
@@ -70,7 +71,7 @@ class HealthAdmin(RestorePage, Page, _ModelAdmin):
     template = "delayq_console/health.html"
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view
+        view = partial(admin_view, self)
         return [
             path("check/", view(self.check_view), name=url_name(Health, "check")),
             path("restore/", view(self.restore_view), name=url_name(Health, "restore")),

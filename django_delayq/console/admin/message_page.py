@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pprint
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -65,7 +66,7 @@ class MessagePage(_Base):
         return allowed and not conf.get().ADMIN_READ_ONLY
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view
+        view = partial(page.admin_view, self)
         return [
             path("<int:pk>/reveal/", view(self.reveal_view), name=page.url_name(Message, "reveal")),
             path("<int:pk>/restore/", view(self.restore_view), name=page.url_name(Message, "restore")),

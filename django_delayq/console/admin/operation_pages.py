@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
@@ -114,7 +115,7 @@ class OperationAdmin(Page, _ModelAdmin):
         return operation.started_by == page.actor_of(request) or self.may_resume(request, operation)
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view
+        view = partial(page.admin_view, self)
         return [
             path("<int:number>/stop/", view(self.stop_view), name=page.url_name(Operation, "stop")),
             path("<int:number>/resume/", view(self.resume_view), name=page.url_name(Operation, "resume")),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
 from django.template import loader
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext as _
 
 from ... import actors, conf
 from ...models import Message, Queue, Worker
@@ -38,6 +41,12 @@ PAGES = (
     Operation,
     AuditEvent,
 )
+
+
+# In the address that the login leads back to, for a form that was sent when the session had ended.
+UNSENT_VAR = "unsent"
+
+View = Callable[..., HttpResponseBase]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,27 @@ def may_view(model_admin: admin.ModelAdmin[Any], model: type[Model], request: Ht
     """Tell whether the site of ``model_admin`` has the pages of a model and the user may view them."""
     site = model_admin.admin_site
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
+
+
+def admin_view(model_admin: admin.ModelAdmin[Any], view: View) -> View:
+    """Return a view of our own as the site of ``model_admin`` serves it: to its users only, with protection from CSRF.
+
+    A form that arrives when the session has ended is lost with the login. The page after the login says so.
+    """
+    site = model_admin.admin_site
+    served: View = site.admin_view(view)
+
+    def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if request.method == "POST" and not site.has_permission(request):
+            # The login leads back to the full path of the request.
+            request.META["QUERY_STRING"] = urlencode({UNSENT_VAR: 1})
+        elif UNSENT_VAR in request.GET and site.has_permission(request):
+            text = _("Nothing was done: your session had ended before the form was sent. Please do it again.")
+            messages.warning(request, text)
+            return HttpResponseRedirect(request.path)
+        return served(request, *args, **kwargs)
+
+    return inner
 
 
 def actor_of(request: HttpRequest) -> str:

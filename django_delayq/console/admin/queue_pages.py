@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -127,7 +128,7 @@ class QueueAdmin(Page, _ModelAdmin):
         return allowed and not conf.get().ADMIN_READ_ONLY
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view
+        view = partial(page.admin_view, self)
         return [
             path("<str:queue>/pause/", view(self.pause_view), name=page.url_name(Queue, "pause")),
             path("<str:queue>/resume/", view(self.resume_view), name=page.url_name(Queue, "resume")),
