@@ -219,6 +219,15 @@ def test_a_full_bar_is_a_guess_or_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(peak.topics.values()) == peak.number.count
 
 
+def test_the_bar_of_the_overdue_is_as_high_as_there_are_overdue(viewer: Client) -> None:
+    late(250)
+    schedule(3)
+    page = viewer.get(URL)
+    bar = page.context["coming"].value.overdue
+    assert (bar.number, dict(bar.topics)) == (Capped(250), {samples.TOPIC: 250})
+    assert "Overdue: 250 messages" in page.content.decode()
+
+
 def test_the_peak_is_told_in_words(viewer: Client) -> None:
     schedule(3)
     page = viewer.get(URL)

@@ -104,9 +104,9 @@ def coming(data: PageData, window: str) -> Panel[Upcoming]:
 
     def look() -> Upcoming:
         seen = data.snapshot.value
-        return upcoming.count_upcoming(
-            data.using, window, list(seen.queues) if seen else restore.queues(data.using), data.at
-        )
+        if seen is None:
+            return upcoming.count_upcoming(data.using, window, restore.queues(data.using), data.at)
+        return upcoming.count_upcoming(data.using, window, list(seen.queues), data.at, seen.overdue)
 
     return panels.load(("upcoming", data.using, window, _zone()), FRESH_SECONDS, data.using, look)
 

@@ -77,8 +77,14 @@ class Upcoming:
         return [topic for topic, _number in sorted(found.items(), key=lambda item: (-item[1], item[0]))[:most]]
 
 
-def count_upcoming(using: str, window: str, queues: Sequence[str], now: datetime) -> Upcoming:
-    """Count the messages that fall due in each bar of the window."""
+def count_upcoming(
+    using: str, window: str, queues: Sequence[str], now: datetime, overdue_known: Capped = NONE
+) -> Upcoming:
+    """Count the messages that fall due in each bar of the window.
+
+    ``overdue_known`` is the number of overdue messages as far as somebody has counted them already: a backlog has more
+    of them than are counted for a bar.
+    """
     size = timedelta(seconds=COMING_WINDOWS[window].seconds)
     late = overdue_cutoff(now)
     begin = steps.floor(now, size)
@@ -96,6 +102,8 @@ def count_upcoming(using: str, window: str, queues: Sequence[str], now: datetime
     sample = _share(BAR_SAMPLE, QUEUE_SAMPLE, len(queues))
     for found in console_statements(using).count_due(ranges, cap, sample):
         _add(all_[found.range.bar], capped(found.number, cap), found.topics)
+    if overdue.number.more and overdue_known.count > overdue.number.count:
+        _scale(overdue, overdue_known)
     _estimate(using, [bar for bar in bars if bar.number.more])
     return Upcoming(window, overdue, bars)
 
@@ -116,8 +124,12 @@ def _add(bar: Bar, number: Capped, topics: Sequence[str]) -> None:
 def _estimate(using: str, bars: Sequence[Bar]) -> None:
     """Replace the numbers of bars that were not counted to their end by the planner's guess, where it is higher."""
     for place, guess in console_statements(using).estimate_due([(bar.start, bar.end) for bar in bars]).items():
-        bar = bars[place]
-        counted = bar.number.count
-        bar.number = Capped(max(counted, guess), about=guess > counted, more=guess <= counted)
-        scale = bar.number.count / counted
-        bar.topics = Counter({topic: round(number * scale) for topic, number in bar.topics.items()})
+        counted = bars[place].number.count
+        _scale(bars[place], Capped(max(counted, guess), about=guess > counted, more=guess <= counted))
+
+
+def _scale(bar: Bar, number: Capped) -> None:
+    """Give a bar another number, in which its topics have the same shares."""
+    scale = number.count / bar.number.count
+    bar.number = number
+    bar.topics = Counter({topic: round(count * scale) for topic, count in bar.topics.items()})
