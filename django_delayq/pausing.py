@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import Error as DatabaseError
 from django.db import router
 
-from . import actors, transitions, validation
+from . import actors, signals, transitions, validation
 from .commits import on_commit
 from .durations import Duration
 from .exceptions import InvalidMessage
@@ -41,31 +42,57 @@ def pause_queue(
     Messages that fall due wait. ``until`` (an aware datetime) or ``duration`` ends the pause by itself; without either
     it lasts until ``resume_queue``. A queue that is paused already gets the new end and reason.
 
-    In a transaction the pause begins with the commit. Raises ``InvalidMessage`` for an impossible name or time.
+    In a transaction the pause begins with the commit. Then the signal ``operator_action`` is sent, so that the audit
+    names who paused the queue. Raises ``InvalidMessage`` for an impossible name or time.
     """
+    using = using or router.db_for_write(Message)
+    queue = pause(using, name, until=until, duration=duration, reason=reason)
+    _tell(using, "pause", queue.name, queue.reason)
+    return queue
+
+
+def resume_queue(name: str, *, reason: str = "", using: str | None = None) -> bool:
+    """Resume a paused queue: workers see it within about a second. Return whether the queue was paused.
+
+    If it was, the signal ``operator_action`` is sent on commit, with the ``reason``.
+    """
+    using = using or router.db_for_write(Message)
+    was_paused = resume(using, name)
+    if was_paused:
+        _tell(using, "resume", name, storable(reason))
+    return was_paused
+
+
+apause_queue = async_twin(pause_queue)
+aresume_queue = async_twin(resume_queue)
+
+
+def _tell(using: str, action: str, name: str, reason: str) -> None:
+    facts: dict[str, Any] = {"message_id": None, "outcomes": {}, "actor": actors.current()}
+    signals.emit_on_commit(
+        signals.operator_action, Message, action=action, target=name, reason=reason, using=using, **facts
+    )
+
+
+def pause(using: str, name: str, *, until: datetime | None, duration: Duration | None, reason: str) -> Queue:
+    """Do what ``pause_queue`` does, but send no signal: the caller records the action."""
     name = validation.queue(name)
     if until is not None and duration is not None:
         raise InvalidMessage("give until or duration, not both")
     if until is not None:
         until = validation.due(until, "until")
     lasting = None if duration is None else validation.delay(duration)
-    using = using or router.db_for_write(Message)
     queue = _pause(using, name, until, lasting, storable(reason))
     on_commit(using, lambda: _await_claims(using))
     return queue
 
 
-def resume_queue(name: str, *, using: str | None = None) -> bool:
-    """Resume a paused queue: workers see it within about a second. Return whether the queue was paused."""
-    using = using or router.db_for_write(Message)
+def resume(using: str, name: str) -> bool:
+    """Do what ``resume_queue`` does, but send no signal: the caller records the action."""
     rows = Queue.objects.using(using).filter(name=validation.queue(name))
     was_paused = rows.filter(Queue.PAUSED).exists()
     rows.delete()
     return was_paused
-
-
-apause_queue = async_twin(pause_queue)
-aresume_queue = async_twin(resume_queue)
 
 
 def paused(using: str) -> dict[str, Queue]:

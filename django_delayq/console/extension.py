@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from .. import extensions, signals
+from .. import actors, extensions, signals
 from ..extensions import RestoreObserver, RestoreStart, Service, StatisticsSection, WorkerExtension
 from ..signals import MessageFacts
 from ..sql.rows import Claimed, Moved
@@ -80,7 +80,9 @@ def _record_action(**event: Any) -> None:
     from . import audit
 
     facts = {name: event[name] for name in ("message_id", "reason", "outcomes")}
-    audit.record(event["using"], event["action"], event["target"], **facts)
+    # On commit the one who acted may have left the context of the action.
+    with actors.acting_as(event["actor"]):
+        audit.record(event["using"], event["action"], event["target"], **facts)
 
 
 def register() -> None:

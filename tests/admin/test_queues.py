@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import pause_queue, pausing, publisher
+from django_delayq import actors, pause_queue, pausing, publisher, resume_queue
 from django_delayq.console.admin import panels
 from django_delayq.console.models import AuditEvent
 from django_delayq.models import Message, Worker
@@ -110,6 +111,24 @@ def test_a_queue_is_paused_and_resumed(pauser: Client) -> None:
     ]
 
 
+def test_a_pause_by_code_leaves_who_paused_in_the_audit(pauser: Client) -> None:
+    with actors.acting_as("worker:payments/1"):
+        pause_queue("mail", reason="the bank is down")
+    pauser.post(url("resume"), {"reason": "it is back"})
+    with transaction.atomic(), actors.acting_as("process:web/7"):
+        pause_queue("mail")
+        assert AuditEvent.objects.count() == 2
+    assert resume_queue("mail", reason="over")
+    assert not resume_queue("mail")
+    events = list(AuditEvent.objects.order_by("pk").values_list("actor", "action", "target", "reason"))
+    assert events[:3] == [
+        ("worker:payments/1", "pause", "mail", "the bank is down"),
+        ("user:paula", "resume", "mail", "it is back"),
+        ("process:web/7", "pause", "mail", ""),
+    ]
+    assert [event[1:] for event in events[3:]] == [("resume", "mail", "over")]
+
+
 def test_a_pause_without_an_end_lasts(pauser: Client) -> None:
     pauser.post(url("pause"), {})
     assert pausing.paused(DB)["mail"].resumes_at is None
@@ -149,11 +168,10 @@ def test_resuming_what_is_not_paused_says_so(pauser: Client) -> None:
 def test_nothing_changes_by_looking(pauser: Client) -> None:
     scheduled(queue="mail")
     pause_queue("mail", reason="one")
-    before, pauses = record(), pausing.paused(DB)
+    before, pauses, events = record(), pausing.paused(DB), AuditEvent.objects.count()
     for address in (url(), url("pause"), url("resume"), url("pause", "other")):
         assert pauser.get(address).status_code == 200
-    assert (record(), pausing.paused(DB)) == (before, pauses)
-    assert not AuditEvent.objects.exists()
+    assert (record(), pausing.paused(DB), AuditEvent.objects.count()) == (before, pauses, events)
 
 
 @pytest.mark.parametrize("action", ACTIONS)

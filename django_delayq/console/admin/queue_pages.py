@@ -196,7 +196,7 @@ class QueueAdmin(Page, _ModelAdmin):
         with page.acting_as_user(request):
             try:
                 with writing(self._using):
-                    pausing.pause_queue(name, using=self._using, **given)
+                    pausing.pause(self._using, name, **given)
                     audit.record(self._using, "pause", name, reason=given["reason"], user=request.user)
             except InvalidMessage:
                 form.add_error(None, _("The pause would have ended already."))
@@ -211,7 +211,7 @@ class QueueAdmin(Page, _ModelAdmin):
         if not form.is_valid():
             return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"))
         with page.acting_as_user(request), writing(self._using):
-            was_paused = pausing.resume_queue(name, using=self._using)
+            was_paused = pausing.resume(self._using, name)
             if was_paused:
                 audit.record(self._using, "resume", name, reason=form.cleaned_data["reason"], user=request.user)
         if not was_paused:

@@ -39,7 +39,7 @@ class Command(common.DelayqCommand):
         paused = []
         for name in sorted(set(options["queues"])):
             try:
-                queue = pausing.pause_queue(name, using=using, **facts)
+                queue = pausing.pause(using, name, **facts)
             except InvalidMessage as error:
                 raise CommandError(str(error), returncode=common.USAGE) from error
             self.record_action(using, "pause", name, reason=options["reason"])

@@ -22,7 +22,7 @@ class Command(common.DelayqCommand):
     def work(self, using: str, options: dict[str, Any]) -> None:
         resumed = {}
         for name in sorted(set(options["queues"])):
-            resumed[name] = pausing.resume_queue(name, using=using)
+            resumed[name] = pausing.resume(using, name)
             if resumed[name]:
                 self.record_action(using, "resume", name, reason=options["reason"])
         if options["json"]:
