@@ -14,13 +14,15 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import actors, pause_queue, pausing, publisher, resume_queue
+from django_delayq.console import operations
 from django_delayq.console.admin import panels
-from django_delayq.console.models import AuditEvent
+from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.models import Message, Worker
 from testproject.servers import RedisServer
 
+from .asking import worked_off
 from .conftest import logged_in, person
-from .samples import DB, record, said, scheduled, text
+from .samples import DB, fresh, many, record, said, scheduled, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -127,6 +129,75 @@ def test_a_pause_by_code_leaves_who_paused_in_the_audit(pauser: Client) -> None:
         ("process:web/7", "pause", "mail", ""),
     ]
     assert [event[1:] for event in events[3:]] == [("resume", "mail", "over")]
+
+
+def test_the_question_before_a_resume_names_the_messages_that_begin(pauser: Client) -> None:
+    pause_queue("mail")
+    assert "No message is due." in text(pauser.get(url("resume")))
+    for _number in range(3):
+        scheduled(queue="mail", delay=0)
+    scheduled(queue="mail", delay="1h")
+    scheduled(queue="other", delay=0)
+    page = pauser.get(url("resume"))
+    assert "3 messages are due and begin at once." in text(page)
+    # Who may not act on many messages is offered no spread, and cannot ask for one.
+    assert "spread" not in page.context["form"].fields
+    pauser.post(url("resume"), {"spread": "10m"})
+    assert not Operation.objects.exists()
+    assert not pausing.paused(DB)
+
+
+def test_a_queue_is_resumed_slowly(db: None) -> None:
+    chief = logged_in(person("cora", "view_message", "pause_queue", "run_message", "bulk_message"))
+    pause_queue("mail", duration="1h")
+    due = [scheduled(queue="mail", delay=0) for _number in range(4)]
+    later = scheduled(queue="mail", delay="5h")
+    assert "spread" in chief.get(url("resume")).context["form"].fields
+    answer = chief.post(url("resume"), {"spread": "40m", "reason": "the bank is back"}, follow=True)
+    operation = Operation.objects.get()
+    assert said(answer) == [
+        f"Operation #{operation.pk} is queued: a worker spreads the messages, then resumes queue mail."
+    ]
+    # The pause lasts until the messages have their new times.
+    assert pausing.paused(DB)["mail"].resumes_at is None
+    worked_off()
+    assert not pausing.paused(DB)
+    times = [fresh(message).due_at for message in due]
+    assert [at - times[0] for at in times] == [timedelta(minutes=10 * number) for number in range(4)]
+    assert fresh(later).due_at == later.due_at
+    written = AuditEvent.objects.latest("pk")
+    assert (written.actor, written.action, written.target, written.reason, written.operation_id) == (
+        *("user:cora", "resume", "mail", "the bank is back"),
+        operation.pk,
+    )
+
+
+def test_a_slow_resume_that_is_stopped_leaves_the_queue_paused(db: None) -> None:
+    chief = logged_in(person("cora", "view_message", "pause_queue", "run_message", "bulk_message"))
+    pause_queue("mail")
+    for _number in range(2):
+        scheduled(queue="mail", delay=0)
+    chief.post(url("resume"), {"spread": "40m"})
+    assert operations.stop(Operation.objects.get())
+    worked_off()
+    assert list(pausing.paused(DB)) == ["mail"]
+    assert operations.resume(Operation.objects.get())
+    worked_off()
+    assert not pausing.paused(DB)
+
+
+def test_many_due_messages_are_spread_unless_somebody_empties_the_field(
+    db: None,
+) -> None:
+    chief = logged_in(person("cora", "view_message", "pause_queue", "run_message", "bulk_message"))
+    pause_queue("mail")
+    many(2500, queue="mail", delay=0)
+    page = chief.get(url("resume"))
+    assert "2,500 messages are due and begin at once." in text(page)
+    assert page.context["form"].fields["spread"].initial == "2m"
+    chief.post(url("resume"), {"spread": ""})
+    assert not pausing.paused(DB)
+    assert not Operation.objects.exists()
 
 
 def test_a_pause_without_an_end_lasts(pauser: Client) -> None:

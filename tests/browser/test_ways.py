@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.utils import timezone
 
@@ -178,6 +179,46 @@ def test_redis_is_restored_after_it_lost_everything(
         assert operation.outcomes == {"put": 300}
         assert sum(client.zcard(key) for key in client.scan_iter(_type="zset")) >= 300
     assert states() == {State.SCHEDULED: 300}
+
+
+def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(open_page: Open, boss: User) -> None:
+    boss.set_password("secret")
+    boss.save()
+    message = schedule_message("t.ok", delay="1h")
+    page = open_page(url("message_change", message.pk))
+    page.get_by_role("button", name="Cancel").click()
+    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+    confirm(page, "Cancel messages", reason="customer refunded")
+    page.get_by_label("Username").fill("anna")
+    page.get_by_label("Password").fill("secret")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator(".messagelist")).to_contain_text("Nothing was done: your session had ended")
+    expect(rows(page)).to_have_count(1)
+    assert samples.fresh(message).state == State.SCHEDULED
+
+
+def test_a_backlog_is_resumed_slowly(open_page: Open, start: Start, forget_panels: Callable[[], None]) -> None:
+    pause_queue("special")
+    backlog = schedule_messages([{"topic": "t.queued"}] * 3)
+    page = open_page(url("queue_changelist"))
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="special"))
+    row.get_by_role("link", name="Resume…").click()
+    expect(page.get_by_text("3 messages are due and begin at once.")).to_be_visible()
+    page.get_by_label("Spread over").fill("2h")
+    page.get_by_label("Reason").fill("the relay is back")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".messagelist")).to_contain_text("a worker spreads the messages, then resumes queue special")
+    expect(row).to_contain_text("paused")
+    start()
+    wait_until(backlog[0], State.CONSUMED)
+    assert {samples.fresh(message).state for message in backlog[1:]} == {State.SCHEDULED}
+    forget_panels()
+    page.reload()
+    expect(row).to_contain_text("active")
+    page.goto(url("operation_changelist"))
+    operation = Operation.objects.get(action="run")
+    page.get_by_role("link", name=f"#{operation.pk}").click()
+    expect(page.get_by_text("Then resumes queue")).to_be_visible()
 
 
 def test_a_queue_is_paused_and_resumed(open_page: Open, start: Start, forget_panels: Callable[[], None]) -> None:

@@ -291,4 +291,6 @@ def _arguments(operation: Operation) -> list[tuple[str, str]]:
         named.append((_("Later by"), sign + span(timedelta(seconds=abs(given["shift"])))))
     if given.get("spread"):
         named.append((_("Spread over"), span(timedelta(seconds=given["spread"]))))
+    if given.get("resume"):
+        named.append((_("Then resumes queue"), given["resume"]))
     return named

@@ -12,23 +12,28 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
-from ... import conf, pausing, publisher, transitions, validation
+from ... import actions, conf, pausing, publisher, transitions, validation
 from ...broker.base import QueueSize
 from ...exceptions import InvalidMessage
 from ...inspector import worker_list
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.worker_list import WorkerState
-from ...models import Message, Queue
+from ...models import Message, Queue, not_expired
 from ...sql.moves import writing
-from .. import audit
-from . import banners, page, page_data, panels
+from ...states import State
+from .. import audit, operations
+from ..operations import Scope
+from ..statements import TooSlow, statement_timeout
+from . import action_table, banners, page, page_data, panels
+from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .forms import DelayField, checked_due
 from .page import Page
@@ -39,6 +44,10 @@ if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Queue]
 else:
     _ModelAdmin = admin.ModelAdmin
+
+
+# How long the database may count the messages that begin when a queue is resumed. Milliseconds.
+COUNT_TIMEOUT_MS = 5000
 
 
 class PauseForm(forms.Form):
@@ -86,8 +95,15 @@ class PauseForm(forms.Form):
 
 
 class ResumeForm(forms.Form):
-    """The reason to resume a queue."""
+    """The reason to resume a queue, and the time to spread the messages over that are due."""
 
+    spread = DelayField(
+        label=gettext_lazy("Spread over"),
+        help_text=gettext_lazy(
+            "For example 10m: a worker lets them fall due one by one in that time, then resumes the queue. Empty: all "
+            "at once."
+        ),
+    )
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
         max_length=500,
@@ -95,6 +111,14 @@ class ResumeForm(forms.Form):
         help_text=gettext_lazy("Written to the audit."),
         widget=forms.TextInput(attrs={"class": "vTextField"}),
     )
+
+    def __init__(self, data: Any, *, number: int, may_spread: bool) -> None:
+        """Make the form for ``number`` messages that begin when the queue is resumed."""
+        super().__init__(data)
+        if not may_spread or number < 2:
+            del self.fields["spread"]
+        elif number > 1000:
+            self.fields["spread"].initial = f"{number // 1000}m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +231,15 @@ class QueueAdmin(Page, _ModelAdmin):
     def resume_view(self, request: HttpRequest, queue: str) -> HttpResponse:
         """Ask before a resume on GET; resume the queue on POST."""
         name = self._checked(request, queue)
-        form = ResumeForm(request.POST if request.method == "POST" else None)
+        is_paused = name in pausing.paused(self._using)
+        number = self._count_due(name) if is_paused else 0
+        may_spread = CONSOLE_ACTIONS["run"].allowed(request) and action_table.may_bulk(request)
+        form = ResumeForm(request.POST if request.method == "POST" else None, number=number or 0, may_spread=may_spread)
         if not form.is_valid():
-            return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"))
+            waiting = _waiting(number) if is_paused else ""
+            return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"), waiting)
+        if form.cleaned_data.get("spread"):
+            return self._resume_slowly(request, name, form)
         with page.acting_as_user(request), writing(self._using):
             was_paused = pausing.resume(self._using, name)
             if was_paused:
@@ -223,6 +253,39 @@ class QueueAdmin(Page, _ModelAdmin):
         text = _("Queue %(queue)s is resumed: workers start its messages within about a second.") % {"queue": name}
         return self._done(request, text, messages.SUCCESS)
 
+    def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm) -> HttpResponse:
+        """Start an operation that spreads the messages that are due, then resumes the queue."""
+        ids = actions.selected(self._due(name)[: operations.MOST_MESSAGES])
+        reason = form.cleaned_data["reason"]
+        with page.acting_as_user(request), writing(self._using):
+            # The pause must not end by itself before that.
+            Queue.objects.using(self._using).filter(name=name).update(resumes_at=None)
+            operation = operations.start(
+                self._using,
+                operations.RunNow.name,
+                Scope(ids=tuple(ids)).to_json(),
+                {"spread": form.cleaned_data["spread"].total_seconds(), "resume": name},
+                described=_("the due messages of queue %(queue)s") % {"queue": name},
+                reason=reason,
+                started_by=page.actor_of(request),
+            )
+            audit.record(self._using, "resume", name, reason=reason, operation=operation, user=request.user)
+        text = _("Operation #%(id)d is queued: a worker spreads the messages, then resumes queue %(queue)s.")
+        return self._done(request, text % {"id": operation.pk, "queue": name}, messages.SUCCESS)
+
+    def _due(self, name: str) -> QuerySet[Message]:
+        """Return the messages of a queue that begin when it is resumed, the longest due first."""
+        now = transitions.now(self._using)
+        rows = Message.objects.using(self._using).filter(not_expired(now), state=State.SCHEDULED, queue=name)
+        return rows.filter(due_at__lte=now).order_by("due_at", "id")
+
+    def _count_due(self, name: str) -> int | None:
+        try:
+            with statement_timeout(self._using, COUNT_TIMEOUT_MS):
+                return self._due(name).count()
+        except TooSlow:
+            return None
+
     @property
     def _using(self) -> str:
         return router.db_for_write(Message)
@@ -235,13 +298,16 @@ class QueueAdmin(Page, _ModelAdmin):
         except InvalidMessage:
             raise Http404 from None
 
-    def _ask(self, request: HttpRequest, name: str, form: forms.Form, view: str, question: str) -> HttpResponse:
+    def _ask(
+        self, request: HttpRequest, name: str, form: forms.Form, view: str, question: str, waiting: str = ""
+    ) -> HttpResponse:
         title = question % {"queue": name}
         pause = pausing.paused(self._using).get(name)
         shown = {
             **page.context(self, request, title),
             "form": form,
             "action": view,
+            "waiting": waiting,
             "pause": None if pause is None else [*describe(pause, timezone.now()), pause.reason],
             "url": page.admin_url(self, Queue, view, name),
             "back": page.admin_url(self, Queue),
@@ -263,6 +329,18 @@ def describe(pause: Queue, now: datetime) -> list[str]:
         until = moment(pause.resumes_at, "seconds")
         parts.append(_("until %(until)s, in %(span)s") % {"until": until, "span": span(pause.resumes_at - now)})
     return parts
+
+
+def _waiting(number: int | None) -> str:
+    """Return in words how many messages begin when a queue is resumed; None: they could not be counted in time."""
+    if number is None:
+        return _("Messages are due, more than could be counted. They begin at once.")
+    if not number:
+        return _("No message is due.")
+    text = ngettext(
+        "%(count)s message is due and begins at once.", "%(count)s messages are due and begin at once.", number
+    )
+    return text % {"count": action_table.number(number)}
 
 
 def _names(data: PageData, paused: dict[str, Queue]) -> list[str]:

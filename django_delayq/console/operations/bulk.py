@@ -17,7 +17,7 @@ from django.db.models.functions import Coalesce
 from django.db.models.lookups import LessThanOrEqual
 from django.utils import timezone
 
-from ... import actions, transitions
+from ... import actions, pausing, transitions
 from ...actions import Action, Times
 from ...models import LogRow, Message
 from ...transitions import NO_TIME
@@ -184,7 +184,13 @@ class Reschedule(BulkAction, action=actions.RESCHEDULE):
 
 @register
 class RunNow(BulkAction, action=actions.RUN_NOW):
-    """Makes messages due now."""
+    """Makes messages due now. With "resume", the name of a paused queue, that is resumed when all is done."""
+
+    def step(self, using: str, operation: Operation) -> Step:
+        step = super().step(using, operation)
+        if step.finished and self.arguments.get("resume"):
+            pausing.resume(using, self.arguments["resume"])
+        return step
 
 
 @register
