@@ -9,6 +9,9 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -22,16 +25,18 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection
 from django.utils import timezone
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from django_delayq import conf, extensions, pause_queue, restore, schedule_message, schedule_messages, transitions
 from django_delayq.contrib.prometheus import apps as prometheus_apps
 from django_delayq.contrib.prometheus import counts, gauges, server
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
 from django_delayq.contrib.prometheus.gauges import Gauges
-from django_delayq.contrib.prometheus.server import _listen
+from django_delayq.contrib.prometheus.server import LOOK_INTERVAL, MetricsServer, _listen
 from django_delayq.models import Worker
 from django_delayq.sql.rows import Claimed, Moved
 from django_delayq.states import State
@@ -61,6 +66,13 @@ def collected(collector: object) -> Samples:
     registry = CollectorRegistry()
     registry.register(collector)  # type: ignore[arg-type]
     return samples(generate_latest(registry).decode())
+
+
+class Large(Collector):
+    """A metric of more bytes than the buffers of a connection hold."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("large", "x" * 30_000_000, value=1)
 
 
 def scrape(port: int) -> Samples:
@@ -141,6 +153,43 @@ def test_the_counts_of_a_worker_outlive_its_processes(
     with socket.create_connection(("127.0.0.1", port)):
         assert scrape(port)["delayq_database_up"] == 1
     assert worker.stop() == 0
+
+
+def test_a_client_that_sends_its_request_byte_by_byte_keeps_no_other_waiting_for_long(start: Start) -> None:
+    worker = start("--processes", "1", "--metrics-port", "127.0.0.1:0")
+    port = int(worker.wait_for(r"Metrics are served on port (\d+)")[1])
+    with socket.create_connection(("127.0.0.1", port)) as slow, ThreadPoolExecutor() as pool:
+        # The process accepts connections in their order. No byte comes late, and the line has no end.
+        slow.send(b"GET /")
+        scraped = pool.submit(scrape, port)
+        with suppress(ConnectionError):
+            while not scraped.done():
+                slow.send(b"x")
+                time.sleep(0.05)
+        assert scraped.result()["delayq_database_up"] == 1
+    assert worker.stop() == 0
+
+
+def test_a_client_that_does_not_read_its_answer_is_dropped_at_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT", 0.2)
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        registry = CollectorRegistry()
+        registry.register(Large())
+        MetricsServer(listener, registry).tick()
+    # What anybody may cause fills no log.
+    assert capfd.readouterr().err == ""
+
+
+def test_a_process_sleeps_while_nobody_asks_for_metrics() -> None:
+    with _listen("127.0.0.1", 0) as listener:
+        idle = MetricsServer(listener, CollectorRegistry())
+        began = time.monotonic()
+        idle.tick()
+        # A busy machine makes it longer, and none shorter.
+        assert time.monotonic() - began >= LOOK_INTERVAL / 2
 
 
 @pytest.mark.django_db(transaction=True)

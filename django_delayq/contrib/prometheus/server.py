@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
+from typing import TYPE_CHECKING, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from django.core.management.base import CommandError
@@ -22,9 +24,13 @@ from ...worker.options import Options
 from .counts import Counting, SharedCounts
 from .gauges import Gauges
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 logger = logging.getLogger("django_delayq")
 
-# A client that sends no request for this long is dropped: it keeps others waiting. Seconds.
+# A client is dropped that has a process wait for this long in all, while it sends its request and takes the answer: it
+# keeps others waiting. Seconds.
 CLIENT_TIMEOUT = 5.0
 # How often a process looks whether it is to end. Seconds.
 LOOK_INTERVAL = 0.5
@@ -53,12 +59,15 @@ def serve(options: Options, host: str, port: int) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, and that does not block a process when another one has taken the connection."""
+    """Return a socket that listens.
+
+    Its timeout is how long a process waits for a connection, also when another one has just taken it.
+    """
     if not host and socket.has_dualstack_ipv6():
         listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
     else:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setblocking(False)
+    listener.settimeout(LOOK_INTERVAL)
     return listener
 
 
@@ -95,10 +104,52 @@ class Metrics(Counting):
                 multiprocess.mark_process_dead(int(self.worker.split("/")[-2]))
 
 
-class _Handler(WSGIRequestHandler):
-    """Reads one request within a time limit, and logs nothing."""
+class _Client(io.RawIOBase):
+    """Reads from a client and writes to it. It has one deadline for both, which stands still while neither is done."""
 
-    timeout = CLIENT_TIMEOUT
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._left = CLIENT_TIMEOUT
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        with self._waiting():
+            return self._connection.recv_into(buffer)
+
+    def write(self, data: Buffer) -> int:
+        with self._waiting():
+            self._connection.sendall(data)
+        return memoryview(data).nbytes
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time. Raises ``ConnectionAbortedError``, which the server expects of clients, at the deadline."""
+        began = time.monotonic()
+        try:
+            # 0 would mean not to wait at all, which is another error.
+            self._connection.settimeout(max(self._left, 0.001))
+            yield
+        except TimeoutError as error:
+            raise ConnectionAbortedError("the client is too slow") from error
+        finally:
+            self._left -= time.monotonic() - began
+
+
+class _Handler(WSGIRequestHandler):
+    """Reads one request and answers it before the client's deadline, and logs nothing."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        client = _Client(self.connection)
+        self.rfile = io.BufferedReader(client)
+        # It writes all that it is given at once, as the writer does that it replaces.
+        self.wfile = cast("io.BufferedIOBase", client)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -106,8 +157,6 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(WSGIServer):
     """A server on a socket that listens already."""
-
-    timeout = LOOK_INTERVAL
 
     def __init__(self, listener: socket.socket, registry: CollectorRegistry) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
