@@ -8,7 +8,6 @@ import logging
 import os
 import select
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from .. import actors, conf, publisher, registry, transitions
 from ..extensions import WorkerExtensions
 from ..models import Worker
 from ..sql.troubles import in_words
-from . import connections
+from . import connections, output
 from .budget import Budget
 from .lifetime import Lifetime
 from .options import Options
@@ -212,8 +211,8 @@ class Supervisor:
         connections.close_all()
         django_connections.close_all()
         publisher.get.cache_clear()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # What is left would be written by the child too.
+        output.flush()
         page = Page(self.options.threads, self.options.async_concurrency)
         name_read, name_write = os.pipe()
         pid = os.fork()
@@ -264,10 +263,7 @@ class Supervisor:
         except BaseException:  # noqa: BLE001
             with contextlib.suppress(Exception):
                 traceback.print_exc()
-        for stream in (sys.stdout, sys.stderr):
-            # A handler may have closed the stream.
-            with contextlib.suppress(Exception):
-                stream.flush()
+        output.flush()
         return code
 
     def _reap_children(self) -> None:

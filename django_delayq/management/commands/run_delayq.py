@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
@@ -24,6 +24,7 @@ from ...inspector.migrations import pending_migrations
 from ...models import Message
 from ...sql import has_one_writer
 from ...sql.troubles import Trouble, in_words, trouble
+from ...worker import output
 from ...worker.budget import Budget
 from ...worker.connections import leave_pools
 from ...worker.lifetime import in_megabytes, resident_memory
@@ -47,6 +48,18 @@ class Command(BaseCommand):
         "each may be killed at any moment. The first SIGTERM or SIGINT ends the worker when its running handlers are "
         "finished, the second ends it at once."
     )
+
+    def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None, **options: bool) -> None:
+        super().__init__(stdout, stderr, **options)
+        self.stdout = output.Output(stdout or sys.stdout)
+        self.stderr = output.Output(stderr or sys.stderr)
+        self.stderr.style_func = self.style.ERROR
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        try:
+            super().run_from_argv(argv)
+        finally:
+            output.drop_unwritten()
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

@@ -1,0 +1,44 @@
+"""Writes to stdout and stderr, which may be closed, and whose reader may be gone. No worker ends for that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from django.core.management.base import OutputWrapper
+
+
+def flush() -> None:
+    """Write out what stdout and stderr still hold."""
+    for stream in (sys.stdout, sys.stderr):
+        # Any error: a handler may have replaced the stream.
+        with suppress(Exception):
+            stream.flush()
+
+
+def drop_unwritten() -> None:
+    """Have Python end with the exit code of the program also when it cannot write the rest of the output."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001
+            with suppress(Exception):
+                _lead_nowhere(stream.fileno())
+
+
+def _lead_nowhere(file: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file)
+    os.close(nowhere)
+
+
+class Output(OutputWrapper):
+    """The stream of a command that goes on when a line cannot be written."""
+
+    def write(  # type: ignore[override]
+        self, msg: str = "", style_func: Callable[[str], str] | None = None, ending: str | None = None
+    ) -> None:
+        with suppress(OSError, AttributeError):
+            super().write(msg, style_func, ending)
