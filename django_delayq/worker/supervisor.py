@@ -21,7 +21,7 @@ from .. import actors, conf, publisher, registry, transitions
 from ..extensions import WorkerExtensions
 from ..models import Worker
 from ..sql.troubles import in_words
-from . import connections, output
+from . import connections, output, plain_signals
 from .budget import Budget
 from .lifetime import Lifetime
 from .options import Options
@@ -231,13 +231,15 @@ class Supervisor:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            # Ctrl-C reaches the whole group: the parent decides what to do.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # Ctrl-C reaches the whole group: the parent decides what to do. The signal is caught because an ignored
+            # one would stay ignored in the programs that handlers start.
+            signal.signal(signal.SIGINT, lambda *_: None)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._alive_write)
             process = WorkerProcess(self.options, self.budget, self.quarantine_lock, page)
             _collect_less_often()
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
+            plain_signals.switch(on=True)
             lifetime = None
             if self.options.has_successors:
 

@@ -15,7 +15,11 @@ class TestAppConfig(AppConfig):
     label = "tests_app"
 
     def ready(self) -> None:
-        """Set the constants that DELAYQ_TEST_PACE names, such as {"duty.DUTY_LEASE": 1.5}, in the worker's modules."""
+        """Have the handlers of all modules, and set constants in the worker's modules.
+
+        DELAYQ_TEST_PACE names them, such as {"duty.DUTY_LEASE": 1.5}.
+        """
+        import_module("tests.app.children")
         for place, value in json.loads(os.environ.get("DELAYQ_TEST_PACE", "{}")).items():
             module, *owner, name = place.split(".")
             there = reduce(getattr, owner, import_module(f"django_delayq.worker.{module}"))

@@ -24,7 +24,7 @@ from ...inspector.migrations import pending_migrations
 from ...models import Message
 from ...sql import has_one_writer
 from ...sql.troubles import Trouble, in_words, trouble
-from ...worker import output
+from ...worker import output, plain_signals
 from ...worker.budget import Budget
 from ...worker.connections import leave_pools
 from ...worker.lifetime import in_megabytes, resident_memory
@@ -199,9 +199,11 @@ class Command(BaseCommand):
             former = {
                 number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
             }
+            plain_signals.switch(on=True)
         try:
             delivered = drain(options, stop)
         finally:
+            plain_signals.switch(on=False)
             for number, handler in former.items():
                 signal.signal(number, handler)
         self.stdout.write(f"{delivered} delivered")
@@ -219,6 +221,7 @@ class Command(BaseCommand):
             ended.wait(options.graceful_timeout + 5)
 
         atexit.register(end)
+        plain_signals.switch(on=True)
         try:
             process.run()
         finally:

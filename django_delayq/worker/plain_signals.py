@@ -1,0 +1,56 @@
+"""Gives the processes that a handler forks the signals of a plain process, and not those of the worker.
+
+The programs that a handler executes need no help: the system gives them the default for each signal that the worker
+catches. An ignored signal would stay ignored in them, so a worker ignores none of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+# The signals that a worker catches.
+CAUGHT = (signal.SIGTERM, signal.SIGINT)
+
+_are_on = False
+
+
+class _Forking(threading.local):
+    """The signals that a thread blocked before it began to fork."""
+
+    mask: set[int] = set()
+
+
+_forking = _Forking()
+
+
+def switch(*, on: bool) -> None:
+    """Have the processes that are forked from now on begin with plain signals, or with those of this process."""
+    global _are_on  # noqa: PLW0603
+    _are_on = on
+
+
+def _block() -> None:
+    # A signal that reaches the child before it has plain handlers waits for them. The worker's would swallow it.
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _begin_child() -> None:
+    if not _are_on:
+        _unblock()
+        return
+    # What the child forks has the handlers that the child chooses.
+    switch(on=False)
+    for number in CAUGHT:
+        signal.signal(number, signal.SIG_DFL)
+    # A signal that has waited ends the child now: Python ignores the KeyboardInterrupt of a hook.
+    _unblock()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_begin_child)
