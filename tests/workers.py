@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -54,17 +54,25 @@ class Worker:
     def __init__(
         self, *arguments: str, unknown: Sequence[str] = (), delayq: dict[str, object] | None = None, prefix: str = ""
     ) -> None:
+        self._start(
+            [*prefix.split(), sys.executable, "-m", "django", "run_delayq", *arguments],
+            {
+                "DELAYQ_TEST_SETTINGS": json.dumps({**settings.DELAYQ, **(delayq or {})}),
+                "DELAYQ_TEST_UNKNOWN": ",".join(unknown),
+            },
+        )
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.lines: list[str] = []
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            [*prefix.split(), sys.executable, "-m", "django", "run_delayq", *arguments],
+            command,
             cwd=ROOT,
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "DJANGO_SETTINGS_MODULE": "tests.worker_settings",
-                "DELAYQ_TEST_SETTINGS": json.dumps({**settings.DELAYQ, **(delayq or {})}),
-                "DELAYQ_TEST_UNKNOWN": ",".join(unknown),
+                **environment,
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -6,14 +6,12 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from django.conf import settings
 
-from tests.workers import ROOT, Worker, eventually
+from tests.workers import Worker, eventually
 
 from .lossy import Network
 
@@ -22,28 +20,14 @@ class Program(Worker):
     """Any Python module as a process, watched in the way of ``Worker``."""
 
     def __init__(self, *arguments: str, failpoints: str = "", network: Network | None = None) -> None:
-        self.lines = []
-        self._news = threading.Condition()
-        self.process = subprocess.Popen(
+        self._start(
             [sys.executable, "-m", *arguments],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "DJANGO_SETTINGS_MODULE": "tests.worker_settings",
+            {
                 "DELAYQ_TEST_SETTINGS": json.dumps(settings.DELAYQ),
                 "DELAYQ_FAILPOINTS": failpoints,
                 **(network.environment if network is not None else {}),
             },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def wait_for_failpoint(self) -> int:
         """Wait until a process has reached the failpoint, and return its pid."""
