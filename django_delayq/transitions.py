@@ -538,9 +538,25 @@ def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among:
 # --- act --------------------------------------------------------------------------------------------------------------
 
 
-def cancel(using: str, ids: Sequence[int], *, reason: str = "", actor: str | None = None) -> list[Answer]:
-    """Cancel messages, and ask running ones to stop. ``Verdict`` lists the possible answers."""
-    return _act(using, ids, lambda message, at: cancel_decision(message, reason), actor)
+def cancel(
+    using: str,
+    ids: Sequence[int],
+    *,
+    overdue_since: datetime | None = None,
+    reason: str = "",
+    actor: str | None = None,
+) -> list[Answer]:
+    """Cancel messages, and ask running ones to stop. ``Verdict`` lists the possible answers.
+
+    ``overdue_since`` as in ``reschedule``: then running messages go on.
+    """
+
+    def decide(message: Message, at: datetime) -> Decision:
+        if overdue_since is not None and not _waits(message, overdue_since):
+            return TOO_LATE
+        return cancel_decision(message, reason)
+
+    return _act(using, ids, decide, actor)
 
 
 def cancel_decision(message: Message, reason: str = "") -> Decision:

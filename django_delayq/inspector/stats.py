@@ -88,12 +88,9 @@ class Stats:
         return {**dict(zip((State.SCHEDULED, State.LIMITED, State.RUNNING), live, strict=True)), **self.finished}
 
 
-def collect(using: str, broker: Index | None, cap: int = LIVE_CAP) -> Stats:
-    """Read the record, then Redis. While Redis is away, ``redis`` says so and ``in_redis`` is empty.
-
-    Live messages are counted up to ``cap`` in each queue.
-    """
-    snapshot = take_snapshot(using, cap)
+def collect(using: str, broker: Index | None) -> Stats:
+    """Read the record, then Redis. While Redis is away, ``redis`` says so and ``in_redis`` is empty."""
+    snapshot = take_snapshot(using, LIVE_CAP)
     lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
     in_record = (snapshot, finished(using), estimate(using), lateness(using), list_workers(using, snapshot.at))
     redis = ask_redis(broker)

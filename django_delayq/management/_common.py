@@ -1,4 +1,4 @@
-"""Shared by the commands: exit codes, types of arguments, selectors, questions, a progress bar, interruption."""
+"""Shared by the commands: exit codes, types of arguments, selectors, questions, interruption."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from types import FrameType
 from typing import Any, Self
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections, router
 from django.utils.dateparse import parse_datetime
 
@@ -53,7 +52,7 @@ MEANINGS = {
 
 
 class DelayqCommand(BaseCommand, ABC):
-    """A command that works on one database alias. It writes data to stdout, progress and warnings to stderr.
+    """A command that works on one database alias. It writes data to stdout, questions and warnings to stderr.
 
     An error of the database, of Redis or of the settings ends the command with an exit code of its own.
     """
@@ -327,7 +326,7 @@ def messages(number: int, kind: str = "") -> str:
     return f"{number:,} {kind and kind + ' '}message{'' if number == 1 else 's'}"
 
 
-# --- progress and interruption ----------------------------------------------------------------------------------------
+# --- interruption -----------------------------------------------------------------------------------------------------
 
 
 class Interruptible:
@@ -364,43 +363,3 @@ class Interruptible:
     def returncode(self) -> int:
         """The exit code that a shell expects after the signal."""
         return 128 + (self.signal or 0)
-
-
-class ProgressBar:
-    """Shows on a terminal how far a command has come, and nothing elsewhere. ``total`` is 0 when it is not known."""
-
-    WIDTH = 30
-
-    def __init__(self, stream: OutputWrapper, total: int, verbosity: int) -> None:
-        self._stream = stream
-        self._on = verbosity > 0 and stream.isatty()
-        self._total = total
-        self._done = 0
-        self._began = time.monotonic()
-        self._shown = 0.0
-
-    def __call__(self, done: int) -> None:
-        """Count ``done`` more rows."""
-        self._done += done
-        now = time.monotonic()
-        if self._on and now - self._shown > 0.1:
-            self._shown = now
-            self._draw(now)
-
-    def _draw(self, now: float) -> None:
-        rate = f"{self._done / max(0.001, now - self._began):,.0f}/s"
-        self._stream.write(f"\r{self._share()}  {rate} ", ending="")
-        self._stream.flush()
-
-    def _share(self) -> str:
-        if not self._total:
-            return f"{self._done:,}"
-        share = min(1.0, self._done / self._total)
-        filled = round(share * self.WIDTH)
-        return f"{'█' * filled}{'░' * (self.WIDTH - filled)} {share:4.0%}  {self._done:,} of {self._total:,}"
-
-    def close(self) -> None:
-        """Show the end state, and go to the next line."""
-        if self._on:
-            self._draw(time.monotonic())
-            self._stream.write("")

@@ -7,14 +7,13 @@ from .engine import Restore
 from .filling import LOADER_LEASE, Load
 from .horizon import ensure_horizon, is_current, is_too_far, refuse_foreign, writable_server
 from .reading import Merged, merged, pages, queues, still_scheduled
-from .selection import InvalidPosition, Overdue, Position, Report, Selection, Stage, Tally
+from .selection import Overdue, Position, Report, Selection, Stage, Tally
 from .skew import SKEW_WARNING, describe_skew, measure_skew
 
 __all__ = [
     "BEGINNING",
     "LOADER_LEASE",
     "SKEW_WARNING",
-    "InvalidPosition",
     "Load",
     "Merged",
     "Overdue",

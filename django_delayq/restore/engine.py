@@ -1,8 +1,8 @@
-"""A restore by hand: it counts first, works in batches, and can be stopped and resumed."""
+"""A restore by hand: it counts first, works in batches, and can be stopped between two of them."""
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import time
 from bisect import bisect_right
@@ -43,10 +43,11 @@ class Restore:
     It clears nothing. It may run twice, twice at once, and while producers and workers go on. It leaves running
     messages to their workers, and messages due beyond the horizon to the loader of a worker.
 
-    ``overdue`` says what happens to messages that should have started more than OVERDUE_AFTER ago; *dead* and *spread*
-    change the record first. Until they have, the queues with such messages are paused, in the name of ``holder``:
+    ``overdue`` says what happens to messages that should have started more than OVERDUE_AFTER ago; all choices but
+    *run* change the record first. Until they have, the queues with such messages are paused, in the name of ``holder``:
     otherwise a worker that starts meanwhile, or a loader beside the restore, would have the messages run at once. A
-    restore reads batches along the index, in constant memory.
+    restore reads batches along the index, in constant memory. With ``resume``, the position of a report of a restore
+    with the same options, it goes on from there.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class Restore:
         self.holder = holder or f"restore by {actors.current()}"[: actors.LENGTH]
         self.report = Report()
         self._ids = sorted(set(self.selection.ids))
-        self._stages = [Stage.PUT] if overdue in (Overdue.RUN, Overdue.SKIP) else list(Stage)
-        self._from = None if resume is None else Position.parse(resume, self._fingerprint())
+        self._stages = [Stage.PUT] if overdue == Overdue.RUN else list(Stage)
+        self._from = None if resume is None else Position(*json.loads(resume))
         self._began = transitions.now(using) if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
         # True: everything counts as loaded when it was restored from the beginning to the end.
-        self._counts_as_load = self.selection.is_everything and overdue != Overdue.SKIP and self._from is None
+        self._counts_as_load = self.selection.is_everything and self._from is None
         self._horizon = 0
         self._load: Load | None = None
         # When the hold was renewed; None: nothing is held.
@@ -162,7 +163,7 @@ class Restore:
             for queue in self.selection.queues or queues(self.using)
             if any(rows.filter(overdue).exists() for rows in self._chunks(queue))
         ]
-        reason = "a restore gives the overdue messages new due times, or makes them dead"
+        reason = "a restore gives the overdue messages new due times, or ends them"
         pausing.hold(self.using, names, holder=self.holder, seconds=seconds, reason=reason)
         self._held_at = time.monotonic()
 
@@ -235,7 +236,7 @@ class Restore:
                 if at is None or (self._stages.index(stage), queue) > (self._stages.index(at.stage), at.queue):
                     yield stage, queue, None
                 elif (stage, queue) == (at.stage, at.queue):
-                    yield stage, queue, (at.due, at.id) if at.id else None
+                    yield stage, queue, (None if at.due_us is None else from_us(at.due_us), at.id) if at.id else None
 
     def _step(self, stage: Stage, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         if stage == Stage.OVERDUE:
@@ -244,16 +245,10 @@ class Restore:
 
     def _note_position(self, stage: Stage, queue: str, end: BatchEnd | None) -> None:
         due, pk = end or (None, 0)
-        position = Position(stage, queue, due, pk, to_us(self._began), self._done, self._total)
-        self.report.position = position.text(self._fingerprint())
-
-    def _fingerprint(self) -> str:
-        """Return a hash of the options: a position is good only for a restore with the same options."""
-        chosen = self.selection
-        times = [None if due is None else to_us(due) for due in (chosen.due_after, chosen.due_before)]
-        which = (chosen.queues, chosen.topics, chosen.ids, *times)
-        what = repr((self.using, which, self.overdue.value, self.spread, self.no_expired, self.dry_run))
-        return hashlib.sha256(what.encode()).hexdigest()[:12]
+        due_us = None if due is None else to_us(due)
+        self.report.position = json.dumps(
+            Position(stage, queue, due_us, pk, to_us(self._began), self._done, self._total)
+        )
 
     def _read(
         self,
@@ -304,9 +299,7 @@ class Restore:
             if loading and self._counts_as_load:
                 self._load = Load(self.broker, worker, horizon)
         start = None
-        if self.overdue == Overdue.SKIP:
-            tally.skipped = tally.overdue
-        if self.overdue == Overdue.SKIP or (self.dry_run and self.overdue != Overdue.RUN):
+        if self.dry_run and self.overdue != Overdue.RUN:
             start = self._cutoff + _MICROSECOND
         if self.dry_run and self.overdue == Overdue.SPREAD and self.spread:
             within = (from_tenths(horizon) - self._began) / self.spread
@@ -345,33 +338,42 @@ class Restore:
     # --- overdue messages -----------------------------------------------------------------------------------------
 
     def _change_overdue(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
-        """Give up or spread the overdue messages in the record. Yield how many of a batch need not be put any more."""
+        """End or spread the overdue messages in the record. Yield how many of a batch need not be put any more."""
         if self.dry_run:
-            if self.overdue == Overdue.DEAD:
-                tally.dead = tally.overdue
-            else:
-                tally.spread = tally.overdue
+            self._note_changed(tally, tally.overdue)
             return
         horizon = from_tenths(self._horizon)
-        change = self._give_up if self.overdue == Overdue.DEAD else partial(self._spread, horizon)
+        change = partial(self._spread, horizon) if self.overdue == Overdue.SPREAD else self._end
         for batch in self._read(queue, after, end=self._cutoff, limit=min(self.batch_size, ROWS_PER_CHANGE)):
             ids = [entry.id for entry in batch.entries]
-            before = tally.dead + tally.later
+            before = tally.dead + tally.cancelled + tally.later
             if ids:
                 answers = change(tally, ids)
                 # Redis has them at their old due times, if at all. The next stage puts those that were spread.
                 self.broker.remove(queue, [answer.id for answer in answers if answer and answer.id is not None])
             self._done += len(ids)
             self._renew_hold()
-            yield tally.dead + tally.later - before, batch.end
+            yield tally.dead + tally.cancelled + tally.later - before, batch.end
 
-    def _give_up(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
-        reason = "given up by a restore: overdue"
-        answers = transitions.give_up(
-            self.using, ids, reason=reason, actor=actors.current(), overdue_since=self._cutoff
-        )
-        for moved in (answer.moved for answer in answers if answer.moved is not None):
-            tally.dead += 1
+    def _note_changed(self, tally: Tally, number: int) -> None:
+        if self.overdue == Overdue.DEAD:
+            tally.dead += number
+        elif self.overdue == Overdue.CANCEL:
+            tally.cancelled += number
+        else:
+            tally.spread += number
+
+    def _end(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
+        since, actor = self._cutoff, actors.current()
+        if self.overdue == Overdue.DEAD:
+            reason = "given up by a restore: overdue"
+            answers = transitions.give_up(self.using, ids, reason=reason, actor=actor, overdue_since=since)
+        else:
+            reason = "cancelled by a restore: overdue"
+            answers = transitions.cancel(self.using, ids, reason=reason, actor=actor, overdue_since=since)
+        ended = [answer.moved for answer in answers if answer.moved is not None]
+        self._note_changed(tally, len(ended))
+        for moved in ended:
             signals.emit_end(Message, moved, self.using)
         return answers
 
@@ -385,7 +387,7 @@ class Restore:
             overdue_since=self._cutoff,
             reason="spread by a restore: overdue",
         )
-        tally.spread += sum(map(bool, answers))
+        self._note_changed(tally, sum(map(bool, answers)))
         tally.later += sum(answer.moved is not None and answer.moved.due_at > horizon for answer in answers)
         return answers
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from django.db.models import Q, QuerySet, TextField, Value
 from django.db.models.functions import Concat
 
-from ..clock import from_us
 from ..models import Message
 from ..states import State
 
@@ -21,13 +18,9 @@ class Overdue(StrEnum):
     """The choices for messages that should have started already."""
 
     RUN = "run"
-    SKIP = "skip"
+    CANCEL = "cancel"
     DEAD = "dead"
     SPREAD = "spread"
-
-
-class InvalidPosition(ValueError):
-    """The text is not a position of this restore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,48 +69,19 @@ class Stage(StrEnum):
 
 
 class Position(NamedTuple):
-    """The place between two batches where a restore stopped and can go on."""
+    """The place between two batches where a restore stopped and can go on. A report has it as JSON."""
 
     stage: Stage
     queue: str
-    due: datetime | None
+    # The due time (microseconds; None when reading by id) and the id of the last message of the last batch.
+    due_us: int | None
     id: int
     # When the restore began, by the record's clock (microseconds): the restore treats messages that were overdue then
     # as overdue.
     began_us: int
-    # The number of overdue messages that were given up or spread, and the number of all overdue ones.
+    # The number of overdue messages that were ended or spread, and the number of all overdue ones.
     done: int
     total: int
-
-    def text(self, fingerprint: str) -> str:
-        """Return the position as one word for ``--resume``. ``fingerprint`` stands for the options of the restore."""
-        due = None if self.due is None else self.due.isoformat()
-        packed = json.dumps([fingerprint, *self._replace(due=cast(Any, due))], separators=(",", ":"))
-        return base64.urlsafe_b64encode(packed.encode()).decode().rstrip("=")
-
-    @classmethod
-    def parse(cls, text: str, fingerprint: str) -> Position:
-        """Read the result of ``text``. Raises ``InvalidPosition`` if it is damaged or has another fingerprint."""
-        try:
-            packed = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            owner, stage, queue, due, pk, began, done, total = json.loads(packed)
-            position = cls(
-                Stage(stage),
-                str(queue),
-                None if due is None else datetime.fromisoformat(due),
-                int(pk),
-                int(began),
-                int(done),
-                int(total),
-            )
-            from_us(position.began_us)
-        except (ValueError, TypeError, OverflowError, RecursionError):
-            raise InvalidPosition("not a position of delayq_restore") from None
-        if owner != fingerprint:
-            raise InvalidPosition("this position belongs to a restore with other selectors")
-        if position.due is not None and position.due.tzinfo is None:
-            raise InvalidPosition("not a position of delayq_restore")
-        return position
 
 
 @dataclass(slots=True)
@@ -136,12 +100,12 @@ class Tally:
     # Messages that were put into Redis, and messages that Redis had already.
     put: int = 0
     present: int = 0
-    # Overdue messages that were given up, spread, spread to a time beyond the horizon (a worker puts them in time), or
-    # left as they are; messages that expired.
+    # Overdue messages that were given up, cancelled, spread, or spread to a time beyond the horizon (a worker puts them
+    # in time); messages that expired.
     dead: int = 0
+    cancelled: int = 0
     spread: int = 0
     later: int = 0
-    skipped: int = 0
     expired: int = 0
 
     def add(self, other: Tally) -> None:
@@ -167,7 +131,7 @@ class Report:
             total.add(tally)
         return total
 
-    def expected(self, overdue: Overdue) -> int:
+    def expected(self) -> int:
         """Return how many messages a restore handles, as its preview found them."""
         total = self.total()
-        return total.found - total.beyond - (total.overdue if overdue == Overdue.SKIP else 0)
+        return total.found - total.beyond

@@ -81,7 +81,7 @@ def test_the_preview_says_what_is_there_and_what_will_happen(restorer: Client, r
     page = restorer.get(reverse(URL), only_mail)
     assert rows(page) == ["mail 2 0 0 2 2 1 h 0", "all 2 0 0 2 2 1 h 0"]
     assert "2 overdue messages get new due times, evenly over 10 m." in text(page)
-    for policy, what in (("dead", "are given up"), ("skip", "are left out of Redis")):
+    for policy, what in (("dead", "are given up"), ("cancel", "are cancelled")):
         assert f"2 overdue messages {what}" in text(restorer.get(reverse(URL), {"overdue": policy}))
 
 
@@ -120,6 +120,17 @@ def test_overdue_messages_are_spread_as_confirmed(restorer: Client) -> None:
     assert dues[0] >= before
     assert timedelta(seconds=60) < dues[-1] - dues[0] < timedelta(seconds=100)
     assert all(message.due_at < before for message in Message.objects.filter(pk__in=[m.pk for m in others]))
+
+
+def test_overdue_messages_are_cancelled_as_confirmed(restorer: Client) -> None:
+    (message,) = late()
+    restorer.post(reverse(URL), {"overdue": "cancel", "typed": "restore"})
+    assert "are cancelled" in Operation.objects.get().described
+    assert work_off().outcomes == {"cancelled": 1}
+    message.refresh_from_db()
+    last = message.transitions.last()
+    assert last is not None
+    assert (message.state, last.reason) == (State.CANCELLED, "cancelled by a restore: overdue")
 
 
 def test_overdue_messages_are_given_up_as_confirmed(restorer: Client) -> None:

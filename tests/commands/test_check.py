@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.db import connection, connections
 from django.utils import timezone
 
-from django_delayq import conf, pause_queue, resume_queue, transitions
+from django_delayq import conf, pause_queue, transitions
 from django_delayq.models import Message, Worker
 from testproject.servers import PostgresServer, RedisServer
 
@@ -51,7 +51,6 @@ def test_an_unreachable_redis_is_exit_code_69(redis_server: RedisServer) -> None
     assert ran.code == 69
     assert levels()["Redis"] == "critical"
     assert levels()["Workers"] == "ok"
-    assert run("delayq_check", "--nagios").code == 2
 
 
 def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer) -> None:
@@ -124,7 +123,6 @@ def test_pending_migrations_of_the_console_are_found_too(caplog: pytest.LogCaptu
 def test_wrong_settings_are_exit_code_78(settings: Any) -> None:
     settings.DELAYQ = {"HORIZON": "never"}
     assert run("delayq_check").code == 78
-    assert run("delayq_check", "--nagios").code == 3
 
 
 def test_an_unknown_database_is_a_usage_error() -> None:
@@ -235,15 +233,15 @@ def test_too_many_dead_messages_are_critical() -> None:
     assert "Dead: more than 2" in " ".join(ran.out.split())
 
 
-def test_nagios_output_has_its_summary_in_the_first_line() -> None:
-    ran = run("delayq_check", "--nagios")
-    assert (ran.code, ran.out.split(" - ")[0]) == (0, "DELAYQ OK")
+def test_a_monitor_reads_the_worst_level_and_what_is_critical() -> None:
+    assert run("delayq_check", "--json").json["level"] == "ok"
     pause_queue("default")
-    ran = run("delayq_check", "--nagios")
-    assert (ran.code, ran.out.split(" - ")[0]) == (1, "DELAYQ WARNING")
-    resume_queue("default")
-    ran = run("delayq_check", "--nagios", "--min-workers", "9")
-    assert (ran.code, ran.out.splitlines()[0]) == (2, "DELAYQ CRITICAL - Workers: 1 alive of 9")
+    ran = run("delayq_check", "--json")
+    assert (ran.code, ran.json["level"]) == (0, "warn")
+    ran = run("delayq_check", "--json", "--min-workers", "9")
+    assert (ran.code, ran.json["level"]) == (3, "critical")
+    assert {"name": "Workers", "level": "critical", "detail": "1 alive of 9"} in ran.json["checks"]
+    assert "CRITICAL Workers: 1 alive of 9\n" in run("delayq_check", "--min-workers", "9").out
 
 
 def test_settings_without_redis_pass_the_checks(settings: Any) -> None:

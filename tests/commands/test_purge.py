@@ -91,7 +91,13 @@ def test_a_dry_run_of_a_purge_deletes_nothing() -> None:
 
 def test_a_signal_stops_a_purge_after_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     make_finished(10, days=40)
-    monkeypatch.setattr(common.ProgressBar, "__call__", lambda bar, done: os.kill(os.getpid(), signal.SIGTERM))
+
+    def interrupted(*given: Any, **named: Any) -> Iterator[int]:
+        for size in purge(*given, **named):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield size
+
+    monkeypatch.setattr(purging, "purge", interrupted)
     ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "3", "--json", "--yes")
     assert (ran.code, ran.json["deleted"], len(left())) == (143, 3, 7)
 

@@ -4,7 +4,9 @@ import itertools
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,15 +15,15 @@ import redis
 from django.db import connection, connections
 from django.utils import timezone
 
-from django_delayq import cancel_message, conf, reschedule_message, restore, signals, transitions
+from django_delayq import cancel_message, conf, requeue_message, reschedule_message, restore, signals, transitions
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.management import _common as common
 from django_delayq.models import Identity, Message, identity
-from django_delayq.restore import InvalidPosition, Overdue, Position, Restore, Selection, engine, filling, reading
+from django_delayq.restore import Overdue, Restore, Selection, engine, filling, reading
 from django_delayq.sql.moves import move
 from django_delayq.states import State
+from django_delayq.verdicts import Verdict
 from testproject.servers import RedisServer
 
 from .conftest import broker, claim, due_tenths, held, run, schedule
@@ -31,6 +33,30 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 def record() -> list[tuple[Any, ...]]:
     return list(Message.objects.order_by("pk").values_list("pk", "state", "due_at", "moves"))
+
+
+AfterFirst = Callable[[str, Callable[[], object]], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def after_first(monkeypatch: pytest.MonkeyPatch) -> AfterFirst:
+    """Have something happen once, after the first call of a method of the broker."""
+
+    @contextmanager
+    def happens(method: str, what: Callable[[], object]) -> Iterator[None]:
+        original, left = getattr(RedisBroker, method), [what]
+
+        def calling(*given: Any, **named: Any) -> Any:
+            answer = original(*given, **named)
+            while left:
+                left.pop()()
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RedisBroker, method, calling)
+            yield
+
+    return happens
 
 
 def everything(client: redis.Redis) -> dict[bytes, bytes]:
@@ -212,16 +238,40 @@ def test_a_restore_sends_its_signal_with_its_actor() -> None:
 # --- what is overdue --------------------------------------------------------------------------------------------------
 
 
-def test_overdue_skip_leaves_overdue_messages_as_they_are() -> None:
-    schedule(3, due=-20)
+def test_overdue_cancel_restores_only_what_is_not_yet_due_and_the_rest_can_be_requeued() -> None:
+    overdue = schedule(7, due=-20)
     soon = schedule(2)
-    before = record()
+    [running] = schedule(1, due=-20)
+    claim(running)
+    run("delayq_restore")
 
-    ran = run("delayq_restore", "--json", "--overdue", "skip")
+    ran = run("delayq_restore", "--json", "--overdue", "cancel", "--yes", "--batch-size", "3")
 
+    assert (ran.json["total"]["cancelled"], ran.json["total"]["present"]) == (7, 2)
     assert held() == due_tenths(*soon)
-    assert ran.json["total"]["skipped"] == 3
-    assert record() == before
+    for message in Message.objects.filter(pk__in=overdue):
+        assert message.state == State.CANCELLED
+        last = message.transitions.last()
+        assert last is not None
+        assert last.reason == "cancelled by a restore: overdue"
+        assert last.actor.startswith("command:delayq_restore ")
+    assert Message.objects.get(pk=running).cancel_requested is False
+    assert requeue_message(Message.objects.filter(pk__in=overdue)) == {Verdict.REQUEUED: 7}
+
+
+def test_overdue_cancel_sends_the_signal_of_each_message() -> None:
+    overdue = schedule(3, due=-20)
+    heard: list[int] = []
+
+    def receiver(sender: object, message_id: int, **facts: Any) -> None:
+        heard.append(message_id)
+
+    signals.message_cancelled.connect(receiver)
+    try:
+        run("delayq_restore", "--overdue", "cancel", "--yes")
+    finally:
+        signals.message_cancelled.disconnect(receiver)
+    assert heard == overdue
 
 
 def test_overdue_dead_makes_messages_dead_and_removes_them_from_redis() -> None:
@@ -258,7 +308,7 @@ def test_overdue_spread_spreads_due_times_evenly() -> None:
     assert {**held("a"), **held("b")} == {**due_tenths(*overdue), min(overdue): 0}
 
 
-@pytest.mark.parametrize("policy", ["dead", "spread=10m"])
+@pytest.mark.parametrize("policy", ["cancel", "dead", "spread=10m"])
 def test_a_restore_that_changes_the_record_is_refused_without_a_confirmation(policy: str) -> None:
     schedule(2, due=-20)
     before = record()
@@ -270,7 +320,7 @@ def test_a_restore_that_changes_the_record_is_refused_without_a_confirmation(pol
     assert record() == before
 
 
-@pytest.mark.parametrize("policy", ["dead", "spread=10m"])
+@pytest.mark.parametrize("policy", ["cancel", "dead", "spread=10m"])
 def test_an_overdue_message_rescheduled_meanwhile_is_left_alone(policy: str) -> None:
     [pk, other] = schedule(2, due=-20)
     job = Restore("default", broker(), overdue=Overdue(policy.partition("=")[0]), spread=600, selection=Selection())
@@ -303,7 +353,7 @@ def test_no_expired_expires_messages_that_did_not_start_in_time() -> None:
 # --- interrupted ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["run", "skip", "dead", "spread=1000s"])
+@pytest.mark.parametrize("policy", ["run", "cancel", "dead", "spread=1000s"])
 @pytest.mark.parametrize("batches", [0, 1, 3, 5])
 def test_a_resumed_restore_ends_like_an_uninterrupted_one(policy: str, batches: int) -> None:
     overdue = schedule(8, due=-100, queue="a") + schedule(8, due=-100, queue="b")
@@ -323,10 +373,10 @@ def test_a_resumed_restore_ends_like_an_uninterrupted_one(policy: str, batches: 
 
     assert second.report.position is None
     scheduled = Message.objects.filter(state=State.SCHEDULED)
-    expected = set(scheduled.values_list("pk", flat=True)) - (set(overdue) if policy == "skip" else set())
+    expected = set(scheduled.values_list("pk", flat=True))
     expected -= set(scheduled.filter(due_at__gt=timezone.now() + timedelta(seconds=599)).values_list("pk", flat=True))
     assert held("a").keys() | held("b").keys() == expected
-    if policy == "dead":
+    if policy in ("cancel", "dead"):
         assert not scheduled.filter(pk__in=overdue)
     if policy.startswith("spread"):
         due = list(scheduled.filter(pk__in=overdue).order_by("due_at").values_list("due_at", flat=True))
@@ -352,57 +402,54 @@ def test_a_resumed_restore_never_says_that_the_whole_queue_is_loaded(redis_clien
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_a_restore_after_the_batch_with_its_position(
-    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+def test_a_signal_stops_a_restore_after_the_batch_and_the_next_one_puts_the_rest(
+    number: signal.Signals, code: int, after_first: AfterFirst
 ) -> None:
     ids = schedule(50)
-    with monkeypatch.context() as patch:
-        patch.setattr(common.ProgressBar, "__call__", lambda bar, done: os.kill(os.getpid(), number))
+    with after_first("put", lambda: os.kill(os.getpid(), number)):
         ran = run("delayq_restore", "--json", "--batch-size", "5")
 
     assert ran.code == code
     assert not ran.json["complete"]
     assert len(held()) < 50
 
-    ran = run("delayq_restore", "--json", "--batch-size", "5", "--resume", ran.json["position"])
-    assert (ran.code, ran.json["complete"], ran.json["position"]) == (0, True, None)
+    ran = run("delayq_restore", "--json", "--batch-size", "5")
+    assert (ran.code, ran.json["complete"]) == (0, True)
     assert held() == due_tenths(*ids)
 
 
-def test_a_restore_that_loses_redis_fails_with_its_position(
-    monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis
+@pytest.mark.parametrize("policy", ["cancel", "dead", "spread=1000s"])
+def test_a_restore_that_was_interrupted_ends_the_same_when_it_is_begun_again(
+    policy: str, after_first: AfterFirst
 ) -> None:
+    overdue = schedule(20, due=-100)
+    soon = schedule(20)
+    words = ["delayq_restore", "--json", "--batch-size", "5", "--yes", "--overdue", policy]
+    with after_first("remove", lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        assert run(*words).code == 143
+    assert set(Message.objects.filter(pk__in=overdue).values_list("moves", flat=True)) == {1, 2}
+
+    assert run(*words).code == 0
+
+    moves = Message.objects.filter(pk__in=overdue).values_list("state", "moves")
+    state = {"cancel": State.CANCELLED, "dead": State.DEAD}.get(policy, State.SCHEDULED)
+    # Each has moved once: no message is given up or spread twice.
+    assert set(moves) == {(state, 2)}
+    assert held().keys() >= set(soon)
+    assert (held().keys() & set(overdue) == set()) == (state != State.SCHEDULED)
+
+
+def test_a_restore_that_loses_redis_fails(after_first: AfterFirst, redis_client: redis.Redis) -> None:
     schedule(50)
-    with monkeypatch.context() as patch:
-        patch.setattr(common.ProgressBar, "__call__", lambda bar, done: redis_client.flushall())
+    with after_first("put", redis_client.flushall):
         ran = run("delayq_restore", "--json", "--batch-size", "5")
-    assert ran.code == 69
-    assert ran.json["position"]
-
-
-def test_a_position_is_refused_by_a_restore_with_other_selectors() -> None:
-    schedule(5)
-    job = Restore("default", broker())
-    job.preview()
-    job.run(should_stop=lambda: True)
-    assert job.report.position is not None
-
-    ran = run("delayq_restore", "--topic", "t.ok", "--resume", job.report.position)
-
-    assert ran.code == 2
-    assert held() == {}
-
-
-@pytest.mark.parametrize("text", ["", "x", "a" * 200, "WzFd", "é", "e30", "bnVsbA"])
-def test_a_damaged_position_is_refused(text: str) -> None:
-    with pytest.raises(InvalidPosition):
-        Position.parse(text, "")
+    assert (ran.code, ran.json["complete"]) == (69, False)
 
 
 # --- dry run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["run", "skip", "dead", "spread=10s"])
+@pytest.mark.parametrize("policy", ["run", "cancel", "dead", "spread=10s"])
 def test_a_dry_run_of_a_restore_writes_nothing_and_foresees_the_same_numbers(
     policy: str, redis_client: redis.Redis
 ) -> None:

@@ -1,31 +1,19 @@
 from __future__ import annotations
 
-import json
-import os
-import re
-import select
-import signal
-import subprocess
-import sys
 from datetime import timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.core.management.base import OutputWrapper
 from django.db import OperationalError
 from django.utils import timezone
 
 from django_delayq import cancel_message, transitions
 from django_delayq.inspector import stats
-from django_delayq.management._watch import Screen
 from django_delayq.models import LogRow, Message, Worker
 from django_delayq.sql.rows import Success
 from django_delayq.states import State
 from testproject.servers import RedisServer
 from tests.record_of import write_out_log
-from tests.workers import PATIENCE, ROOT
 
 from .conftest import claim, run, schedule
 
@@ -169,99 +157,26 @@ def test_workers_are_listed_with_their_state() -> None:
     assert "lost   w/3  mail" in text
 
 
-# --- watching ---------------------------------------------------------------------------------------------------------
+# --- again and again --------------------------------------------------------------------------------------------------
 
 
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
+def test_each_call_with_json_writes_one_line_with_the_numbers_of_now() -> None:
+    seen = []
+    for _ in range(3):
+        schedule(1)
+        ran = run("delayq_stats", "--json")
+        assert ran.out.count("\n") == 1
+        seen.append((ran.json["schema"], ran.json["states"]["scheduled"]["count"]))
+    assert seen == [(1, 1), (1, 2), (1, 3)]
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, rounds: int, *words: str, stdout: StringIO | None = None) -> str:
-    """Return what delayq_stats --watch shows in so many rounds."""
-    left = iter(range(rounds - 1, -1, -1))
-    monkeypatch.setattr(Screen, "wait", lambda self, seconds, ended: next(left) == 0)
-    out = stdout or StringIO()
-    call_command("delayq_stats", "--watch", *words, stdout=out, no_color=True)
-    return out.getvalue()
-
-
-def test_blocks_follow_one_another_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule(3)
-    shown = watch(monkeypatch, 2)
-    assert shown.count("Messages") == 2
-    assert "\x1b" not in shown
-    assert shown.count("every 2.0 s") == 2
-
-
-def test_a_block_replaces_the_one_before_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("LINES", "10")
-    shown = watch(monkeypatch, 3, "5s", stdout=Terminal())
-    assert (shown.count("\x1b[2J"), shown.count("\x1b[H")) == (1, 3)
-    assert shown.endswith("\x1b[?25h\n")
-    block = shown.split("\x1b[H")[1]
-    lines = re.sub(r"\x1b\[[?0-9]*[A-Za-z]", "", block).split("\r\n")
-    assert len(lines) == 9
-    assert max(map(len, lines)) <= 59
-
-
-def test_watching_with_json_writes_one_object_per_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = watch(monkeypatch, 3, "1s", "--json").splitlines()
-    assert [json.loads(line)["schema"] for line in lines] == [1, 1, 1]
-
-
-def test_watching_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = stats.collect, iter([OperationalError("gone"), None])
-
+def test_stats_say_that_the_database_is_away_and_answer_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def collect(*args: Any) -> Any:
-        error = next(calls)
-        if error is not None:
-            raise error
-        return real(*args)
+        raise OperationalError("gone")
 
-    monkeypatch.setattr(stats, "collect", collect)
-    shown = watch(monkeypatch, 2)
-    assert "The database does not answer: gone" in shown
-    assert "Messages" in shown
-
-
-def test_the_wait_ends_with_a_signal() -> None:
-    asked = iter([False, False, True])
-    assert Screen(OutputWrapper(StringIO())).wait(60, lambda: next(asked)) is True
-    assert Screen(OutputWrapper(StringIO())).wait(0, lambda: False) is False
-
-
-@pytest.mark.parametrize("end", ["q", "Ctrl-C"])
-def test_watching_ends_in_order(end: str) -> None:
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "django", "delayq_stats", "--watch", "60s"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.settings", "TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
-        seen = b""
-        while b"Messages" not in seen:
-            assert select.select([ours], [], [], PATIENCE)[0], seen
-            seen += os.read(ours, 4096)
-        if end == "q":
-            os.write(ours, b"q")
-        else:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
-def test_an_invalid_interval_is_refused() -> None:
-    ran = run("delayq_stats", "--watch", "soon")
-    assert ran.code == 1
-    assert "not a duration" in ran.err
+    with monkeypatch.context() as patch:
+        patch.setattr(stats, "collect", collect)
+        ran = run("delayq_stats")
+    assert (ran.code, ran.out) == (69, "")
+    assert "The database does not answer: gone" in ran.err
+    assert "Messages" in run("delayq_stats").out

@@ -256,7 +256,7 @@ def test_a_restore_that_ends_early_holds_no_queue(redis_client: redis.Redis, end
     assert len(claims(*ids)) <= 1
 
 
-@pytest.mark.parametrize("policy", [Overdue.SPREAD, Overdue.DEAD])
+@pytest.mark.parametrize("policy", [Overdue.SPREAD, Overdue.DEAD, Overdue.CANCEL])
 def test_no_overdue_message_is_claimed_while_a_command_restores(redis_client: redis.Redis, policy: Overdue) -> None:
     ids, other = overdue(9), overdue(9, queue="other")
     there = broker()
@@ -295,7 +295,7 @@ def test_a_loader_beside_a_restore_undoes_no_spread(redis_client: redis.Redis, l
     ("policy", "expected"),
     [
         (Overdue.RUN, {"put": 10, "no longer scheduled": 2}),
-        (Overdue.SKIP, {"put": 6}),
+        (Overdue.CANCEL, {"cancelled": 4, "put": 6, "no longer scheduled": 2}),
         (Overdue.DEAD, {"given up": 4, "put": 6, "no longer scheduled": 2}),
         (Overdue.SPREAD, {"spread": 4, "put": 7, "beyond": 3, "no longer scheduled": 2}),
     ],
@@ -435,7 +435,7 @@ def test_a_command_stops_when_the_admin_asks(
     ran = run("delayq_restore", "--batch-size", "3")
     assert ran.code == 1
     assert "Stopped in the console" in ran.err
-    assert "--resume" in ran.out
+    assert "not complete" in ran.out
     stopped = only()
     assert (stopped.state, stopped.worker) == (OperationState.STOPPED, "")
     assert stopped.done < 9

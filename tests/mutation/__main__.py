@@ -795,7 +795,7 @@ MUTANTS = [
     ),
     mutant(
         "resumed restore that says the whole queue is loaded",
-        (ENGINE, "and overdue != Overdue.SKIP and self._from is None", "and overdue != Overdue.SKIP"),
+        (ENGINE, "self.selection.is_everything and self._from is None", "self.selection.is_everything"),
     ),
     mutant(
         "spread that holds no queue",

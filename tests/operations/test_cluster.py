@@ -61,7 +61,6 @@ def test_a_cluster_is_refused_in_words_and_delivery_goes_on_by_query(
     ran = run("delayq_check")
     assert ran.code == 78
     assert f"CRITICAL Redis mode: {WORDS}" in ran.out
-    assert run("delayq_check", "--nagios").code == 2
     ran = run("delayq_restore", "--yes")
     assert ran.code == 78
     assert WORDS in ran.err

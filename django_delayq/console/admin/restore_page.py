@@ -46,7 +46,7 @@ LIMITED_CAP = 10_000
 _POLICIES = (
     (Overdue.RUN.value, gettext_lazy("start at once")),
     (Overdue.SPREAD.value, gettext_lazy("get new due times, spread over a time")),
-    (Overdue.SKIP.value, gettext_lazy("are left out of Redis; a worker will still find and start them")),
+    (Overdue.CANCEL.value, gettext_lazy("are cancelled: they do not run unless somebody requeues them")),
     (Overdue.DEAD.value, gettext_lazy("are given up: they stay dead until somebody requeues them")),
 )
 
@@ -273,9 +273,9 @@ def _overdue_text(form: RestoreForm, total: RestoreRow) -> str:
         Overdue.RUN: ngettext(
             "%(number)s overdue message starts at once.", "%(number)s overdue messages start at once.", number
         ),
-        Overdue.SKIP: ngettext(
-            "%(number)s overdue message is left out of Redis; a worker will still find and start it.",
-            "%(number)s overdue messages are left out of Redis; a worker will still find and start them.",
+        Overdue.CANCEL: ngettext(
+            "%(number)s overdue message is cancelled: it does not run unless somebody requeues it.",
+            "%(number)s overdue messages are cancelled: they do not run unless somebody requeues them.",
             number,
         ),
         Overdue.DEAD: ngettext(

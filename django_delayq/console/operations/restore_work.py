@@ -53,6 +53,7 @@ def outcomes_of(tally: Tally) -> dict[str, int]:
         "put": tally.put,
         "there already": tally.present,
         "given up": tally.dead,
+        "cancelled": tally.cancelled,
         "spread": tally.spread,
         "beyond": tally.later,
         "expired": tally.expired,
@@ -114,7 +115,7 @@ class RestoreWork(OperationWork):
         assert broker is not None
         try:
             with statement_timeout(using, COUNT_TIMEOUT_MS):
-                return self.restore(using, broker).preview().expected(self.overdue)
+                return self.restore(using, broker).preview().expected()
         except TooSlow:
             return None
         finally:

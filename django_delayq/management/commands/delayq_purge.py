@@ -60,14 +60,11 @@ class Command(common.DelayqCommand):
         if total:
             self.confirm(f"This will delete {common.messages(total)}: {target}.", yes=False)
         deleted = 0
-        bar = common.ProgressBar(self.stderr, total or 0, options["verbosity"])
         with common.Interruptible() as interruption:
             for size in purge.purge(doomed, limit=total, batch_size=options["batch_size"]):
                 deleted += size
-                bar(size)
                 if interruption.asked():
                     break
-        bar.close()
         self.record_action(using, "purge", target, outcomes={"purged": deleted})
         self._say(using, deleted, doomed, options)
         if interruption.asked():

@@ -9,13 +9,16 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import InterfaceError, OperationalError
 
-from ... import actors, restore, transitions
+from ... import actors, transitions
 from ...clock import iso
 from ...durations import brief
 from ...exceptions import BrokerUnavailable
 from ...extensions import RestoreObservers, RestoreStart
 from ...restore import Overdue, Report, Restore, Selection, Tally
 from .. import _common as common
+
+# What each choice but *run* does to overdue messages.
+CHANGES = {Overdue.CANCEL: "cancel", Overdue.DEAD: "make dead", Overdue.SPREAD: "give new due times to"}
 
 
 class Command(common.DelayqCommand):
@@ -37,13 +40,12 @@ class Command(common.DelayqCommand):
             "--overdue",
             type=_overdue,
             default=(Overdue.RUN, 0.0),
-            metavar="{run,skip,dead,spread=TIME}",
+            metavar="{run,cancel,dead,spread=TIME}",
             help=(
                 "what to do with overdue messages, which should have started more than DELAYQ['OVERDUE_AFTER'] ago. "
-                "run (default): put them, so that they start at once. skip: do not put them; they stay scheduled, "
-                "and a running worker will still find and start them, so this saves Redis a burst but stops nothing. "
-                "dead: make them dead in the record (they can be requeued). spread=10m: give them new due times in the "
-                "record, evenly over that time from now. dead and spread ask first, or need --yes"
+                "run (default): put them, so that they start at once. cancel: cancel them. dead: give them up. "
+                "spread=10m: give them new due times, evenly over that time from now. What is cancelled or dead can be "
+                "requeued. All but run change the record, and ask first, or need --yes"
             ),
         )
         parser.add_argument(
@@ -55,29 +57,22 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "--batch-size", type=common.positive, default=1000, help="messages per query (default 1000)"
         )
-        parser.add_argument(
-            "--resume", metavar="POSITION", help="go on at the position that an interrupted restore printed"
-        )
         common.add_yes(parser)
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         broker = common.required_broker(using)
         overdue, spread = options["overdue"]
-        try:
-            job = Restore(
-                using,
-                broker,
-                _selection(options),
-                overdue=overdue,
-                spread=spread,
-                no_expired=options["no_expired"],
-                dry_run=options["dry_run"],
-                batch_size=options["batch_size"],
-                resume=options["resume"],
-            )
-        except restore.InvalidPosition as error:
-            raise CommandError(f"--resume: {error}.", returncode=common.USAGE) from error
+        job = Restore(
+            using,
+            broker,
+            _selection(options),
+            overdue=overdue,
+            spread=spread,
+            no_expired=options["no_expired"],
+            dry_run=options["dry_run"],
+            batch_size=options["batch_size"],
+        )
         try:
             self._run(using, job, options)
         finally:
@@ -87,17 +82,14 @@ class Command(common.DelayqCommand):
         found = job.preview().total()
         if not options["json"]:
             self._say_preview(using, job.report, found)
-        if job.overdue in (Overdue.DEAD, Overdue.SPREAD) and found.overdue and not job.dry_run:
-            what = "make dead" if job.overdue == Overdue.DEAD else "give new due times to"
-            self.confirm(f"This will {what} {common.messages(found.overdue, 'overdue')}.", yes=options["yes"])
-        total = job.report.expected(job.overdue)
-        bar = common.ProgressBar(self.stderr, total, options["verbosity"])
-        observers = None if job.dry_run else RestoreObservers(_start(using, job, total))
+        if job.overdue in CHANGES and found.overdue and not job.dry_run:
+            what = f"{CHANGES[job.overdue]} {common.messages(found.overdue, 'overdue')}"
+            self.confirm(f"This will {what}.", yes=options["yes"])
+        observers = None if job.dry_run else RestoreObservers(_start(using, job, job.report.expected()))
         stop_requested = False
 
         def progress(done: int) -> None:
             nonlocal stop_requested
-            bar(done)
             if observers is not None:
                 stop_requested = observers.progress(done, job.report.total(), job.report.position)
 
@@ -108,14 +100,12 @@ class Command(common.DelayqCommand):
                 error_text = ""
             except (BrokerUnavailable, OperationalError, InterfaceError) as error:
                 error_text = f"{type(error).__name__}: {error}"
-                bar.close()
                 self._say_summary(using, job, options)
                 raise
             finally:
                 job.release()
                 if observers is not None:
                     observers.ended(job.report.total(), job.report.position, error_text)
-        bar.close()
         self._say_summary(using, job, options)
         if job.report.position is not None and not interruption.asked():
             raise CommandError("Stopped in the console between two batches.", returncode=1)
@@ -140,7 +130,6 @@ class Command(common.DelayqCommand):
                 database=using,
                 dry_run=job.dry_run,
                 complete=report.position is None,
-                position=report.position,
                 seconds=round(report.seconds, 3),
                 total=_plain(report.total()),
                 queues={name: _plain(tally) for name, tally in report.queues.items()},
@@ -153,14 +142,18 @@ class Command(common.DelayqCommand):
             f"already there: {total.present:,}",
             f"due beyond the horizon: {total.beyond:,}",
         ]
-        changed = (("made dead", total.dead), ("spread", total.spread), ("expired", total.expired))
-        parts += [f"{'would be ' * job.dry_run}{what}: {number:,}" for what, number in changed if number]
-        if total.skipped:
-            parts.append(f"overdue and skipped: {total.skipped:,}")
+        changed = {
+            "cancelled": total.cancelled,
+            "made dead": total.dead,
+            "spread": total.spread,
+            "expired": total.expired,
+        }
+        would_be = "would be " if job.dry_run else ""
+        parts += [f"{would_be}{what}: {number:,}" for what, number in changed.items() if number]
         rate = (total.put + total.present) / max(0.001, report.seconds)
         self.say(f"{', '.join(parts)}; {report.seconds:.2f} s, {rate:,.0f} messages/s.")
         if report.position is not None:
-            self.say(f"The restore is not complete. Repeat it with the same options and --resume {report.position}")
+            self.say("The restore is not complete. Begin it again: what is done already changes nothing.")
 
 
 def _overdue(text: str) -> tuple[Overdue, float]:
@@ -168,7 +161,7 @@ def _overdue(text: str) -> tuple[Overdue, float]:
     try:
         policy = Overdue(word)
     except ValueError:
-        raise argparse.ArgumentTypeError("must be one of run, skip, dead, spread=10m") from None
+        raise argparse.ArgumentTypeError("must be one of run, cancel, dead, spread=10m") from None
     if (policy == Overdue.SPREAD) != bool(equals):
         raise argparse.ArgumentTypeError("spread needs a time, such as spread=10m; the others take none")
     return policy, common.duration(time) if equals else 0.0

@@ -6,23 +6,19 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
-from django.db import connections
-from django.utils import timezone
+from django.core.management.base import CommandParser
 
 from ... import extensions
 from ...broker import index
-from ...broker.base import Index
 from ...clock import iso
 from ...durations import brief
 from ...extensions import StatisticsSection
-from ...inspector import snapshot, stats
+from ...inspector import stats
 from ...inspector.lines import LimitState, limit_facts, waits_since
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
 from ...inspector.worker_list import WorkerState, state_of
 from .. import _common as common
-from .._watch import Screen
 
 # Workers that the text shows; --json shows all.
 WORKERS_SHOWN = 8
@@ -41,60 +37,19 @@ class Command(common.DelayqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         common.add_json(parser)
-        parser.add_argument(
-            "--watch",
-            nargs="?",
-            const=2.0,
-            type=_interval,
-            metavar="SECONDS",
-            help="repeat every SECONDS (default 2) until q or Ctrl-C; with --json, write one object per line",
-        )
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         broker = index(using)
         try:
-            if options["watch"] is None:
-                found = stats.collect(using, broker)
-                sections = extensions.statistics(using, found.at)
-                if options["json"]:
-                    self.say_json(**_plain(using, found, sections))
-                else:
-                    self.say("\n".join(_lines(found, sections)))
-            else:
-                self._watch(using, broker, options["watch"], as_json=options["json"])
+            found = stats.collect(using, broker)
         finally:
             if broker is not None:
                 broker.close()
-
-    def _watch(self, using: str, broker: Index | None, seconds: float, *, as_json: bool) -> None:
-        screen = Screen(self.stdout)
-        with common.Interruptible() as interruption, screen.open():
-            while True:
-                if as_json:
-                    found = stats.collect(using, broker, snapshot.ROWS_PER_QUEUE)
-                    self.say_json(**_plain(using, found, extensions.statistics(using, found.at)))
-                    self.stdout.flush()
-                else:
-                    screen.show(self._block(using, broker, seconds))
-                if screen.wait(seconds, interruption.asked):
-                    return
-
-    def _block(self, using: str, broker: Index | None, seconds: float) -> list[str]:
-        try:
-            with common.errors_as_exit_codes():
-                found = stats.collect(using, broker, snapshot.ROWS_PER_QUEUE)
-                sections = extensions.statistics(using, found.at)
-        except CommandError as error:
-            # The database may answer again, and the screen will show it.
-            connections[using].close()
-            return [f"{timezone.localtime():%H:%M:%S}  {error}"]
-        now = f"{timezone.localtime(found.at):%Y-%m-%d %H:%M:%S}"
-        head = f"{now}  database {using}, every {brief(seconds)}; press q to end"
-        return [head, "", *_lines(found, sections)]
-
-
-def _interval(text: str) -> float:
-    return max(0.1, common.duration(text))
+        sections = extensions.statistics(using, found.at)
+        if options["json"]:
+            self.say_json(**_plain(using, found, sections))
+        else:
+            self.say("\n".join(_lines(found, sections)))
 
 
 def _lines(found: Stats, sections: list[StatisticsSection]) -> Iterator[str]:

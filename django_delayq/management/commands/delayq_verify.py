@@ -34,7 +34,6 @@ class Command(common.DelayqCommand):
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         broker = common.required_broker(using)
-        bar = common.ProgressBar(self.stderr, 0, options["verbosity"])
         found: dict[str, Mismatches] = {}
         try:
             restore.writable_server(broker)
@@ -46,9 +45,8 @@ class Command(common.DelayqCommand):
                         returncode=common.USAGE,
                     )
             for queue in options["queue"] or restore.queues(using):
-                found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run(bar)
+                found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run()
         finally:
-            bar.close()
             broker.close()
         stuck = consistency.stuck(using, options["queue"])
         if options["json"]:
