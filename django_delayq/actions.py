@@ -52,16 +52,19 @@ class Times:
 NO_TIMES = Times()
 
 Move = Callable[[str, Sequence[int], Times, str], list[Answer]]
+Foresee = Callable[[QuerySet[Message]], Counter[Verdict]]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
     """One action. It answers TOO_LATE for messages that are in none of its ``states``."""
 
-    # The name in URLs, in operations, in the audit and in the permission "<name>_message".
+    # The verb of ``delayq_act``; the name in URLs, in operations, in the audit and in the permission "<name>_message".
     name: str
     states: frozenset[State]
     move: Move
+    # Counts the verdicts that the action would have now for some messages, without writing anything.
+    foresee: Foresee
 
     def apply(self, using: str, ids: Sequence[int], *, times: Times = NO_TIMES, reason: str = "") -> list[Answer]:
         """Apply the action to messages. Return an answer for each, in the order of ``ids``.
@@ -113,15 +116,6 @@ def _purge(using: str, ids: Sequence[int], times: Times, reason: str) -> list[An
     return [Answer(pk, verdicts.get(pk, Verdict.TOO_LATE)) for pk in ids]
 
 
-CANCEL = Action("cancel", LIVE, _cancel)
-RESCHEDULE = Action("reschedule", WAITING, _reschedule)
-RUN_NOW = Action("run", WAITING, _run_now)
-REQUEUE = Action("requeue", REQUEUEABLE, _requeue)
-PURGE = Action("purge", FINAL, _purge)
-
-ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN_NOW, REQUEUE, PURGE)}
-
-
 def publish_moves(using: str, answers: Sequence[Answer]) -> None:
     """Tell Redis and the receivers of signals, on commit, how the messages moved."""
     gone: dict[str, list[int]] = {}
@@ -149,10 +143,7 @@ def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
 
 def foresee_reschedule(rows: QuerySet[Message]) -> Counter[Verdict]:
     """Count the verdicts that a reschedule of these messages, or a run now, would have now. Writes nothing."""
-    counts: Counter[Verdict] = Counter()
-    for state, number in rows.order_by().values_list("state").annotate(Count("pk")):
-        counts[Verdict.RESCHEDULED if state in RESCHEDULE.states else Verdict.TOO_LATE] += number
-    return counts
+    return _by_state(rows, WAITING, Verdict.RESCHEDULED)
 
 
 def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
@@ -168,6 +159,27 @@ def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
         done = Verdict.KEY_TAKEN if taken else Verdict.REQUEUED
         counts[done if state in REQUEUEABLE else Verdict.TOO_LATE] += number
     return counts
+
+
+def foresee_purge(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a purge of these messages would have now. Writes nothing."""
+    return _by_state(rows, FINAL, Verdict.PURGED)
+
+
+def _by_state(rows: QuerySet[Message], states: frozenset[State], done: Verdict) -> Counter[Verdict]:
+    counts: Counter[Verdict] = Counter()
+    for state, number in rows.order_by().values_list("state").annotate(Count("pk")):
+        counts[done if state in states else Verdict.TOO_LATE] += number
+    return counts
+
+
+CANCEL = Action("cancel", LIVE, _cancel, foresee_cancel)
+RESCHEDULE = Action("reschedule", WAITING, _reschedule, foresee_reschedule)
+RUN_NOW = Action("run", WAITING, _run_now, foresee_reschedule)
+REQUEUE = Action("requeue", REQUEUEABLE, _requeue, foresee_requeue)
+PURGE = Action("purge", FINAL, _purge, foresee_purge)
+
+ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN_NOW, REQUEUE, PURGE)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,22 @@ def due(text: str) -> datetime:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def due_or_delay(text: str) -> datetime | timedelta:
+    """Read a time to come: a due time, or a time from now such as ``2h`` or ``now``."""
+    if text == "now":
+        return NO_TIME
+    return due(text) if _is_moment(text) else span(text)
+
+
+def moment_or_age(text: str) -> datetime | timedelta:
+    """Read a time in the past: an aware moment in ISO 8601, or how long ago it was, such as ``30d``."""
+    return moment(text) if _is_moment(text) else span(text)
+
+
+def _is_moment(text: str) -> bool:
+    return re.match(r"\d+-", text) is not None
+
+
 def positive(text: str) -> int:
     """Read a whole number of 1 or more."""
     found = int(text)
@@ -285,30 +301,18 @@ def add_database(parser: CommandParser) -> None:
     parser.add_argument("--database", help="the database alias of the messages")
 
 
-def add_queue_and_topic(parser: CommandParser) -> None:
-    """Add the options --queue and --topic."""
+def add_selectors(parser: CommandParser) -> None:
+    """Add the options --queue, --topic, --due-after and --due-before."""
     parser.add_argument(
         "--queue", action="append", type=queue_name, default=[], help="only messages in this queue (repeatable)"
     )
     parser.add_argument(
         "--topic", action="append", type=topic_name, default=[], help="only messages of this topic (repeatable)"
     )
-
-
-def add_selectors(parser: CommandParser) -> None:
-    """Add the options --queue, --topic, --due-after and --due-before."""
-    add_queue_and_topic(parser)
     parser.add_argument(
         "--due-after", type=moment, help="only messages that are due at this time or later (ISO 8601 with time zone)"
     )
     parser.add_argument("--due-before", type=moment, help="only messages that are due before this time")
-
-
-def add_spread(parser: CommandParser, which: str = "the messages") -> None:
-    """Add the option --spread, which distributes ``which`` messages."""
-    parser.add_argument(
-        "--spread", type=span, default=NO_TIME, metavar="TIME", help=f"spread {which} evenly over this time, e.g. 10m"
-    )
 
 
 def add_yes(parser: CommandParser) -> None:

@@ -51,7 +51,7 @@ def _refuse_write(model: type[models.Model]) -> NoReturn:
 def _refuse_delete(model: type[models.Model]) -> NoReturn:
     raise TypeError(
         f"rows of {model.__name__} are not deleted directly, for a worker may be running the "
-        "message: cancel_message() keeps it from running; delayq_purge deletes finished messages with their log"
+        "message: cancel_message() keeps it from running; delayq_act purge deletes finished messages with their log"
     )
 
 

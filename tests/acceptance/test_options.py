@@ -107,7 +107,7 @@ def test_max_runtime_ends_it_in_order(start: Start, gate: Gate) -> None:
 @BOTH
 @pytest.mark.usefixtures("puts_are_flushed")
 def test_queues_are_served_in_strict_order(start: Start, gate: Gate) -> None:
-    start("--queues", "a,b", "--threads", "1")
+    start("--queue", "a", "--queue", "b", "--threads", "1")
     first = schedule_message("t.gate", gate.payload, queue="b")
     eventually(lambda: gate.begun(first.pk), "the only thread is busy")
     low = schedule_messages({"topic": "t.tx", "queue": "b", "priority": 100} for _ in range(5))
@@ -189,8 +189,8 @@ def test_a_worker_without_consumers_delivers_nothing_but_makes_it_ready(start: S
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--queues", "a,a"],
-        ["--queues", "{a}"],
+        ["--queue", "a", "--queue", "a"],
+        ["--queue", "{a}"],
         ["--roles", "cook"],
         ["--processes", "0"],
         ["--max-messages", "-1"],

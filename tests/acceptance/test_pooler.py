@@ -91,7 +91,7 @@ def test_views_and_workers_share_server_connections_without_any_setting(start: S
 def test_commands_work_behind_a_pooler(start: Start, pooler: PgBouncerServer) -> None:
     worker = start()
     wait_until(schedule_message("t.ok"), State.CONSUMED)
-    for arguments in (["delayq_stats"], ["delayq_check"], ["delayq_verify"], ["delayq_restore", "--dry-run"]):
+    for arguments in (["delayq_stats"], ["delayq_check"], ["delayq_check", "redis"], ["delayq_restore", "--dry-run"]):
         answer = subprocess.run(
             [sys.executable, "-m", "django", *arguments],
             cwd=ROOT,

@@ -64,7 +64,7 @@ def left_by_a_dead_worker() -> Message:
 def test_a_handler_whose_lease_ran_out_behind_a_lock_on_a_table_runs_once(
     start: Start, postgres_server: PostgresServer, gate: Gate, table: str, mode: str
 ) -> None:
-    workers = [start("--queues", "default"), start("--queues", "default")]
+    workers = [start("--queue", "default"), start("--queue", "default")]
     messages = [schedule_message("t.short_lease", gate.payload) for _ in workers]
     eventually(lambda: gate.how_many_began() == 2, "both handlers run")
     with locked(postgres_server, table, mode) as other:

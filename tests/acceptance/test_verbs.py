@@ -37,11 +37,11 @@ def test_two_workers_keep_payloads_and_due_times_though_one_is_killed_and_redis_
     first, _second = start("--processes", "2"), start("--processes", "2")
     eventually(lambda: Transition.objects.filter(reason="payload changed").count() > len(walkers), "they walk")
 
-    ran: dict[str, Any] = {"run": run("delayq_run", "--queue", "run", "--spread", "1s", "--yes", "--json").json}
+    ran: dict[str, Any] = {"run": run("delayq_act", "run", "--queue", "run", "--spread", "1s", "--yes", "--json").json}
     first.kill()
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
-    later = ["delayq_reschedule", "--queue", "wait", "--shift", "1h", "--yes", "--json"]
+    later = ["delayq_act", "reschedule", "--queue", "wait", "--shift", "1h", "--yes", "--json"]
     ran["reschedule"] = run(*later).json
     assert {name: answer["answers"] for name, answer in ran.items()} == {
         "run": {"rescheduled": OTHERS},
@@ -60,7 +60,7 @@ def test_two_workers_keep_payloads_and_due_times_though_one_is_killed_and_redis_
     for message in to_run:
         rows = log_of(message)
         assert [row.to_state for row in rows[:2]] == [State.SCHEDULED, State.SCHEDULED]
-        assert rows[1].actor.startswith("command:delayq_run ")
+        assert rows[1].actor.startswith("command:delayq_act ")
         assert not any(is_early(row) for row in rows if row.to_state == State.RUNNING)
     waiting = Message.objects.filter(pk__in=[message.pk for message in to_wait])
     assert set(waiting.values_list("state", "deliveries")) == {(State.SCHEDULED, 0)}

@@ -42,7 +42,7 @@ report = {
     "stats": json.loads(run("delayq_stats", "--json")),
     "text": run("delayq_stats"),
     "restore": run("delayq_restore", "--dry-run"),
-    "verify": run("delayq_verify"),
+    "verify": run("delayq_check", "redis"),
     "states": sorted(Message.objects.values_list("state", flat=True)),
     "console": sorted(name for name in sys.modules if name.startswith("django_delayq.console")),
 }

@@ -17,6 +17,8 @@ from django_delayq import conf, publisher, schedule_messages, transitions
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.clock import to_tenths
 from django_delayq.models import Message
+from django_delayq.purge import purge
+from django_delayq.restore import Restore
 from django_delayq.sql.rows import Ticket
 
 
@@ -34,12 +36,19 @@ class Ran:
         return json.loads(self.out)
 
 
-def run(*words: str) -> Ran:
-    """Call a command, and return its output with the exit code that a shell would see."""
+def run(*words: str, batch_size: int | None = None) -> Ran:
+    """Call a command, and return its output with the exit code that a shell would see.
+
+    With ``batch_size`` a restore or a purge works in batches of so many messages.
+    """
     out, err = StringIO(), StringIO()
     code = 0
     try:
-        call_command(*words, stdout=out, stderr=err, no_color=True)
+        with pytest.MonkeyPatch.context() as patch:
+            for defaults in (Restore.__init__.__kwdefaults__, purge.__kwdefaults__) if batch_size else ():
+                assert defaults is not None
+                patch.setitem(defaults, "batch_size", batch_size)
+            call_command(*words, stdout=out, stderr=err, no_color=True)
     except CommandError as error:
         err.write(str(error))
         code = error.returncode

@@ -66,8 +66,8 @@ def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer
         "Redis maxmemory-policy": "ok",
         "Redis persistence": "ok",
     }
-    for command in ("delayq_restore", "delayq_stats", "delayq_verify"):
-        assert run(command).code == 69
+    for command in (["delayq_restore"], ["delayq_stats"], ["delayq_check", "redis"]):
+        assert run(*command).code == 69
 
 
 @pytest.mark.usefixtures("eviction")
@@ -248,3 +248,16 @@ def test_settings_without_redis_pass_the_checks(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     assert conf.get().REDIS is None
     assert run("delayq_check").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["redis", "--max-dead", "0"], "--max-dead belongs to health."),
+        (["handlers", "--fix"], "--fix belongs to redis."),
+        (["--queue", "mail"], "--queue belongs to redis."),
+    ],
+)
+def test_an_option_of_another_check_is_refused(words: list[str], refusal: str) -> None:
+    ran = run("delayq_check", *words)
+    assert (ran.code, ran.err) == (2, refusal)

@@ -66,7 +66,7 @@ def on_mysql(tmp_path: Path) -> Manage:
         ("run_delayq", "--skip-checks"),
         ("delayq_stats",),
         ("delayq_check",),
-        ("delayq_cancel", "1"),
+        ("delayq_act", "cancel", "1"),
     ],
     ids=" ".join,
 )
@@ -115,12 +115,12 @@ def test_a_command_tells_missing_tables_rights_and_servers_apart(fresh_database:
     assert "The tables are missing or out of date: run migrate" in missing.stderr
     assert manage("migrate", DATABASE_URL=fresh_database).returncode == 0
     guest = fresh_database.replace("delayq@", "guest@")
-    for arguments in (["delayq_stats"], ["run_delayq", "--once"], ["delayq_cancel", "1"]):
+    for arguments in (["delayq_stats"], ["run_delayq", "--once"], ["delayq_act", "cancel", "1"]):
         forbidden = manage(*arguments, DATABASE_URL=guest)
         assert forbidden.returncode == 78, forbidden.stderr
         assert "The user of the database lacks a right: grant it: permission denied for table" in forbidden.stderr
     read_only = f"{fresh_database}?options=-c%20default_transaction_read_only%3Don"
-    refused = manage("delayq_pause", "default", DATABASE_URL=read_only)
+    refused = manage("delayq_queue", "pause", "default", DATABASE_URL=read_only)
     assert refused.returncode == 1
     assert "The database refused a statement: cannot execute" in refused.stderr
     nowhere = manage("delayq_stats", DATABASE_URL="postgresql://delayq@127.0.0.1:1/fresh")

@@ -18,15 +18,22 @@ from .conftest import run, schedule
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ARGUMENTS = {
-    "delayq_cancel": ["--topic", "t.ok", "--yes"],
-    "delayq_pause": ["default"],
-    "delayq_resume": ["default"],
-    "delayq_purge": ["--older-than", "1d"],
-    "delayq_reschedule": ["1", "--delay", "1h"],
-    "delayq_run": ["1"],
-    "run_delayq": ["--max-runtime", "1"],
+    "delayq_act": [
+        ["cancel", "--topic", "t.ok", "--yes"],
+        ["purge", "--finished-before", "1d"],
+        ["reschedule", "1", "--due-at", "1h"],
+        ["requeue", "1"],
+        ["run", "1"],
+    ],
+    "delayq_check": [[], ["redis"], ["handlers"]],
+    "delayq_queue": [["pause", "default"], ["resume", "default"]],
+    "run_delayq": [["--max-runtime", "1"]],
 }
-COMMANDS = sorted(path.stem for path in Path(commands.__file__).parent.glob("[a-z]*.py"))
+COMMANDS = [
+    [path.stem, *words]
+    for path in sorted(Path(commands.__file__).parent.glob("[a-z]*.py"))
+    for words in ARGUMENTS.get(path.stem, [[]])
+]
 URLS = [
     "redis://localhost:abc/0",
     "redis://localhost:99999/0",
@@ -42,9 +49,9 @@ def _impossible(request: pytest.FixtureRequest, settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("_impossible")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_ends_with_one_sentence_and_exit_code_78(command: str) -> None:
-    ran = run(command, *ARGUMENTS.get(command, []))
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_ends_with_one_sentence_and_exit_code_78(command: list[str]) -> None:
+    ran = run(*command)
     assert ran.code == 78
     assert ran.err.startswith("DELAYQ['REDIS'] is impossible. ")
     assert "\n" not in ran.err.strip()

@@ -8,6 +8,7 @@ import pytest
 from django.core.management import call_command
 
 from django_delayq.management import _common as common
+from django_delayq.management._verbs import VERBS
 from django_delayq.models import Message
 from django_delayq.states import State
 
@@ -43,10 +44,14 @@ def test_a_command_asks_for_confirmation_on_a_terminal(
     assert held() == {}
 
 
-@pytest.mark.parametrize("command", ["restore", "verify", "stats", "check", "cancel", "requeue", "purge"])
-def test_the_help_lists_the_exit_codes(command: str, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [["restore"], ["stats"], ["check"], ["queue"], ["act"], *(["act", verb] for verb in VERBS)],
+    ids=" ".join,
+)
+def test_the_help_lists_the_exit_codes(command: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit):
-        call_command(f"delayq_{command}", "--help")
+        call_command(f"delayq_{command[0]}", *command[1:], "--help")
     text = " ".join(capsys.readouterr().out.split())
     assert "Exit codes: 0 done" in text
     assert f"{common.UNREACHABLE} Redis or the database" in text

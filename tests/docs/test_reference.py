@@ -212,7 +212,7 @@ def test_every_signal_has_the_documented_arguments() -> None:
         deliver()
         schedule_message("docs.ok", delay="1m")
         assert run("delayq_restore").code == 0
-        assert run("delayq_pause", "docs").code == 0
+        assert run("delayq_queue", "pause", "docs").code == 0
     finally:
         for name, receiver in receivers.items():
             getattr(signals, name).disconnect(receiver)

@@ -168,7 +168,7 @@ def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case
         for one in runs:
             one.wait_until_reached()
         healthy = stack.enter_context(
-            Worker("--processes", "1", "--threads", "4", "--queues", ",".join(case.queue for case in cases))
+            Worker("--processes", "1", "--threads", "4", *(word for case in cases for word in ("--queue", case.queue)))
         )
         frozen = [one for one in runs if one.case.action == "stop"]
         if frozen:
@@ -219,7 +219,7 @@ class _Run:
                 self.program = self._program("tests.faults.producer", queue, lines, "0", str(NUMBER))
             case "restore":
                 schedule_all(queue, lines)
-                self.program = self._program("django", "delayq_restore", "--queue", queue, "--batch-size", "5", "--yes")
+                self.program = self._program("tests.faults.restore", queue)
             case "loader":
                 schedule_all(queue, lines)
                 self.program = self._worker("loader,sweeper,consumer,recorder")
@@ -241,7 +241,7 @@ class _Run:
         with override_settings(DELAYQ={**settings.DELAYQ, **keys}):
             return self._program(
                 *("django", "run_delayq", "--processes", "1", "--threads", "2"),
-                *("--queues", self.case.queue, "--roles", roles, "--graceful-timeout", "10"),
+                *("--queue", self.case.queue, "--roles", roles, "--graceful-timeout", "10"),
             )
 
     def _cut_power(self) -> None:

@@ -45,7 +45,7 @@ def begin(configure: Configure) -> Iterator[Begin]:
     with ExitStack() as stack:
 
         def start(*arguments: str, **options: Any) -> Worker:
-            given = ("--processes", "1", "--threads", "4", "--queues", "default", *arguments)
+            given = ("--processes", "1", "--threads", "4", "--queue", "default", *arguments)
             return stack.enter_context(Worker(*given, **options))
 
         yield start

@@ -217,7 +217,7 @@ def test_a_pause_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 
 @BOTH
 def test_messages_of_a_paused_queue_start_only_after_the_pause(start: Start) -> None:
-    start("--queues", f"{QUEUE},other", "--threads", "2")
+    start("--queue", QUEUE, "--queue", "other", "--threads", "2")
     pause_queue(QUEUE)
     messages = due(30)
     passer_by()
@@ -231,7 +231,7 @@ def test_messages_of_a_paused_queue_start_only_after_the_pause(start: Start) -> 
 @BOTH
 def test_a_pause_under_load_holds_from_its_return_on(start: Start) -> None:
     messages = due(300, topic="t.sleep")
-    start("--queues", f"{QUEUE},other", "--threads", "2", "--processes", "2")
+    start("--queue", QUEUE, "--queue", "other", "--threads", "2", "--processes", "2")
     eventually(lambda: states()[State.CONSUMED] >= 20, "some are consumed")
     pause_queue(QUEUE)
     paused = transitions.now(DB)
@@ -255,7 +255,7 @@ def test_a_pause_under_load_holds_from_its_return_on(start: Start) -> None:
 
 @BOTH
 def test_a_pause_with_an_end_is_over_by_itself(start: Start) -> None:
-    start("--queues", QUEUE)
+    start("--queue", QUEUE)
     queue = pause_queue(QUEUE, duration=1.5)
     messages = due(10)
     eventually(lambda: states() == {State.CONSUMED: 10}, "all are consumed")
@@ -266,7 +266,7 @@ def test_a_pause_with_an_end_is_over_by_itself(start: Start) -> None:
 
 @BOTH
 def test_running_messages_go_on_in_a_paused_queue_and_retries_wait(start: Start, gate: Gate) -> None:
-    start("--queues", f"{QUEUE},other")
+    start("--queue", QUEUE, "--queue", "other")
     (gate.folder / "fail-1").touch()
     message = schedule_message("t.gate", gate.payload, queue=QUEUE)
     eventually(gate.begun, "it begins")
@@ -285,11 +285,11 @@ def test_running_messages_go_on_in_a_paused_queue_and_retries_wait(start: Start,
 @BOTH
 def test_a_worker_that_is_killed_during_a_pause_costs_nothing(start: Start) -> None:
     pause_queue(QUEUE)
-    first = start("--queues", f"{QUEUE},other")
+    first = start("--queue", QUEUE, "--queue", "other")
     messages = due(30)
     passer_by()
     first.kill()
-    start("--queues", f"{QUEUE},other")
+    start("--queue", QUEUE, "--queue", "other")
     passer_by()
     assert states()[State.SCHEDULED] == 30
     resume_queue(QUEUE)

@@ -421,7 +421,7 @@ def test_a_restore_by_command_is_leased_to_the_command(
     schedule(9)
     redis_client.flushall()
     every_batch(look)
-    assert run("delayq_restore", "--batch-size", "3").code == 0
+    assert run("delayq_restore", batch_size=3).code == 0
     assert seen == [(OperationState.RUNNING, number, None) for number in (3, 6, 9)]
     assert only().state == OperationState.DONE
 
@@ -432,7 +432,7 @@ def test_a_command_stops_when_the_admin_asks(
     ids = schedule(9)
     redis_client.flushall()
     every_batch(lambda: operations.stop(only()))
-    ran = run("delayq_restore", "--batch-size", "3")
+    ran = run("delayq_restore", batch_size=3)
     assert ran.code == 1
     assert "Stopped in the console" in ran.err
     assert "not complete" in ran.out
@@ -463,7 +463,7 @@ def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
     redis_client.flushall()
     every_batch(die)
     with pytest.raises(Killed):
-        run("delayq_restore", "--batch-size", "3", *words)
+        run("delayq_restore", *words, batch_size=3)
     left = only()
     # The first batch of a spread gets new due times, and is put later.
     assert (left.state, left.done, left.outcomes) == (OperationState.RUNNING, put, {"put": 3} if put else {"spread": 3})
@@ -477,7 +477,7 @@ def test_the_operation_of_a_command_that_loses_redis_has_failed(
     schedule(9)
     redis_client.flushall()
     every_batch(redis_server.stop)
-    assert run("delayq_restore", "--batch-size", "3").code == common.UNREACHABLE
+    assert run("delayq_restore", batch_size=3).code == common.UNREACHABLE
     failed = only()
     assert failed.state == OperationState.FAILED
     assert "BrokerUnavailable" in failed.error

@@ -1,4 +1,4 @@
-"""``--queues a=3,b=1``: the places are shared by weight, and no queue starves."""
+"""``--queue a=3 --queue b=1``: the places are shared by weight, and no queue starves."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_run_delayq_serves_queues_by_weight() -> None:
     flood("a", 60)
     flood("b", 60)
     schedule_message("t.ok", queue="other")
-    call_command("run_delayq", "--once", "--queues", "a=3,b=1", "--threads", "1", "-v", "0")
+    call_command("run_delayq", "--once", "--queue", "a=3", "--queue", "b=1", "--threads", "1", "-v", "0")
     claims = Transition.objects.filter(to_state=State.RUNNING).order_by("at").values_list("message__queue", flat=True)
     order = "".join(claims)
     assert Counter(order) == {"a": 60, "b": 60}
@@ -138,7 +138,7 @@ def test_run_delayq_serves_queues_by_weight() -> None:
 @pytest.mark.parametrize(
     ("queues", "text"),
     [
-        ("a=3,b", "give all queues a weight"),
+        ("a=3,b", "Give all queues a weight"),
         ("a=0,b=1", "from 1 to 9999"),
         ("a=-1,b=1", "from 1 to 9999"),
         ("a=1.5,b=1", "from 1 to 9999"),
@@ -151,7 +151,7 @@ def test_run_delayq_serves_queues_by_weight() -> None:
 )
 def test_a_wrong_weight_is_refused(queues: str, text: str) -> None:
     with pytest.raises(CommandError, match=text):
-        call_command("run_delayq", "--once", "--queues", queues)
+        call_command("run_delayq", "--once", *(word for queue in queues.split(",") for word in ("--queue", queue)))
 
 
 @WITH_REDIS

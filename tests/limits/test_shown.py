@@ -197,11 +197,11 @@ def test_a_check_finds_limited_messages_whose_topic_nobody_handles(declare: Decl
 def test_handlers_are_listed_with_their_limits(declare: Declare) -> None:
     declare("l.one", limit=5, rate="60/m", burst=3, limit_key=lambda message: None)
     out = StringIO()
-    call_command("delayq_handlers", stdout=out)
+    call_command("delayq_check", "handlers", stdout=out)
     (line,) = [line for line in out.getvalue().splitlines() if line.startswith("l.one ")]
     assert "5 at once; one in 1.0 s, 3 together, each key" in line
     out = StringIO()
-    call_command("delayq_handlers", "--json", stdout=out)
+    call_command("delayq_check", "handlers", "--json", stdout=out)
     (told,) = [each for each in json.loads(out.getvalue())["handlers"] if each["topic"] == "l.one"]
     assert told["limit"] == {"count": 5, "interval": 1.0, "burst": 3}
     assert told["limit_by_key"] is True

@@ -35,7 +35,7 @@ COMMANDS = [
     ["delayq_stats", "--json"],
     ["delayq_check"],
     ["delayq_check", "--json"],
-    ["delayq_verify"],
+    ["delayq_check", "redis"],
     ["delayq_restore", "--dry-run"],
     ["delayq_restore"],
 ]

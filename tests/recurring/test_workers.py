@@ -37,9 +37,9 @@ def test_no_time_is_lost_or_doubled_when_a_maker_is_killed_and_redis_is_flushed(
     options = ("--processes", "1", "--threads", "2")
     with (
         Program(
-            "django", "run_delayq", *options, "--queues", "default,other", failpoints="after_insert:kill:3"
+            "django", "run_delayq", *options, "--queue", "default", "--queue", "other", failpoints="after_insert:kill:3"
         ) as killed,
-        Worker(*options, "--queues", "default"),
+        Worker(*options, "--queue", "default"),
     ):
         killed.wait_for_failpoint()
         redis_client.flushall()

@@ -32,10 +32,8 @@ class Command(common.DelayqCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
+        parser.add_argument("ids", nargs="*", type=common.message_id, metavar="ID", help="only these messages")
         common.add_selectors(parser)
-        parser.add_argument(
-            "--id", action="append", type=common.message_id, default=[], help="only this message (repeatable)"
-        )
         parser.add_argument(
             "--overdue",
             type=_overdue,
@@ -54,9 +52,6 @@ class Command(common.DelayqCommand):
             help="first expire the messages whose time to start is over (the reaper of a worker does the same)",
         )
         parser.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
-        parser.add_argument(
-            "--batch-size", type=common.positive, default=1000, help="messages per query (default 1000)"
-        )
         common.add_yes(parser)
         common.add_json(parser)
 
@@ -71,7 +66,6 @@ class Command(common.DelayqCommand):
             spread=spread,
             no_expired=options["no_expired"],
             dry_run=options["dry_run"],
-            batch_size=options["batch_size"],
         )
         try:
             self._run(using, job, options)
@@ -171,7 +165,7 @@ def _selection(options: dict[str, Any]) -> Selection:
     return Selection(
         queues=tuple(sorted(set(options["queue"]))),
         topics=tuple(sorted(set(options["topic"]))),
-        ids=tuple(sorted(set(options["id"]))),
+        ids=tuple(sorted(set(options["ids"]))),
         due_after=options["due_after"],
         due_before=options["due_before"],
     )

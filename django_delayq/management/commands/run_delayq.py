@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -63,10 +63,12 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--queues",
-            type=_queues,
-            default=((), ()),
-            help="serve only these queues: a,b in strict order of priority, a=3,b=1 by weight",
+            "--queue",
+            action="append",
+            type=_queue,
+            default=[],
+            metavar="QUEUE[=WEIGHT]",
+            help="serve only this queue (repeatable): in strict order of priority, or by weight with a=3",
         )
         parser.add_argument(
             "--processes", type=common.positive, help="worker processes (default: one per core, at most 4)"
@@ -139,11 +141,12 @@ class Command(BaseCommand):
             flags = ", ".join(option.flag for option in added)
             raise CommandError(f"{flags}: only for a worker that stays; leave out --once", returncode=common.USAGE)
         _check_lifetimes(options)
+        queues, weights = _queues(options["queue"])
         given = options["graceful_timeout"]
         chosen = Options(
             using=using,
-            queues=options["queues"][0],
-            weights=options["queues"][1],
+            queues=queues,
+            weights=weights,
             processes=options["processes"] or default_processes(using),
             threads=options["threads"],
             async_concurrency=options["async_concurrency"],
@@ -297,21 +300,27 @@ def _ensure_logging(verbosity: int) -> None:
     logger.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
 
 
-def _queues(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _queue(text: str) -> tuple[str, int]:
+    """Read the name of a queue, and its weight or 0."""
+    name, sign, weight = (part.strip() for part in text.partition("="))
+    return common.queue_name(name), _weight(name, weight) if sign else 0
+
+
+def _queues(given: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the names of queues, and their weights if there are any."""
-    parts = [part.partition("=") for part in text.split(",")]
-    names = tuple(common.queue_name(name.strip()) for name, _, _ in parts)
+    names, weights = tuple(name for name, _weight in given), tuple(weight for _name, weight in given if weight)
     if len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError("names a queue twice")
-    weighted = [bool(sign) for _, sign, _ in parts]
-    if any(weighted) and not all(weighted):
-        raise argparse.ArgumentTypeError("give all queues a weight (a=3,b=1), or none (a,b: strict order)")
-    return names, tuple(_weight(name, weight.strip()) for name, sign, weight in parts if sign)
+        raise CommandError("--queue names a queue twice.", returncode=common.USAGE)
+    if weights and len(weights) != len(names):
+        raise CommandError(
+            "Give all queues a weight (--queue a=3 --queue b=1), or none (strict order).", returncode=common.USAGE
+        )
+    return names, weights
 
 
 def _weight(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text)):
-        raise argparse.ArgumentTypeError(f"{name.strip()}={text}: a weight is a whole number from 1 to 9999")
+        raise argparse.ArgumentTypeError(f"{name}={text}: a weight is a whole number from 1 to 9999")
     return int(text)
 
 

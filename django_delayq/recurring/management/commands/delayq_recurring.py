@@ -15,7 +15,8 @@ from ...models import Schedule
 from ...schedules import pause_schedule, resume_schedule, run_schedule
 from ...times import shown
 
-MOST_TIMES = 100
+# The next times that the list shows of each schedule.
+TIMES_SHOWN = 3
 
 
 class Command(common.DelayqCommand):
@@ -31,9 +32,6 @@ class Command(common.DelayqCommand):
             "action", choices=("list", "run", "pause", "resume"), metavar="ACTION", help="list, run, pause or resume"
         )
         parser.add_argument("names", nargs="*", metavar="NAME", help="the names of schedules (list: default all)")
-        parser.add_argument(
-            "--next", type=_times, default=1, metavar="N", help="list: show the next N times (default 1)"
-        )
         parser.add_argument("--reason", default="", help="recorded with the action")
         common.add_json(parser)
 
@@ -79,7 +77,7 @@ class Command(common.DelayqCommand):
                 schedules=[
                     {
                         **{field: getattr(schedule, field) for field in FACTS},
-                        "next": [iso(at) for at in self._next(schedule, options["next"], now)],
+                        "next": [iso(at) for at in self._next(schedule, now)],
                     }
                     for schedule in schedules
                 ],
@@ -92,12 +90,12 @@ class Command(common.DelayqCommand):
             whose = "declared in code" if schedule.declared else "made at run time"
             facts = (schedule.rule, f"topic {schedule.topic}", f"missed: {schedule.missed}", state, whose)
             self.say(f"{schedule.pk}: {', '.join(facts)}")
-            for at in self._next(schedule, options["next"], now):
+            for at in self._next(schedule, now):
                 self.say(f"  {shown(at, schedule.time_zone)}")
 
-    def _next(self, schedule: Schedule, count: int, now: Any) -> list[Any]:
+    def _next(self, schedule: Schedule, now: Any) -> list[Any]:
         try:
-            return schedule.next_times(count, after=now)
+            return schedule.next_times(TIMES_SHOWN, after=now)
         except (InvalidMessage, ImproperlyConfigured) as error:
             self.stderr.write(f"{schedule.pk}: {error}", self.style.WARNING)
             return []
@@ -114,7 +112,3 @@ def _words(action: str, done: dict[str, Any]) -> dict[str, str]:
         return {name: f"message {pk} is due now" for name, pk in done.items()}
     changed, unchanged = ("paused", "was paused already") if action == "pause" else ("resumed", "was not paused")
     return {name: changed if was else unchanged for name, was in done.items()}
-
-
-def _times(text: str) -> int:
-    return min(MOST_TIMES, common.count(text))

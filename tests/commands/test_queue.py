@@ -1,4 +1,4 @@
-"""Tests of delayq_pause and delayq_resume."""
+"""Tests of delayq_queue."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def paused() -> dict[str, Queue]:
 
 
 def test_queues_are_paused_and_resumed() -> None:
-    ran = run("delayq_pause", "mail", "sms", "--reason", "the provider is down")
+    ran = run("delayq_queue", "pause", "mail", "sms", "--reason", "the provider is down")
     assert (ran.code, ran.out) == (0, "mail: paused until it is resumed\nsms: paused until it is resumed\n")
     assert [(name, queue.reason) for name, queue in paused().items()] == [
         ("mail", "the provider is down"),
         ("sms", "the provider is down"),
     ]
-    assert paused()["mail"].paused_by.startswith("command:delayq_pause ")
+    assert paused()["mail"].paused_by.startswith("command:delayq_queue ")
 
-    ran = run("delayq_resume", "sms", "mail", "other")
+    ran = run("delayq_queue", "resume", "sms", "mail", "other")
     assert (ran.code, ran.out) == (0, "mail: resumed\nother: was not paused\nsms: resumed\n")
     assert paused() == {}
 
 
 def test_a_pause_ends_after_a_duration_or_at_a_time() -> None:
-    assert run("delayq_pause", "mail", "--for", "30m").code == 0
+    assert run("delayq_queue", "pause", "mail", "--until", "30m").code == 0
     end = paused()["mail"].resumes_at
     assert end is not None
     assert timedelta(minutes=29) < end - timezone.now() <= timedelta(minutes=30)
 
     later = datetime(timezone.now().year + 1, 1, 31, 12, tzinfo=UTC)
-    assert run("delayq_pause", "mail", "--until", later.isoformat()).code == 0
+    assert run("delayq_queue", "pause", "mail", "--until", later.isoformat()).code == 0
     assert paused()["mail"].resumes_at == later
 
 
@@ -50,23 +50,23 @@ def test_a_pause_ends_after_a_duration_or_at_a_time() -> None:
 def test_pause_and_resume_are_written_to_the_audit() -> None:
     from django_delayq.console.models import AuditEvent
 
-    run("delayq_pause", "mail", "--reason", "why")
-    run("delayq_resume", "mail", "other", "--reason", "over")
+    run("delayq_queue", "pause", "mail", "--reason", "why")
+    run("delayq_queue", "resume", "mail", "other", "--reason", "over")
     found = AuditEvent.objects.order_by("pk").values_list("action", "target", "reason")
     assert list(found) == [("pause", "mail", "why"), ("resume", "mail", "over")]
 
 
 def test_pause_and_resume_write_json() -> None:
-    assert run("delayq_pause", "mail", "--json").json["paused_until"] == {"mail": None}
-    assert run("delayq_resume", "mail", "other", "--json").json["resumed"] == {"mail": True, "other": False}
+    assert run("delayq_queue", "pause", "mail", "--json").json["paused_until"] == {"mail": None}
+    assert run("delayq_queue", "resume", "mail", "other", "--json").json["resumed"] == {"mail": True, "other": False}
 
 
 WRONG: list[tuple[str, ...]] = [
     (),
     ("no queue",),
-    ("mail", "--for", "soon"),
-    ("mail", "--for", "0"),
-    ("mail", "--for", "1m", "--until", "2099-01-01T00:00:00Z"),
+    ("mail", "--until", "soon"),
+    ("mail", "--until", "0"),
+    ("mail", "--until", "yesterday"),
     ("mail", "--until", "2000-01-01T00:00:00Z"),
     ("mail", "--until", "2099-01-01T00:00:00"),
 ]
@@ -74,7 +74,7 @@ WRONG: list[tuple[str, ...]] = [
 
 @pytest.mark.parametrize("words", WRONG)
 def test_an_impossible_pause_is_refused(words: tuple[str, ...]) -> None:
-    ran = run("delayq_pause", *words)
+    ran = run("delayq_queue", "pause", *words)
     # An error of the parser has exit code 2 only when a shell calls the command.
     assert ran.code in (1, 2)
     assert ran.out == ""
@@ -87,9 +87,16 @@ def test_a_pause_whose_audit_cannot_be_written_exits_with_an_error(monkeypatch: 
         raise OperationalError("no disk space")
 
     monkeypatch.setattr("django_delayq.console.audit.record", refuse)
-    ran = run("delayq_pause", "mail")
+    ran = run("delayq_queue", "pause", "mail")
     assert (ran.code, "no disk space" in ran.err) == (69, True)
     assert Queue.objects.filter(name="mail").exists()
+
+
+def test_a_resume_takes_no_end() -> None:
+    run("delayq_queue", "pause", "mail")
+    ran = run("delayq_queue", "resume", "mail", "--until", "1h")
+    assert (ran.code, ran.err) == (2, "--until belongs to pause.")
+    assert paused().keys() == {"mail"}
 
 
 @pytest.mark.console
@@ -97,7 +104,7 @@ def test_an_impossible_pause_is_not_written_to_the_audit() -> None:
     from django_delayq.console.models import AuditEvent
 
     for words in WRONG:
-        run("delayq_pause", *words)
+        run("delayq_queue", "pause", *words)
     assert not AuditEvent.objects.exists()
 
 
@@ -108,7 +115,7 @@ def test_the_check_warns_of_a_paused_queue_and_ignores_its_overdue_messages() ->
         return str({check["name"]: check["level"] for check in run("delayq_check", "--json").json["checks"]}["Overdue"])
 
     assert overdue() == "critical"
-    run("delayq_pause", "mail")
+    run("delayq_queue", "pause", "mail")
     ran = run("delayq_check", "--min-workers", "0")
     assert ran.code == 0, ran.out
     assert "Paused queues: mail for " in ran.out

@@ -38,17 +38,17 @@ def test_a_mistaken_cancel_is_undone_at_the_old_due_times() -> None:
     ids = schedule(5, due=300)
     run("delayq_restore")
     before = {message.pk: message.due_at for message in Message.objects.all()}
-    assert run("delayq_cancel", "--topic", "t.ok", "--yes").code == 0
+    assert run("delayq_act", "cancel", "--topic", "t.ok", "--yes").code == 0
     assert not held()
 
-    ran = run("delayq_requeue", "--topic", "t.ok", "--state", "cancelled", "--reason", "a mistake", "--yes")
+    ran = run("delayq_act", "requeue", "--topic", "t.ok", "--state", "cancelled", "--reason", "a mistake", "--yes")
 
     assert (ran.code, ran.out) == (0, "5 requeued\n")
     assert {pk: message.due_at for pk, message in scheduled().items()} == before
     assert held().keys() == set(ids)
     last = Message.objects.get(pk=ids[0]).transitions.last()
     assert last is not None
-    assert (last.reason, last.actor.startswith("command:delayq_requeue ")) == ("a mistake", True)
+    assert (last.reason, last.actor.startswith("command:delayq_act ")) == ("a mistake", True)
 
 
 @pytest.mark.console
@@ -56,7 +56,7 @@ def test_a_requeue_by_command_is_in_the_audit() -> None:
     from django_delayq.console.models import AuditEvent
 
     cancelled(5, due=300)
-    run("delayq_requeue", "--topic", "t.ok", "--state", "cancelled", "--reason", "a mistake", "--yes")
+    run("delayq_act", "requeue", "--topic", "t.ok", "--state", "cancelled", "--reason", "a mistake", "--yes")
     written = AuditEvent.objects.latest("pk")
     assert (written.action, written.target) == ("requeue", "topic t.ok, state cancelled")
     assert written.outcomes == {"requeued": 5}
@@ -70,13 +70,13 @@ def test_the_question_says_when_how_many_messages_will_run() -> None:
     for words, expected in (
         ([], f"This will requeue 5 messages: {later}, 2 at once."),
         (["--spread", "10m"], f"This will requeue 5 messages: {later}, 2 over 10 m from now on."),
-        (["--now"], "This will requeue 5 messages: 5 at once."),
-        (["--now", "--spread", "10m"], "This will requeue 5 messages: 5 over 10 m from now on."),
+        (["--due-at", "now"], "This will requeue 5 messages: 5 at once."),
+        (["--due-at", "now", "--spread", "10m"], "This will requeue 5 messages: 5 over 10 m from now on."),
     ):
-        ran = run("delayq_requeue", "--queue", "default", *words)
+        ran = run("delayq_act", "requeue", "--queue", "default", *words)
         assert ran.code == 2
         assert expected in ran.err
-        would = run("delayq_requeue", "--queue", "default", "--dry-run", *words)
+        would = run("delayq_act", "requeue", "--queue", "default", "--dry-run", *words)
         assert would.out == "5 would be requeued\n" + expected.partition(": ")[2].rstrip(".") + "\n"
     assert not scheduled()
 
@@ -84,7 +84,7 @@ def test_the_question_says_when_how_many_messages_will_run() -> None:
 def test_now_makes_all_messages_due_now_and_spread_spreads_them() -> None:
     ids = cancelled(4, due=300)
     before = transitions.now("default")
-    assert run("delayq_requeue", *map(str, ids), "--now", "--spread", "40m", "--yes").code == 0
+    assert run("delayq_act", "requeue", *map(str, ids), "--due-at", "now", "--spread", "40m", "--yes").code == 0
     waits = [(scheduled()[pk].due_at - before).total_seconds() for pk in ids]
     assert waits == pytest.approx([0, 600, 1200, 1800], abs=30)
     assert waits == sorted(waits)
@@ -97,9 +97,9 @@ def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4() -> None:
     schedule(key="k")
     words = [*map(str, (first, live, running, taken, 10**12)), "--json"]
     expected = {"requeued": 1, "too late": 2, "key taken": 1, "not found": 1}
-    would = run("delayq_requeue", "--dry-run", *words)
+    would = run("delayq_act", "requeue", "--dry-run", *words)
     assert (would.code, would.json["answers"], would.json["dry_run"]) == (4, expected, True)
-    ran = run("delayq_requeue", "--yes", *words)
+    ran = run("delayq_act", "requeue", "--yes", *words)
     assert (ran.code, ran.json["answers"]) == (4, expected)
     assert ran.json["due_to_come"] == 1
 
@@ -129,17 +129,17 @@ def test_selectors_narrow_the_requeued_messages(words: list[str], chosen: set[st
     schedule(2)
     live = scheduled().keys()
     times = {"SPLIT": (timezone.now() - timedelta(days=1)).isoformat(), "NOW": timezone.now().isoformat()}
-    ran = run("delayq_requeue", "--yes", *[times.get(word, word) for word in words])
+    ran = run("delayq_act", "requeue", "--yes", *[times.get(word, word) for word in words])
     assert ran.code == 0
     assert {names[pk] for pk in scheduled().keys() - live} == chosen
 
 
 def test_messages_are_not_requeued_without_a_confirmation_or_a_selection() -> None:
     [pk] = dead()
-    assert run("delayq_requeue", "--yes").code == 2
-    assert run("delayq_requeue", "--yes", str(pk), "--state", "dead").code == 2
-    assert run("delayq_requeue", "--state", "consumed", "--yes").code != 0
-    assert run("delayq_requeue", "--state", "dead").code == 2
+    assert run("delayq_act", "requeue", "--yes").code == 2
+    assert run("delayq_act", "requeue", "--yes", str(pk), "--state", "dead").code == 2
+    assert run("delayq_act", "requeue", "--state", "consumed", "--yes").code != 0
+    assert run("delayq_act", "requeue", "--state", "dead").code == 2
     assert not scheduled()
 
 
@@ -147,7 +147,7 @@ def test_messages_that_die_while_a_requeue_asks_are_left_alone(monkeypatch: pyte
     ids = dead(2)
     late: list[int] = []
     monkeypatch.setattr(common.DelayqCommand, "confirm", lambda *_given, **_options: late.extend(dead()))
-    ran = run("delayq_requeue", "--state", "dead", "--json")
+    ran = run("delayq_act", "requeue", "--state", "dead", "--json")
     assert (ran.code, ran.json["answers"]) == (0, {"requeued": 2})
     assert scheduled().keys() == set(ids)
     assert Message.objects.get(pk=late[0]).state == State.DEAD
@@ -156,6 +156,6 @@ def test_messages_that_die_while_a_requeue_asks_are_left_alone(monkeypatch: pyte
 def test_ids_are_read_from_stdin_and_requeued_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = cancelled(1_100)
     monkeypatch.setattr(sys, "stdin", StringIO("\n".join(map(str, ids))))
-    ran = run("delayq_requeue", "-", "--yes", "--json")
+    ran = run("delayq_act", "requeue", "-", "--yes", "--json")
     assert (ran.code, ran.json["answers"]) == (0, {"requeued": 1_100})
     assert scheduled().keys() == set(ids)

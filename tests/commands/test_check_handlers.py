@@ -1,4 +1,4 @@
-"""``delayq_handlers`` lists what this project handles, and warns of what nobody does."""
+"""``delayq_check handlers`` lists what this project handles, and warns of what nobody does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HERE = __name__
 
 
 def test_every_handler_is_a_line_of_the_table() -> None:
-    ran = run("delayq_handlers")
+    ran = run("delayq_check", "handlers")
     assert (ran.code, ran.err) == (0, "")
     rows = [line.split("  ") for line in ran.out.splitlines()]
     assert [[cell.strip() for cell in row if cell.strip()] for row in rows] == [
@@ -70,7 +70,7 @@ def test_every_handler_is_a_line_of_the_table() -> None:
 
 
 def test_json_has_the_same_in_numbers() -> None:
-    found = run("delayq_handlers", "--json").json
+    found = run("delayq_check", "handlers", "--json").json
     assert found["unhandled"] == []
     assert found["handlers"][1] == {
         "topic": "b.all",
@@ -93,20 +93,20 @@ def test_a_topic_that_nobody_handles_is_a_warning() -> None:
     schedule(1, topic="a.plain")
     now = timezone.now()
     Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now, topics=["t.elsewhere"])
-    ran = run("delayq_handlers")
+    ran = run("delayq_check", "handlers")
     assert ran.code == 0
     assert ran.err == "Messages of topic t.gone wait, and no handler is known for it.\n"
-    assert run("delayq_handlers", "--json").json["unhandled"] == ["t.gone"]
+    assert run("delayq_check", "handlers", "--json").json["unhandled"] == ["t.gone"]
 
 
 def test_a_project_without_handlers_is_told() -> None:
     registry._handlers.clear()
-    assert run("delayq_handlers").out == "This project has no handlers.\n"
+    assert run("delayq_check", "handlers").out == "This project has no handlers.\n"
 
 
 def test_handlers_are_listed_without_a_database(postgres_server: PostgresServer) -> None:
     connections["default"].close()
     postgres_server.kill()
-    ran = run("delayq_handlers", "--json")
+    ran = run("delayq_check", "handlers", "--json")
     assert (ran.code, ran.json["unhandled"], len(ran.json["handlers"])) == (0, None, 4)
     assert "Waiting messages were not looked at" in ran.err

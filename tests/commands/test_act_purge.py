@@ -51,9 +51,9 @@ def test_purge_deletes_old_finished_messages_with_their_log_only() -> None:
     running = schedule(1, due=-1)
     claim(*running)
 
-    ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "2", "--json", "--yes")
+    ran = run("delayq_act", "purge", "--finished-before", "30d", "--json", "--yes", batch_size=2)
 
-    assert (ran.code, ran.json["deleted"]) == (0, 5)
+    assert (ran.code, ran.json["answers"].get("purged", 0)) == (0, 5)
     assert left() == {*young, *live, *running}
     assert set(Transition.objects.values_list("message_id", flat=True)) == left()
 
@@ -62,8 +62,8 @@ def test_live_messages_are_never_purged() -> None:
     live = schedule(3, due=-50)
     claim(live[0])
     Message._base_manager.update(created_at=timezone.now() - timedelta(days=400))
-    assert run("delayq_purge", "--older-than", "0s").code == 0
-    assert run("delayq_purge", "--older-than", "0s", "--state", "scheduled").code != 0
+    assert run("delayq_act", "purge", "--finished-before", "0s").code == 0
+    assert run("delayq_act", "purge", "--finished-before", "0s", "--state", "scheduled").code != 0
     assert sum(purge(purging.finished("default", [State.SCHEDULED, State.RUNNING], 0.0))) == 0
     assert left() == set(live)
 
@@ -71,21 +71,21 @@ def test_live_messages_are_never_purged() -> None:
 def test_purge_by_state_keeps_the_other_states() -> None:
     cancelled = make_finished(2, days=40)
     make_finished(3, days=40, state=State.DEAD)
-    run("delayq_purge", "--older-than", "30d", "--state", "dead", "--yes")
+    run("delayq_act", "purge", "--finished-before", "30d", "--state", "dead", "--yes")
     assert left() == set(cancelled)
 
 
 def test_a_purge_without_an_age_is_refused() -> None:
     old = make_finished(1, days=400)
-    assert run("delayq_purge").code != 0
-    assert run("delayq_purge", "--older-than", "-1d").code != 0
+    assert run("delayq_act", "purge").code != 0
+    assert run("delayq_act", "purge", "--finished-before=-1d").code != 0
     assert left() == set(old)
 
 
 def test_a_dry_run_of_a_purge_deletes_nothing() -> None:
     old = make_finished(3, days=40)
-    ran = run("delayq_purge", "--older-than", "30d", "--dry-run")
-    assert (ran.code, ran.out) == (0, "Would delete 3 finished messages.\n")
+    ran = run("delayq_act", "purge", "--finished-before", "30d", "--dry-run")
+    assert (ran.code, ran.out) == (0, "3 would be purged\n")
     assert left() == set(old)
 
 
@@ -98,8 +98,8 @@ def test_a_signal_stops_a_purge_after_the_batch(monkeypatch: pytest.MonkeyPatch)
             yield size
 
     monkeypatch.setattr(purging, "purge", interrupted)
-    ran = run("delayq_purge", "--older-than", "30d", "--batch-size", "3", "--json", "--yes")
-    assert (ran.code, ran.json["deleted"], len(left())) == (143, 3, 7)
+    ran = run("delayq_act", "purge", "--finished-before", "30d", "--json", "--yes", batch_size=3)
+    assert (ran.code, ran.json["answers"].get("purged", 0), len(left())) == (143, 3, 7)
 
 
 def test_a_message_requeued_between_two_batches_is_not_purged() -> None:
@@ -164,9 +164,9 @@ def test_batches_go_on_among_messages_that_finished_together() -> None:
 
 def test_a_purge_without_a_confirmation_is_refused_with_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     old = make_finished(3, days=40)
-    ran = run("delayq_purge", "--older-than", "0s")
+    ran = run("delayq_act", "purge", "--finished-before", "0s")
     assert (ran.code, left()) == (2, set(old))
-    assert "This will delete 3 messages: cancelled, consumed, dead, expired, finished by now." in ran.err
+    assert "This will purge 3 messages." in ran.err
     assert "--yes" in ran.err
 
 
@@ -186,9 +186,9 @@ def test_selectors_narrow_the_purged_messages(words: list[str], chosen: set[str]
         schedule(queue="b", topic="t.effect")[0]: "b effect",
     }
     cancel_message(Message.objects.all())
-    would = run("delayq_purge", "--older-than", "0s", "--dry-run", "--json", *words)
-    assert would.json["deleted"] == len(chosen)
-    assert run("delayq_purge", "--older-than", "0s", "--yes", *words).code == 0
+    would = run("delayq_act", "purge", "--finished-before", "0s", "--dry-run", "--json", *words)
+    assert would.json["answers"]["purged"] == len(chosen)
+    assert run("delayq_act", "purge", "--finished-before", "0s", "--yes", *words).code == 0
     assert {name for pk, name in names.items() if pk not in left()} == chosen
 
 
@@ -200,8 +200,8 @@ def test_messages_that_finish_while_a_purge_asks_are_not_purged(monkeypatch: pyt
         cancel_message(live)
 
     monkeypatch.setattr(common.DelayqCommand, "confirm", answer)
-    ran = run("delayq_purge", "--older-than", "0s", "--json")
-    assert (ran.json["deleted"], left()) == (3, {live})
+    ran = run("delayq_act", "purge", "--finished-before", "0s", "--json")
+    assert (ran.json["answers"].get("purged", 0), left()) == (3, {live})
     assert live not in old
 
 
@@ -215,7 +215,7 @@ def test_a_message_that_holds_its_key_after_its_end_is_not_purged() -> None:
     held = finished("held", seconds=3590, unique="1h")
     for key, unique in (("over", "59m"), ("other", "scheduled")):
         finished(key, seconds=3590, unique=unique)
-    assert run("delayq_purge", "--older-than", "10s", "--yes").code == 0
+    assert run("delayq_act", "purge", "--finished-before", "10s", "--yes").code == 0
     assert left() == {held}
     # A person who purges this very message frees its key.
     assert purging.purge_ids("default", [held]) == {held: Verdict.PURGED}
@@ -292,9 +292,10 @@ def test_the_janitor_passes_over_messages_that_rows_refer_to_and_names_them(
 def test_a_purge_by_command_passes_over_them_and_says_so(refer: Callable[[int], object]) -> None:
     first, *others = make_finished(4, days=40)
     refer(first)
-    assert run("delayq_purge", "--older-than", "30d", "--dry-run", "--json").json["deleted"] == 3
-    ran = run("delayq_purge", "--older-than", "30d", "--yes")
-    assert (ran.code, ran.out) == (0, "Deleted 3 finished messages.\n")
+    dry = run("delayq_act", "purge", "--finished-before", "30d", "--dry-run", "--json")
+    assert dry.json["answers"] == {"purged": 3}
+    ran = run("delayq_act", "purge", "--finished-before", "30d", "--yes")
+    assert (ran.code, ran.out) == (0, "3 purged\n")
     assert "Tests: receipt.message_id refer to" in ran.err
     assert left() == {first}
     assert others
@@ -316,7 +317,7 @@ def test_a_foreign_key_without_a_constraint_keeps_no_message() -> None:
     with table(ON_DELETE["SET_NULL"], db_constraint=False) as refer:
         (pk,) = make_finished(1, days=40)
         refer(pk)
-        assert run("delayq_purge", "--older-than", "30d", "--yes").code == 0
+        assert run("delayq_act", "purge", "--finished-before", "30d", "--yes").code == 0
         assert left() == set()
 
 
@@ -329,3 +330,30 @@ def test_a_message_that_no_row_refers_to_any_more_is_pruned(pruner: Janitor) -> 
         receipt.delete()
         pruner.tick()
         assert left() == set()
+
+
+# --- by id, and by moments --------------------------------------------------------------------------------------------
+
+
+def test_finished_messages_are_purged_by_id_and_live_ones_are_refused() -> None:
+    old, [live] = make_finished(2, days=1), schedule()
+    ran = run("delayq_act", "purge", *map(str, (*old, live)), "--json", "--yes")
+    assert (ran.code, ran.json["answers"]) == (4, {"purged": 2, "too late": 1})
+    assert left() == {live}
+
+
+def test_a_purge_by_selectors_without_an_age_is_refused() -> None:
+    old = make_finished(2, days=400)
+    ran = run("delayq_act", "purge", "--queue", "default", "--yes")
+    assert (ran.code, left()) == (2, set(old))
+    assert "needs --finished-before" in ran.err
+
+
+def test_an_age_and_a_moment_choose_the_same_messages() -> None:
+    old, young = make_finished(2, days=40), make_finished(2, days=20)
+    moment = (timezone.now() - timedelta(days=30)).isoformat()
+    for before in ("30d", moment):
+        assert run("delayq_act", "purge", "--finished-before", before, "--dry-run").out == "2 would be purged\n"
+    words = ["--finished-before", moment, "--finished-after", "50d", "--yes"]
+    assert run("delayq_act", "purge", *words).code == 0
+    assert (left(), len(old)) == (set(young), 2)

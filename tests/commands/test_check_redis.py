@@ -37,7 +37,7 @@ def test_a_restored_redis_has_no_mismatch() -> None:
     schedule(2, due=86_400)
     claim(*schedule(1, due=-1))
     run("delayq_restore")
-    ran = run("delayq_verify", "--json")
+    ran = run("delayq_check", "redis", "--json")
     assert (ran.code, found(ran)) == (0, {})
     assert ran.json["stuck"]["count"] == 0
 
@@ -49,18 +49,18 @@ def test_ids_that_redis_lost_are_missing(due: float, redis_client: redis.Redis) 
     redis_client.zrem(DELAYED, *ids[:2])
     redis_client.zrem(READY, *ids[:2])
 
-    ran = run("delayq_verify", "--json")
+    ran = run("delayq_check", "redis", "--json")
     assert (ran.code, found(ran)) == (3, {"missing": 2})
     assert ran.json["queues"]["default"]["examples"]["missing"] == ids[:2]
 
-    assert run("delayq_verify", "--fix").code == 0
+    assert run("delayq_check", "redis", "--fix").code == 0
     assert held().keys() == set(ids)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--fix"]], ids=["compare", "fix"])
 def test_a_queue_that_nothing_knows_is_told_and_leaves_no_key(arguments: list[str], redis_client: redis.Redis) -> None:
     schedule(1)
-    ran = run("delayq_verify", "--queue", "gone", *arguments)
+    ran = run("delayq_check", "redis", "--queue", "gone", *arguments)
     assert ran.code == 2
     assert "There is no queue gone" in ran.err
     assert not redis_client.keys("*gone*")
@@ -71,10 +71,10 @@ def test_a_queue_that_only_redis_knows_is_compared_and_emptied(redis_client: red
     run("delayq_restore")
     assert redis_client.zcard(keys("delayq", "gone").delayed) == 1
     Message._base_manager.filter(pk=pk).delete()
-    ran = run("delayq_verify", "--queue", "gone", "--json")
+    ran = run("delayq_check", "redis", "--queue", "gone", "--json")
     assert (ran.code, ran.json["queues"]["gone"]["extra"]) == (3, 1)
-    assert run("delayq_verify", "--queue", "gone", "--fix").code == 0
-    assert run("delayq_verify", "--queue", "gone").code == 2
+    assert run("delayq_check", "redis", "--queue", "gone", "--fix").code == 0
+    assert run("delayq_check", "redis", "--queue", "gone").code == 2
 
 
 def test_all_ids_are_missing_after_a_flush(redis_client: redis.Redis) -> None:
@@ -82,8 +82,8 @@ def test_all_ids_are_missing_after_a_flush(redis_client: redis.Redis) -> None:
     run("delayq_restore")
     redis_client.flushall()
 
-    assert found(run("delayq_verify", "--json")) == {"missing": 5}
-    assert run("delayq_verify", "--fix").code == 0
+    assert found(run("delayq_check", "redis", "--json")) == {"missing": 5}
+    assert run("delayq_check", "redis", "--fix").code == 0
     assert held() == due_tenths(*ids)
 
 
@@ -95,10 +95,10 @@ def test_ids_without_a_scheduled_row_are_extra(redis_client: redis.Redis) -> Non
     Message._base_manager.filter(pk=gone).delete()
     redis_client.zadd(READY, {"999999999": 5})
 
-    ran = run("delayq_verify", "--json", "--queue", "default")
+    ran = run("delayq_check", "redis", "--json", "--queue", "default")
     assert (ran.code, found(ran)) == (3, {"extra": 4})
 
-    assert run("delayq_verify", "--fix", "--queue", "default").code == 0
+    assert run("delayq_check", "redis", "--fix", "--queue", "default").code == 0
     assert held() == due_tenths(kept)
 
 
@@ -109,10 +109,10 @@ def test_another_due_time_is_different(shift: int) -> None:
     message = Message.objects.get(pk=pk)
     Message._base_manager.filter(pk=pk).update(due_at=message.due_at + timedelta(seconds=shift))
 
-    ran = run("delayq_verify", "--json")
+    ran = run("delayq_check", "redis", "--json")
     assert (ran.code, found(ran)) == (3, {"different": 1})
 
-    assert run("delayq_verify", "--fix").code == 0
+    assert run("delayq_check", "redis", "--fix").code == 0
     assert held() == due_tenths(pk, other)
 
 
@@ -121,8 +121,8 @@ def test_a_ready_id_that_is_due_later_is_different() -> None:
     run("delayq_restore")
     Message._base_manager.filter(pk=pk).update(due_at=timezone.now() + timedelta(seconds=90))
 
-    assert found(run("delayq_verify", "--json")) == {"different": 1}
-    assert run("delayq_verify", "--fix").code == 0
+    assert found(run("delayq_check", "redis", "--json")) == {"different": 1}
+    assert run("delayq_check", "redis", "--fix").code == 0
     assert held() == due_tenths(pk)
 
 
@@ -131,7 +131,7 @@ def test_an_id_that_a_worker_put_aside_is_no_mismatch(redis_client: redis.Redis)
     run("delayq_restore")
     redis_client.zrem(READY, pk)
     redis_client.zadd(DELAYED, {str(pk): int((timezone.now().timestamp() + 20) * SECOND)})
-    assert found(run("delayq_verify", "--json")) == {}
+    assert found(run("delayq_check", "redis", "--json")) == {}
 
 
 def test_an_id_that_was_on_its_way_is_no_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,33 +143,33 @@ def test_an_id_that_was_on_its_way_is_no_mismatch(monkeypatch: pytest.MonkeyPatc
         run("delayq_restore")
 
     monkeypatch.setattr("django_delayq.inspector.consistency.time.sleep", arrive)
-    assert found(run("delayq_verify", "--json")) == {}
+    assert found(run("delayq_check", "redis", "--json")) == {}
     assert paused == [0.1]
 
 
 def test_a_running_message_whose_lease_ran_out_long_ago_is_stuck() -> None:
     claim(*schedule(1, due=-1))
     Message._base_manager.filter(state=State.RUNNING).update(leased_until=timezone.now() - timedelta(seconds=20))
-    assert run("delayq_verify").code == 0
+    assert run("delayq_check", "redis").code == 0
     Message._base_manager.filter(state=State.RUNNING).update(leased_until=timezone.now() - timedelta(seconds=40))
-    ran = run("delayq_verify", "--json", "--fix")
+    ran = run("delayq_check", "redis", "--json", "--fix")
     assert (ran.code, ran.json["stuck"]["count"]) == (3, 1)
     assert Message.objects.filter(state=State.RUNNING).count() == 1
 
 
 def test_a_check_without_fix_changes_nothing(redis_client: redis.Redis) -> None:
     schedule(3)
-    assert run("delayq_verify").code == 3
+    assert run("delayq_check", "redis").code == 3
     assert redis_client.keys("*") == []
 
 
 def test_the_redis_of_another_database_is_neither_compared_nor_changed(redis_client: redis.Redis) -> None:
     redis_client.hset("{delayq}:meta", "identity", "somebody else")
     redis_client.zadd(READY, {"7": 5})
-    assert run("delayq_verify", "--fix").code == 78
+    assert run("delayq_check", "redis", "--fix").code == 78
     assert redis_client.zcard(READY) == 1
 
 
 def test_a_check_without_an_answer_of_redis_is_exit_code_69(redis_server: RedisServer) -> None:
     redis_server.kill()
-    assert run("delayq_verify").code == 69
+    assert run("delayq_check", "redis").code == 69

@@ -1,57 +1,47 @@
-"""``manage.py delayq_handlers``: list the topics that this project handles, and those that nobody does."""
+"""The part of ``delayq_check`` that lists the topics that this project handles, and those that nobody does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from ... import registry, transitions
-from ...durations import brief
-from ...inspector.lines import limit_facts
-from ...inspector.unserved import topics_without_handler
-from ...inspector.worker_list import list_workers
-from ...registry import Handler
-from ...retry import RetryPolicy
-from ...sql.troubles import in_words
-from .. import _common as common
+from .. import registry, transitions
+from ..durations import brief
+from ..inspector.lines import limit_facts
+from ..inspector.unserved import topics_without_handler
+from ..inspector.worker_list import list_workers
+from ..registry import Handler
+from ..retry import RetryPolicy
+from ..sql.troubles import in_words
+from . import _common as common
 
 HEAD = ("TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "LIMIT", "TRANSACTIONAL")
 
 
-class Command(common.DelayqCommand):
-    help = (
-        "List the topics of this project with their functions, queues, retry policies, timeouts, leases and limits. "
-        "Warn of topics of waiting messages that have no handler here and in no live worker."
-    )
-    exits = (0, 1, 2, 78)
+def list_handlers(command: common.DelayqCommand, using: str, options: dict[str, Any]) -> None:
+    """List the handlers, and warn of topics of waiting messages that have none here and in no live worker."""
+    handlers = [handler for _topic, handler in sorted(registry.handlers().items())]
+    unhandled = _unhandled(command, using)
+    if options["json"]:
+        command.say_json(database=using, handlers=[_plain(handler) for handler in handlers], unhandled=unhandled)
+    elif handlers:
+        for line in _table([HEAD, *map(_row, handlers)]):
+            command.say(line)
+    else:
+        command.say("This project has no handlers.")
+    for topic in unhandled or ():
+        command.stderr.write(f"Messages of topic {topic} wait, and no handler is known for it.", command.style.WARNING)
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        common.add_json(parser)
 
-    def work(self, using: str, options: dict[str, Any]) -> None:
-        handlers = [handler for _topic, handler in sorted(registry.handlers().items())]
-        unhandled = self._unhandled(using)
-        if options["json"]:
-            self.say_json(database=using, handlers=[_plain(handler) for handler in handlers], unhandled=unhandled)
-        elif handlers:
-            for line in _table([HEAD, *map(_row, handlers)]):
-                self.say(line)
-        else:
-            self.say("This project has no handlers.")
-        for topic in unhandled or ():
-            self.stderr.write(f"Messages of topic {topic} wait, and no handler is known for it.", self.style.WARNING)
-
-    def _unhandled(self, using: str) -> list[str] | None:
-        """Return the topics that nobody handles; None when the database cannot be asked, which is no error here."""
-        try:
-            return topics_without_handler(using, list_workers(using, transitions.now(using)))
-        except (DatabaseError, InterfaceError) as error:
-            self.stderr.write(f"Waiting messages were not looked at: {in_words(error)}", self.style.WARNING)
-            return None
+def _unhandled(command: common.DelayqCommand, using: str) -> list[str] | None:
+    """Return the topics that nobody handles; None when the database cannot be asked, which is no error here."""
+    try:
+        return topics_without_handler(using, list_workers(using, transitions.now(using)))
+    except (DatabaseError, InterfaceError) as error:
+        command.stderr.write(f"Waiting messages were not looked at: {in_words(error)}", command.style.WARNING)
+        return None
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

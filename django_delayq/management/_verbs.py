@@ -1,0 +1,178 @@
+"""The verbs of ``delayq_act``: what the command says about each of ``actions.ACTIONS``, and the options it has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from django.db.models import QuerySet
+
+from .. import actions
+from ..actions import Action, Times, ToCome
+from ..clock import iso
+from ..durations import brief
+from ..models import Message
+from ..transitions import NO_TIME
+from ..verdicts import Verdict
+
+
+@dataclass(slots=True)
+class Foreseen:
+    """What a verb would do now: the verdicts, and for a requeue the due times that are still to come."""
+
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    to_come: ToCome = field(default_factory=ToCome)
+
+    def add(self, verb: Verb, rows: QuerySet[Message]) -> None:
+        """Look at one batch of messages."""
+        self.verdicts += verb.action.foresee(rows)
+        if verb.action is actions.REQUEUE:
+            self.to_come += actions.to_come(rows.filter(state__in=sorted(verb.action.states)))
+
+
+def _nothing(times: Times, foreseen: Foreseen) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """An action as ``delayq_act`` offers it."""
+
+    action: Action
+    help: str
+    # The lines for people, and those of --dry-run that differ. With --json the verdicts themselves are the keys.
+    lines: Mapping[Verdict, str]
+    would: Mapping[Verdict, str]
+    # The reasons why a message cannot be changed, for the last line.
+    refusals: str
+    # Options besides those that every verb has.
+    options: tuple[str, ...] = ()
+    # Returns in words when the messages will be due.
+    when: Callable[[Times, Foreseen], str] = _nothing
+
+    @property
+    def name(self) -> str:
+        """The word on the command line."""
+        return self.action.name
+
+
+def _when_rescheduled(times: Times, foreseen: Foreseen) -> str:
+    if times.due_at is not None:
+        when = f"due at {iso(times.due_at)}"
+    elif times.delay is not None:
+        when = f"due in {brief(times.delay.total_seconds())}"
+    elif times.shift is not None and times.shift < NO_TIME:
+        when = f"earlier by {brief(-times.shift.total_seconds())}, but not before now"
+    else:
+        when = f"later by {brief((times.shift or NO_TIME).total_seconds())}"
+    return f"{when}, spread over {brief(times.spread.total_seconds())}" if times.spread else when
+
+
+def _when_run(times: Times, foreseen: Foreseen) -> str:
+    return f"due over {brief(times.spread.total_seconds())} from now on" if times.spread else "due now"
+
+
+def _when_requeued(times: Times, foreseen: Foreseen) -> str:
+    """Return in words how many messages will be due when."""
+    number = foreseen.verdicts[Verdict.REQUEUED]
+    later = 0 if times.delay is not None else min(foreseen.to_come.number, number)
+    parts = []
+    if later:
+        first, last = iso(foreseen.to_come.first), iso(foreseen.to_come.last)
+        parts.append(f"{later:,} at their own due times, from {first} to {last}")
+    if others := number - later:
+        start = f"in {brief(times.delay.total_seconds())}" if times.delay else ""
+        since = "then" if start else "now"
+        over = f"over {brief(times.spread.total_seconds())} from {since} on" if times.spread else ""
+        parts.append(f"{others:,} {' '.join(filter(None, (start, over))) or 'at once'}")
+    return ", ".join(parts)
+
+
+_NOT_FOUND = {Verdict.NOT_FOUND: "{} not found"}
+_UNKNOWN = "an earlier delivery crashed and may have had its effect"
+
+VERBS = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            actions.CANCEL,
+            "Cancel live messages. Verdicts: cancelled (no delivery will start), requested (running: the handler can "
+            "see the request, and no retry follows), outcome unknown (cancelled, but a delivery that crashed may have "
+            "had its effect), too late (finished already), not found.",
+            {
+                Verdict.CANCELLED: "{} cancelled",
+                Verdict.REQUESTED: "{} running, asked to stop",
+                Verdict.OUTCOME_UNKNOWN: f"{{}} cancelled, but {_UNKNOWN}",
+                Verdict.TOO_LATE: "{} not cancelled: finished already",
+                **_NOT_FOUND,
+            },
+            {
+                Verdict.CANCELLED: "{} would be cancelled",
+                Verdict.REQUESTED: "{} running, would be asked to stop",
+                Verdict.OUTCOME_UNKNOWN: f"{{}} would be cancelled, but {_UNKNOWN}",
+            },
+            "finished already, or not found",
+        ),
+        Verb(
+            actions.RESCHEDULE,
+            "Give messages that wait another due time: --due-at, or --shift from the due time that each has. The time "
+            "of expiry moves by as much. Verdicts: rescheduled, too late (running, or finished), not found.",
+            {
+                Verdict.RESCHEDULED: "{} rescheduled",
+                Verdict.TOO_LATE: "{} not rescheduled: running, or finished already",
+                **_NOT_FOUND,
+            },
+            {Verdict.RESCHEDULED: "{} would be rescheduled"},
+            "running, finished already, or not found",
+            ("due_at", "shift", "spread"),
+            _when_rescheduled,
+        ),
+        Verb(
+            actions.RUN_NOW,
+            "Make messages that wait due now: workers run them at once, except in paused queues and over a limit. (The "
+            "worker itself is the command run_delayq.) The time of expiry moves by as much. Verdicts: rescheduled, too "
+            "late (running, or finished), not found.",
+            {
+                Verdict.RESCHEDULED: "{} due now",
+                Verdict.TOO_LATE: "{} not changed: running, or finished already",
+                **_NOT_FOUND,
+            },
+            {Verdict.RESCHEDULED: "{} would be due now"},
+            "running, finished already, or not found",
+            ("spread",),
+            _when_run,
+        ),
+        Verb(
+            actions.REQUEUE,
+            "Schedule dead, expired and cancelled messages again; their attempts start anew. A message whose due time "
+            "is still to come keeps it, and any other is due at once; with --due-at all are due then. Verdicts: "
+            "requeued, too late (live, or consumed), key taken (another message holds the topic and key), not found.",
+            {
+                Verdict.REQUEUED: "{} requeued",
+                Verdict.TOO_LATE: "{} not requeued: live, or consumed",
+                Verdict.KEY_TAKEN: "{} not requeued: another message holds the topic and key",
+                **_NOT_FOUND,
+            },
+            {Verdict.REQUEUED: "{} would be requeued"},
+            "live, consumed, their key is taken, or not found",
+            ("due_at", "spread", "finished"),
+            _when_requeued,
+        ),
+        Verb(
+            actions.PURGE,
+            "Delete finished messages, with their log: by id, or with --finished-before and other selectors, which "
+            "leave out those that still hold their keys, and count nothing with --yes. The janitor of a worker prunes "
+            "by itself what is older than DELAYQ['RETENTION']. Verdicts: purged, too late (live), referred to (a row of another table refers to it), not found.",
+            {
+                Verdict.PURGED: "{} purged",
+                Verdict.TOO_LATE: "{} not purged: live",
+                Verdict.REFERRED_TO: "{} not purged: rows of other tables refer to them",
+                **_NOT_FOUND,
+            },
+            {Verdict.PURGED: "{} would be purged"},
+            "live, referred to by other tables, or not found",
+            ("finished",),
+        ),
+    )
+}

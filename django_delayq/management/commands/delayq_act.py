@@ -1,0 +1,303 @@
+"""``manage.py delayq_act``: cancel, reschedule, run, requeue and purge messages."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db.models import QuerySet
+
+from ... import actions, purge, transitions
+from ...actions import Times, selected
+from ...models import Message
+from ...states import State
+from ...transitions import MOVES_PER_TRANSACTION, NO_TIME
+from ...verdicts import DONE, Verdict
+from .. import _common as common
+from .._verbs import VERBS, Foreseen, Verb
+
+# The selectors: the name of an option, and the lookup that it stands for.
+SELECTORS = {
+    "topic": "topic__in",
+    "key": "key",
+    "queue": "queue__in",
+    "state": "state__in",
+    "due_after": "due_at__gte",
+    "due_before": "due_at__lt",
+    "finished_after": "finished_at__gte",
+    "finished_before": "finished_at__lt",
+}
+
+
+class Command(common.DelayqCommand):
+    """Counts the messages, asks, and then acts on exactly those.
+
+    Messages that the selectors would find later are not touched, and the answer tells of those that changed meanwhile.
+    """
+
+    help = (
+        "Act on messages, by id, or on all that match the selectors. The command counts them by verdict, asks, and "
+        "acts on exactly those messages. delayq_act VERB --help describes the options of a verb."
+    )
+    exits = (0, 1, 2, 4, 69, 78, 130)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        # Django's own options may stand before the verb, and after it.
+        django = BaseCommand().create_parser("", "", argument_default=argparse.SUPPRESS)
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", help=", ".join(VERBS))
+        for verb in VERBS.values():
+            added = verbs.add_parser(
+                verb.name, help=verb.help, description=verb.help, epilog=parser.epilog, parents=[django], add_help=False
+            )
+            super().add_arguments(added)
+            _add_options(added, verb)
+
+    def work(self, using: str, options: dict[str, Any]) -> None:
+        verb = VERBS[options["verb"]]
+        for name in ("finished_after", "finished_before"):
+            if isinstance(options.get(name), timedelta):
+                options[name] = transitions.now(using) - options[name]
+        by_selectors = _by_selectors(verb, options)
+        work = _Work(using, verb, _times(using, verb, options), options)
+        if by_selectors and verb.action is actions.PURGE:
+            work.choose_finished()
+        else:
+            work.choose(selected(_selection(using, verb, options)) if by_selectors else _ids(options["ids"]))
+        verdicts, interrupted = work.foreseen.verdicts, None
+        if not options["dry_run"]:
+            number = _done(verdicts)
+            if number > 1 or (number and by_selectors):
+                when = f": {work.when}" if work.when else ""
+                self.confirm(f"This will {verb.name} {common.messages(number)}{when}.", yes=options["yes"])
+            verdicts, interrupted = work.act()
+            ids = [] if by_selectors else work.ids
+            self.record_action(
+                using,
+                verb.name,
+                _target(ids, options),
+                message_id=ids[0] if len(ids) == 1 else None,
+                reason=options["reason"],
+                outcomes={verdict.value: number for verdict, number in verdicts.items() if number},
+            )
+        self._say(work, verdicts)
+        if interrupted is not None:
+            raise CommandError(
+                "Interrupted between two batches: the other messages were not changed.", returncode=interrupted
+            )
+        total = sum(verdicts.values())
+        if left := total - _done(verdicts):
+            raise CommandError(
+                f"{left:,} of {common.messages(total)} cannot be changed: {verb.refusals}.", returncode=common.PARTIAL
+            )
+
+    def _say(self, work: _Work, verdicts: Counter[Verdict]) -> None:
+        verb, is_dry = work.verb, work.options["dry_run"]
+        if work.options["json"]:
+            answers = {str(verdict): number for verdict, number in verdicts.items() if number}
+            facts = {"due_to_come": work.foreseen.to_come.number} if verb.action is actions.REQUEUE else {}
+            self.say_json(database=work.using, dry_run=is_dry, answers=answers, **facts)
+            return
+        for line in work.passed_over():
+            self.stderr.write(f"{line}.", self.style.WARNING)
+        lines = {**verb.lines, **(verb.would if is_dry else {})}
+        shown = {verdict: number for verdict, number in verdicts.items() if number}
+        for verdict, number in shown.items():
+            self.say(lines[verdict].format(f"{number:,}"))
+        if not shown:
+            self.say("No message matches.")
+        elif is_dry and work.when:
+            self.say(work.when)
+
+
+class _Work:
+    """One verb for one selection of messages."""
+
+    def __init__(self, using: str, verb: Verb, times: Times, options: dict[str, Any]) -> None:
+        self.using = using
+        self.verb = verb
+        self.times = times
+        self.options = options
+        self.foreseen = Foreseen()
+        self.ids: Sequence[int] = ()
+        # A purge by selectors deletes along the index of finished messages: there may be too many to keep their ids.
+        self._finished: QuerySet[Message] | None = None
+
+    @property
+    def when(self) -> str:
+        """When the messages will be due, in words."""
+        return self.verb.when(self.times, self.foreseen)
+
+    def choose(self, ids: Sequence[int]) -> None:
+        """Choose these messages, and foresee the verdicts without writing anything."""
+        self.ids = ids
+        for start in range(0, len(ids), MOVES_PER_TRANSACTION):
+            batch = list(ids[start : start + MOVES_PER_TRANSACTION])
+            self.foreseen.add(self.verb, Message.objects.using(self.using).filter(pk__in=batch))
+        self.foreseen.verdicts[Verdict.NOT_FOUND] = len(ids) - sum(self.foreseen.verdicts.values())
+
+    def choose_finished(self) -> None:
+        """Choose the finished messages that match the selectors, and do not hold their keys."""
+        states = [State(state) for state in self.options["state"]] or sorted(self.verb.action.states)
+        age = (transitions.now(self.using) - self.options["finished_before"]).total_seconds()
+        found = purge.finished(self.using, states, max(0.0, age))
+        self._finished = _narrowed(found, {**self.options, "finished_before": None})
+        # With --yes nobody reads the number, and on a large table counting takes longer than many batches.
+        if not self.options["yes"] or self.options["dry_run"]:
+            self.foreseen.verdicts[Verdict.PURGED] = purge.deletable(self._finished).count()
+
+    def passed_over(self) -> list[str]:
+        """Say which messages a purge by selectors leaves, because rows of other tables refer to them."""
+        found = {} if self._finished is None else purge.referred_to(self._finished)
+        return [purge.passed_over(name, ids) for name, ids in found.items()]
+
+    def act(self) -> tuple[Counter[Verdict], int | None]:
+        """Act batch by batch. Return the verdicts, and the exit code if a signal has interrupted it."""
+        verdicts: Counter[Verdict] = Counter()
+        with common.Interruptible() as interruption:
+            for batch in self._batches():
+                verdicts.update(batch)
+                if interruption.asked():
+                    return verdicts, interruption.returncode
+        return verdicts, None
+
+    def _batches(self) -> Iterator[Counter[Verdict]]:
+        if self._finished is not None:
+            limit = None if self.options["yes"] else self.foreseen.verdicts[Verdict.PURGED]
+            for size in purge.purge(self._finished, limit=limit):
+                yield Counter({Verdict.PURGED: size})
+            return
+        for answers in self.verb.action.apply_in_batches(
+            self.using, self.ids, times=self.times, reason=self.options["reason"]
+        ):
+            yield Counter(answer.verdict for answer in answers)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def _add_options(parser: CommandParser, verb: Verb) -> None:
+    parser.add_argument("ids", nargs="*", type=_id, metavar="ID", help="ids of messages; - reads ids from stdin")
+    common.add_selectors(parser)
+    if "finished" in verb.options:
+        for word, what in (("after", "at this time or later"), ("before", "before this time")):
+            parser.add_argument(
+                f"--finished-{word}",
+                type=common.moment_or_age,
+                metavar="TIME",
+                help=f"only messages that finished {what} (ISO 8601 with time zone, or an age such as 30d)",
+            )
+    parser.add_argument("--key", help="only the message with this key")
+    parser.add_argument(
+        "--state",
+        action="append",
+        choices=sorted(state.value for state in verb.action.states),
+        default=[],
+        help="only messages in this state (repeatable; default: every one of them)",
+    )
+    _add_times(parser, verb)
+    parser.add_argument("--reason", default="", help="written to the log of each message")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
+    common.add_yes(parser)
+    common.add_json(parser)
+
+
+def _add_times(parser: CommandParser, verb: Verb) -> None:
+    if "due_at" in verb.options:
+        when = parser.add_mutually_exclusive_group(required="shift" in verb.options)
+        when.add_argument(
+            "--due-at",
+            type=common.due_or_delay,
+            metavar="TIME",
+            help="due at this time (ISO 8601 with time zone), or after this time from now, e.g. 2h, or now",
+        )
+        if "shift" in verb.options:
+            when.add_argument(
+                "--shift",
+                type=common.signed_span,
+                metavar="TIME",
+                help="due by this much later than now planned, e.g. 2h; or earlier, but not before now: --shift=-30m",
+            )
+    if "spread" in verb.options:
+        parser.add_argument(
+            "--spread",
+            type=common.span,
+            default=NO_TIME,
+            metavar="TIME",
+            help="spread the messages that get a new due time evenly over this time, e.g. 10m",
+        )
+
+
+def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
+    """Tell whether the messages are given by selectors. Raise ``CommandError`` unless by these or by ids."""
+    by_ids, by_selectors = bool(options["ids"]), any(options.get(name) for name in SELECTORS)
+    if by_ids and by_selectors:
+        raise CommandError("Give ids or selectors, not both.", returncode=common.USAGE)
+    if not by_ids and not by_selectors:
+        hint = " To start a worker: run_delayq." if verb.action is actions.RUN_NOW else ""
+        raise CommandError(
+            f"Give ids of messages, or selectors such as --topic and --queue.{hint}", returncode=common.USAGE
+        )
+    if by_selectors and verb.action is actions.PURGE and options["finished_before"] is None:
+        raise CommandError(
+            "A purge by selectors needs --finished-before, e.g. --finished-before 30d.", returncode=common.USAGE
+        )
+    return by_selectors
+
+
+def _times(using: str, verb: Verb, options: dict[str, Any]) -> Times:
+    """Return the due times that the messages get."""
+    due, spread = options.get("due_at"), options.get("spread", NO_TIME)
+    if isinstance(due, datetime) and verb.action is actions.REQUEUE:
+        # A requeue knows delays only.
+        due = max(NO_TIME, due - transitions.now(using))
+    if isinstance(due, timedelta):
+        return Times(delay=due, spread=spread)
+    return Times(due_at=due, shift=options.get("shift"), spread=spread)
+
+
+def _selection(using: str, verb: Verb, options: dict[str, Any]) -> QuerySet[Message]:
+    """Return the messages that match the selectors."""
+    return _narrowed(Message.objects.using(using).filter(state__in=sorted(verb.action.states)), options)
+
+
+def _narrowed(rows: QuerySet[Message], options: dict[str, Any]) -> QuerySet[Message]:
+    return rows.filter(**{lookup: options[name] for name, lookup in SELECTORS.items() if options.get(name)})
+
+
+def _target(ids: Sequence[int], options: dict[str, Any]) -> str:
+    """Describe the messages in words, for the audit."""
+    if len(ids) == 1:
+        return f"message #{ids[0]}"
+    if ids:
+        return f"{len(ids)} messages: {', '.join(f'#{pk}' for pk in ids[:50])}{', …' if len(ids) > 50 else ''}"
+    given = ((name.replace("_", " "), options.get(name)) for name in SELECTORS)
+    return ", ".join(f"{name} {_in_words(value)}" for name, value in given if value)
+
+
+def _done(verdicts: Counter[Verdict]) -> int:
+    """Return the number of messages that the action changes."""
+    return sum(number for verdict, number in verdicts.items() if verdict in DONE)
+
+
+def _in_words(value: Any) -> str:
+    return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _id(text: str) -> int | str:
+    return text if text == "-" else common.message_id(text)
+
+
+def _ids(given: list[int | str]) -> list[int]:
+    """Return the ids of the command line, and those of stdin if a ``-`` is among them."""
+    ids = {number for number in given if isinstance(number, int)}
+    if "-" in given:
+        try:
+            ids |= {common.message_id(word) for line in sys.stdin for word in line.split()}
+        except argparse.ArgumentTypeError as error:
+            raise CommandError(f"stdin: {error}", returncode=common.USAGE) from error
+    return sorted(ids)

@@ -1,0 +1,72 @@
+"""``manage.py delayq_queue``: pause and resume queues."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from ... import pausing
+from ...clock import iso
+from ...exceptions import InvalidMessage
+from .. import _common as common
+
+
+class Command(common.DelayqCommand):
+    help = (
+        "Pause queues, or resume paused ones. When pause has ended, no worker starts a message of these queues any "
+        "more. Running messages go on; messages that fall due wait. The pause ends with resume, or by itself with "
+        "--until. A queue that is paused already gets the new end and reason. After resume, workers start messages of "
+        "these queues again within about a second."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("action", choices=("pause", "resume"), metavar="ACTION", help="pause or resume")
+        parser.add_argument("queues", nargs="+", type=common.queue_name, metavar="QUEUE", help="the names of queues")
+        parser.add_argument(
+            "--until",
+            type=common.due_or_delay,
+            metavar="TIME",
+            help="pause: end it at this time (ISO 8601 with time zone), or after this time from now, e.g. 30m",
+        )
+        parser.add_argument("--reason", default="", help="shown with the queue, and recorded with the action")
+        common.add_json(parser)
+
+    def work(self, using: str, options: dict[str, Any]) -> None:
+        names = sorted(set(options["queues"]))
+        if options["action"] == "pause":
+            self._pause(using, names, options)
+        elif options["until"] is not None:
+            raise CommandError("--until belongs to pause.", returncode=common.USAGE)
+        else:
+            self._resume(using, names, options)
+
+    def _pause(self, using: str, names: list[str], options: dict[str, Any]) -> None:
+        end = "duration" if isinstance(options["until"], timedelta) else "until"
+        paused = {}
+        for name in names:
+            try:
+                queue = pausing.pause(using, name, reason=options["reason"], **{end: options["until"]})
+            except InvalidMessage as error:
+                raise CommandError(str(error), returncode=common.USAGE) from error
+            self.record_action(using, "pause", name, reason=options["reason"])
+            paused[name] = iso(queue.resumes_at)
+        if options["json"]:
+            self.say_json(database=using, paused_until=paused)
+            return
+        for name, at in paused.items():
+            self.say(f"{name}: paused until {at or 'it is resumed'}")
+
+    def _resume(self, using: str, names: list[str], options: dict[str, Any]) -> None:
+        resumed = {}
+        for name in names:
+            resumed[name] = pausing.resume(using, name)
+            if resumed[name]:
+                self.record_action(using, "resume", name, reason=options["reason"])
+        if options["json"]:
+            self.say_json(database=using, resumed=resumed)
+            return
+        for name, was_paused in resumed.items():
+            self.say(f"{name}: {'resumed' if was_paused else 'was not paused'}")
