@@ -30,7 +30,7 @@ class Settings:
     PREFIX: str = "delayq"
     # The queue of a message that names none.
     DEFAULT_QUEUE: str = "default"
-    # The queues that a worker without --queues serves, in strict order of priority. Empty: all queues that it finds.
+    # The queues that a worker without --queue serves, in strict order of priority. Empty: all queues that it finds.
     QUEUES: tuple[str, ...] = ()
     # How far ahead of now Redis is filled. Messages that are due later cost Redis nothing.
     HORIZON: float = 600.0
@@ -259,7 +259,7 @@ def parse(given: Any) -> tuple[Settings, list[Problem]]:
             Problem(
                 "E004",
                 "DELAYQ['DEFAULT_QUEUE'] is not one of DELAYQ['QUEUES'].",
-                "No worker would serve it unless it is named with --queues.",
+                "No worker would serve it unless it is named with --queue.",
             )
         )
     return settings, problems

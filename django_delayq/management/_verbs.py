@@ -163,7 +163,8 @@ VERBS = {
             actions.PURGE,
             "Delete finished messages, with their log: by id, or with --finished-before and other selectors, which "
             "leave out those that still hold their keys, and count nothing with --yes. The janitor of a worker prunes "
-            "by itself what is older than DELAYQ['RETENTION']. Verdicts: purged, too late (live), referred to (a row of another table refers to it), not found.",
+            "by itself what is older than DELAYQ['RETENTION']. Verdicts: purged, too late (live), referred to (by a "
+            "row of another table), not found.",
             {
                 Verdict.PURGED: "{} purged",
                 Verdict.TOO_LATE: "{} not purged: live",

@@ -159,3 +159,13 @@ def test_ids_are_read_from_stdin_and_requeued_in_batches(monkeypatch: pytest.Mon
     ran = run("delayq_act", "requeue", "-", "--yes", "--json")
     assert (ran.code, ran.json["answers"]) == (0, {"requeued": 1_100})
     assert scheduled().keys() == set(ids)
+
+
+def test_a_requeue_may_name_the_due_time_or_a_delay() -> None:
+    [first, second] = dead(2)
+    at = timezone.now() + timedelta(hours=3)
+    assert run("delayq_act", "requeue", str(first), "--due-at", at.isoformat()).code == 0
+    assert run("delayq_act", "requeue", str(second), "--due-at", "3h").code == 0
+    assert [abs(message.due_at - at) < timedelta(minutes=5) for message in scheduled().values()] == [True, True]
+    would = run("delayq_act", "requeue", str(dead()[0]), "--due-at", "3h", "--spread", "10m", "--dry-run")
+    assert would.out == "1 would be requeued\n1 in 3 h over 10 m from then on\n"

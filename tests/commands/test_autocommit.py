@@ -19,9 +19,12 @@ from tests.workers import Worker
 from .conftest import run
 from .test_impossible_redis import ARGUMENTS
 
-COMMANDS = sorted(
-    path.stem for folder in (commands, commands_of_schedules) for path in Path(folder.__path__[0]).glob("[a-z]*.py")
-)
+COMMANDS = [
+    [path.stem, *words]
+    for folder in (commands, commands_of_schedules)
+    for path in sorted(Path(folder.__path__[0]).glob("[a-z]*.py"))
+    for words in {**ARGUMENTS, "delayq_recurring": [["list"]]}.get(path.stem, [[]])
+]
 REFUSAL = (
     "DATABASES['default']['AUTOCOMMIT'] is False, and nothing that workers and commands of django-delayq write would"
     " be committed: set it to True in the settings that these run with."
@@ -36,10 +39,10 @@ def _by_hand(monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> None:
 
 
 @pytest.mark.usefixtures("_by_hand")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_refuses_where_nothing_would_be_committed(command: str) -> None:
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_refuses_where_nothing_would_be_committed(command: list[str]) -> None:
     message = schedule_message("t.ok", delay="1h")
-    ran = run(command, *{**ARGUMENTS, "delayq_recurring": ["list"]}.get(command, []))
+    ran = run(*command)
     assert (ran.code, ran.err, ran.out) == (78, REFUSAL, "")
     assert [row.state for row in Message.objects.all()] == [State.SCHEDULED]
     assert len(log_of(message)) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from argparse import Action
+from argparse import Action, _SubParsersAction
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -101,12 +101,19 @@ def section(command: str) -> str:
 
 
 def actions(command: str) -> list[Action]:
+    """The arguments of a command, and those of its verbs."""
     parser = load_command_class(get_commands()[command], command).create_parser("manage.py", command)
+    verbs = [one for action in parser._actions if isinstance(action, _SubParsersAction) for one in verbs_of(action)]
     return [
         action
-        for action in parser._actions
+        for action in (*parser._actions, *verbs)
         if not set(action.option_strings) & DJANGOS and action.dest not in ("help", "version")
     ]
+
+
+def verbs_of(action: _SubParsersAction[Any]) -> Iterator[Action]:
+    for parser in action.choices.values():
+        yield from parser._actions
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -124,7 +131,9 @@ def test_the_choices_of_an_option_are_the_documented_ones(command: str) -> None:
     for action in actions(command):
         if action.choices:
             option = action.option_strings[0] if action.option_strings else action.metavar
-            assert f"{option} {{{','.join(map(str, action.choices))}}}" in section(command)
+            choices = f"{{{','.join(map(str, action.choices))}}}"
+            # Each verb of a command has states of its own.
+            assert (f"``{choices}``" if action.dest == "state" else f"{option} {choices}") in section(command)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -27,8 +27,8 @@ HARNESSES = {
         "tests/broker",
         "tests/scripts",
         "tests/races",
-        "tests/commands/test_purge.py",
-        "tests/commands/test_reschedule.py",
+        "tests/commands/test_act_purge.py",
+        "tests/commands/test_act_reschedule.py",
         "tests/commands/test_restore.py",
         "tests/integration",
         "tests/tasks",
@@ -37,7 +37,7 @@ HARNESSES = {
     ],
     "monitoring": [
         "tests/commands/test_check.py",
-        "tests/commands/test_handlers.py",
+        "tests/commands/test_check_handlers.py",
         "tests/contrib/test_healthcheck.py",
         "tests/contrib/test_prometheus.py",
     ],
@@ -161,7 +161,7 @@ MUTANTS = [
     ),
     mutant(
         "preview of a reschedule that takes running messages for scheduled",
-        (ACTIONS, "Verdict.RESCHEDULED if state in RESCHEDULE.states", "Verdict.RESCHEDULED if state in LIVE"),
+        (ACTIONS, "_by_state(rows, WAITING, ", "_by_state(rows, LIVE, "),
     ),
     mutant(
         "changed payload lost where others are not changed",

@@ -115,7 +115,7 @@ class DelayqBackend(BaseTaskBackend):
         return [
             checks.Warning(
                 f"TASKS[{self.alias!r}]['QUEUES'] has queues that DELAYQ['QUEUES'] lacks: {', '.join(unserved)}.",
-                hint="No worker serves them, unless it is started with --queues. Add them to DELAYQ['QUEUES'].",
+                hint="No worker serves them, unless it is started with --queue. Add them to DELAYQ['QUEUES'].",
                 id="delayq.W002",
             )
         ]
