@@ -251,8 +251,9 @@ def _action_url() -> str:
 
 def _claim() -> list[int]:
     """Claim messages, as a worker does that loses the answer."""
-    from django_delayq import schedule_message, transitions
-    from django_delayq.sql.rows import Ticket
+    from django_delayq import schedule_message
+    from django_delayq.record import transitions
+    from django_delayq.record.sql.rows import Ticket
 
     ids = [schedule_message("mail.welcome").pk for _ in range(ORPHANS)]
     claimed = transitions.claim("default", [Ticket(pk) for pk in ids], {"mail.welcome": 60.0}, "lost", ahead=1.0)
@@ -262,7 +263,7 @@ def _claim() -> list[int]:
 def _release(ids: Sequence[int]) -> None:
     from datetime import timedelta
 
-    from django_delayq import transitions
+    from django_delayq.record import transitions
 
     since = transitions.now("default") - timedelta(minutes=1)
     if len(transitions.release_orphaned("default", ids, "lost", since=since, actor="worker:lost")) != ORPHANS:

@@ -155,8 +155,8 @@ def all_recorded() -> bool:
     """Return whether the outcome of every due message is recorded. Reads along indexes, however many rows there are."""
     from django.db.models.functions import Now
 
+    from django_delayq.core.states import State
     from django_delayq.models import Message
-    from django_delayq.states import State
 
     running = Message.objects.filter(state=State.RUNNING)
     waiting = Message.objects.filter(state=State.SCHEDULED, queue="default", due_at__lte=Now())

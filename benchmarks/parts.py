@@ -63,10 +63,11 @@ def _parts() -> list[Part]:
     from django.test import override_settings
 
     from benchmarks.app.models import Row
-    from django_delayq import schedule_message, transitions
+    from django_delayq import schedule_message
     from django_delayq.models import Message, identity
-    from django_delayq.sql import libpq
-    from django_delayq.sql.rows import NewMessage
+    from django_delayq.record import transitions
+    from django_delayq.record.sql import libpq
+    from django_delayq.record.sql.rows import NewMessage
 
     from .floors import postgres_alone
 

@@ -104,7 +104,8 @@ def lateness() -> None:
 
 
 def redis_stopped(redis: RedisServer) -> None:
-    from django_delayq import publisher, schedule_message
+    from django_delayq import schedule_message
+    from django_delayq.broker import publisher
 
     with worker():
         schedule_message("bench.noop")

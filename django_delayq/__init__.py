@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .actions import (
+    from .api.actions import (
         acancel_message,
         arequeue_message,
         areschedule_message,
@@ -21,20 +21,8 @@ if TYPE_CHECKING:
         reschedule_message,
         run_message_now,
     )
-    from .answers import Reject, RetryLater
-    from .exceptions import (
-        DelayqError,
-        HandlerTimeout,
-        InvalidMessage,
-        KeyConflict,
-        LeaseLost,
-        MessageCancelled,
-        PayloadTooLarge,
-    )
-    from .pausing import apause_queue, aresume_queue, pause_queue, resume_queue
-    from .registry import Delivered, HandlerFunction, RegisteredHandler, handler
-    from .retry import RetryPolicy
-    from .scheduling import (
+    from .api.pausing import apause_queue, aresume_queue, pause_queue, resume_queue
+    from .api.scheduling import (
         MessageDict,
         MessageOptions,
         OnConflict,
@@ -43,14 +31,26 @@ if TYPE_CHECKING:
         schedule_message,
         schedule_messages,
     )
-    from .transitions import Answer
-    from .verdicts import Verdict
+    from .core.exceptions import (
+        DelayqError,
+        HandlerTimeout,
+        InvalidMessage,
+        KeyConflict,
+        LeaseLost,
+        MessageCancelled,
+        PayloadTooLarge,
+    )
+    from .core.retry import RetryPolicy
+    from .core.verdicts import Verdict
+    from .project.answers import Reject, RetryLater
+    from .project.registry import Delivered, HandlerFunction, RegisteredHandler, handler
+    from .record.transitions import Answer
 
 __version__ = "0.1.0"
 
 # The names are loaded at first use: importing the package must not import models before the apps are ready.
 _HOMES = {
-    "actions": (
+    "api.actions": (
         "acancel_message",
         "arequeue_message",
         "areschedule_message",
@@ -60,8 +60,8 @@ _HOMES = {
         "reschedule_message",
         "run_message_now",
     ),
-    "answers": ("Reject", "RetryLater"),
-    "exceptions": (
+    "project.answers": ("Reject", "RetryLater"),
+    "core.exceptions": (
         "DelayqError",
         "HandlerTimeout",
         "InvalidMessage",
@@ -70,10 +70,10 @@ _HOMES = {
         "MessageCancelled",
         "PayloadTooLarge",
     ),
-    "pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
-    "registry": ("Delivered", "HandlerFunction", "RegisteredHandler", "handler"),
-    "retry": ("RetryPolicy",),
-    "scheduling": (
+    "api.pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
+    "project.registry": ("Delivered", "HandlerFunction", "RegisteredHandler", "handler"),
+    "core.retry": ("RetryPolicy",),
+    "api.scheduling": (
         "MessageDict",
         "MessageOptions",
         "OnConflict",
@@ -82,8 +82,8 @@ _HOMES = {
         "schedule_message",
         "schedule_messages",
     ),
-    "transitions": ("Answer",),
-    "verdicts": ("Verdict",),
+    "record.transitions": ("Answer",),
+    "core.verdicts": ("Verdict",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

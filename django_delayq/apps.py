@@ -14,7 +14,8 @@ class DelayqConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks, registry
+        from . import checks
+        from .project import registry
 
         checks.register()
         registry.autodiscover()

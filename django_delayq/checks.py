@@ -12,8 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models, router
 from django.utils.connection import ConnectionDoesNotExist
 
-from . import broker, conf, middleware
-from .sql import commits_nothing, keeps_ambiguous_times, unsupported, vendor_name
+from . import broker, middleware
+from .project import conf
+from .record.sql import commits_nothing, keeps_ambiguous_times, unsupported, vendor_name
 
 TAG = "delayq"
 

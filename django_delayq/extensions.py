@@ -17,9 +17,9 @@ from .signals import MessageFacts
 if TYPE_CHECKING:
     from .inspector.diagnostics import Finding
     from .inspector.worker_list import WorkerList
+    from .record.sql.rows import Claimed, Moved
     from .restore import Overdue, Selection, Tally
-    from .sql.rows import Claimed, Moved
-    from .worker.options import Options
+    from .worker.parts.options import Options
 
 logger = logging.getLogger("django_delayq")
 

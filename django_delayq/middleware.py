@@ -16,8 +16,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from . import conf
-from .registry import Delivered
+from .project import conf
+from .project.registry import Delivered
 
 T = TypeVar("T")
 

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from django.dispatch import Signal
 
-from .commits import on_commit
-from .states import State
+from .core.commits import on_commit
+from .core.states import State
 
 if TYPE_CHECKING:
-    from .sql.rows import Moved
+    from .record.sql.rows import Moved
 
 logger = logging.getLogger("django_delayq")
 

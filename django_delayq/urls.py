@@ -15,9 +15,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from .broker import index
-from .exceptions import BrokerUnavailable
+from .core.exceptions import BrokerUnavailable
 from .models import Identity
-from .sql.sessions import TooSlow, statement_timeout
+from .record.sql.sessions import TooSlow, statement_timeout
 
 # A database or a Redis that takes longer to answer is not available: a probe waits for a second by default.
 # Milliseconds.

@@ -12,8 +12,8 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 
 QUEUE = "demo-mails"
 # No order has this number: the handler fails.

@@ -21,11 +21,11 @@ from django.db.models import Count, Max, Sum
 from django.test import Client
 from django_redis import get_redis_connection
 
-from django_delayq import conf as delayq_conf
-from django_delayq import transitions
 from django_delayq.broker.keys import keys
+from django_delayq.core.states import FINAL, State
 from django_delayq.models import Message, Transition
-from django_delayq.states import FINAL, State
+from django_delayq.project import conf as delayq_conf
+from django_delayq.record import transitions
 
 from .shop import conf, orders
 from .shop.models import Deed, Item, Order, Stock

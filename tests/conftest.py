@@ -14,7 +14,7 @@ from django_redis.pool import ConnectionFactory
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from django_delayq import publisher
+from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.models import forget_identity

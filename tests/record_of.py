@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
-from django_delayq import conf
+from django_delayq.core.states import State
 from django_delayq.models import LogRow, Message, Transition
-from django_delayq.states import State
+from django_delayq.project import conf
 from tests.app.models import Effect
 from tests.workers import PATIENCE, eventually
 

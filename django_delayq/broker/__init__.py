@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .. import conf
+from ..project import conf
 from .base import Index
 from .connection import describe, problem
 from .redis import RedisBroker

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar, NamedTuple, Protocol
 
-from ..clock import SECOND, from_us, to_us
-from ..sql.rows import Ticket
+from ..core.clock import SECOND, from_us, to_us
+from ..record.sql.rows import Ticket
 
 # The most ids in one call to Redis, so that no call keeps others waiting for long.
 IDS_PER_CALL = 1000

@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from ..conf import Settings
+from ..project.conf import Settings
 
 
 def connect(settings: Settings, *, timeout: float) -> redis.Redis:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import ClassVar
 
-from .. import transitions
-from ..sql.rows import Ticket
+from ..record import transitions
+from ..record.sql.rows import Ticket
 from .base import DueQueue, DueQueues, Entry, Put, Taken
 
 

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import redis
 
-from ..exceptions import ForeignBroker
+from ..core.exceptions import ForeignBroker
 from . import scripts
 from .connection import PinnedConnection, is_plain_tcp, pop_idle, socket_of
 from .keys import Keys

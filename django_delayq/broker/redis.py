@@ -14,11 +14,11 @@ import redis
 from django.db import Error as DatabaseError
 from redis.exceptions import NoScriptError
 
-from ..clock import SECOND, us_to_tenths
-from ..conf import Settings
-from ..exceptions import BrokerFull, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
-from ..sql.rows import Ticket
-from ..validation import PRIORITIES
+from ..core.clock import SECOND, us_to_tenths
+from ..core.exceptions import BrokerFull, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
+from ..project.conf import Settings
+from ..project.validation import PRIORITIES
+from ..record.sql.rows import Ticket
 from . import scripts, server_info
 from .base import (
     IDS_PER_CALL,

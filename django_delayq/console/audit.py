@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from .. import actors
-from ..outcomes import storable
+from ..core import actors
+from ..core.outcomes import storable
 from .models import AuditEvent, Operation
 
 logger = logging.getLogger("django_delayq.audit")

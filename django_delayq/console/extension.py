@@ -9,10 +9,11 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from .. import actors, extensions, signals
+from .. import extensions, signals
+from ..core import actors
 from ..extensions import RestoreObserver, RestoreStart, Service, StatisticsSection, WorkerExtension
+from ..record.sql.rows import Claimed, Moved
 from ..signals import MessageFacts
-from ..sql.rows import Claimed, Moved
 
 logger = logging.getLogger("django_delayq")
 

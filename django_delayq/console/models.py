@@ -9,9 +9,9 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .. import validation
 from ..models import Message
 from ..models.fields import UTCDateTimeField
+from ..project import validation
 
 
 class OperationState(models.TextChoices):

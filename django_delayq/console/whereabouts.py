@@ -8,13 +8,15 @@ from datetime import datetime
 
 from django.db import router
 
-from .. import conf, publisher, restore
+from .. import restore
+from ..broker import publisher
 from ..broker.base import Index, Place
-from ..clock import SECOND, from_tenths, to_tenths
-from ..exceptions import BrokerUnavailable
+from ..core.clock import SECOND, from_tenths, to_tenths
+from ..core.exceptions import BrokerUnavailable
+from ..core.states import LIVE
 from ..inspector.consistency import Mismatch, RecordRow, classify
 from ..models import Message
-from ..states import LIVE
+from ..project import conf
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import __version__, extensions, middleware
-from ..answers import RetryLater
-from ..exceptions import MessageCancelled
+from ..core.exceptions import MessageCancelled
 from ..middleware import Draft, Handled
+from ..project.answers import RetryLater
 
 try:
     from opentelemetry import context, metrics, propagate, trace

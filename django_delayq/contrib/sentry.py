@@ -16,11 +16,12 @@ from typing import Any, Literal
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
-from .. import actors, extensions, middleware
-from ..answers import RetryLater
-from ..exceptions import MessageCancelled
+from .. import extensions, middleware
+from ..core import actors
+from ..core.exceptions import MessageCancelled
 from ..middleware import Draft, Handled
-from ..sql.troubles import in_words
+from ..project.answers import RetryLater
+from ..record.sql.troubles import in_words
 
 try:
     import sentry_sdk

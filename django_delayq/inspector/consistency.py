@@ -11,11 +11,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from .. import actors, conf, restore, transitions
+from .. import restore
 from ..broker.base import IDS_PER_CALL, Entry, Index, Place
-from ..clock import SECOND, to_tenths
+from ..core import actors
+from ..core.clock import SECOND, to_tenths
+from ..core.states import State
 from ..models import Message, lease_is_over
-from ..states import State
+from ..project import conf
+from ..record import transitions
 
 # The states in which Redis may have the id of a message. A limited one is in the record alone.
 IN_REDIS = frozenset({State.SCHEDULED, State.RUNNING})

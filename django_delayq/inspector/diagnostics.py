@@ -10,15 +10,18 @@ from enum import IntEnum
 from django.db import DatabaseError, InterfaceError, connections
 from django.utils import translation
 
-from .. import conf, extensions, pausing, registry, restore, transitions
+from .. import extensions, restore
+from ..api import pausing
 from ..broker import describe
 from ..broker.base import Index, ServerInfo
-from ..durations import brief
-from ..exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
+from ..core.durations import brief
+from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
+from ..core.states import State
 from ..models import Message, Worker
-from ..sql import statements, vendor_name
-from ..sql.troubles import Trouble, trouble
-from ..states import State
+from ..project import conf, registry
+from ..record import transitions
+from ..record.sql import statements, vendor_name
+from ..record.sql.troubles import Trouble, trouble
 from . import stats
 from .lines import LimitState, Lines, longest_lines, parts, waits_since
 from .migrations import pending_migrations

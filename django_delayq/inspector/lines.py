@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from .. import admission, conf, registry
-from ..limits import Limit, queue_name, topic_name
+from ..core.limits import Limit, queue_name, topic_name
 from ..models import Place
-from ..sql.limits import Count, limit_statements
-from ..sql.waiting import Line, count_lines
+from ..project import conf, registry
+from ..record import admission
+from ..record.sql.limited import Count, limit_statements
 from .numbers import NONE, Capped
+from .waiting import Line, count_lines
 
 # Limited messages that are counted along the lines, before numbers become lower bounds.
 LINES_CAP = 10_000

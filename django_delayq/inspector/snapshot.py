@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .. import conf, restore, transitions
-from ..sql import statements
-from ..sql.waiting import count_waiting, queues_of_limited
+from .. import restore
+from ..project import conf
+from ..record import transitions
+from ..record.sql import statements
 from .numbers import NONE, Capped, capped, total
+from .waiting import count_waiting, queues_of_limited
 
 # Rows of each queue that are counted.
 ROWS_PER_QUEUE = 10_000

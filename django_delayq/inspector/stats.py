@@ -8,14 +8,15 @@ from datetime import datetime, timedelta
 
 from django.db.models import QuerySet
 
-from .. import conf, restore
+from .. import restore
 from ..broker import describe
 from ..broker.base import Index, ServerInfo
-from ..clock import from_tenths
-from ..exceptions import BrokerUnavailable
+from ..core.clock import from_tenths
+from ..core.exceptions import BrokerUnavailable
+from ..core.states import FINAL, State
 from ..models import Message, Transition, Worker
-from ..sql import statements
-from ..states import FINAL, State
+from ..project import conf
+from ..record.sql import statements
 from .lines import Lines, longest_lines
 from .numbers import Capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from .. import registry, transitions
+from ..core.states import State
 from ..models import Message
-from ..sql.waiting import queues_of_limited
-from ..states import State
+from ..project import registry
+from ..record import transitions
+from .waiting import queues_of_limited
 from .worker_list import WorkerList, WorkerState
 
 # The waiting messages that are looked at for their topics: in all queues together, and in each at least.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from .. import transitions
+from ..core.states import State
 from ..models import Message, Worker
-from ..states import State
+from ..record import transitions
 
 # Workers that are listed, and running messages that are read.
 MOST_WORKERS = 500

@@ -21,14 +21,16 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections, router
 from django.utils.dateparse import parse_datetime
 
-from .. import actors, durations, signals, validation
+from .. import signals
 from ..broker import check_settings, index
 from ..broker.base import Index
-from ..exceptions import BrokerUnavailable, InvalidMessage, UnusableBroker
+from ..core import actors, durations
+from ..core.exceptions import BrokerUnavailable, InvalidMessage, UnusableBroker
 from ..models import Message
-from ..sql import commits_nothing, unsupported
-from ..sql.troubles import Trouble, in_words, trouble
-from ..transitions import NO_TIME
+from ..project import validation
+from ..record.sql import commits_nothing, unsupported
+from ..record.sql.troubles import Trouble, in_words, trouble
+from ..record.transitions import NO_TIME
 
 # The version of the JSON that --json writes.
 SCHEMA = 1

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from .. import restore
-from ..clock import iso
+from ..core.clock import iso
 from ..inspector import consistency
 from ..inspector.consistency import ConsistencyCheck, Mismatches
 from . import _common as common

@@ -7,14 +7,15 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from .. import registry, transitions
-from ..durations import brief
+from ..core.durations import brief
+from ..core.retry import RetryPolicy
 from ..inspector.lines import limit_facts
 from ..inspector.unserved import topics_without_handler
 from ..inspector.worker_list import list_workers
-from ..registry import Handler
-from ..retry import RetryPolicy
-from ..sql.troubles import in_words
+from ..project import registry
+from ..project.registry import Handler
+from ..record import transitions
+from ..record.sql.troubles import in_words
 from . import _common as common
 
 HEAD = ("TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "LIMIT", "TRANSACTIONAL")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from django.db.models import QuerySet
 
-from .. import actions
-from ..actions import Action, Times, ToCome
-from ..clock import iso
-from ..durations import brief
+from ..api import actions
+from ..api.actions import Action, Times, ToCome
+from ..core.clock import iso
+from ..core.durations import brief
+from ..core.verdicts import Verdict
 from ..models import Message
-from ..transitions import NO_TIME
-from ..verdicts import Verdict
+from ..record.transitions import NO_TIME
 
 
 @dataclass(slots=True)

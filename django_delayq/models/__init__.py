@@ -1,4 +1,4 @@
-"""The tables of the queue. Only ``django_delayq.transitions`` writes the rows of messages."""
+"""The tables of the queue. Only ``django_delayq.record.transitions`` writes the rows of messages."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .. import clock, validation
+from ..core import clock
+from ..project import validation
 from .fields import UTCDateTimeField
 
 

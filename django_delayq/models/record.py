@@ -11,8 +11,9 @@ from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, Wh
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .. import limits, outcomes, states, validation
-from ..states import State as _State
+from ..core import limits, outcomes, states
+from ..core.states import State as _State
+from ..project import validation
 from .fields import UTCDateTimeField
 
 
@@ -76,7 +77,7 @@ class RecordQuerySet(models.QuerySet[AModel]):
 
 
 class _Record(models.Model):
-    """A row of the record, which only ``django_delayq.transitions`` and the purge write."""
+    """A row of the record, which only ``django_delayq.record.transitions`` and the purge write."""
 
     objects = RecordQuerySet.as_manager()
 

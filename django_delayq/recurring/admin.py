@@ -19,11 +19,13 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from .. import actors, conf, signals
-from ..exceptions import InvalidMessage
+from .. import signals
+from ..api.scheduling import OnConflict
+from ..core import actors
+from ..core.exceptions import InvalidMessage
 from ..models import Message
-from ..scheduling import OnConflict
-from ..sql.moves import writing
+from ..project import conf
+from ..record.sql.moves import writing
 from . import definition as definitions
 from . import schedules
 from .models import Schedule

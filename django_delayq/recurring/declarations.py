@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
-from .. import registry
-from ..durations import Duration
-from ..exceptions import InvalidMessage
+from ..core.durations import Duration
+from ..core.exceptions import InvalidMessage
+from ..project import registry
 from . import definition
 from .definition import Definition, Missed
 

@@ -11,9 +11,9 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .. import registry, validation
-from ..durations import Duration, seconds
-from ..exceptions import InvalidMessage
+from ..core.durations import Duration, seconds
+from ..core.exceptions import InvalidMessage
+from ..project import registry, validation
 from .times import Times
 
 # Characters.

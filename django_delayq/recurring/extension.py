@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError
 
-from .. import extensions, transitions
-from ..actors import acting_as
-from ..exceptions import InvalidMessage, KeyConflict
+from .. import extensions
+from ..core.actors import acting_as
+from ..core.exceptions import InvalidMessage, KeyConflict
 from ..extensions import Service, WorkerExtension
-from ..sql.moves import writing
+from ..record import transitions
+from ..record.sql.moves import writing
 from . import declarations
 
 if TYPE_CHECKING:

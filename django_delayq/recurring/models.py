@@ -11,8 +11,8 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .. import validation
 from ..models.fields import UTCDateTimeField
+from ..project import validation
 from .definition import CRON_LENGTH, SPAN_LENGTH, ZONE_LENGTH, Definition, Missed
 
 

@@ -14,14 +14,15 @@ from typing import Any
 from django.db import IntegrityError, router, transaction
 from django.db.models import Exists, Max, OuterRef, Q
 
-from .. import registry, transitions
-from ..actions import CANCEL
-from ..durations import Duration
-from ..exceptions import InvalidMessage, KeyConflict
+from ..api.actions import CANCEL
+from ..api.scheduling import OnConflict, schedule_message, schedule_messages
+from ..core.durations import Duration
+from ..core.exceptions import InvalidMessage, KeyConflict
+from ..core.states import WAITING
 from ..models import Message, Transition
-from ..scheduling import OnConflict, schedule_message, schedule_messages
-from ..sql.moves import locked, writing
-from ..states import WAITING
+from ..project import registry
+from ..record import transitions
+from ..record.sql.moves import locked, writing
 from . import definition as definitions
 from .definition import Definition, Missed
 from .models import Occurrence, Schedule

@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ..durations import seconds
-from ..exceptions import InvalidMessage
+from ..core.durations import seconds
+from ..core.exceptions import InvalidMessage
 
 # Intervals are counted from here, unless the schedule has a start: "10m" means :00, :10, :20 and so on.
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..sql.rows import BEGINNING
+from ..record.sql.rows import BEGINNING
 from .engine import Restore
 from .filling import LOADER_LEASE, Load
 from .horizon import ensure_horizon, is_current, is_too_far, refuse_foreign, writable_server

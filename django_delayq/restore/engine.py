@@ -14,13 +14,17 @@ from itertools import starmap
 
 from django.db.models import Count, Min, Q, QuerySet
 
-from .. import actors, conf, pausing, signals, transitions
+from .. import signals
+from ..api import pausing
 from ..broker.base import IDS_PER_CALL, Entry, Index, Put
-from ..clock import SECOND, from_tenths, from_us, to_us
-from ..exceptions import BrokerUnavailable
+from ..core import actors
+from ..core.clock import SECOND, from_tenths, from_us, to_us
+from ..core.exceptions import BrokerUnavailable
+from ..core.states import State
 from ..models import Message
-from ..sql import statements
-from ..states import State
+from ..project import conf
+from ..record import transitions
+from ..record.sql import statements
 from .filling import LOADER_LEASE, Batch, BatchEnd, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
 from .reading import page, queues

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from .. import failpoints
 from ..broker.base import Entry, Index, Put
-from ..clock import to_tenths
+from ..core import failpoints
+from ..core.clock import to_tenths
 
 # The time that a loader may be silent before another process may load instead. Seconds.
 LOADER_LEASE = 10.0

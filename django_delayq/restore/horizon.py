@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .. import conf
 from ..broker.base import Index, Meta, ServerRun
-from ..clock import SECOND
-from ..exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
+from ..core.clock import SECOND
+from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..models import Identity, identity
+from ..project import conf
 from .skew import measure_skew
 
 # A lease that runs out at once: a worker may begin to load right away. Seconds.

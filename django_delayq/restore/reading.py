@@ -8,15 +8,16 @@ from datetime import datetime
 from itertools import chain, islice, repeat, starmap
 from typing import NamedTuple
 
-from .. import conf, registry, transitions
 from ..broker.base import IDS_PER_CALL, Entry
-from ..clock import from_tenths
+from ..broker.publisher import by_queue
+from ..core.clock import from_tenths
+from ..core.states import State
 from ..models import Message
-from ..publisher import by_queue
-from ..sql import statements
-from ..sql.expressions import After
-from ..sql.rows import BEGINNING
-from ..states import State
+from ..project import conf, registry
+from ..record import transitions
+from ..record.sql import statements
+from ..record.sql.expressions import After
+from ..record.sql.rows import BEGINNING
 
 # The rows of each queue that one query for many queues finds, and the queues in such a query.
 HEAD = 50

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from django.db.models import Q, QuerySet, TextField, Value
 from django.db.models.functions import Concat
 
+from ..core.states import State
 from ..models import Message
-from ..states import State
 
 
 class Overdue(StrEnum):
@@ -55,7 +55,7 @@ class Selection:
         if not self.ids:
             return rows.filter(state=State.SCHEDULED)
         # With a plain condition the planner might read all scheduled messages to find these few: IS_SCHEDULED in
-        # sql/postgresql.py is written for the same reason.
+        # record/sql/postgresql.py is written for the same reason.
         return rows.alias(state_text=Concat("state", Value(""), output_field=TextField())).filter(
             state_text=State.SCHEDULED
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .. import transitions
 from ..broker.base import Index, Skew
-from ..clock import to_us, us_to_tenths
-from ..durations import brief
+from ..core.clock import to_us, us_to_tenths
+from ..core.durations import brief
+from ..record import transitions
 
 # The difference between the two clocks that is worth a warning. Seconds.
 SKEW_WARNING = 1.0

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
 
-from ..clock import ceil_tenth
-from ..durations import Duration, seconds
+from ..core.clock import ceil_tenth
+from ..core.durations import Duration, seconds
 
 
 class QueueClock:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from .. import validation
-from ..clock import iso
-from ..durations import Duration, brief, seconds
+from ..core.clock import iso
+from ..core.durations import Duration, brief, seconds
 from ..models import Message
+from ..project import validation
 
 # Characters of a payload that a failure shows.
 SHOWN = 300

@@ -14,19 +14,22 @@ from datetime import datetime, timedelta
 from django.db import DatabaseError
 from django.db.models import Q
 
-from .. import actors, conf, pausing, registry, transitions
-from ..answers import Reject, RetryLater
-from ..exceptions import HandlerTimeout, MessageCancelled
+from ..api import pausing
+from ..core import actors
+from ..core.exceptions import HandlerTimeout, MessageCancelled
+from ..core.outcomes import Outcome, Release, Retry
+from ..core.states import State
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
-from ..outcomes import Outcome, Release, Retry
-from ..sql.rows import LeaseRenewal, Ticket
-from ..states import State
-from ..worker.delivery import Delivery
-from ..worker.executor import execute
-from ..worker.options import Options, worker_name
-from ..worker.recorder import SUCCESS, Ended, Recorder
-from ..worker.reporting import report_delivered, report_moves
+from ..project import conf, registry
+from ..project.answers import Reject, RetryLater
+from ..record import transitions
+from ..record.sql.rows import LeaseRenewal, Ticket
+from ..worker.parts.delivery import Delivery
+from ..worker.parts.options import Options, worker_name
+from ..worker.parts.reporting import report_delivered, report_moves
+from ..worker.run.executor import execute
+from ..worker.run.recorder import SUCCESS, Ended, Recorder
 from . import topics
 from .transactions import as_without_transaction, call_on_commit_functions
 

@@ -12,13 +12,14 @@ from typing import Any, ParamSpec, Self, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import connections, router
 
-from .. import clock, conf, registry, validation
-from ..durations import Duration
+from ..core import clock
+from ..core.durations import Duration
+from ..core.states import State
 from ..models import Message
-from ..sql.rows import Claimed, LeaseRenewal
-from ..states import State
-from ..worker.delivery import Delivery
-from ..worker.executor import call
+from ..project import conf, registry, validation
+from ..record.sql.rows import Claimed, LeaseRenewal
+from ..worker.parts.delivery import Delivery
+from ..worker.run.executor import call
 from . import topics
 from .clock import QueueClock
 from .criteria import ANYTHING, Anything, Criteria, described

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import get_close_matches
 
-from .. import registry
-from ..exceptions import DelayqError
+from ..core.exceptions import DelayqError
+from ..project import registry
 
 
 class UnknownTopic(DelayqError, LookupError):

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..sql.sessions import breaks_by_errors, is_failed
+from ..record.sql.sessions import breaks_by_errors, is_failed
 
 logger = logging.getLogger("django_delayq")
 

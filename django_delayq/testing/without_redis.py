@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .. import conf, publisher
+from ..broker import publisher
+from ..project import conf
 
 
 def use_no_redis(in_tests: bool) -> None:

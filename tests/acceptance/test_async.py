@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from django_delayq import cancel_message, schedule_message, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
 from tests.acceptance.conftest import Gate, Start
 from tests.record_of import effects_per_message, once_each, states, wait_until, wait_until_all
 from tests.workers import eventually

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from django_delayq import run_message_now, schedule_message
+from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
-from django_delayq.states import LIVE, State
 from tests.acceptance.conftest import Start
 from tests.app.models import Effect
 from tests.record_of import wait_until

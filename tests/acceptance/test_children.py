@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Transition
-from django_delayq.states import State
 from tests.acceptance.conftest import Gate, Start
 from tests.contrib.test_prometheus import scrape
 from tests.record_of import effects_per_message, once_each, states, wait_until, wait_until_all

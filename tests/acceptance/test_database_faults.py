@@ -11,8 +11,8 @@ from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
 from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from testproject.servers import PostgresServer
 from tests.acceptance.conftest import Gate, Start
 from tests.record_of import consumed, effects_per_message, once_each, states, wait_until, wait_until_all

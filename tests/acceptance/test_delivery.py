@@ -10,8 +10,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_delayq import Verdict, cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from tests.acceptance.conftest import Gate, Start
 from tests.app.handlers import digest_of
 from tests.app.models import Effect

@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 from django.db import connection
 
-from django_delayq import schedule_message, transitions
+from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
+from django_delayq.record import transitions
 from tests.acceptance.conftest import Gate, Start
 from tests.record_of import effects_per_message, log_of, path_of, wait_until
 from tests.workers import Worker, eventually

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq import registry, run_message_now, schedule_message, schedule_messages
+from django_delayq import run_message_now, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
-from django_delayq.clock import SECOND, to_tenths
+from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
-from django_delayq.worker.consumer import CLOCK_TOLERANCE
-from django_delayq.worker.unknown_topics import LONGEST_HAND_OVER
+from django_delayq.project import registry
+from django_delayq.worker.claim.consumer import CLOCK_TOLERANCE
+from django_delayq.worker.claim.unknown_topics import LONGEST_HAND_OVER
 from tests.acceptance.conftest import Start
 from tests.app.models import Effect
 from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all

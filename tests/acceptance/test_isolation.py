@@ -11,11 +11,11 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from django_delayq import cancel_message, pause_queue, reschedule_message, resume_queue, schedule_message
-from django_delayq.exceptions import KeyConflict
+from django_delayq.core.exceptions import KeyConflict
+from django_delayq.core.states import State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Lease, Message
-from django_delayq.sql.sessions import is_conflict
-from django_delayq.states import State
-from django_delayq.verdicts import Verdict
+from django_delayq.record.sql.sessions import is_conflict
 from tests.acceptance.conftest import Gate, Start
 from tests.app.models import Effect
 from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all

@@ -12,9 +12,10 @@ from django.db import connection
 from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
-from django_delayq import MessageDict, schedule_message, schedule_messages, transitions
+from django_delayq import MessageDict, schedule_message, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
+from django_delayq.record import transitions
 from tests.acceptance.conftest import Gate, Start
 from tests.faults.program import freeze, wait_for_state
 from tests.record_of import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from django_delayq import schedule_message
-from django_delayq.states import State
+from django_delayq.core.states import State
 from tests.acceptance.conftest import Start
 from tests.record_of import wait_until
 from tests.workers import Worker

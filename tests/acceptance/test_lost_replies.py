@@ -10,7 +10,7 @@ import redis
 from django_delayq import Verdict, cancel_message, pause_queue, resume_queue, schedule_message, schedule_messages
 from django_delayq.broker import scripts
 from django_delayq.broker.keys import keys
-from django_delayq.states import State
+from django_delayq.core.states import State
 from testproject.servers import RedisServer
 from tests import known_scripts
 from tests.acceptance.conftest import Gate, Start

@@ -10,12 +10,13 @@ from datetime import timedelta
 import pytest
 from django.db import connection, transaction
 
-from django_delayq import schedule_message, schedule_messages, transitions
+from django_delayq import schedule_message, schedule_messages
 from django_delayq.console import operations
 from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations import MESSAGES_PER_STEP
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
+from django_delayq.record import transitions
 from tests.transactions import waits_for_a_lock
 from tests.workers import Worker, eventually
 

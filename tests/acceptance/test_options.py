@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.management.commands.run_delayq import Command
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
 from tests.acceptance.conftest import Gate, Start
 from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
 from tests.workers import ROOT, eventually

@@ -12,9 +12,9 @@ import pytest
 from django.db import connection
 
 from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.sql.sessions import known_session
-from django_delayq.states import State
+from django_delayq.record.sql.sessions import known_session
 from testproject.binaries import PGBOUNCER_ADVICE
 from testproject.servers import PgBouncerServer, PostgresServer, find_pgbouncer
 from tests.acceptance.conftest import Gate, Start

@@ -13,8 +13,8 @@ from django.db import connection
 
 from django_delayq import Verdict, cancel_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Gate, Start
 from tests.proxy import Proxy

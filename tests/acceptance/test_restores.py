@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
-from django_delayq.states import State
+from django_delayq.core.states import State
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start
 from tests.record_of import begun_per_message, effects_per_message, once_each, states

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from testproject.cleaner import family, send
 from tests.acceptance.conftest import Gate, Start
 from tests.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from tests.acceptance.conftest import Start
 from tests.app.children import WAYS
 from tests.app.models import Effect

@@ -10,10 +10,12 @@ import psycopg
 import pytest
 from django.db import connection
 
-from django_delayq import registry, schedule_message, transitions
+from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
+from django_delayq.project import registry
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
 from testproject.servers import PostgresServer
 from tests.acceptance.conftest import Gate, Start
 from tests.record_of import log_of, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_delayq import schedule_message
-from django_delayq.states import State
+from django_delayq.core.states import State
 from tests.record_of import wait_until
 
 from .conftest import Start

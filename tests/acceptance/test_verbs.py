@@ -9,9 +9,10 @@ import pytest
 import redis
 from django.db import connection
 
-from django_delayq import schedule_messages, transitions
+from django_delayq import schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
+from django_delayq.record import transitions
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start
 from tests.commands.conftest import run

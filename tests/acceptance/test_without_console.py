@@ -22,7 +22,7 @@ import django
 
 django.setup()
 
-import django_delayq.worker.process
+import django_delayq.worker.processes.process
 from django.core.management import call_command
 from django_delayq import schedule_message
 from django_delayq.models import Message

@@ -9,12 +9,13 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 from django.urls import reverse
 
-from django_delayq import cancel_message, schedule_message, schedule_messages, transitions
+from django_delayq import cancel_message, schedule_message, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.sql.limits import Refused, limit_statements
-from django_delayq.sql.moves import writing
-from django_delayq.sql.rows import Failure, Success, Ticket
-from django_delayq.states import State
+from django_delayq.record import transitions
+from django_delayq.record.sql.limited import Refused, limit_statements
+from django_delayq.record.sql.moves import writing
+from django_delayq.record.sql.rows import Failure, Success, Ticket
 from tests.workers import eventually
 
 TOPIC = "t.admin"

@@ -18,14 +18,15 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import actions as table
-from django_delayq import requeue_message, reschedule_message, run_message_now, schedule_messages, transitions
+from django_delayq import requeue_message, reschedule_message, run_message_now, schedule_messages
+from django_delayq.api import actions as table
 from django_delayq.console import operations
 from django_delayq.console.admin import action_pages, action_table, explanation, preview
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import bulk
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
+from django_delayq.record import transitions
 from tests import referring
 
 from . import samples

@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import actors
 from django_delayq.console import audit
 from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.core import actors
 from django_delayq.models import Message
 
 from . import samples

@@ -17,7 +17,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import conf, pause_queue, publisher, restore, schedule_message, transitions
+from django_delayq import pause_queue, restore, schedule_message
+from django_delayq.broker import publisher
 from django_delayq.broker.base import ServerInfo
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
@@ -27,6 +28,8 @@ from django_delayq.inspector import snapshot, worker_list
 from django_delayq.inspector.migrations import pending_migrations
 from django_delayq.inspector.numbers import Capped, total
 from django_delayq.models import Message, Worker
+from django_delayq.project import conf
+from django_delayq.record import transitions
 from testproject.servers import RedisServer
 
 from . import samples

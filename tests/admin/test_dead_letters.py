@@ -18,8 +18,8 @@ from django_delayq.console.models import AuditEvent
 from django_delayq.console.search.language import exact_error_text, parse
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import failures
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 
 from . import samples
 from .asking import answer, worked_off

@@ -15,12 +15,14 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import conf, publisher, restore
+from django_delayq import restore
+from django_delayq.broker import publisher
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
 from django_delayq.console.admin import panels
 from django_delayq.console.models import Operation, OperationState
 from django_delayq.models import Message, Worker
+from django_delayq.project import conf
 from testproject.servers import RedisServer
 
 from .conftest import logged_in, person

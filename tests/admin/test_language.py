@@ -17,13 +17,13 @@ from django.utils import timezone, translation
 from django.utils.translation.template import templatize
 
 import django_delayq
-from django_delayq import publisher
+from django_delayq.api.pausing import pause_queue
+from django_delayq.broker import publisher
 from django_delayq.console import operations
 from django_delayq.console.admin.page import PAGES
 from django_delayq.console.models import OperationState
+from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
-from django_delayq.pausing import pause_queue
-from django_delayq.states import State
 
 from . import asking, samples
 from .conftest import logged_in

@@ -15,18 +15,22 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import admission, handler, limits, publisher, registry, reschedule_message, restore, transitions
+from django_delayq import handler, reschedule_message, restore
+from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import panels
 from django_delayq.console.admin.explanation import limit_text
 from django_delayq.console.search.language import parse
 from django_delayq.console.search.listing import Listing, counts
+from django_delayq.core import limits
+from django_delayq.core.states import State
 from django_delayq.inspector.consistency import ConsistencyCheck, Mismatch
 from django_delayq.inspector.lines import LimitState
 from django_delayq.models import Message, Worker
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
+from django_delayq.project import registry
+from django_delayq.record import admission, transitions
+from django_delayq.record.sql.rows import Ticket
 
 from . import asking, samples
 from .conftest import logged_in, person

@@ -20,9 +20,9 @@ from django_delayq import schedule_message
 from django_delayq.console.admin import MessageAdmin, paginator
 from django_delayq.console.search import language, listing
 from django_delayq.console.statements import TooSlow, statement_timeout
+from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
-from django_delayq.states import State
-from django_delayq.transitions import now
+from django_delayq.record.transitions import now
 
 from . import samples
 

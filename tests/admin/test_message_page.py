@@ -15,16 +15,19 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import cancel_message, pausing, publisher, restore, transitions
-from django_delayq.actors import acting_as
+from django_delayq import cancel_message, restore
+from django_delayq.api import pausing
+from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import to_tenths
 from django_delayq.console.admin import explanation, payload
 from django_delayq.console.models import AuditEvent
+from django_delayq.core.actors import acting_as
+from django_delayq.core.clock import to_tenths
+from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
 
 from . import samples
 from .conftest import logged_in, person

@@ -16,16 +16,16 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import transitions
-from django_delayq.actions import ACTIONS
+from django_delayq.api.actions import ACTIONS
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import OperationWork, Scope, Step, bulk, lifecycle, work
 from django_delayq.console.operations.runner import MAX_FAILURES, OperationRunner
 from django_delayq.console.search.language import parse
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition, Worker
-from django_delayq.states import State
+from django_delayq.record import transitions
 
 from . import samples
 from .asking import started, worked_off

@@ -13,8 +13,8 @@ from django.urls import reverse
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import Scope
+from django_delayq.core.states import State
 from django_delayq.models import Message, Queue
-from django_delayq.states import State
 
 from . import samples
 from .asking import ACTIONS, answer, ask, ask_for_search, confirm, select, started

@@ -13,10 +13,13 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import actors, pause_queue, pausing, publisher, resume_queue
+from django_delayq import pause_queue, resume_queue
+from django_delayq.api import pausing
+from django_delayq.broker import publisher
 from django_delayq.console import operations
 from django_delayq.console.admin import panels
 from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.core import actors
 from django_delayq.models import Message, Worker
 from testproject.servers import RedisServer
 

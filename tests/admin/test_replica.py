@@ -9,7 +9,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq import publisher
+from django_delayq.broker import publisher
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations.bulk import Scope

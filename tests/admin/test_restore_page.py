@@ -13,13 +13,14 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import publisher, transitions
+from django_delayq.broker import publisher
 from django_delayq.console import operations
 from django_delayq.console.admin import panels, restore_page
 from django_delayq.console.models import AuditEvent, Operation, OperationState
+from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
+from django_delayq.record import transitions
 from django_delayq.restore import Restore
-from django_delayq.states import State
 from tests.commands.conftest import due_tenths, held, run
 
 from .conftest import logged_in, person

@@ -11,8 +11,8 @@ from django.utils import timezone
 from django_delayq import schedule_message
 from django_delayq.console.search import language
 from django_delayq.console.search.language import Search
+from django_delayq.core.states import FINAL, LIVE, State
 from django_delayq.models import Message
-from django_delayq.states import FINAL, LIVE, State
 
 from . import samples
 

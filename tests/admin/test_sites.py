@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from django_delayq.states import State
+from django_delayq.core.states import State
 
 from . import samples
 from .conftest import logged_in, person

@@ -14,7 +14,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from django_delayq.registry import Delivered
+from django_delayq.project.registry import Delivered
 
 from .handlers import leave, receives
 

@@ -21,8 +21,8 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import F
 
 from django_delayq import Reject, RetryLater, handler, schedule_message
+from django_delayq.project.registry import Delivered, HandlerFunction
 from django_delayq.recurring import recurring
-from django_delayq.registry import Delivered, HandlerFunction
 
 from .models import Effect
 

@@ -11,10 +11,10 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq import transitions
 from django_delayq.broker.base import Broker, Entry
 from django_delayq.models import Message
-from django_delayq.sql.rows import Ticket
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
 
 from .bench import QUEUE, Bench
 

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, connections
 from pytest_django import DjangoAssertNumQueries
 
-from django_delayq.sql.rows import Ticket
+from django_delayq.record.sql.rows import Ticket
 
 from .bench import QUEUE, Bench, database_broker
 

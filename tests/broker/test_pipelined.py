@@ -18,14 +18,14 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq import conf
 from django_delayq.broker import pipelined
 from django_delayq.broker.base import Entry
 from django_delayq.broker.connection import is_plain_tcp, socket_of
 from django_delayq.broker.pipelined import MAX_UNREAD, READ_AT_UNREAD, PipelinedConnection
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core.clock import SECOND
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.proxy import Proxy
 from tests.workers import eventually

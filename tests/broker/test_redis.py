@@ -14,12 +14,12 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq import conf
 from django_delayq.broker import describe
 from django_delayq.broker.base import Entry, Meta, Put
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND
-from django_delayq.exceptions import BrokerUnavailable, ForeignBroker
+from django_delayq.core.clock import SECOND
+from django_delayq.core.exceptions import BrokerUnavailable, ForeignBroker
+from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.workers import eventually
 

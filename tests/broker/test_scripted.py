@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from django_delayq import conf
 from django_delayq.broker import connection, scripted
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.broker.scripted import ScriptConnections
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.workers import eventually
 

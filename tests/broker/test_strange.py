@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from django_delayq import conf
 from django_delayq.broker.base import DueQueue, Entry
 from django_delayq.broker.redis import RedisBroker, _ours
-from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.sql.rows import Ticket
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.project import conf
+from django_delayq.record.sql.rows import Ticket
 from testproject.servers import RedisServer
 
 QUEUE = "strange"

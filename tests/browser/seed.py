@@ -8,12 +8,14 @@ from typing import Any
 
 from django.utils import timezone
 
-from django_delayq import actors, pause_queue, schedule_message, schedule_messages, transitions
+from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.console import audit, operations
 from django_delayq.console.models import Operation, Rollup
+from django_delayq.core import actors
+from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
 from tests.admin import samples
 from tests.workers import eventually
 

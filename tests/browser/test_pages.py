@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 
 from django_delayq.console.admin import MessageAdmin
 from django_delayq.console.models import Operation
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from tests.admin.samples import admin_url
 
 from .chromium import MISSING, inaccessible, settle

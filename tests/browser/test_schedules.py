@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from tests.record_of import wait_until
 
 from .chromium import MISSING, expect, inaccessible

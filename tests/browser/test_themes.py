@@ -16,8 +16,8 @@ from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 from django.test import Client
 
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from testproject.servers import free_port
 from tests.admin import samples
 from tests.admin.samples import admin_url

@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
-from django_delayq.states import State
 from testproject.servers import RedisServer
 from tests.admin import samples
 from tests.admin.samples import admin_url

@@ -13,13 +13,16 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from django_delayq import conf, publisher, schedule_messages, transitions
+from django_delayq import schedule_messages
+from django_delayq.broker import publisher
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import to_tenths
+from django_delayq.core.clock import to_tenths
 from django_delayq.models import Message
-from django_delayq.purge import purge
+from django_delayq.project import conf
+from django_delayq.record import transitions
+from django_delayq.record.purge import purge
+from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore import Restore
-from django_delayq.sql.rows import Ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,17 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from django_delayq import Verdict, actions, cancel_message, schedule_message, transitions
-from django_delayq import purge as purging
+from django_delayq import Verdict, cancel_message, schedule_message
+from django_delayq.api import actions
+from django_delayq.core.states import FINAL, State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
-from django_delayq.purge import purge
-from django_delayq.sql.sessions import lock_timeout
-from django_delayq.states import FINAL, State
-from django_delayq.worker import janitor
-from django_delayq.worker.janitor import Janitor
+from django_delayq.record import purge as purging
+from django_delayq.record import transitions
+from django_delayq.record.purge import purge
+from django_delayq.record.sql.sessions import lock_timeout
+from django_delayq.worker.upkeep import janitor
+from django_delayq.worker.upkeep.janitor import Janitor
 from tests.referring import ON_DELETE, table
 
 from .conftest import claim, run, schedule

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import cancel_message, transitions
+from django_delayq import cancel_message
+from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message
-from django_delayq.states import State
+from django_delayq.record import transitions
 
 from .conftest import claim, held, run, schedule
 

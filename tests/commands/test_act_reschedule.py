@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import conf, transitions
+from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
+from django_delayq.project import conf
+from django_delayq.record import transitions
 
 from .conftest import claim, due_tenths, held, run, schedule
 

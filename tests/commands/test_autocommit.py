@@ -8,11 +8,12 @@ import pytest
 from django.core.checks import WARNING, run_checks
 from django.db import connection
 
-from django_delayq import pausing, schedule_message
+from django_delayq import schedule_message
+from django_delayq.api import pausing
+from django_delayq.core.states import State
 from django_delayq.management import commands
 from django_delayq.models import Message
 from django_delayq.recurring.management import commands as commands_of_schedules
-from django_delayq.states import State
 from tests.record_of import log_of
 from tests.workers import Worker
 

@@ -12,8 +12,10 @@ from django.core.management import call_command
 from django.db import connection, connections
 from django.utils import timezone
 
-from django_delayq import conf, pause_queue, transitions
+from django_delayq import pause_queue
 from django_delayq.models import Message, Worker
+from django_delayq.project import conf
+from django_delayq.record import transitions
 from testproject.servers import PostgresServer, RedisServer
 
 from .conftest import run, schedule

@@ -8,8 +8,9 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq import RetryPolicy, handler, registry
+from django_delayq import RetryPolicy, handler
 from django_delayq.models import Worker
+from django_delayq.project import registry
 from testproject.servers import PostgresServer
 
 from .conftest import run, schedule

@@ -8,9 +8,9 @@ import redis
 from django.utils import timezone
 
 from django_delayq.broker.keys import keys
-from django_delayq.clock import SECOND
+from django_delayq.core.clock import SECOND
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 from testproject.servers import RedisServer
 
 from .conftest import Ran, claim, due_tenths, held, run, schedule

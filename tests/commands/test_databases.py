@@ -14,8 +14,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, OperationalError, connection, connections
 
-from django_delayq import schedule_message, sql
-from django_delayq.sql.troubles import Trouble, in_words, trouble
+from django_delayq import schedule_message
+from django_delayq.record import sql
+from django_delayq.record.sql.troubles import Trouble, in_words, trouble
 from testproject.servers import PostgresServer
 from tests.workers import ROOT
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_delayq import cancel_message, publisher, schedule_message, schedule_messages
+from django_delayq import cancel_message, schedule_message, schedule_messages
+from django_delayq.broker import publisher
+from django_delayq.core.states import State
 from django_delayq.management import commands
 from django_delayq.models import Message
-from django_delayq.states import State
 
 from .conftest import run, schedule
 

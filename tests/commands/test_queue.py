@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from django_delayq import pausing
+from django_delayq.api import pausing
 from django_delayq.models import Queue
 
 from .conftest import run, schedule

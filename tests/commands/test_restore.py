@@ -15,15 +15,17 @@ import redis
 from django.db import connection, connections
 from django.utils import timezone
 
-from django_delayq import cancel_message, conf, requeue_message, reschedule_message, restore, signals, transitions
+from django_delayq import cancel_message, requeue_message, reschedule_message, restore, signals
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.states import State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Identity, Message, identity
+from django_delayq.project import conf
+from django_delayq.record import transitions
+from django_delayq.record.sql.moves import move
 from django_delayq.restore import Overdue, Restore, Selection, engine, filling, reading
-from django_delayq.sql.moves import move
-from django_delayq.states import State
-from django_delayq.verdicts import Verdict
 from testproject.servers import RedisServer
 
 from .conftest import broker, claim, due_tenths, held, run, schedule
@@ -331,7 +333,7 @@ def test_an_overdue_message_rescheduled_meanwhile_is_left_alone(policy: str) -> 
         return move(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_delayq.transitions.move", moved_first)
+        patch.setattr("django_delayq.record.transitions.move", moved_first)
         job.run()
 
     message = Message.objects.get(pk=pk)

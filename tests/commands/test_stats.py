@@ -7,11 +7,12 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from django_delayq import cancel_message, transitions
+from django_delayq import cancel_message
+from django_delayq.core.states import State
 from django_delayq.inspector import stats
 from django_delayq.models import LogRow, Message, Worker
-from django_delayq.sql.rows import Success
-from django_delayq.states import State
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Success
 from testproject.servers import RedisServer
 from tests.record_of import write_out_log
 

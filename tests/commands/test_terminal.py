@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
+from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.management._verbs import VERBS
 from django_delayq.models import Message
-from django_delayq.states import State
 
 from .conftest import held, run, schedule
 

@@ -31,15 +31,17 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from django_delayq import conf, extensions, pause_queue, restore, schedule_message, schedule_messages, transitions
+from django_delayq import extensions, pause_queue, restore, schedule_message, schedule_messages
 from django_delayq.contrib.prometheus import apps as prometheus_apps
 from django_delayq.contrib.prometheus import counts, gauges, server
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
 from django_delayq.contrib.prometheus.gauges import Gauges
 from django_delayq.contrib.prometheus.server import LOOK_INTERVAL, MetricsServer, _listen
+from django_delayq.core.states import State
 from django_delayq.models import Worker
-from django_delayq.sql.rows import Claimed, Moved
-from django_delayq.states import State
+from django_delayq.project import conf
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Claimed, Moved
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
 from tests.commands.conftest import run, schedule

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import registry
+from django_delayq.project import registry
 from testproject.shop.models import Order
 
 from .blocks import DOCS, run_python

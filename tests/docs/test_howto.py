@@ -19,18 +19,11 @@ from django.contrib.auth.models import Group
 from django.db import connection
 from django.utils import translation
 
-from django_delayq import (
-    Verdict,
-    actors,
-    admission,
-    cancel_message,
-    extensions,
-    handler,
-    registry,
-    run_message_now,
-    schedule_message,
-)
+from django_delayq import Verdict, cancel_message, extensions, handler, run_message_now, schedule_message
+from django_delayq.core import actors
 from django_delayq.models import Message, Queue, Transition
+from django_delayq.project import registry
+from django_delayq.record import admission
 from django_delayq.recurring import declarations
 from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
 from testproject.servers import RedisServer

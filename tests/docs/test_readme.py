@@ -11,8 +11,9 @@ from django.db import transaction
 from django.http import JsonResponse
 from django.test import RequestFactory
 
-from django_delayq import handler, registry, run_message_now, schedule_message
+from django_delayq import handler, run_message_now, schedule_message
 from django_delayq.models import Message
+from django_delayq.project import registry
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
 from tests.commands.conftest import run

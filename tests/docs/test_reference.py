@@ -22,7 +22,6 @@ import django_delayq
 from django_delayq import (
     RetryPolicy,
     cancel_message,
-    conf,
     extensions,
     handler,
     recurring,
@@ -32,11 +31,12 @@ from django_delayq import (
 )
 from django_delayq.broker import keys as broker_keys
 from django_delayq.broker.keys import Keys, keys, namespace
+from django_delayq.core.states import MOVES, State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
+from django_delayq.project import conf
 from django_delayq.recurring import checks as recurring_checks
-from django_delayq.states import MOVES, State
-from django_delayq.verdicts import Verdict
-from django_delayq.worker.options import ROLES
+from django_delayq.worker.parts.options import ROLES
 from tests.commands.conftest import run
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from django_delayq import checks, conf, states
+from django_delayq import checks
 from django_delayq.contrib.tasks import backend
-from django_delayq.verdicts import Verdict
+from django_delayq.core import states
+from django_delayq.core.verdicts import Verdict
+from django_delayq.project import conf
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.rst").read_text()

@@ -18,11 +18,11 @@ from django.conf import settings
 from django.db import connections, transaction
 from django.test import override_settings
 
-from django_delayq import transitions
+from django_delayq.core.states import LIVE
 from django_delayq.models import Message, lease_is_over
 from django_delayq.models import Worker as WorkerRow
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import LIVE
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
 from tests import known_scripts
 from tests import settings as servers
 from tests.workers import Worker, eventually

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from django.db.models import QuerySet
 
+from django_delayq.core.states import MOVES, State
 from django_delayq.models import Message, Transition
-from django_delayq.states import MOVES, State
 from tests.app.models import Effect
 from tests.record_of import is_early
 

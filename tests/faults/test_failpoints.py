@@ -15,7 +15,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections
 
-from django_delayq import failpoints
+from django_delayq.core import failpoints
 
 PACKAGE = Path(failpoints.__file__).parent
 

@@ -12,8 +12,8 @@ import pytest
 from django.db import connection
 
 from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
-from django_delayq.states import LIVE, State
 from testproject.servers import PostgresServer, RedisServer
 from tests.conftest import close_publishers
 from tests.proxy import Proxy

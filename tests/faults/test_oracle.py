@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from django_delayq import transitions
 from django_delayq.models import LogRow, Message
-from django_delayq.sql.rows import Success, Ticket
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Success, Ticket
 from tests.app.models import Effect
 from tests.record_of import write_out_log
 

@@ -19,7 +19,7 @@ from django.utils import timezone, translation
 from psycopg import sql
 
 from django_delayq import Reject, RetryLater, handler
-from django_delayq.registry import Delivered
+from django_delayq.project.registry import Delivered
 from tests.app.handlers import leave
 
 SOON = ["0.05s"]

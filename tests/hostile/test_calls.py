@@ -29,11 +29,11 @@ from django_delayq import (
     run_message_now,
     schedule_message,
     schedule_messages,
-    transitions,
 )
 from django_delayq.broker.keys import keys
-from django_delayq.clock import from_tenths, to_tenths
+from django_delayq.core.clock import from_tenths, to_tenths
 from django_delayq.models import Message, Transition
+from django_delayq.record import transitions
 from tests import settings as servers
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]

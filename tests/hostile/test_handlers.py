@@ -11,8 +11,8 @@ import pytest
 from django.db import connection
 
 from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import LIVE, State, is_legal
 from django_delayq.models import Message
-from django_delayq.states import LIVE, State, is_legal
 from tests.app.models import Effect
 from tests.hostile.handlers import RAISES
 from tests.record_of import effects_per_message, log_of, once_each, wait_until

@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager
 import pytest
 from django.db import connection
 
-from django_delayq import cancel_message, registry, schedule_message, transitions
+from django_delayq import cancel_message, schedule_message
 from django_delayq.models import Message
-from django_delayq.sql.rows import Ticket
-from django_delayq.worker.delivery import Delivery
+from django_delayq.project import registry
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.parts.delivery import Delivery
 from tests.transactions import unfinished
 
 DB = "default"

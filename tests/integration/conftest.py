@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from django_delayq.worker.assembly import Parts, assemble
-from django_delayq.worker.options import Options
-from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.assembly import Parts, assemble
+from django_delayq.worker.run.recorder import Recorder
 
 Assemble = Callable[..., Parts]
 

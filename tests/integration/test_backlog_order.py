@@ -10,9 +10,9 @@ import redis
 from django.utils import timezone
 
 from django_delayq import MessageDict, pause_queue, resume_queue, schedule_messages
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
-from django_delayq.worker.loader import Loader
+from django_delayq.worker.upkeep.loader import Loader
 from tests.app.models import Effect
 from tests.integration.conftest import Assemble
 from tests.workers import eventually

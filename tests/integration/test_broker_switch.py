@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.worker import broker_switch
-from django_delayq.worker.assembly import Parts
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.worker.parts import broker_switch
+from django_delayq.worker.processes.assembly import Parts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_delayq.worker.budget import Budget
-from django_delayq.worker.processlock import ProcessLock
+from django_delayq.worker.parts.budget import Budget
+from django_delayq.worker.parts.processlock import ProcessLock
 
 
 @contextmanager

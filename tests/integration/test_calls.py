@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from django_delayq import cancel_message, schedule_message, schedule_messages, transitions
-from django_delayq.exceptions import KeyConflict
+from django_delayq import cancel_message, schedule_message, schedule_messages
+from django_delayq.core.exceptions import KeyConflict
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.sql.rows import Success, Ticket
-from django_delayq.states import State
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Success, Ticket
 from tests.conftest import close_publishers
 from tests.integration.claims import DB, needs_row_locks
 from tests.workers import is_quick

@@ -10,22 +10,24 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq import cancel_message, pause_queue, registry, reschedule_message, schedule_message, transitions
+from django_delayq import cancel_message, pause_queue, reschedule_message, schedule_message
 from django_delayq.broker.base import Entry, Taken
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND, ceil_tenth, to_tenths
+from django_delayq.core.clock import SECOND, ceil_tenth, to_tenths
+from django_delayq.core.outcomes import Release
+from django_delayq.core.states import State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
-from django_delayq.outcomes import Release
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
-from django_delayq.verdicts import Verdict
-from django_delayq.worker.budget import Budget
-from django_delayq.worker.claim_ahead import NEAR, ClaimAhead
-from django_delayq.worker.consumer import Consumer, due_in
-from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.lane import QUEUED_TIME
-from django_delayq.worker.pool import Pool
+from django_delayq.project import registry
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.claim.consumer import Consumer, due_in
+from django_delayq.worker.parts.budget import Budget
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run.claim_ahead import NEAR, ClaimAhead
+from django_delayq.worker.run.lane import QUEUED_TIME
+from django_delayq.worker.run.pool import Pool
 from tests.integration.conftest import Assemble
 from tests.workers import eventually
 
@@ -39,9 +41,9 @@ CLAIM_AHEAD = 10.0
 @pytest.fixture
 def consumer(redis_client: redis.Redis, assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Consumer:
     """A consumer with room for three messages, which asks in the middle of the time in which it may claim them."""
-    monkeypatch.setattr("django_delayq.worker.claim_ahead.TOGETHER", CLAIM_AHEAD / 2)
+    monkeypatch.setattr("django_delayq.worker.run.claim_ahead.TOGETHER", CLAIM_AHEAD / 2)
     # Nothing has run here, so handlers count as slow.
-    monkeypatch.setattr("django_delayq.worker.claim_ahead.NEAR", CLAIM_AHEAD)
+    monkeypatch.setattr("django_delayq.worker.run.claim_ahead.NEAR", CLAIM_AHEAD)
     made: Consumer = assembled(threads=3, claim_ahead=CLAIM_AHEAD).consumer
     return made
 
@@ -112,7 +114,7 @@ def test_the_consumer_comes_back_in_time_to_claim_ahead(consumer: Consumer, monk
     consumer.pauses.queues = lambda: ("other", QUEUE)
     messages = due_in_an_hour(consumer)
     set_clock_before(consumer, messages[0], CLAIM_AHEAD + 0.0001)
-    monkeypatch.setattr("django_delayq.worker.consumer.IDLE_WAIT", 100.0)
+    monkeypatch.setattr("django_delayq.worker.claim.consumer.IDLE_WAIT", 100.0)
     assert 0 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001
 
 
@@ -353,7 +355,7 @@ def test_a_message_that_may_have_a_limit_has_its_place_only_a_moment_early(
 ) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "CLAIM_AHEAD": setting}
     assert assembled().consumer.claim_ahead.longest == setting
-    monkeypatch.setattr("django_delayq.admission.any_declared", lambda: True)
+    monkeypatch.setattr("django_delayq.record.admission.any_declared", lambda: True)
     assert assembled().consumer.claim_ahead.longest == longest
 
 

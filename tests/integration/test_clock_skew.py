@@ -13,17 +13,19 @@ import pytest
 import redis
 from django.db import OperationalError
 
-from django_delayq import conf, schedule_message, transitions
+from django_delayq import schedule_message
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND, to_tenths
+from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.states import State
 from django_delayq.inspector import diagnostics
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
-from django_delayq.worker import loader as loading
-from django_delayq.worker.assembly import Parts
-from django_delayq.worker.consumer import Consumer
-from django_delayq.worker.loader import Loader
+from django_delayq.project import conf
+from django_delayq.record import transitions
+from django_delayq.worker.claim.consumer import Consumer
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.upkeep import loader as loading
+from django_delayq.worker.upkeep.loader import Loader
 from tests.integration.conftest import Assemble
 from tests.skewed import SkewedRedis
 from tests.workers import eventually

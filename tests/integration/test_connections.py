@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, connections
 
 from django_delayq.models import Message
-from django_delayq.worker import connections as upkeep
+from django_delayq.worker.parts import connections as upkeep
 from testproject.servers import PostgresServer
 from tests.integration.claims import DB
 

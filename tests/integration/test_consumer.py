@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from django_delayq import schedule_message, schedule_messages, transitions
+from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.base import Entry, Taken
-from django_delayq.clock import SECOND
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core.clock import SECOND
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.outcomes import Ack
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
-from django_delayq.worker import consumer as consumer_module
-from django_delayq.worker.assembly import Parts
-from django_delayq.worker.consumer import IDLE_WAIT
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.claim import consumer as consumer_module
+from django_delayq.worker.claim.consumer import IDLE_WAIT
+from django_delayq.worker.processes.assembly import Parts
 from tests.integration.claims import claimed
 from tests.integration.conftest import Assemble
 from tests.workers import eventually

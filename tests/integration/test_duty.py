@@ -8,12 +8,12 @@ import pytest
 import redis
 
 from django_delayq.broker.keys import keys
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.extensions import Service
-from django_delayq.worker import service
-from django_delayq.worker.broker_switch import BrokerSwitch
-from django_delayq.worker.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
-from django_delayq.worker.service import Turns
+from django_delayq.worker.parts import service
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.parts.service import Turns
+from django_delayq.worker.upkeep.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
 from tests.integration.claims import DB
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,7 +28,7 @@ def duty(worker: str, *, queues: tuple[str, ...] | None = None, topics: tuple[st
 @pytest.fixture(autouse=True)
 def _redis(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use Redis, and a lease that outlasts each test."""
-    monkeypatch.setattr("django_delayq.worker.duty.DUTY_LEASE", LEASE)
+    monkeypatch.setattr("django_delayq.worker.upkeep.duty.DUTY_LEASE", LEASE)
 
 
 def test_one_of_two_processes_with_the_same_work_has_the_duty() -> None:

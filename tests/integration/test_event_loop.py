@@ -16,16 +16,17 @@ from django.conf import settings
 from django.db import connection, connections
 from django.utils import translation
 
-from django_delayq import MessageCancelled, cancel_message, handler, registry, schedule_message, signals
+from django_delayq import MessageCancelled, cancel_message, handler, schedule_message, signals
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.registry import Delivered
-from django_delayq.states import State
-from django_delayq.worker import event_loop, sync_calls
-from django_delayq.worker.assembly import Parts
-from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.event_loop import LoopWatch
-from django_delayq.worker.lease_renewer import LeaseRenewer
-from django_delayq.worker.timeouts import TimeoutWatch
+from django_delayq.project import registry
+from django_delayq.project.registry import Delivered
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run import event_loop, sync_calls
+from django_delayq.worker.run.event_loop import LoopWatch
+from django_delayq.worker.run.lease_renewer import LeaseRenewer
+from django_delayq.worker.run.timeouts import TimeoutWatch
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.integration import claims

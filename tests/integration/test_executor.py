@@ -19,25 +19,17 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 
-from django_delayq import (
-    Reject,
-    RetryLater,
-    RetryPolicy,
-    handler,
-    middleware,
-    registry,
-    schedule_message,
-    signals,
-    transitions,
-)
+from django_delayq import Reject, RetryLater, RetryPolicy, handler, middleware, schedule_message, signals
+from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
+from django_delayq.core.states import State
 from django_delayq.middleware import Middleware
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
-from django_delayq.registry import Delivered
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
-from django_delayq.worker import executor
-from django_delayq.worker.delivery import Delivery
+from django_delayq.project import registry
+from django_delayq.project.registry import Delivered
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run import executor
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.integration.claims import DB, claimed, needs_row_locks

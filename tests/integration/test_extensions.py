@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_delayq import extensions, schedule_message, transitions
+from django_delayq import extensions, schedule_message
 from django_delayq.broker.base import Put
+from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
+from django_delayq.core.states import State
 from django_delayq.extensions import RestoreStart, Service, WorkerExtension
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack, GiveUp, Outcome, Release, Retry
+from django_delayq.record import transitions
 from django_delayq.restore import Tally
-from django_delayq.states import State
-from django_delayq.worker.loader import _ObservedLoad
-from django_delayq.worker.once import drain
-from django_delayq.worker.options import Options
-from django_delayq.worker.service import Runner, Turns
-from django_delayq.worker.supervisor import DeadChild, Supervisor
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.parts.service import Runner, Turns
+from django_delayq.worker.processes.once import drain
+from django_delayq.worker.processes.supervisor import DeadChild, Supervisor
+from django_delayq.worker.upkeep.loader import _ObservedLoad
 from tests.integration.claims import DB, claimed
 from tests.integration.conftest import Assemble
 from tests.workers import eventually

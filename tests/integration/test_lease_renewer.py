@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from django_delayq import cancel_message, transitions
+from django_delayq import cancel_message
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.verdicts import Verdict
-from django_delayq.worker.assembly import Parts
-from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.lease_renewer import LeaseRenewer
+from django_delayq.record import transitions
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run.lease_renewer import LeaseRenewer
 from tests.integration.claims import DB, claimed, locked_by_a_cancel, needs_row_locks
 from tests.workers import PATIENCE
 

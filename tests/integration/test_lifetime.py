@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from django_delayq.worker import lifetime as module
-from django_delayq.worker.budget import Budget
-from django_delayq.worker.lifetime import PATIENCE, Lifetime, resident_memory
-from django_delayq.worker.options import Options
-from django_delayq.worker.page import Page
+from django_delayq.worker.parts import lifetime as module
+from django_delayq.worker.parts.begun_page import Page
+from django_delayq.worker.parts.budget import Budget
+from django_delayq.worker.parts.lifetime import PATIENCE, Lifetime, resident_memory
+from django_delayq.worker.parts.options import Options
 from tests.integration.claims import DB
 
 MB = 1024**2

@@ -15,19 +15,21 @@ from django.db import connections
 from django.db.models import F
 from django.utils import timezone
 
-from django_delayq import conf, pause_queue, restore, schedule_message, schedule_messages, transitions
+from django_delayq import pause_queue, restore, schedule_message, schedule_messages
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import to_tenths
+from django_delayq.core.clock import to_tenths
 from django_delayq.models import Message, identity
-from django_delayq.worker import known_pauses
-from django_delayq.worker import sweeper as sweeping
-from django_delayq.worker.assembly import assemble
-from django_delayq.worker.broker_switch import BrokerSwitch
-from django_delayq.worker.consumer import IDLE_WAIT, Consumer
-from django_delayq.worker.loader import Loader
-from django_delayq.worker.options import Options
-from django_delayq.worker.sweeper import Sweeper
+from django_delayq.project import conf
+from django_delayq.record import transitions
+from django_delayq.worker.claim import known_pauses
+from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.assembly import assemble
+from django_delayq.worker.upkeep import sweeper as sweeping
+from django_delayq.worker.upkeep.loader import Loader
+from django_delayq.worker.upkeep.sweeper import Sweeper
 from tests.integration.claims import DB
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -103,7 +105,7 @@ def test_a_load_ahead_reaches_all_queues_in_one_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A measurement would find that the clock below is wrong.
-    monkeypatch.setattr("django_delayq.worker.loader.SKEW_INTERVAL", 600.0)
+    monkeypatch.setattr("django_delayq.worker.upkeep.loader.SKEW_INTERVAL", 600.0)
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": 16}
     loader.tick()
     messages = schedule(1, due_in=20.0)

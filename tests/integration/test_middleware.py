@@ -22,16 +22,16 @@ from django_delayq import (
     cancel_message,
     handler,
     middleware,
-    registry,
     schedule_message,
     signals,
 )
 from django_delayq import schedule_messages as schedule_many
 from django_delayq.middleware import Draft, Handled, Middleware
 from django_delayq.models import Message, Transition
-from django_delayq.worker import reporting
-from django_delayq.worker.once import drain
-from django_delayq.worker.options import Options
+from django_delayq.project import registry
+from django_delayq.worker.parts import reporting
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.once import drain
 from tests.app.handlers import leave
 from tests.app.models import Effect
 

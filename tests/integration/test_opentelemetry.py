@@ -18,13 +18,14 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from django_delayq import KeyConflict, RetryLater, extensions, handler, middleware, registry, schedule_message
+from django_delayq import KeyConflict, RetryLater, extensions, handler, middleware, schedule_message
 from django_delayq import schedule_messages as schedule_many
 from django_delayq.contrib import opentelemetry
 from django_delayq.contrib.opentelemetry import DelayqInstrumentor
 from django_delayq.models import Message
-from django_delayq.worker.once import drain
-from django_delayq.worker.options import Options
+from django_delayq.project import registry
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.once import drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -142,7 +143,7 @@ def test_a_call_that_is_refused_is_a_span_with_the_error(instrument: Instrument)
         schedule_message(TOPIC, delay=60, key="k")
     _fine, refused = telemetry.spans(f"schedule {TOPIC}")
     assert refused.status.status_code == StatusCode.ERROR
-    assert facts(refused)["error.type"] == "django_delayq.exceptions.KeyConflict"
+    assert facts(refused)["error.type"] == "django_delayq.core.exceptions.KeyConflict"
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -11,15 +11,16 @@ import redis
 from django.db import OperationalError, connections
 from pytest_django import DjangoAssertNumQueries
 
-from django_delayq import cancel_message, schedule_message, transitions
+from django_delayq import cancel_message, schedule_message
 from django_delayq.broker.base import Entry
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.states import State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, identity
-from django_delayq.sql.rows import Claimed
-from django_delayq.states import State
-from django_delayq.verdicts import Verdict
-from django_delayq.worker.consumer import Consumer
-from django_delayq.worker.delivery import Delivery
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Claimed
+from django_delayq.worker.claim.consumer import Consumer
+from django_delayq.worker.parts.delivery import Delivery
 from tests.integration.conftest import Assemble
 from tests.record_of import log_of
 from tests.workers import eventually

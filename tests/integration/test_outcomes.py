@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
+from django_delayq.core.outcomes import Ack, Release, Retry
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack, Release, Retry
-from django_delayq.states import State
-from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.run.recorder import Recorder
 from tests.integration.claims import claimed, locked_by_a_cancel, needs_row_locks, state
 from tests.workers import eventually
 

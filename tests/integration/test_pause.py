@@ -15,23 +15,23 @@ from django.utils import timezone
 
 from django_delayq import (
     InvalidMessage,
-    actors,
     apause_queue,
     aresume_queue,
     cancel_message,
     pause_queue,
-    pausing,
     resume_queue,
     schedule_message,
     schedule_messages,
-    transitions,
 )
+from django_delayq.api import pausing
 from django_delayq.broker.keys import keys
+from django_delayq.core import actors
+from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition, identity
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
-from django_delayq.worker import known_pauses
-from django_delayq.worker.consumer import Consumer
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.claim import known_pauses
+from django_delayq.worker.claim.consumer import Consumer
 from tests.acceptance.conftest import Gate, Start, configure, gate, start, timed_by
 from tests.integration.conftest import Assemble
 from tests.record_of import effects_per_message, once_each, states, wait_until

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_delayq import handler, middleware, registry, signals
+from django_delayq import handler, middleware, signals
+from django_delayq.core.outcomes import Ack
+from django_delayq.core.states import State
 from django_delayq.middleware import Handled, Middleware
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack
-from django_delayq.states import State
-from django_delayq.worker import handler_threads, timeouts
-from django_delayq.worker.assembly import Parts
-from django_delayq.worker.budget import Budget
-from django_delayq.worker.handler_threads import rest
-from django_delayq.worker.timeouts import TimeoutWatch
+from django_delayq.project import registry
+from django_delayq.worker.parts.budget import Budget
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run import handler_threads, timeouts
+from django_delayq.worker.run.handler_threads import rest
+from django_delayq.worker.run.timeouts import TimeoutWatch
 from testproject.servers import PostgresServer
 from tests.integration.claims import claimed, state
 from tests.integration.conftest import Assemble

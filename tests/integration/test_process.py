@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from django_delayq.worker.budget import Budget
-from django_delayq.worker.options import Options
-from django_delayq.worker.process import BROKEN, WorkerProcess
-from django_delayq.worker.recorder import Recorder
+from django_delayq.worker.parts.budget import Budget
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.process import BROKEN, WorkerProcess
+from django_delayq.worker.run.recorder import Recorder
 from tests.integration.claims import DB
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq import schedule_message, transitions
+from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
-from django_delayq.worker.once import drain
-from django_delayq.worker.options import Options
-from django_delayq.worker.processlock import ProcessLock
-from django_delayq.worker.quarantine import FIRST_WAIT
+from django_delayq.record import transitions
+from django_delayq.worker.claim.quarantine import FIRST_WAIT
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.parts.processlock import ProcessLock
+from django_delayq.worker.processes.once import drain
 from tests.integration.claims import DB, claimed
 from tests.integration.conftest import Assemble
 from tests.integration.test_budget import forked

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from django_delayq import cancel_message, schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
-from django_delayq.worker.assembly import assemble
-from django_delayq.worker.options import Options
-from django_delayq.worker.queue_finder import QueueFinder
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.parts.queue_finder import QueueFinder
+from django_delayq.worker.processes.assembly import assemble
 from tests.integration.claims import DB
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,7 +25,7 @@ def test_a_queue_that_runs_empty_is_still_served(monkeypatch: pytest.MonkeyPatch
     cancel_message(message)
     queues.tick()
     assert "found" in queues()
-    monkeypatch.setattr("django_delayq.worker.queue_finder.REMEMBERED", 0.0)
+    monkeypatch.setattr("django_delayq.worker.parts.queue_finder.REMEMBERED", 0.0)
     queues.tick()
     assert "found" not in queues()
 

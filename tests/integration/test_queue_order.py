@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
-from django_delayq.worker.assembly import assemble
-from django_delayq.worker.consumer import Consumer
-from django_delayq.worker.options import Options
+from django_delayq.worker.claim.consumer import Consumer
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.assembly import assemble
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

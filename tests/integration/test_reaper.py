@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from django_delayq import transitions
+from django_delayq.core.states import State
 from django_delayq.models import Lease, Message
-from django_delayq.sql import moves
-from django_delayq.sql.rows import Failure, LeaseRenewal, Success, Ticket
-from django_delayq.states import State
-from django_delayq.worker.assembly import Parts
-from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.janitor import Janitor
-from django_delayq.worker.reaper import LONGEST_LOOK
+from django_delayq.record import transitions
+from django_delayq.record.sql import moves
+from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.upkeep.janitor import Janitor
+from django_delayq.worker.upkeep.reaper import LONGEST_LOOK
 from tests.integration.claims import DB, claimed, state
 from tests.transactions import lock_table, unfinished
 from tests.workers import eventually
@@ -31,7 +31,7 @@ def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
 ) -> None:
     (one,) = claimed("t.ok")
     Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
-    monkeypatch.setattr("django_delayq.worker.reaper.LONGEST_LOOK", 60.0)
+    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
     monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
     monkeypatch.setattr(transitions, "may_reap", lambda using: False)
     parts.reaper.tick()
@@ -55,7 +55,7 @@ def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
 ) -> None:
     one, other = expired("t.ok", "t.ok")
     reaper = parts.reaper
-    monkeypatch.setattr("django_delayq.worker.reaper.LONGEST_LOOK", 60.0)
+    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
     monkeypatch.setattr(reaper, "confirm_after", 60.0)
     monkeypatch.setattr(transitions, "may_reap", lambda using: True)
     assert reaper.tick() == reaper.confirm_after

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from django_delayq import registry, schedule_message, transitions
+from django_delayq import schedule_message
+from django_delayq.core.outcomes import Ack
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack
-from django_delayq.sql.rows import Success, Ticket
-from django_delayq.states import State
-from django_delayq.worker import recorder as module
-from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.recorder import GATHER_TIME
+from django_delayq.project import registry
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Success, Ticket
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run import recorder as module
+from django_delayq.worker.run.recorder import GATHER_TIME
 from tests.integration.conftest import Assemble
 from tests.workers import eventually
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 from django.conf import settings as django_settings
 
-from django_delayq import conf, registry
 from django_delayq.broker.base import Place
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.listener import wait_readable
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND
-from django_delayq.exceptions import BrokerUnavailable
-from django_delayq.worker.broker_switch import BrokerSwitch
+from django_delayq.core.clock import SECOND
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.project import conf, registry
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from testproject.servers import RedisServer
 from tests.integration.claims import DB
 from tests.workers import eventually

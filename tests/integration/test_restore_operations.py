@@ -13,7 +13,7 @@ import redis
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from django_delayq import cancel_message, conf, pause_queue, restore, transitions
+from django_delayq import cancel_message, pause_queue, restore
 from django_delayq.broker.base import Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
@@ -21,14 +21,16 @@ from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations import consistency_check
 from django_delayq.console.operations import restore_work as restoring
 from django_delayq.console.operations.restore_work import RestoreOperation
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Queue, Transition
+from django_delayq.project import conf
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore import Overdue, Restore, Selection
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
-from django_delayq.worker.broker_switch import BrokerSwitch
-from django_delayq.worker.loader import Loader, _ObservedLoad
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.upkeep.loader import Loader, _ObservedLoad
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
 from tests.commands.conftest import broker, due_tenths, held, run, schedule

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from django_delayq import Reject, RetryLater, handler, registry, transitions
-from django_delayq.exceptions import HandlerTimeout
+from django_delayq import Reject, RetryLater, handler
+from django_delayq.core.exceptions import HandlerTimeout
+from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Recorded, Retry
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.outcomes import Ack, GiveUp, Outcome, Recorded, Retry
-from django_delayq.sql.rows import Success
-from django_delayq.states import State
-from django_delayq.worker import executor
-from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.recorder import Recorder
+from django_delayq.project import registry
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Success
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run import executor
+from django_delayq.worker.run.recorder import Recorder
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.integration.claims import DB, claimed
@@ -132,9 +134,9 @@ class Odd(Exception):
         (Odd("no"), f"{__name__}.Odd"),
         (KeyError("no"), "builtins.KeyError"),
         (SystemExit(1), "builtins.SystemExit"),
-        (HandlerTimeout(), "django_delayq.exceptions.HandlerTimeout"),
-        (RetryLater(0), "django_delayq.answers.RetryLater"),
-        (Reject("no"), "django_delayq.answers.Reject"),
+        (HandlerTimeout(), "django_delayq.core.exceptions.HandlerTimeout"),
+        (RetryLater(0), "django_delayq.project.answers.RetryLater"),
+        (Reject("no"), "django_delayq.project.answers.Reject"),
     ],
     ids=lambda value: type(value).__name__,
 )

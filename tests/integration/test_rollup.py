@@ -10,7 +10,7 @@ from django.db import DatabaseError, OperationalError
 from django.db.models import Sum
 from django.utils import timezone
 
-from django_delayq import schedule_message, transitions
+from django_delayq import schedule_message
 from django_delayq.console.models import Rollup
 from django_delayq.console.operations.runner import OperationRunner
 from django_delayq.console.statements.portable_console import ROLLUPS_PER_STATEMENT
@@ -23,15 +23,16 @@ from django_delayq.console.statistics.rollups import (
     RollupWriter,
     UnwrittenCounts,
 )
+from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
+from django_delayq.core.states import State
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
-from django_delayq.outcomes import Ack, GiveUp, Release, Retry
-from django_delayq.sql.rows import Claimed, Moved
-from django_delayq.states import State
-from django_delayq.worker.delivery import Delivery
-from django_delayq.worker.once import drain
-from django_delayq.worker.options import Options
-from django_delayq.worker.recorder import Recorder
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Claimed, Moved
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.once import drain
+from django_delayq.worker.run.recorder import Recorder
 from tests.record import steps
 from tests.workers import Worker, eventually
 
@@ -126,7 +127,7 @@ def _delivery(*, lost: bool = False) -> Delivery:
 
 
 def steps_handler() -> Any:
-    from django_delayq import registry
+    from django_delayq.project import registry
 
     return next(iter(registry.handlers().values()))
 

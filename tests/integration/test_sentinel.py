@@ -8,8 +8,8 @@ import pytest
 import redis
 from django.test import override_settings
 
-from django_delayq import conf
 from django_delayq.broker import connection
+from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.workers import eventually
 

@@ -14,23 +14,15 @@ from sentry_sdk.envelope import Envelope  # noqa: E402
 from sentry_sdk.integrations import _installed_integrations, _processed_integrations  # noqa: E402
 from sentry_sdk.transport import Transport  # noqa: E402
 
-from django_delayq import (  # noqa: E402
-    Reject,
-    RetryLater,
-    extensions,
-    handler,
-    middleware,
-    registry,
-    run_message_now,
-    schedule_message,
-)
+from django_delayq import Reject, RetryLater, extensions, handler, middleware, run_message_now, schedule_message
 from django_delayq import schedule_messages as schedule_many  # noqa: E402
-from django_delayq.actors import acting_as  # noqa: E402
 from django_delayq.contrib import sentry  # noqa: E402
 from django_delayq.contrib.sentry import DelayqIntegration  # noqa: E402
+from django_delayq.core.actors import acting_as  # noqa: E402
 from django_delayq.models import Message  # noqa: E402
-from django_delayq.worker.once import drain  # noqa: E402
-from django_delayq.worker.options import Options  # noqa: E402
+from django_delayq.project import registry  # noqa: E402
+from django_delayq.worker.parts.options import Options  # noqa: E402
+from django_delayq.worker.processes.once import drain  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

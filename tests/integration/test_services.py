@@ -7,9 +7,9 @@ from django.db import connection
 
 from django_delayq.extensions import Service
 from django_delayq.models import Queue
-from django_delayq.sql.moves import writing
-from django_delayq.worker import service
-from django_delayq.worker.service import Turns
+from django_delayq.record.sql.moves import writing
+from django_delayq.worker.parts import service
+from django_delayq.worker.parts.service import Turns
 from tests.integration.claims import DB
 from tests.transactions import unfinished
 

@@ -13,10 +13,10 @@ from django.utils import timezone
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker import index
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND, to_tenths
+from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
-from django_delayq.worker.assembly import Parts
+from django_delayq.worker.processes.assembly import Parts
 from tests.integration.claims import DB
 from tests.integration.conftest import Assemble
 

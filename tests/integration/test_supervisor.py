@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from django_delayq import registry
-from django_delayq.worker.options import Options
-from django_delayq.worker.page import Page
-from django_delayq.worker.supervisor import HUNG, Child, Supervisor, _collect_less_often
+from django_delayq.project import registry
+from django_delayq.worker.parts.begun_page import Page
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor, _collect_less_often
 from tests.workers import PATIENCE, ROOT
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
@@ -83,7 +83,7 @@ import django
 django.setup()
 
 from django_delayq.worker import supervisor
-from django_delayq.worker.options import Options
+from django_delayq.worker.parts.options import Options
 
 
 def die(self, page, name_write):
@@ -107,7 +107,7 @@ django.setup()
 gc.set_threshold(700, 11, 12)
 
 from django_delayq.worker import process, supervisor
-from django_delayq.worker.options import Options
+from django_delayq.worker.parts.options import Options
 
 
 def run(self, watch):

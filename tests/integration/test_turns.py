@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from django_delayq import handler, registry
-from django_delayq.registry import Delivered
-from django_delayq.worker import turns
-from django_delayq.worker.assembly import Parts
+from django_delayq import handler
+from django_delayq.project import registry
+from django_delayq.project.registry import Delivered
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run import turns
 from tests.integration.claims import claimed
 from tests.integration.conftest import Assemble
 

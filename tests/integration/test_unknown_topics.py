@@ -8,16 +8,17 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_delayq import conf, schedule_message
+from django_delayq import schedule_message
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND
+from django_delayq.core.clock import SECOND
 from django_delayq.models import Worker
-from django_delayq.sql.rows import Ticket
-from django_delayq.worker import consumer, unknown_topics
-from django_delayq.worker.assembly import Parts
-from django_delayq.worker.loader import Loader
-from django_delayq.worker.unknown_topics import LONGEST_HAND_OVER, NewTopics
+from django_delayq.project import conf
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.claim import consumer, unknown_topics
+from django_delayq.worker.claim.unknown_topics import LONGEST_HAND_OVER, NewTopics
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.upkeep.loader import Loader
 from tests.integration.claims import DB
 from tests.workers import PATIENCE, eventually
 

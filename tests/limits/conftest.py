@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from django_delayq import admission, conf, handler, registry, transitions
+from django_delayq import handler
 from django_delayq.models import Message, Transition
-from django_delayq.registry import Delivered
-from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
+from django_delayq.project import conf, registry
+from django_delayq.project.registry import Delivered
+from django_delayq.record import admission, transitions
+from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 
 DB = "default"
 LEASES = {"l.one": 60.0, "l.rate": 60.0, "l.free": 60.0, "l.both": 60.0}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django_delayq import limits
+from django_delayq.core import limits
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
 
 # So much time a busy machine may take between the decision that a message may begin, and its claim.
 BUSY = timedelta(seconds=0.15)

@@ -9,7 +9,6 @@ import pytest
 
 from django_delayq import (
     InvalidMessage,
-    admission,
     cancel_message,
     pause_queue,
     reschedule_message,
@@ -17,13 +16,13 @@ from django_delayq import (
     run_message_now,
     schedule_message,
     schedule_messages,
-    transitions,
 )
-from django_delayq.clock import to_tenths
+from django_delayq.core.clock import to_tenths
+from django_delayq.core.states import State
 from django_delayq.models import Message, Place, Rate
-from django_delayq.sql.limits import limit_statements
-from django_delayq.sql.rows import Success, Ticket
-from django_delayq.states import State
+from django_delayq.record import admission, transitions
+from django_delayq.record.sql.limited import limit_statements
+from django_delayq.record.sql.rows import Success, Ticket
 
 from .conftest import DB, LEASES, Declare, admit, admit_rows, fail, promote, reasons, state, states, succeed
 
@@ -317,7 +316,7 @@ def test_a_line_of_an_unknown_topic_belongs_to_others(declare: Declare) -> None:
     first, second = schedule_message("l.one"), schedule_message("l.one")
     admit(first, second)
     succeed(first)
-    from django_delayq import registry
+    from django_delayq.project import registry
 
     registry.unregister("l.one")
     assert admission.lines_that_move(DB, "", 10) == (set(), set(), "")

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 
-from django_delayq import admission, registry, schedule_message
+from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Place
-from django_delayq.sql.limits import limit_statements
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
-from django_delayq.worker import limits as worker_limits
-from django_delayq.worker.assembly import Parts, assemble
-from django_delayq.worker.janitor import Janitor
-from django_delayq.worker.limits import INTERVAL, REMOVED_INTERVAL, Gate, LineKeeper
-from django_delayq.worker.once import drain
-from django_delayq.worker.options import Options
+from django_delayq.project import registry
+from django_delayq.record import admission
+from django_delayq.record.sql.limited import limit_statements
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.claim import line_keeper as worker_limits
+from django_delayq.worker.claim.line_keeper import INTERVAL, REMOVED_INTERVAL, Gate, LineKeeper
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.assembly import Parts, assemble
+from django_delayq.worker.processes.once import drain
+from django_delayq.worker.upkeep.janitor import Janitor
 
 from .conftest import DB, LEASES, Declare, admit, state, states, succeed
 

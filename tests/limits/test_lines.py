@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq import conf, handler, registry
-from django_delayq.limits import AHEAD, NAME_LENGTH, PUNCTUAL, ROUNDING, Limit, Line, Place, declare, topic_name
-from django_delayq.validation import KEY_LENGTH, TOPIC_LENGTH
+from django_delayq import handler
+from django_delayq.core.limits import AHEAD, NAME_LENGTH, PUNCTUAL, ROUNDING, Limit, Line, Place, declare, topic_name
+from django_delayq.project import conf, registry
+from django_delayq.project.validation import KEY_LENGTH, TOPIC_LENGTH
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

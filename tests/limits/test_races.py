@@ -11,12 +11,13 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
-from django_delayq import admission, schedule_message, transitions
+from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.sql.limits import limit_statements
-from django_delayq.sql.rows import Success, Ticket
-from django_delayq.sql.sessions import lock_timeout
-from django_delayq.states import State
+from django_delayq.record import admission, transitions
+from django_delayq.record.sql.limited import limit_statements
+from django_delayq.record.sql.rows import Success, Ticket
+from django_delayq.record.sql.sessions import lock_timeout
 from tests.record.steps import at_once
 from tests.transactions import unfinished
 
@@ -137,7 +138,7 @@ def test_lines_are_read_along_their_index_although_nothing_was_limited_before(
 ) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("asks PostgreSQL's planner")
-    from django_delayq.sql import postgresql_limits
+    from django_delayq.record.sql import postgresql_limited as postgresql_limits
 
     declare("l.one", limit=1)
     made = due(20)

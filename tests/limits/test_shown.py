@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_delayq import conf, registry, schedule_message, schedule_messages, transitions
+from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.base import Place as InRedis
-from django_delayq.clock import to_tenths
-from django_delayq.inspector import consistency, diagnostics, lines, stats
+from django_delayq.core.clock import to_tenths
+from django_delayq.core.states import State
+from django_delayq.inspector import consistency, diagnostics, lines, stats, waiting
 from django_delayq.inspector.diagnostics import Finding, Level, Limits
 from django_delayq.inspector.numbers import Capped
 from django_delayq.inspector.snapshot import take_snapshot
 from django_delayq.models import Message, Worker
-from django_delayq.sql import waiting
-from django_delayq.states import State
+from django_delayq.project import conf, registry
+from django_delayq.record import transitions
 
 from .conftest import DB, Declare, admit, promote
 

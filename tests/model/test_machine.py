@@ -35,20 +35,22 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_delayq import actors, admission, restore, schedule_message, transitions
+from django_delayq import restore, schedule_message
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND, to_tenths
-from django_delayq.exceptions import BrokerUnavailable
+from django_delayq.core import actors
+from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.states import FINAL, WAITING, State, is_legal
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import LogRow, Message, Place, Transition
-from django_delayq.registry import handlers
-from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
-from django_delayq.states import FINAL, WAITING, State, is_legal
-from django_delayq.verdicts import Verdict
-from django_delayq.worker.broker_switch import BrokerSwitch
-from django_delayq.worker.loader import Loader
-from django_delayq.worker.sweeper import Sweeper
+from django_delayq.project.registry import handlers
+from django_delayq.record import admission, transitions
+from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.upkeep.loader import Loader
+from django_delayq.worker.upkeep.sweeper import Sweeper
 from tests.app.models import Effect
 
 EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
@@ -661,9 +663,9 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.timeout(0)
 def test_whatever_happens_every_message_ends_and_nothing_happens_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.worker.sweeper.CLAIMING", 0.0)
+    monkeypatch.setattr("django_delayq.worker.upkeep.sweeper.CLAIMING", 0.0)
     # The server of the tests has just been started, and the grace after a restart must not apply.
-    monkeypatch.setattr("django_delayq.transitions.GRACE_AFTER_RESTART", 0.0)
+    monkeypatch.setattr("django_delayq.record.transitions.GRACE_AFTER_RESTART", 0.0)
     with override_settings(DELAYQ={"REDIS": None, "LIMITS": {QUEUE: {"limit": LIMIT}}}):
         run_state_machine_as_test(
             Machine,

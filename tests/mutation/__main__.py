@@ -82,23 +82,23 @@ def mutant(name: str, *edits: tuple[str, str, str]) -> Mutant:
     return Mutant(name, tuple(Edit(*edit) for edit in edits))
 
 
-ACTIONS = "django_delayq/actions.py"
+ACTIONS = "django_delayq/api/actions.py"
 ENGINE = "django_delayq/restore/engine.py"
 MIDDLEWARE = "django_delayq/middleware.py"
-PUBLISHER = "django_delayq/publisher.py"
+PUBLISHER = "django_delayq/broker/publisher.py"
 PIPELINED = "django_delayq/broker/pipelined.py"
 RECURRING = "django_delayq/recurring"
-LIMITS = "django_delayq/limits.py"
-ADMISSION = "django_delayq/admission.py"
-LIMITS_SQL = "django_delayq/sql/postgresql_limits.py"
-SQL = "django_delayq/sql/postgresql.py"
-LIBPQ = "django_delayq/sql/libpq.py"
-MOVES = "django_delayq/sql/moves.py"
-TRANSITIONS = "django_delayq/transitions.py"
+LIMITS = "django_delayq/core/limits.py"
+ADMISSION = "django_delayq/record/admission.py"
+LIMITS_SQL = "django_delayq/record/sql/postgresql_limited.py"
+SQL = "django_delayq/record/sql/postgresql.py"
+LIBPQ = "django_delayq/record/sql/libpq.py"
+MOVES = "django_delayq/record/sql/moves.py"
+TRANSITIONS = "django_delayq/record/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
 CONSISTENCY = "django_delayq/inspector/consistency.py"
 LINES = "django_delayq/inspector/lines.py"
-WAITING_SQL = "django_delayq/sql/waiting.py"
+WAITING_SQL = "django_delayq/inspector/waiting.py"
 DIAGNOSTICS = "django_delayq/inspector/diagnostics.py"
 UNSERVED = "django_delayq/inspector/unserved.py"
 LUA = "django_delayq/broker/scripts"
@@ -189,11 +189,15 @@ MUTANTS = [
     ),
     mutant(
         "unique that keeps the key while the handler runs",
-        ("django_delayq/validation.py", 'if value == "live" else (0, None)', 'if value == "live" else (None, None)'),
+        (
+            "django_delayq/project/validation.py",
+            'if value == "live" else (0, None)',
+            'if value == "live" else (None, None)',
+        ),
     ),
     mutant(
         "key that is free as soon as its message has finished",
-        ("django_delayq/validation.py", "return None, span", "return None, None"),
+        ("django_delayq/project/validation.py", "return None, span", "return None, None"),
     ),
     mutant(
         "key taken from a finished message before its time is over",
@@ -225,11 +229,11 @@ MUTANTS = [
     ),
     mutant(
         "running message of another key that hands its key over",
-        ("django_delayq/actors.py", "own is not None and own[0] == (using, topic, key)", "own is not None"),
+        ("django_delayq/core/actors.py", "own is not None and own[0] == (using, topic, key)", "own is not None"),
     ),
     mutant(
         "handler that runs again and meets its next message as a conflict",
-        ("django_delayq/scheduling.py", "if new.own is not None:\n# The", "if False:\n# The"),
+        ("django_delayq/api/scheduling.py", "if new.own is not None:\n# The", "if False:\n# The"),
     ),
     mutant(
         "message that waits again and keeps the later steps of its chain out",
@@ -241,15 +245,19 @@ MUTANTS = [
     ),
     mutant(
         "step of a chain that is made again when it is over",
-        ("django_delayq/scheduling.py", "following = transitions.next_of(using, own)", "following = None"),
+        ("django_delayq/api/scheduling.py", "following = transitions.next_of(using, own)", "following = None"),
     ),
     mutant(
         "next message of another's making that is forgotten",
-        ("django_delayq/scheduling.py", "transitions.note_next(using, own, existing.pk)", "pass"),
+        ("django_delayq/api/scheduling.py", "transitions.note_next(using, own, existing.pk)", "pass"),
     ),
     mutant(
         "finished message purged while it holds its key",
-        ("django_delayq/purge.py", "Q(key_for__isnull=True) | Q(next_id__isnull=False) | ~Q(HoldsKeyAt(now)),", ""),
+        (
+            "django_delayq/record/purge.py",
+            "Q(key_for__isnull=True) | Q(next_id__isnull=False) | ~Q(HoldsKeyAt(now)),",
+            "",
+        ),
     ),
     mutant(
         "poll without Redis that knows no new queue",
@@ -274,7 +282,7 @@ MUTANTS = [
     mutant(
         "chosen messages purged though they wait again",
         (
-            "django_delayq/purge.py",
+            "django_delayq/record/purge.py",
             "doomed = Message.objects.using(using).filter(finished_at__isnull=False, state__in=sorted(FINAL))",
             "doomed = Message.objects.using(using).all()",
         ),
@@ -490,11 +498,11 @@ MUTANTS = [
     ),
     mutant(
         "statements prepared behind a pooler",
-        ("django_delayq/sql/sessions.py", "is_direct = pid == raw.info.backend_pid and", "is_direct ="),
+        ("django_delayq/record/sql/sessions.py", "is_direct = pid == raw.info.backend_pid and", "is_direct ="),
     ),
     mutant(
         "moves at the level of the project",
-        ("django_delayq/sql/sessions.py", "raw.isolation_level = READ_COMMITTED", "pass"),
+        ("django_delayq/record/sql/sessions.py", "raw.isolation_level = READ_COMMITTED", "pass"),
     ),
     mutant(
         "conflict that is not counted",
@@ -506,7 +514,7 @@ MUTANTS = [
     ),
     mutant(
         "policy that retries what it excludes",
-        ("django_delayq/retry.py", "or isinstance(error, self.refused)", ""),
+        ("django_delayq/core/retry.py", "or isinstance(error, self.refused)", ""),
     ),
     mutant(
         "message with a policy of its own that retries every error",
@@ -529,12 +537,12 @@ MUTANTS = [
     ),
     mutant(
         "flat payload that changes with the dict of the caller",
-        ("django_delayq/validation.py", "value.copy() if is_flat", "value if is_flat"),
+        ("django_delayq/project/validation.py", "value.copy() if is_flat", "value if is_flat"),
     ),
     mutant(
         "flat payload that nobody searches for NUL",
         (
-            "django_delayq/validation.py",
+            "django_delayq/project/validation.py",
             'if "\\x00" in item:\n                return False',
             "if False:\n                return False",
         ),
@@ -542,18 +550,18 @@ MUTANTS = [
     mutant(
         "message that overlooks its handler's priority",
         (
-            "django_delayq/scheduling.py",
+            "django_delayq/api/scheduling.py",
             "registry.default_priority(topic) if priority is None else validation.priority(priority)",
             "validation.priority(priority or 0)",
         ),
     ),
     mutant(
         "member of an enum as the queue of a handler",
-        ("django_delayq/registry.py", "None if queue is None else validation.queue(queue)", "queue"),
+        ("django_delayq/project/registry.py", "None if queue is None else validation.queue(queue)", "queue"),
     ),
     mutant(
         "member of an enum as the default queue",
-        ("django_delayq/conf.py", "return plain(value)", "return value"),
+        ("django_delayq/project/conf.py", "return plain(value)", "return value"),
     ),
     mutant(
         "cursor that is kept with all the rows of its last answer",
@@ -601,7 +609,7 @@ MUTANTS = [
     ),
     mutant(
         "choice on conflict without a key",
-        ("django_delayq/scheduling.py", "if key is None and choice is not OnConflict.ERROR:", "if False:"),
+        ("django_delayq/api/scheduling.py", "if key is None and choice is not OnConflict.ERROR:", "if False:"),
     ),
     mutant(
         "failure without a fence",
@@ -639,7 +647,7 @@ MUTANTS = [
     ),
     mutant(
         "limited message that loses the first row of its log",
-        ("django_delayq/sql/postgresql_limits.py", "{FIRST_ROW}\nUNION ALL\n", ""),
+        ("django_delayq/record/sql/postgresql_limited.py", "{FIRST_ROW}\nUNION ALL\n", ""),
     ),
     mutant("move that loses the claim from the log", (MOVES, "if message.claimed_at is not None:", "if False:")),
     mutant(
@@ -803,7 +811,7 @@ MUTANTS = [
     ),
     mutant(
         "restore that ends the pause of somebody else",
-        ("django_delayq/pausing.py", "filter(paused_by=holder).delete()", "all().delete()"),
+        ("django_delayq/api/pausing.py", "filter(paused_by=holder).delete()", "all().delete()"),
     ),
     mutant(
         "requeue that gives up a due time to come",
@@ -1097,7 +1105,7 @@ MUTANTS = [
     ),
     mutant(
         "tests that use Redis",
-        ("django_delayq/conf.py", 'settings.TESTING or "manual", REDIS=None', 'settings.TESTING or "manual"'),
+        ("django_delayq/project/conf.py", 'settings.TESTING or "manual", REDIS=None', 'settings.TESTING or "manual"'),
     ),
     mutant(
         "--once inside of a transaction",
@@ -1204,9 +1212,9 @@ MUTANTS = [
     ),
     mutant(
         "concurrency key without a limit",
-        ("django_delayq/scheduling.py", "if handler.limit is None:", "if False:"),
+        ("django_delayq/api/scheduling.py", "if handler.limit is None:", "if False:"),
     ),
-    mutant("due times rounded down", ("django_delayq/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
+    mutant("due times rounded down", ("django_delayq/core/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
     mutant(
         "limited message called missing in Redis",
         (CONSISTENCY, "IN_REDIS = frozenset({State.SCHEDULED, State.RUNNING})", "IN_REDIS = LIVE"),

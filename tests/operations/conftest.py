@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq import publisher
+from django_delayq.broker import publisher
 from testproject.servers import RedisServer
 from tests.integration.test_sentinel import trio
 from tests.workers import Worker

@@ -12,13 +12,14 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq import cancel_message, conf, reschedule_message, schedule_message, schedule_messages
+from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import scripts
 from django_delayq.broker.base import DueQueue, Entry
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import State
+from django_delayq.core.states import State
+from django_delayq.project import conf
+from django_delayq.record.sql.rows import Ticket
 from testproject.servers import RedisServer
 from tests.commands.conftest import run
 from tests.known_scripts import SCRIPTS

@@ -8,9 +8,9 @@ import pytest
 from django.db import connection
 
 from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
-from django_delayq.worker.consumer import CLOCK_TOLERANCE
+from django_delayq.worker.claim.consumer import CLOCK_TOLERANCE
 from testproject.servers import RedisServer
 from tests.operations.conftest import Configure, Start, of
 from tests.record_of import is_early, log_of, wait_until

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from django_delayq import cancel_message, schedule_message
-from django_delayq.states import State
+from django_delayq.core.states import State
 from testproject.servers import RedisServer, ServerFailed
 from tests.commands.conftest import run
 from tests.operations.conftest import Configure, Start, of

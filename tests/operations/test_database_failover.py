@@ -12,8 +12,8 @@ import pytest
 from django.db import connection
 
 from django_delayq import schedule_messages
+from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message, Transition
-from django_delayq.states import LIVE, State
 from testproject.servers import PostgresServer
 from tests.proxy import Proxy
 from tests.record_of import effects_per_message, is_early, once_each, states

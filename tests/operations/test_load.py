@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from django_delayq import conf, schedule_messages
+from django_delayq import schedule_messages
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import to_tenths
+from django_delayq.core.clock import to_tenths
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
+from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.commands.conftest import run
 from tests.operations.conftest import Configure, Start, of

@@ -8,12 +8,13 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq import conf, schedule_message, schedule_messages
+from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
+from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.operations.conftest import Configure, Start, of
 from tests.record_of import effects_per_message, log_of, once_each, wait_until, wait_until_all

@@ -10,7 +10,7 @@ import pytest
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
-from django_delayq.states import State
+from django_delayq.core.states import State
 from testproject.binaries import _output, _redis_candidates
 from testproject.servers import RedisServer
 from tests.commands.conftest import run

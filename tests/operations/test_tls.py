@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from django_delayq import conf, schedule_message
+from django_delayq import schedule_message
 from django_delayq.broker import connection
-from django_delayq.states import State
+from django_delayq.core.states import State
+from django_delayq.project import conf
 from testproject.servers import RedisServer, ServerFailed, free_port
 from tests.operations.conftest import Configure, Start
 from tests.operations.tls import OPENSSL, Authority, Front

@@ -14,14 +14,15 @@ import redis
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq import publisher, schedule_message, schedule_messages
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.broker import publisher
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import from_tenths
+from django_delayq.core.clock import from_tenths
 from django_delayq.inspector.consistency import ConsistencyCheck, Mismatch
 from django_delayq.models import Message, identity
-from django_delayq.worker.broker_switch import BrokerSwitch
-from django_delayq.worker.loader import Loader
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.upkeep.loader import Loader
 from tests.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -19,11 +19,11 @@ from django_delayq import (
     reschedule_message,
     run_message_now,
     schedule_message,
-    transitions,
 )
+from django_delayq.core.states import State, is_legal
 from django_delayq.models import Message, Transition
-from django_delayq.sql.rows import Claimed, Failure, LeaseRenewal, Success, Ticket
-from django_delayq.states import State, is_legal
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Claimed, Failure, LeaseRenewal, Success, Ticket
 from tests.races.conftest import Together
 from tests.record_of import path_of
 from tests.transactions import waits_for_a_lock

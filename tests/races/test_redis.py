@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import cancel_message, conf, reschedule_message, restore, schedule_messages, transitions
+from django_delayq import cancel_message, reschedule_message, restore, schedule_messages
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND, to_tenths
+from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
+from django_delayq.project import conf
+from django_delayq.record import transitions
 from tests.races.conftest import Together
 from tests.settings import REDIS_SERVER
 

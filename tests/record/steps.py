@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq import schedule_message, transitions
+from django_delayq import schedule_message
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.sql.limits import Refused, limit_statements
-from django_delayq.sql.rows import Claimed, Failure, Success, Ticket
-from django_delayq.states import State
+from django_delayq.record import transitions
+from django_delayq.record.sql.limited import Refused, limit_statements
+from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 
 T = TypeVar("T")
 

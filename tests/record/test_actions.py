@@ -18,8 +18,6 @@ from django_delayq import (
     InvalidMessage,
     Verdict,
     acancel_message,
-    actions,
-    actors,
     arequeue_message,
     areschedule_message,
     arun_message_now,
@@ -28,11 +26,13 @@ from django_delayq import (
     reschedule_message,
     run_message_now,
     schedule_messages,
-    transitions,
 )
+from django_delayq.api import actions
+from django_delayq.core import actors
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.sql.rows import Failure
-from django_delayq.states import State
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Failure
 from tests.replica import REPLICA
 
 from .steps import TOPIC, at_once, bring, claim, claimed, due, later, lose, message, moves, state

@@ -20,8 +20,8 @@ from django_delayq import (
     aschedule_message,
     aschedule_messages,
 )
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
 
 from .steps import TOPIC, message, moves
 

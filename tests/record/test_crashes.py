@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq import cancel_message, transitions
+from django_delayq import cancel_message
+from django_delayq.core.states import State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.states import State
-from django_delayq.transitions import (
+from django_delayq.record import transitions
+from django_delayq.record.transitions import (
     LONGEST_RETREAT,
     WORKERS_PER_CRASH,
     Death,
@@ -20,7 +22,6 @@ from django_delayq.transitions import (
     mark_alone,
     suspect_crashes,
 )
-from django_delayq.verdicts import Verdict
 from tests.record.steps import ago, claim, due, message
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -11,12 +11,13 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_delayq import cancel_message, requeue_message, reschedule_message, transitions
-from django_delayq.clock import to_tenths
+from django_delayq import cancel_message, requeue_message, reschedule_message
+from django_delayq.core.clock import to_tenths
+from django_delayq.core.states import FINAL, State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.sql.rows import Failure, LeaseRenewal, Success, Ticket
-from django_delayq.states import FINAL, State
-from django_delayq.verdicts import Verdict
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 
 from .steps import (
     LEASES,
@@ -352,7 +353,7 @@ def test_no_retry_follows_a_cancel_that_was_requested() -> None:
 def test_a_requested_cancel_wins_over_the_last_failure() -> None:
     row = claimed()
     assert cancel_message(row.id).verdict == Verdict.REQUESTED
-    assert fail(row.id, dead=True, error="Reject: not wanted", exception="django_delayq.answers.Reject")
+    assert fail(row.id, dead=True, error="Reject: not wanted", exception="django_delayq.project.answers.Reject")
     now = message(row.id)
     assert (now.state, now.attempts, now.reported) == (State.CANCELLED, 1, 1)
     assert now.finished_at is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.outcomes import KIND_LENGTH, error_kind
+from django_delayq.core.outcomes import KIND_LENGTH, error_kind
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import redis
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import cancel_message, publisher, reschedule_message, schedule_message, schedule_messages
+from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker import publisher
 from django_delayq.broker.keys import keys
 from django_delayq.models import Identity, forget_identity, identity, known_identity
 from tests.broker.bench import redis_broker

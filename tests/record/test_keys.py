@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_delayq import KeyConflict, OnConflict, cancel_message, schedule_message, transitions
+from django_delayq import KeyConflict, OnConflict, cancel_message, schedule_message
+from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
-from django_delayq.states import LIVE, State
+from django_delayq.record import transitions
 
 from .steps import ago, at_once, bring, claim, claimed, due, later, message, moves, snapshot, succeed
 

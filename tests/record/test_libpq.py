@@ -20,12 +20,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from psycopg.generators import execute
 
-from django_delayq import schedule_message, transitions, validation
+from django_delayq import schedule_message
+from django_delayq.api.scheduling import _checked
 from django_delayq.models import Message, forget_identity, identity
-from django_delayq.scheduling import _checked
-from django_delayq.sql import libpq, postgresql
-from django_delayq.sql.rows import NewMessage
-from django_delayq.sql.sessions import FAILED, IDLE, UNKNOWN, Session
+from django_delayq.project import validation
+from django_delayq.record import transitions
+from django_delayq.record.sql import libpq, postgresql
+from django_delayq.record.sql.rows import NewMessage
+from django_delayq.record.sql.sessions import FAILED, IDLE, UNKNOWN, Session
 from tests.transactions import lock_table, unfinished, waits_for_a_lock
 from tests.workers import PATIENCE, eventually
 

@@ -15,16 +15,16 @@ from django_delayq import (
     Verdict,
     cancel_message,
     pause_queue,
-    publisher,
     requeue_message,
     reschedule_message,
     schedule_message,
     schedule_messages,
     signals,
 )
+from django_delayq.broker import publisher
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.sql.sessions import statement_timeout
-from django_delayq.states import State
+from django_delayq.record.sql.sessions import statement_timeout
 from tests.broker.bench import redis_broker
 
 from .steps import TOPIC

@@ -10,15 +10,16 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import Q
 
-from django_delayq import cancel_message, requeue_message, reschedule_message, run_message_now, transitions
-from django_delayq.actors import acting_as
-from django_delayq.exceptions import InvalidTransition
+from django_delayq import cancel_message, requeue_message, reschedule_message, run_message_now
+from django_delayq.core.actors import acting_as
+from django_delayq.core.exceptions import InvalidTransition
+from django_delayq.core.states import MOVES, State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import LogRow, Message, Transition
-from django_delayq.sql.limits import Promoted, Refused, limit_statements
-from django_delayq.sql.moves import Decision, move
-from django_delayq.sql.rows import Success
-from django_delayq.states import MOVES, State
-from django_delayq.verdicts import Verdict
+from django_delayq.record import transitions
+from django_delayq.record.sql.limited import Promoted, Refused, limit_statements
+from django_delayq.record.sql.moves import Decision, move
+from django_delayq.record.sql.rows import Success
 
 from .steps import ago, bring, claim, due, fail, log, lose, message, moves, snapshot, state, succeed
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from django.db import DataError, connection, transaction
 
-from django_delayq import schedule_messages, transitions
-from django_delayq.sql import statements
-from django_delayq.sql.postgresql import MOST_ROWS_KEPT
-from django_delayq.sql.rows import LeaseRenewal
-from django_delayq.sql.sessions import known_session
+from django_delayq import schedule_messages
+from django_delayq.record import transitions
+from django_delayq.record.sql import statements
+from django_delayq.record.sql.postgresql import MOST_ROWS_KEPT
+from django_delayq.record.sql.rows import LeaseRenewal
+from django_delayq.record.sql.sessions import known_session
 
 from .steps import TOPIC, claim, due, fail, succeed
 

@@ -14,18 +14,12 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
-from django_delayq import (
-    cancel_message,
-    publisher,
-    requeue_message,
-    reschedule_message,
-    schedule_message,
-    schedule_messages,
-)
+from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.clock import SECOND, to_tenths
+from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.models import Message
 from testproject.servers import RedisServer
 from tests.broker.bench import redis_broker

@@ -29,15 +29,15 @@ from django_delayq import (
     aschedule_message,
     cancel_message,
     handler,
-    registry,
     reschedule_message,
     schedule_message,
     schedule_messages,
-    scheduling,
-    transitions,
 )
+from django_delayq.api import scheduling
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.states import State
+from django_delayq.project import registry
+from django_delayq.record import transitions
 from tests.unit.test_validation import good
 
 from .steps import TOPIC, claim, due, later, log, message

@@ -13,10 +13,11 @@ from django.db import IntegrityError, connection, connections, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from django_delayq import schedule_message, transitions
+from django_delayq import schedule_message
+from django_delayq.core.states import FINAL, State
 from django_delayq.models import Identity, LogRow, Message, identity
-from django_delayq.sql.rows import Ticket
-from django_delayq.states import FINAL, State
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
 
 from .steps import TOPIC, bring, later
 

@@ -11,20 +11,14 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq import (
-    pause_queue,
-    requeue_message,
-    reschedule_message,
-    schedule_message,
-    schedule_messages,
-    transitions,
-)
-from django_delayq.clock import to_us
+from django_delayq import pause_queue, requeue_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.core.clock import to_us
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.purge import finished as finished_messages
-from django_delayq.purge import purge
-from django_delayq.sql.rows import Failure
-from django_delayq.states import State
+from django_delayq.record import transitions
+from django_delayq.record.purge import finished as finished_messages
+from django_delayq.record.purge import purge
+from django_delayq.record.sql.rows import Failure
 
 from .steps import TOPIC, ago, claimed, due
 

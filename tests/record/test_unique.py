@@ -23,12 +23,12 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
-from django_delayq.actions import foresee_requeue
-from django_delayq.actors import handling
+from django_delayq.api.actions import foresee_requeue
+from django_delayq.core.actors import handling
+from django_delayq.core.states import FINAL, LIVE, State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.purge import finished, purge_ids
-from django_delayq.states import FINAL, LIVE, State
-from django_delayq.verdicts import Verdict
+from django_delayq.record.purge import finished, purge_ids
 
 from .steps import (
     TOPIC,
@@ -692,7 +692,7 @@ def test_a_handler_and_others_at_once_schedule_one_next_message() -> None:
 def test_a_message_is_scheduled_with_one_statement(options: dict[str, Any], most: int) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs PostgreSQL")
-    from django_delayq.sql.postgresql import PostgreSQL
+    from django_delayq.record.sql.postgresql import PostgreSQL
 
     sent: list[str] = []
     execute = PostgreSQL._execute

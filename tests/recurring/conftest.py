@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_delayq import registry, transitions
+from django_delayq.core.states import LIVE, State
 from django_delayq.models import LogRow, Message
+from django_delayq.project import registry
+from django_delayq.record import transitions
 from django_delayq.recurring import declarations, schedules
 from django_delayq.recurring.models import Occurrence
-from django_delayq.states import LIVE, State
 
 # The messages of these tests are due in the far future: no real clock makes them due.
 NOON = datetime(2050, 3, 1, 12, tzinfo=UTC)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 
-from django_delayq import handler, registry
-from django_delayq.exceptions import InvalidMessage
+from django_delayq import handler
+from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import Message
+from django_delayq.project import registry
 from django_delayq.recurring import Schedule, create_schedule, extension, pause_schedule, recurring, run_schedule
 from django_delayq.recurring.declarations import Declaration, collect
 from django_delayq.recurring.extension import Declarer, Scheduler
@@ -42,7 +43,7 @@ class Version:
     def tick(self) -> None:
         self._code.clear()
         if self.arguments or self.options:
-            from django_delayq import registry
+            from django_delayq.project import registry
 
             registry._handlers.clear()
             declare(*self.arguments, **self.options)

@@ -16,8 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from django_delayq import cancel_message, transitions
+from django_delayq import cancel_message
+from django_delayq.core.states import LIVE, State
 from django_delayq.models import LogRow, Message, Transition
+from django_delayq.record import transitions
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -28,7 +30,6 @@ from django_delayq.recurring import (
     schedules,
 )
 from django_delayq.recurring.models import Occurrence
-from django_delayq.states import LIVE, State
 
 from .conftest import DB, NOON, Clock, deliver, look
 

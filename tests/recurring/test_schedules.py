@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
-from django_delayq import KeyConflict, cancel_message, handler, registry, requeue_message, run_message_now
-from django_delayq.exceptions import InvalidMessage, PayloadTooLarge
+from django_delayq import KeyConflict, cancel_message, handler, requeue_message, run_message_now
+from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
+from django_delayq.project import registry
+from django_delayq.record.sql.limited import Refused, limit_statements
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -22,8 +25,6 @@ from django_delayq.recurring import (
     schedules,
 )
 from django_delayq.recurring.models import Occurrence
-from django_delayq.sql.limits import Refused, limit_statements
-from django_delayq.states import State
 
 from .conftest import DB, NOON, Clock, deliver, live, look, occurrences
 

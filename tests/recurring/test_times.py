@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq.exceptions import InvalidMessage
+from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.recurring.times import Times
 
 BERLIN = "Europe/Berlin"

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from django_delayq import conf, validation
 from django_delayq.broker import scripts
 from django_delayq.broker.keys import keys, namespace
-from django_delayq.exceptions import InvalidMessage
+from django_delayq.core.exceptions import InvalidMessage
+from django_delayq.project import conf, validation
 
 from .bench import NOW, Bench
 

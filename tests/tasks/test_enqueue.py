@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.utils import timezone
 
-from django_delayq import cancel_message, registry
+from django_delayq import cancel_message
 from django_delayq.contrib.tasks import DelayqBackend, known, options
 from django_delayq.contrib.tasks.compat import (
     AnyResult,
@@ -23,11 +23,12 @@ from django_delayq.contrib.tasks.compat import (
     TaskResultStatus,
     task_backends,
 )
-from django_delayq.exceptions import InvalidMessage
+from django_delayq.core.exceptions import InvalidMessage
+from django_delayq.core.retry import RetryPolicy
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.retry import RetryPolicy
-from django_delayq.sql.limits import Refused, limit_statements
-from django_delayq.states import State
+from django_delayq.project import registry
+from django_delayq.record.sql.limited import Refused, limit_statements
 from tests.app import tasks as typed_tasks
 from tests.workers import ROOT
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, transitions
+from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message
 from django_delayq.contrib.tasks.compat import (
     AnyResult,
     TaskResultDoesNotExist,
@@ -21,11 +21,12 @@ from django_delayq.contrib.tasks.compat import (
     task_finished,
     task_started,
 )
-from django_delayq.exceptions import HandlerTimeout
+from django_delayq.core.exceptions import HandlerTimeout
+from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.states import State
-from django_delayq.worker.once import drain
-from django_delayq.worker.options import Options
+from django_delayq.record import transitions
+from django_delayq.worker.parts.options import Options
+from django_delayq.worker.processes.once import drain
 from tests.app import tasks
 from tests.app.models import Effect
 from tests.record_of import path_of

@@ -7,8 +7,10 @@ from typing import Any
 from django.db import transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
-from django_delayq import aschedule_message, clock, conf, schedule_message
+from django_delayq import aschedule_message, schedule_message
+from django_delayq.core import clock
 from django_delayq.models import Message
+from django_delayq.project import conf
 from django_delayq.testing import DelayqMixin
 from tests.app.models import Effect
 

@@ -11,8 +11,10 @@ import time_machine
 from django.db import connection
 from django.utils import timezone
 
-from django_delayq import clock, pause_queue, resume_queue, schedule_message, transitions
+from django_delayq import pause_queue, resume_queue, schedule_message
+from django_delayq.core import clock
 from django_delayq.models import Queue
+from django_delayq.record import transitions
 from django_delayq.testing import Delayq
 
 HOUR = timedelta(hours=1)

@@ -26,13 +26,13 @@ from django_delayq import (
     cancel_message,
     handler,
     pause_queue,
-    registry,
     schedule_message,
     schedule_messages,
     signals,
 )
 from django_delayq.models import Message, Transition
-from django_delayq.registry import Delivered, HandlerFunction
+from django_delayq.project import registry
+from django_delayq.project.registry import Delivered, HandlerFunction
 from django_delayq.testing import Delayq, Ran, UnknownTopic
 from tests.app.models import Effect
 from tests.record_of import effects_per_message, path_of

@@ -12,14 +12,14 @@ from django_delayq import (
     RetryLater,
     handler,
     pause_queue,
-    registry,
     requeue_message,
     run_message_now,
     schedule_message,
     schedule_messages,
 )
 from django_delayq.models import Message
-from django_delayq.registry import Delivered
+from django_delayq.project import registry
+from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq, UnknownTopic
 from tests.record_of import effects_per_message, path_of
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from django_delayq import InvalidMessage, MessageCancelled, Reject, handler, registry
-from django_delayq.registry import Delivered
+from django_delayq import InvalidMessage, MessageCancelled, Reject, handler
+from django_delayq.project import registry
+from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq
 
 

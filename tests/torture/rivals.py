@@ -27,8 +27,8 @@ class Rivals:
 
     def run(self) -> None:
         """Share out all messages that are dead now."""
+        from django_delayq.core.states import State
         from django_delayq.models import Message
-        from django_delayq.states import State
 
         ids = list(Message.objects.filter(topic="torture.refuse", state=State.DEAD).values_list("pk", flat=True))
         self.random.shuffle(ids)
@@ -55,8 +55,8 @@ class Rivals:
     def purge(self, batches: list[list[int]]) -> None:
         from django.db import connection
 
-        from django_delayq import purge
-        from django_delayq.states import State
+        from django_delayq.core.states import State
+        from django_delayq.record import purge
 
         dead = purge.finished("default", [State.DEAD], 0, topics=["torture.refuse"])
         for ids in batches:

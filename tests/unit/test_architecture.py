@@ -17,7 +17,7 @@ PACKAGE = Path(django_delayq.__file__).parent
 ROOT = PACKAGE.parent
 TEXT = (ROOT / "ARCHITECTURE.rst").read_text(encoding="utf-8")
 LITERALS = re.findall(r"``([^`]+)``", TEXT)
-# ``worker/pool.py:Pool.submit`` and ``worker/pool.py``
+# ``worker/run/pool.py:Pool.submit`` and ``worker/run/pool.py``
 PLACES = sorted({text for text in LITERALS if re.fullmatch(r"[\w/]+\.py:[\w.]+", text)})
 FILES = sorted({text for text in LITERALS if re.fullmatch(r"[\w/-]+\.(py|lua|rst|toml)", text)})
 HOMES = (PACKAGE, ROOT, PACKAGE / "broker/scripts")

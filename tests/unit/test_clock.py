@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq.clock import SECOND, ceil_tenth, from_tenths, from_us, to_tenths, to_us, us_to_tenths
+from django_delayq.core.clock import SECOND, ceil_tenth, from_tenths, from_us, to_tenths, to_us, us_to_tenths
 
 ZONES = [UTC, timezone(timedelta(hours=-9.5))]
 moments = st.builds(

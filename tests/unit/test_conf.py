@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_delayq import conf
-from django_delayq.retry import RetryPolicy
+from django_delayq.core.retry import RetryPolicy
+from django_delayq.project import conf
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -36,7 +36,7 @@ def test_a_missing_library_is_an_error_that_names_the_extra(
 def test_a_worker_imports_no_integration_by_itself() -> None:
     code = (
         "import sys, django; django.setup()\n"
-        "import django_delayq.scheduling, django_delayq.worker.process\n"
+        "import django_delayq.api.scheduling, django_delayq.worker.processes.process\n"
         "print([name for name in sys.modules if name.startswith("
         f"{('sentry_sdk', *(f'django_delayq.contrib.{name}' for name in LIBRARIES))})])"
     )

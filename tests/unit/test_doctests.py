@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from django_delayq import durations, retry
+from django_delayq.core import durations, retry
 
 
 @pytest.mark.parametrize("module", [durations, retry], ids=lambda module: module.__name__)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq.durations import brief, seconds
+from django_delayq.core.durations import brief, seconds
 
 
 @pytest.mark.parametrize(

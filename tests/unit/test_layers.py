@@ -38,21 +38,21 @@ class Breach(NamedTuple):
 
 
 BREACHES = [
-    Breach(LAYERS, "states.py", "from . import conf"),
+    Breach(LAYERS, "core/states.py", "from . import conf"),
     Breach(LAYERS, "inspector/stats.py", "from ..worker import reaper"),
-    Breach(CONSOLE, "transitions.py", "from .console import audit"),
-    Breach(CONSOLE, "worker/reaper.py", "from ..console.operations import operator"),
-    Breach(CONTRIB, "worker/process.py", "from ..contrib import prometheus"),
-    Breach(TESTING, "publisher.py", "from .testing import helper"),
-    Breach(RECURRING, "worker/process.py", "from ..recurring import extension"),
-    Breach(REDIS, "publisher.py", "import redis"),
+    Breach(CONSOLE, "record/transitions.py", "from .console import audit"),
+    Breach(CONSOLE, "worker/upkeep/reaper.py", "from ..console.operations import operator"),
+    Breach(CONTRIB, "worker/processes/process.py", "from ..contrib import prometheus"),
+    Breach(TESTING, "broker/publisher.py", "from .testing import helper"),
+    Breach(RECURRING, "worker/processes/process.py", "from ..recurring import extension"),
+    Breach(REDIS, "broker/publisher.py", "import redis"),
     Breach(REDIS, "console/admin/health_page.py", "import redis"),
     Breach(REDIS, "management/commands/delayq_stats.py", "from django_redis import get_redis_connection"),
-    Breach(WORKER, "worker/reaper.py", "from ..inspector import stats"),
-    Breach(RECORD, "transitions.py", "from . import publisher"),
+    Breach(WORKER, "worker/upkeep/reaper.py", "from ..inspector import stats"),
+    Breach(RECORD, "record/transitions.py", "from . import publisher"),
     Breach(BROKER, "broker/redis.py", "from .. import models"),
-    Breach(PROTOCOL, "worker/loader.py", "from ..broker.redis import RedisBroker"),
-    Breach(MOVER, "worker/mover.py", "from .. import transitions"),
+    Breach(PROTOCOL, "worker/upkeep/loader.py", "from ..broker.redis import RedisBroker"),
+    Breach(MOVER, "worker/upkeep/mover.py", "from .. import transitions"),
 ]
 
 LINT = "import sys; from importlinter import cli; sys.exit(cli.lint_imports(no_cache=True))"

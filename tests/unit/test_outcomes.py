@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq.outcomes import TEXT_LIMIT, storable
+from django_delayq.core.outcomes import TEXT_LIMIT, storable
 
 
 def test_plain_text_is_left_alone() -> None:

@@ -17,8 +17,9 @@ from django.apps import apps
 from django.test import override_settings
 
 import django_delayq
-from django_delayq import Delivered, RetryPolicy, handler, registry
-from django_delayq.exceptions import HandlerConflict, InvalidMessage
+from django_delayq import Delivered, RetryPolicy, handler
+from django_delayq.core.exceptions import HandlerConflict, InvalidMessage
+from django_delayq.project import registry
 
 if TYPE_CHECKING:
     from pytest_django import Settings

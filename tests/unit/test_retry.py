@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq.durations import Duration
-from django_delayq.exceptions import HandlerTimeout
-from django_delayq.retry import LONGEST, RetryPolicy, as_policy
+from django_delayq.core.durations import Duration
+from django_delayq.core.exceptions import HandlerTimeout
+from django_delayq.core.retry import LONGEST, RetryPolicy, as_policy
 
 PAYMENT = ["4m", "10m", "10m", "1h", "2h", "6h", "15h"]
 

@@ -7,8 +7,8 @@ from itertools import product
 from pathlib import Path
 from textwrap import dedent
 
-from django_delayq import states
-from django_delayq.states import FINAL, LIVE, MOVES, REQUEUEABLE, State, is_legal
+from django_delayq.core import states
+from django_delayq.core.states import FINAL, LIVE, MOVES, REQUEUEABLE, State, is_legal
 
 README = Path(__file__).parents[2] / "README.rst"
 

@@ -17,9 +17,9 @@ from django.utils import timezone as django_timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq import validation
-from django_delayq.clock import ceil_tenth
-from django_delayq.exceptions import InvalidMessage, PayloadTooLarge
+from django_delayq.core.clock import ceil_tenth
+from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
+from django_delayq.project import validation
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -26,9 +26,9 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ... import actors
+from ...core import actors
 from ...models import Message
-from ...sql.moves import locked, writing
+from ...record.sql.moves import locked, writing
 from .. import audit, operations
 from ..models import AuditEvent, DeadLetters, Operation
 from ..operations import BulkAction, Scope

@@ -11,9 +11,10 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy, pgettext_lazy
 
-from ... import actions, conf
-from ...states import FINAL, State
-from ...verdicts import DONE, Verdict
+from ...api import actions
+from ...core.states import FINAL, State
+from ...core.verdicts import DONE, Verdict
+from ...project import conf
 from .forms import ReasonForm, RequeueForm, RescheduleForm, SpreadForm
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from django.db.models import Model
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...durations import brief
+from ...core.durations import brief
 from ...inspector.diagnostics import LONG_LIMITED, Level
 from ...inspector.diagnostics import Limits as CheckLimits
 from ...inspector.numbers import total

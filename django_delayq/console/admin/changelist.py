@@ -13,9 +13,9 @@ from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
 
-from ... import transitions
 from ...inspector.numbers import Capped
 from ...models import Message
+from ...record import transitions
 from ..search import listing
 from ..search.listing import Listing, StateCounts
 from ..search.payloads import StoredSize, small

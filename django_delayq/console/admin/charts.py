@@ -10,7 +10,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from ...durations import brief
+from ...core.durations import brief
 
 # In the units of the drawing, which are also those of its text: a chart for half of a page is narrower.
 WIDE, NARROW, HEIGHT = 720, 440, 200

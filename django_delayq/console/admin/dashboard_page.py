@@ -14,12 +14,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
-from ...durations import brief
+from ...core.durations import brief
 from ...inspector.numbers import Capped
 from ...inspector.snapshot import overdue_cutoff
 from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, Worker
-from ...sql import vendor_name
+from ...record.sql import vendor_name
 from ..models import Dashboard, Health, Limits, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming

@@ -12,8 +12,9 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ... import conf, transitions
 from ...models import Message
+from ...project import conf
+from ...record import transitions
 from ..models import DeadLetters
 from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, PERIODS, DeadFilter, DeadGroup, group_dead

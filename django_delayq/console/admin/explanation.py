@@ -9,12 +9,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...durations import brief
+from ...core.durations import brief
+from ...core.states import State
 from ...inspector.consistency import Mismatch
 from ...inspector.lines import LimitState
 from ...inspector.numbers import Capped
 from ...models import Message, Queue, Transition, Worker
-from ...states import State
 from ..whereabouts import Whereabouts
 
 

@@ -24,8 +24,8 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ...core.states import State
 from ...models import Message
-from ...states import State
 from .. import audit
 from ..search.listing import Listing
 from ..statements import TooSlow

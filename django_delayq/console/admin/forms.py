@@ -12,10 +12,10 @@ from django.utils import timezone
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ... import validation
-from ...actions import ToCome
-from ...durations import seconds
-from ...exceptions import InvalidMessage
+from ...api.actions import ToCome
+from ...core.durations import seconds
+from ...core.exceptions import InvalidMessage
+from ...project import validation
 from .explanation import moment
 
 

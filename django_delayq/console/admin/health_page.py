@@ -14,13 +14,15 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
-from ... import conf, publisher, restore
+from ... import restore
+from ...broker import publisher
 from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import stats
 from ...inspector.worker_list import WorkerState
 from ...models import Message
-from ...sql import vendor_name
+from ...project import conf
+from ...record.sql import vendor_name
 from .. import operations
 from ..models import Health, Operation, OperationState
 from ..operations.consistency_check import QueueCheck, results_of

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.http import HttpRequest
 
+from ...core.states import State
 from ...inspector import lines
 from ...inspector.lines import LimitState
 from ...models import Message
-from ...states import State
 from ..models import Limits
 from ..search import language as searches
 from . import banners, page_data, panels

@@ -14,8 +14,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ...core.states import State
 from ...models import Message
-from ...states import State
 from . import explanation, page, payload, search_box
 from .action_pages import ActionPages
 from .changelist import MessageList

@@ -21,14 +21,17 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ... import conf, publisher, restore, transitions
-from ...durations import brief
-from ...exceptions import BrokerUnavailable
+from ... import restore
+from ...broker import publisher
+from ...core.durations import brief
+from ...core.exceptions import BrokerUnavailable
+from ...core.states import LIVE, State
 from ...inspector import lines
 from ...inspector.consistency import Mismatch
 from ...inspector.numbers import capped
 from ...models import Message
-from ...states import LIVE, State
+from ...project import conf
+from ...record import transitions
 from .. import audit
 from ..search import language as searches
 from ..whereabouts import Whereabouts, locate

@@ -17,9 +17,10 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ... import conf, transitions
 from ...inspector import stats
-from ...sql.moves import writing
+from ...project import conf
+from ...record import transitions
+from ...record.sql.moves import writing
 from .. import audit, operations
 from ..models import Operation, OperationState
 from . import action_table, page

@@ -19,8 +19,9 @@ from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
-from ... import actors, conf
+from ...core import actors
 from ...models import Message, Queue, Worker
+from ...project import conf
 from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
 from .readonly import ReadOnly
 

@@ -8,8 +8,10 @@ from datetime import datetime
 from django.db import router
 from django.utils import timezone, translation
 
-from ... import conf, extensions, models, pausing, publisher, restore
-from ...exceptions import BrokerUnavailable
+from ... import extensions, models, restore
+from ...api import pausing
+from ...broker import publisher
+from ...core.exceptions import BrokerUnavailable
 from ...inspector import lines, snapshot, stats, worker_list
 from ...inspector.diagnostics import Finding
 from ...inspector.lines import Lines
@@ -17,6 +19,7 @@ from ...inspector.migrations import pending_migrations
 from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
 from ...inspector.worker_list import WorkerList
+from ...project import conf
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import Throughput
 from ..statistics.upcoming import Upcoming

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from django.db import DatabaseError, InterfaceError
 from django.utils.translation import gettext as _
 
-from ...exceptions import BrokerUnavailable
+from ...core.exceptions import BrokerUnavailable
 from ..statements import TooSlow, statement_timeout
 
 T = TypeVar("T")

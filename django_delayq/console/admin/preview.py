@@ -12,11 +12,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ... import transitions
-from ...actions import ToCome
+from ...api.actions import ToCome
+from ...core.states import State
 from ...inspector.numbers import Capped
 from ...models import Message
-from ...states import State
+from ...record import transitions
 from ..operations import MOST_MESSAGES, Scope
 from ..search import language
 from ..search.listing import COUNT_CAP

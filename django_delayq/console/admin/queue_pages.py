@@ -20,15 +20,18 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ... import actions, conf, pausing, publisher, transitions, validation
+from ...api import actions, pausing
+from ...broker import publisher
 from ...broker.base import QueueSize
-from ...exceptions import InvalidMessage
+from ...core.exceptions import InvalidMessage
+from ...core.states import State
 from ...inspector import worker_list
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, not_expired
-from ...sql.moves import writing
-from ...states import State
+from ...project import conf, validation
+from ...record import transitions
+from ...record.sql.moves import writing
 from .. import audit, operations
 from ..operations import Scope
 from ..statements import TooSlow, statement_timeout

@@ -17,14 +17,17 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ... import conf, publisher, restore, transitions
-from ...exceptions import BrokerUnavailable
+from ... import restore
+from ...broker import publisher
+from ...core.exceptions import BrokerUnavailable
+from ...core.states import State
 from ...inspector import stats, worker_list
 from ...inspector.numbers import NONE, Capped
 from ...models import Message
+from ...project import conf
+from ...record import transitions
+from ...record.sql.moves import writing
 from ...restore import Overdue, Report, Selection, Tally
-from ...sql.moves import writing
-from ...states import State
 from .. import audit, operations
 from ..models import Health, Operation
 from ..operations.restore_work import RestoreWork, arguments_of, scope_of

@@ -12,8 +12,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ... import transitions
-from ...states import LIVE, State
+from ...core.states import LIVE, State
+from ...record import transitions
 from ..search.language import ALL_STATES, Search, parse
 from . import payload
 

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from django.utils.translation import gettext as _
 
-from ... import conf
+from ...core.states import WAITING, State
 from ...models import Message, Transition
-from ...states import WAITING, State
+from ...project import conf
 from .explanation import moment, span, state_label
 
 # Steps that the page shows at most: the latest ones.

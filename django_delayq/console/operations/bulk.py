@@ -17,10 +17,11 @@ from django.db.models.functions import Coalesce
 from django.db.models.lookups import LessThanOrEqual
 from django.utils import timezone
 
-from ... import actions, pausing, transitions
-from ...actions import Action, Times
+from ...api import actions, pausing
+from ...api.actions import Action, Times
 from ...models import LogRow, Message
-from ...transitions import NO_TIME
+from ...record import transitions
+from ...record.transitions import NO_TIME
 from ..models import Operation
 from ..search import language
 from ..search.language import Search

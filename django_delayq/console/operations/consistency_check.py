@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from ... import conf, restore, transitions
+from ... import restore
 from ...broker import index
 from ...inspector.consistency import ConsistencyCheck, Mismatch, stuck
+from ...project import conf
+from ...record import transitions
 from ..models import Operation
 from .lifecycle import LEASE_SECONDS
 from .work import OperationWork, Step, register

@@ -11,9 +11,10 @@ from typing import Any
 from django.db import router
 from django.db.models import F, Q, QuerySet
 
-from ... import actors, transitions
-from ...outcomes import storable
-from ...sql.moves import writing
+from ...core import actors
+from ...core.outcomes import storable
+from ...record import transitions
+from ...record.sql.moves import writing
 from ..models import Operation, OperationState
 from .work import WORKS, OperationWork, Step
 

@@ -13,13 +13,16 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from ... import actors, conf, pausing, transitions
+from ...api import pausing
 from ...broker import index
 from ...broker.base import Index
+from ...core import actors
+from ...core.outcomes import storable
 from ...extensions import RestoreObserver, RestoreStart
-from ...outcomes import storable
+from ...project import conf
+from ...record import transitions
+from ...record.sql.sessions import own_transaction
 from ...restore import Overdue, Restore, Selection, Tally
-from ...sql.sessions import own_transaction
 from ..models import Operation, OperationState
 from ..statements import TooSlow, statement_timeout
 from .lifecycle import LEASE_SECONDS

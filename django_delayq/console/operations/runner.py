@@ -6,7 +6,7 @@ import logging
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from ...exceptions import BrokerUnavailable
+from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
 from .. import operations
 from ..models import Operation

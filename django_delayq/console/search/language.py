@@ -18,9 +18,9 @@ from operator import or_
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
-from ... import conf
+from ...core.states import FINAL, LIVE, State
 from ...models import Message
-from ...states import FINAL, LIVE, State
+from ...project import conf
 from ..statements.values import Scalar
 from . import periods
 from .payloads import PayloadHas

@@ -19,11 +19,12 @@ from django.db import connections
 from django.db.models import Count, OrderBy, Q, QuerySet
 from django.db.models.functions import Coalesce
 
-from ... import conf, transitions
+from ...core.states import FINAL, LIVE, REQUEUEABLE, WAITING, State
 from ...inspector.numbers import Capped
+from ...inspector.waiting import queues_of_limited
 from ...models import Message
-from ...sql.waiting import queues_of_limited
-from ...states import FINAL, LIVE, REQUEUEABLE, WAITING, State
+from ...project import conf
+from ...record import transitions
 from ..statements import TooSlow, statement_timeout
 from .language import Search, of_states
 

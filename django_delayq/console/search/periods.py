@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ...durations import seconds
+from ...core.durations import seconds
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
-from ...sql.sessions import own_transaction
+from ...record.sql.sessions import own_transaction
 from .portable_console import PortableConsole
 from .values import Scalar, Vacuum
 

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from django.db.models import QuerySet
 
-from ... import transitions
+from ...core.states import State
 from ...models import Message
-from ...states import State
+from ...record import transitions
 from ..search import language
 from ..search.listing import PAGE_TIMEOUT_MS
 from ..statements import statement_timeout

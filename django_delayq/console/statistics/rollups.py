@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import IntEnum
 
-from ... import transitions
+from ...core.states import State
 from ...extensions import Service
+from ...record import transitions
+from ...record.sql.moves import writing
+from ...record.sql.rows import Claimed, Moved
 from ...signals import MessageFacts
-from ...sql.moves import writing
-from ...sql.rows import Claimed, Moved
-from ...states import State
 from ..models import Rollup
 from ..statements import console_statements
 from ..statements.values import RollupKey

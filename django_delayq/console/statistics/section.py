@@ -11,8 +11,8 @@ from typing import Any
 from django.utils import timezone
 
 from ... import restore
-from ...clock import iso
-from ...durations import brief
+from ...core.clock import iso
+from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector.numbers import total
 from .throughput import RollupSum, Throughput, read_throughput

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from ... import registry
+from ...core.states import State
 from ...extensions import HandledMessage, WorkerExtension
+from ...project import registry
+from ...record.sql.rows import Claimed, Moved
 from ...signals import MessageFacts
-from ...sql.rows import Claimed, Moved
-from ...states import State
-from ...worker.processlock import ProcessLock
+from ...worker.parts.processlock import ProcessLock
 
 OUTCOMES = ("consumed", "retried", "dead", "cancelled", "expired", "released")
 # The outcome of a message that no handler reported.

@@ -13,16 +13,18 @@ from django.db import Error as DatabaseError
 from django.db import connections
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ... import conf, pausing, restore
+from ... import restore
+from ...api import pausing
 from ...broker import index
 from ...broker.base import Index
-from ...clock import SECOND
-from ...exceptions import BrokerUnavailable
+from ...core.clock import SECOND
+from ...core.exceptions import BrokerUnavailable
+from ...core.states import State
 from ...inspector import stats
 from ...inspector.snapshot import QueueSnapshot, Snapshot, take_snapshot
 from ...models import Message
-from ...sql.sessions import TooSlow, statement_timeout
-from ...states import State
+from ...project import conf
+from ...record.sql.sessions import TooSlow, statement_timeout
 from .counts import MOST_QUEUES, OTHER
 
 # A statement that takes longer is stopped, and Redis is taken for unreachable when it takes longer to answer.

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from ... import extensions
 from ...extensions import Service
-from ...worker.options import Options
+from ...worker.parts.options import Options
 from .counts import Counting, SharedCounts
 from .gauges import Gauges
 

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core import checks
 from django.utils import timezone
 
-from ... import conf
+from ...project import conf
 from . import known
 from .compat import (
     AnyResult,
@@ -54,7 +54,7 @@ class DelayqBackend(BaseTaskBackend):
 
     def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
         """Schedule the message of a task in the caller's transaction, and return the result of the task, READY."""
-        from ...scheduling import schedule_message
+        from ...api.scheduling import schedule_message
         from . import results
 
         self.validate_task(task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...exceptions import DelayqError
+from ...core.exceptions import DelayqError
 
 
 class TaskCancelled(DelayqError):

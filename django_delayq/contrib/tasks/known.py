@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from ... import registry, validation
-from ...durations import Duration
-from ...exceptions import HandlerConflict
-from ...retry import RetryLike, RetryPolicy
+from ...core.durations import Duration
+from ...core.exceptions import HandlerConflict
+from ...core.retry import RetryLike, RetryPolicy
+from ...project import registry, validation
 from .compat import AnyTask, InvalidTask, Task
 from .running import handler_of
 

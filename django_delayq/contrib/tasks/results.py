@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db import router
 
+from ...core.outcomes import class_path
+from ...core.states import State
 from ...models import Message, Transition
-from ...outcomes import class_path
-from ...states import State
 from . import known
 from .compat import AnyResult, AnyTask, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .errors import TaskCancelled, TaskExpired, TaskGivenUp

@@ -12,10 +12,10 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 from django.utils import timezone
 
-from ... import validation
-from ...answers import Reject
-from ...exceptions import HandlerTimeout
-from ...outcomes import Release, class_path
+from ...core.exceptions import HandlerTimeout
+from ...core.outcomes import Release, class_path
+from ...project import validation
+from ...project.answers import Reject
 from .compat import (
     AnyResult,
     AnyTask,
@@ -112,7 +112,7 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """Tell the receivers that the task failed, unless it will be tried again or has not started."""
-        from ...worker.executor import outcome_of
+        from ...worker.run.executor import outcome_of
 
         if self.result is None:
             return

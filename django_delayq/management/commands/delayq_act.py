@@ -12,12 +12,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import QuerySet
 
-from ... import actions, purge, transitions
-from ...actions import Times, selected
+from ...api import actions
+from ...api.actions import Times, selected
+from ...core.states import State
+from ...core.verdicts import DONE, Verdict
 from ...models import Message
-from ...states import State
-from ...transitions import MOVES_PER_TRANSACTION, NO_TIME
-from ...verdicts import DONE, Verdict
+from ...record import purge, transitions
+from ...record.transitions import MOVES_PER_TRANSACTION, NO_TIME
 from .. import _common as common
 from .._verbs import VERBS, Foreseen, Verb
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ... import pausing
-from ...clock import iso
-from ...exceptions import InvalidMessage
+from ...api import pausing
+from ...core.clock import iso
+from ...core.exceptions import InvalidMessage
 from .. import _common as common
 
 

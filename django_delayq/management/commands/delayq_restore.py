@@ -9,11 +9,12 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import InterfaceError, OperationalError
 
-from ... import actors, transitions
-from ...clock import iso
-from ...durations import brief
-from ...exceptions import BrokerUnavailable
+from ...core import actors
+from ...core.clock import iso
+from ...core.durations import brief
+from ...core.exceptions import BrokerUnavailable
 from ...extensions import RestoreObservers, RestoreStart
+from ...record import transitions
 from ...restore import Overdue, Report, Restore, Selection, Tally
 from .. import _common as common
 

@@ -10,8 +10,8 @@ from django.core.management.base import CommandParser
 
 from ... import extensions
 from ...broker import index
-from ...clock import iso
-from ...durations import brief
+from ...core.clock import iso
+from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import stats
 from ...inspector.lines import LimitState, limit_facts, waits_since

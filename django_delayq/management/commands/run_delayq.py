@@ -17,22 +17,23 @@ from django.db import Error as DatabaseError
 from django.db import connections
 from django.utils import autoreload
 
-from ... import __version__, conf, extensions, registry
+from ... import __version__, extensions
 from ...broker import check_settings, describe
 from ...extensions import WorkerOption
 from ...inspector.migrations import pending_migrations
 from ...models import Message
-from ...sql import has_one_writer
-from ...sql.troubles import Trouble, in_words, trouble
-from ...worker import output, plain_signals
-from ...worker.budget import Budget
-from ...worker.connections import leave_pools
-from ...worker.lifetime import in_megabytes, resident_memory
-from ...worker.once import drain
-from ...worker.options import Options, all_roles
-from ...worker.process import WorkerProcess
-from ...worker.reporting import log_whole_errors
-from ...worker.supervisor import Supervisor
+from ...project import conf, registry
+from ...record.sql import has_one_writer
+from ...record.sql.troubles import Trouble, in_words, trouble
+from ...worker.parts.budget import Budget
+from ...worker.parts.connections import leave_pools
+from ...worker.parts.lifetime import in_megabytes, resident_memory
+from ...worker.parts.options import Options, all_roles
+from ...worker.parts.reporting import log_whole_errors
+from ...worker.processes import output, plain_signals
+from ...worker.processes.once import drain
+from ...worker.processes.process import WorkerProcess
+from ...worker.processes.supervisor import Supervisor
 from .. import _common as common
 
 logger = logging.getLogger("django_delayq")

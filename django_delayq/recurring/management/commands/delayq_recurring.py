@@ -7,10 +7,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from .... import transitions
-from ....clock import iso
-from ....exceptions import InvalidMessage
+from ....core.clock import iso
+from ....core.exceptions import InvalidMessage
 from ....management import _common as common
+from ....record import transitions
 from ...models import Schedule
 from ...schedules import pause_schedule, resume_schedule, run_schedule
 from ...times import shown

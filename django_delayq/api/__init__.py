@@ -1,0 +1,1 @@
+"""What the package's functions do: schedule, cancel, reschedule, pause."""

@@ -1,0 +1,431 @@
+"""The actions on messages: cancel, reschedule, run now, requeue, purge. API, commands and console share them.
+
+``ACTIONS`` lists all actions; the functions below it are the Python API.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, overload
+
+from django.db import router
+from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet
+
+from .. import signals
+from ..broker import publisher
+from ..broker.base import Entry
+from ..core.durations import Duration
+from ..core.exceptions import InvalidMessage
+from ..core.states import FINAL, LIVE, REQUEUEABLE, WAITING, State
+from ..core.twins import async_twin
+from ..core.verdicts import Verdict
+from ..models import HOLDS_KEY, WAITS_AGAIN, Message
+from ..project import validation
+from ..record import purge, transitions
+from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The due times that an action gives to its messages. Cancel and purge give none.
+
+    The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
+    is now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages are
+    distributed evenly over that time, which begins ``begin`` later, in the order of their ids.
+    """
+
+    due_at: datetime | None = None
+    delay: timedelta | None = None
+    shift: timedelta | None = None
+    spread: timedelta = NO_TIME
+    begin: timedelta = NO_TIME
+
+    def part(self, done: int, size: int, total: int) -> Times:
+        """Return the times of ``size`` of ``total`` messages, ``done`` messages after the first."""
+        whole = max(1, total)
+        return replace(self, begin=self.begin + self.spread * (done / whole), spread=self.spread * (size / whole))
+
+
+NO_TIMES = Times()
+
+Move = Callable[[str, Sequence[int], Times, str], list[Answer]]
+Foresee = Callable[[QuerySet[Message]], Counter[Verdict]]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action. It answers TOO_LATE for messages that are in none of its ``states``."""
+
+    # The verb of ``delayq_act``; the name in URLs, in operations, in the audit and in the permission "<name>_message".
+    name: str
+    states: frozenset[State]
+    move: Move
+    # Counts the verdicts that the action would have now for some messages, without writing anything.
+    foresee: Foresee
+
+    def apply(self, using: str, ids: Sequence[int], *, times: Times = NO_TIMES, reason: str = "") -> list[Answer]:
+        """Apply the action to messages. Return an answer for each, in the order of ``ids``.
+
+        Each batch is a transaction. Redis and the receivers of signals are told on commit.
+        """
+        # An impossible DELAYQ["REDIS"] raises before anything moves.
+        publisher.get(using)
+        answers = self.move(using, ids, times, reason)
+        publish_moves(using, answers)
+        return answers
+
+    def apply_in_batches(
+        self, using: str, ids: Sequence[int], *, times: Times = NO_TIMES, reason: str = ""
+    ) -> Iterator[list[Answer]]:
+        """Apply the action to messages. Yield the answers of each batch; a spread goes over all batches."""
+        for done in range(0, len(ids), MOVES_PER_TRANSACTION):
+            batch = list(ids[done : done + MOVES_PER_TRANSACTION])
+            yield self.apply(using, batch, times=times.part(done, len(batch), len(ids)), reason=reason)
+
+
+def _cancel(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    return transitions.cancel(using, ids, reason=reason)
+
+
+def _reschedule(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    return transitions.reschedule(
+        using,
+        ids,
+        due_at=times.due_at,
+        delay=times.delay or NO_TIME,
+        shift=times.shift,
+        spread=times.spread,
+        begin=times.begin,
+        reason=reason,
+    )
+
+
+def _run_now(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    return _reschedule(using, ids, times, reason or "run now")
+
+
+def _requeue(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    return transitions.requeue(using, ids, delay=times.delay, spread=times.spread, begin=times.begin, reason=reason)
+
+
+def _purge(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+    verdicts = purge.purge_ids(using, ids)
+    return [Answer(pk, verdicts.get(pk, Verdict.TOO_LATE)) for pk in ids]
+
+
+def publish_moves(using: str, answers: Sequence[Answer]) -> None:
+    """Tell Redis and the receivers of signals, on commit, how the messages moved."""
+    gone: dict[str, list[int]] = {}
+    for moved in (answer.moved for answer in answers if answer.moved is not None):
+        if moved.after == State.SCHEDULED:
+            publisher.put_on_commit(using, moved.queue, [Entry.at(moved.id, moved.due_at, moved.priority)])
+        elif moved.after == State.CANCELLED:
+            gone.setdefault(moved.queue, []).append(moved.id)
+            arguments = signals.message_arguments(moved, using)
+            signals.emit_on_commit(signals.message_cancelled, Message, **arguments)
+    for queue, ids in gone.items():
+        publisher.remove_on_commit(using, queue, ids)
+
+
+def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a cancel of these messages would have now. Writes nothing."""
+    counts: Counter[Verdict] = Counter()
+    groups = rows.order_by().values_list("state", "deliveries", "reported").annotate(Count("pk"))
+    for state, deliveries, reported, number in groups:
+        decision = transitions.cancel_decision(Message(state=state, deliveries=deliveries, reported=reported))
+        assert decision.verdict is not None
+        counts[decision.verdict] += number
+    return counts
+
+
+def foresee_reschedule(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a reschedule of these messages, or a run now, would have now. Writes nothing."""
+    return _by_state(rows, WAITING, Verdict.RESCHEDULED)
+
+
+def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a requeue of these messages would have now. Writes nothing.
+
+    Of several messages with one key only the first will be requeued.
+    """
+    others = Message.objects.using(rows.db).filter(~Q(pk=OuterRef("pk")), topic=OuterRef("topic"), key=OuterRef("key"))
+    taken = Exists(others.filter(HOLDS_KEY)) | Exists(others.filter(WAITS_AGAIN))
+    counts: Counter[Verdict] = Counter()
+    groups = rows.order_by().annotate(taken=taken).values_list("state", "taken").annotate(Count("pk"))
+    for state, taken, number in groups:
+        done = Verdict.KEY_TAKEN if taken else Verdict.REQUEUED
+        counts[done if state in REQUEUEABLE else Verdict.TOO_LATE] += number
+    return counts
+
+
+def foresee_purge(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a purge of these messages would have now. Writes nothing."""
+    return _by_state(rows, FINAL, Verdict.PURGED)
+
+
+def _by_state(rows: QuerySet[Message], states: frozenset[State], done: Verdict) -> Counter[Verdict]:
+    counts: Counter[Verdict] = Counter()
+    for state, number in rows.order_by().values_list("state").annotate(Count("pk")):
+        counts[done if state in states else Verdict.TOO_LATE] += number
+    return counts
+
+
+CANCEL = Action("cancel", LIVE, _cancel, foresee_cancel)
+RESCHEDULE = Action("reschedule", WAITING, _reschedule, foresee_reschedule)
+RUN_NOW = Action("run", WAITING, _run_now, foresee_reschedule)
+REQUEUE = Action("requeue", REQUEUEABLE, _requeue, foresee_requeue)
+PURGE = Action("purge", FINAL, _purge, foresee_purge)
+
+ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN_NOW, REQUEUE, PURGE)}
+
+
+@dataclass(frozen=True, slots=True)
+class ToCome:
+    """The number of messages whose due time is still to come, and the first and last of these due times."""
+
+    number: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+
+    def __add__(self, other: ToCome) -> ToCome:
+        firsts = [at for at in (self.first, other.first) if at is not None]
+        lasts = [at for at in (self.last, other.last) if at is not None]
+        return ToCome(self.number + other.number, min(firsts, default=None), max(lasts, default=None))
+
+
+def to_come(rows: QuerySet[Message]) -> ToCome:
+    """Count the messages whose due time is still to come: a requeue leaves their due times as they are."""
+    rows = rows.filter(due_at__gt=transitions.now(rows.db)).order_by()
+    return ToCome(**rows.aggregate(number=Count("pk"), first=Min("due_at"), last=Max("due_at")))
+
+
+# --- the API ----------------------------------------------------------------------------------------------------------
+
+# The id may be text: that of a task's result is.
+Target = int | str | Message
+
+
+@overload
+def cancel_message(target: Target, *, reason: str = ..., using: str | None = ...) -> Answer: ...
+@overload
+def cancel_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
+@overload
+def cancel_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+def cancel_message(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Cancel a message, given by id, by ``topic`` and ``key``, or as a queryset of messages.
+
+    ``topic`` and ``key`` name the live message that holds the key; if none does, the youngest live one that has it.
+
+    The answer's ``verdict`` is true at the commit: CANCELLED (no delivery is running, none has crashed with an unknown
+    result, and none will start), REQUESTED (a delivery is running or about to start: a handler that runs for another
+    second can see the request, and no retry follows), OUTCOME_UNKNOWN (no delivery will start, but one that crashed may
+    have had its effect), TOO_LATE (``answer.state`` says why), NOT_FOUND. An answer is true when something was done.
+    For a queryset it acts on the messages that the queryset finds at the call, in batches with a transaction each, and
+    returns the number of messages per verdict.
+    """
+    return _apply(CANCEL, target, topic, key, using, reason=reason)
+
+
+@overload
+def reschedule_message(
+    target: Target, *, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def reschedule_message(
+    target: Target, *, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def reschedule_message(
+    *, topic: str, key: str, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def reschedule_message(
+    *, topic: str, key: str, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def reschedule_message(
+    target: QuerySet[Message], *, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
+) -> Counter[Verdict]: ...
+@overload
+def reschedule_message(
+    target: QuerySet[Message], *, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
+) -> Counter[Verdict]: ...
+def reschedule_message(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    due_at: datetime | None = None,
+    delay: Duration | None = None,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Give a waiting message another due time: ``due_at``, or ``delay`` from now. Targets as in ``cancel_message``.
+
+    Answers RESCHEDULED, TOO_LATE (it runs or is finished: ``answer.state``) or NOT_FOUND. The time of expiry moves by
+    as much. Raises ``InvalidMessage`` for an impossible time.
+    """
+    if (due_at is None) == (delay is None):
+        raise InvalidMessage("reschedule_message needs either due_at or delay")
+    at = None if due_at is None else validation.due(due_at)
+    wait = NO_TIME if delay is None else validation.delay(delay)
+    return _apply(RESCHEDULE, target, topic, key, using, times=Times(due_at=at, delay=wait), reason=reason)
+
+
+@overload
+def run_message_now(target: Target, *, reason: str = ..., using: str | None = ...) -> Answer: ...
+@overload
+def run_message_now(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
+@overload
+def run_message_now(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+def run_message_now(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Make a waiting message due now. Targets and answers as in ``reschedule_message``.
+
+    One that is limited already was due: its limit is looked at once more, and it keeps its place in the line.
+    """
+    return _apply(RUN_NOW, target, topic, key, using, reason=reason)
+
+
+@overload
+def requeue_message(
+    target: Target, *, delay: Duration | None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def requeue_message(
+    *, topic: str, key: str, delay: Duration | None = ..., reason: str = ..., using: str | None = ...
+) -> Answer: ...
+@overload
+def requeue_message(
+    target: QuerySet[Message],
+    *,
+    delay: Duration | None = ...,
+    spread: Duration | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Counter[Verdict]: ...
+def requeue_message(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    delay: Duration | None = None,
+    spread: Duration | None = None,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Schedule a dead, expired or cancelled message again; its attempts start anew. Targets as in ``cancel_message``.
+
+    A message whose due time is still to come keeps it; any other is due now. With ``delay`` all are due after that time
+    (0: now). ``spread`` distributes the messages of a queryset that get a new due time evenly over that time, in the
+    order of their ids.
+
+    Answers REQUEUED, TOO_LATE (it is live, or was consumed: ``answer.state``), KEY_TAKEN (another message holds its
+    topic and key) or NOT_FOUND. ``topic`` and ``key`` name the youngest finished message with that key, unless a live
+    one holds the key.
+    """
+    wait = None if delay is None else validation.delay(delay)
+    over = NO_TIME if spread is None else validation.delay(spread)
+    return _apply(REQUEUE, target, topic, key, using, times=Times(delay=wait, spread=over), reason=reason)
+
+
+def _apply(
+    action: Action,
+    target: Target | QuerySet[Message] | None,
+    topic: str,
+    key: str | None,
+    using: str | None,
+    *,
+    times: Times = NO_TIMES,
+    reason: str,
+) -> Answer | Counter[Verdict]:
+    if target is not None and (topic or key is not None):
+        raise InvalidMessage("give either the messages themselves, or topic and key")
+    if isinstance(target, QuerySet):
+        return _apply_to_queryset(action, target, using, times, reason)
+    # As save() does: what was read from a replica is written to the database behind it.
+    hints = {"instance": target} if isinstance(target, Message) else {}
+    using = using or router.db_for_write(Message, **hints)
+    pk = _find(using, topic, key, finished=action is REQUEUE) if target is None else _id(target)
+    if pk is None:
+        return Answer(None, Verdict.NOT_FOUND)
+    return action.apply(using, [pk], times=times, reason=reason)[0]
+
+
+def _id(target: Any) -> int:
+    number = target.pk if isinstance(target, Message) else target
+    if isinstance(number, str) and len(number) < 20 and number.isascii() and number.isdecimal():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
+        raise InvalidMessage(f"not the id of a message: {type(target).__name__}")
+    return number
+
+
+def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | None:
+    if key is None or not topic:
+        raise InvalidMessage("name the message by its id, or by topic and key")
+    topic, checked = validation.topic(topic), validation.key(key)
+    assert checked is not None
+    live = transitions.named(using, topic, checked)
+    if not finished or (live is not None and live.holds_key):
+        return None if live is None else live.pk
+    rows = Message.objects.using(using).filter(topic=topic, key=checked, state__in=sorted(FINAL))
+    youngest = rows.order_by("-pk").values_list("pk", flat=True).first()
+    return live.pk if youngest is None and live is not None else youngest
+
+
+def _apply_to_queryset(
+    action: Action, queryset: QuerySet[Message], using: str | None, times: Times, reason: str
+) -> Counter[Verdict]:
+    # Use only an alias that the caller has named: a router may have chosen a replica for reading.
+    using = using or getattr(queryset, "_db", None) or router.db_for_write(Message)
+    ids = selected(queryset.using(using))
+    counts: Counter[Verdict] = Counter()
+    for answers in action.apply_in_batches(using, ids, times=times, reason=reason):
+        counts.update(answer.verdict for answer in answers)
+    return counts
+
+
+def selected(queryset: QuerySet[Message]) -> array[int]:
+    """Return the ids of the messages that a queryset finds now, each once, in ascending order.
+
+    An action reads its selection once, before it begins: its own moves may change what the queryset finds. A million
+    ids take 8 MB. Raises ``InvalidMessage`` for a queryset that does not stand for messages.
+    """
+    if queryset.model._meta.concrete_model is not Message:
+        raise InvalidMessage(f"not a queryset of messages: it is one of {queryset.model.__name__}")
+    if queryset.query.combinator:
+        raise InvalidMessage(
+            f"not a plain queryset: it is a {queryset.query.combinator}; give its messages by their ids"
+        )
+    # Django keeps the columns that values(), values_list() and dates() name here.
+    if getattr(queryset, "_fields", None) is not None:
+        raise InvalidMessage("not a queryset of messages: it finds values; leave out values() and values_list()")
+    return array("q", sorted(set(queryset.values_list("pk", flat=True))))
+
+
+# --- the same for async code ------------------------------------------------------------------------------------------
+
+acancel_message = async_twin(cancel_message)
+areschedule_message = async_twin(reschedule_message)
+arun_message_now = async_twin(run_message_now)
+arequeue_message = async_twin(requeue_message)

@@ -1,0 +1,164 @@
+"""Pauses and resumes queues. The claim itself checks for a pause, so every worker obeys."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import Error as DatabaseError
+from django.db import router
+
+from .. import signals
+from ..core import actors
+from ..core.commits import on_commit
+from ..core.durations import Duration
+from ..core.exceptions import InvalidMessage
+from ..core.outcomes import storable
+from ..core.twins import async_twin
+from ..models import Message, Queue
+from ..project import validation
+from ..record import transitions
+from ..record.sql.moves import writing
+
+logger = logging.getLogger("django_delayq")
+
+# Seconds that a pause waits for claims that were under way when it was committed. They take a few ms.
+WAIT_FOR_CLAIMS = 2.0
+# Seconds between two queries for such claims.
+CLAIMS_INTERVAL = 0.005
+
+
+def pause_queue(
+    name: str,
+    *,
+    until: datetime | None = None,
+    duration: Duration | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Queue:
+    """Pause a queue: once this has returned, no worker claims a message of the queue any more.
+
+    Running messages go on and their outcomes are recorded; messages can be scheduled, cancelled and expire as before.
+    Messages that fall due wait. ``until`` (an aware datetime) or ``duration`` ends the pause by itself; without either
+    it lasts until ``resume_queue``. A queue that is paused already gets the new end and reason.
+
+    In a transaction the pause begins with the commit. Then the signal ``operator_action`` is sent, so that the audit
+    names who paused the queue. Raises ``InvalidMessage`` for an impossible name or time.
+    """
+    using = using or router.db_for_write(Message)
+    queue = pause(using, name, until=until, duration=duration, reason=reason)
+    _tell(using, "pause", queue.name, queue.reason)
+    return queue
+
+
+def resume_queue(name: str, *, reason: str = "", using: str | None = None) -> bool:
+    """Resume a paused queue: workers see it within about a second. Return whether the queue was paused.
+
+    If it was, the signal ``operator_action`` is sent on commit, with the ``reason``.
+    """
+    using = using or router.db_for_write(Message)
+    was_paused = resume(using, name)
+    if was_paused:
+        _tell(using, "resume", name, storable(reason))
+    return was_paused
+
+
+apause_queue = async_twin(pause_queue)
+aresume_queue = async_twin(resume_queue)
+
+
+def _tell(using: str, action: str, name: str, reason: str) -> None:
+    facts: dict[str, Any] = {"message_id": None, "outcomes": {}, "actor": actors.current()}
+    signals.emit_on_commit(
+        signals.operator_action, Message, action=action, target=name, reason=reason, using=using, **facts
+    )
+
+
+def pause(using: str, name: str, *, until: datetime | None, duration: Duration | None, reason: str) -> Queue:
+    """Do what ``pause_queue`` does, but send no signal: the caller records the action."""
+    name = validation.queue(name)
+    if until is not None and duration is not None:
+        raise InvalidMessage("give until or duration, not both")
+    if until is not None:
+        until = validation.due(until, "until")
+    lasting = None if duration is None else validation.delay(duration)
+    queue = _pause(using, name, until, lasting, storable(reason))
+    on_commit(using, lambda: _await_claims(using))
+    return queue
+
+
+def resume(using: str, name: str) -> bool:
+    """Do what ``resume_queue`` does, but send no signal: the caller records the action."""
+    rows = Queue.objects.using(using).filter(name=validation.queue(name))
+    was_paused = rows.filter(Queue.PAUSED).exists()
+    rows.delete()
+    return was_paused
+
+
+def paused(using: str) -> dict[str, Queue]:
+    """Return the queues that are paused now, by name."""
+    return {queue.name: queue for queue in Queue.objects.using(using).filter(Queue.PAUSED).order_by("name")}
+
+
+def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None, reason: str) -> None:
+    """Pause those of the queues that are not paused, for ``seconds`` (None: until ``release``).
+
+    Once this has returned, or the caller's transaction was committed, no worker claims a message of them any more.
+    """
+    rows = Queue.objects.using(using).filter(name__in=names)
+    with writing(using):
+        now = transitions.now(using)
+        until = None if seconds is None else now + timedelta(seconds=seconds)
+        rows.filter(paused_by=holder, resumes_at__isnull=False).update(resumes_at=until)
+        rows.exclude(Queue.PAUSED).delete()
+        held = set(rows.values_list("name", flat=True))
+        fresh = [
+            Queue(name=name, paused_at=now, resumes_at=until, paused_by=holder, reason=storable(reason))
+            for name in names
+            if name not in held
+        ]
+        # Somebody may pause one of them at this moment.
+        Queue.objects.using(using).bulk_create(fresh, ignore_conflicts=True)
+    if fresh:
+        on_commit(using, lambda: _await_claims(using))
+
+
+def release(using: str, holder: str) -> None:
+    """End the pauses that ``hold`` began for this holder; pauses that somebody else made or changed go on."""
+    Queue.objects.using(using).filter(paused_by=holder).delete()
+
+
+def _pause(using: str, name: str, until: datetime | None, lasting: timedelta | None, reason: str) -> Queue:
+    rows = Queue.objects.using(using)
+    with writing(using):
+        now = transitions.now(using)
+        if lasting is not None:
+            until = now + lasting
+        if until is not None and until <= now:
+            raise InvalidMessage("the pause would be over already")
+        # The row may be left from a pause that is over: this pause has a beginning of its own.
+        rows.filter(name=name).exclude(Queue.PAUSED).delete()
+        values = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
+        created = {"paused_at": now, **values}
+        queue, _created = rows.update_or_create(name=name, defaults=values, create_defaults=created)
+    return queue
+
+
+def _await_claims(using: str) -> None:
+    """Wait for the claims that began before the pause was committed: they do not see it."""
+    deadline = time.monotonic() + WAIT_FOR_CLAIMS
+    try:
+        begun = transitions.claims_under_way(using)
+        while begun and time.monotonic() < deadline:
+            time.sleep(CLAIMS_INTERVAL)
+            begun &= transitions.claims_under_way(using)
+        if begun:
+            logger.warning(
+                "The queue is paused, but a claim from before has not ended within %g s and may start messages",
+                WAIT_FOR_CLAIMS,
+            )
+    except DatabaseError as error:
+        logger.warning("The queue is paused; claims from before may start messages for a moment: %s", error)

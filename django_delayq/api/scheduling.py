@@ -1,0 +1,561 @@
+"""Schedules messages: their rows are written in the caller's transaction, and Redis is told on commit."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, Required, TypedDict, Unpack
+
+from django.db import IntegrityError, router
+from django.db.models.base import ModelState
+
+from .. import middleware, signals
+from ..broker import publisher
+from ..broker.base import Entry
+from ..core import actors, retry
+from ..core.clock import to_us
+from ..core.durations import Duration, brief
+from ..core.exceptions import InvalidMessage, KeyConflict
+from ..core.retry import StorableRetry
+from ..core.states import FINAL, WAITING, State
+from ..core.twins import async_twin
+from ..models import Message
+from ..project import registry, validation
+from ..record import transitions
+from ..record.sql.moves import writing
+from ..record.sql.rows import ALIKE_FROM, Inserted, NewMessage, decoded
+from .actions import publish_moves
+
+# Messages that travel to the database together.
+INSERTED_TOGETHER = 5000
+# The garbage collector rests while so many messages are checked or written: it would look at all of their objects again
+# and again, and all of them are in use.
+COLLECTED_TOGETHER = 10_000
+# The call is refused after this many rounds in which the key's holder changed between the insert and the query for it.
+KEY_ROUNDS = 20
+
+
+class OnConflict(StrEnum):
+    """The ways to schedule a message when another one holds its topic and key."""
+
+    # Raise KeyConflict.
+    ERROR = "error"
+    # Leave the old message as it is, and return it.
+    KEEP = "keep"
+    # Give the old message the new payload, due time and options.
+    REPLACE = "replace"
+    # Push the old message's due time further out, to the new one; keep its payload.
+    DEBOUNCE = "debounce"
+
+
+OnConflictLike = OnConflict | Literal["error", "keep", "replace", "debounce"]
+# How long a message holds its key: "live", "scheduled", or a time after its end.
+Unique = Literal["live", "scheduled"] | Duration
+
+
+class MessageOptions(TypedDict, total=False):
+    """The options that one message may have: the keyword arguments of ``schedule_message`` but ``using``."""
+
+    delay: Duration | None
+    due_at: datetime | None
+    queue: str | None
+    priority: int | None
+    key: str | None
+    unique: Unique
+    on_conflict: OnConflictLike
+    expires: Duration | None
+    max_attempts: int | None
+    retry: StorableRetry | None
+    timeout: Duration | Literal[False] | None
+    lease: Duration | None
+    headers: Mapping[str, Any] | None
+    concurrency_key: str | None
+
+
+class MessageDict(MessageOptions, total=False):
+    """One message for ``schedule_messages``: a topic, a payload, and the options of ``schedule_message``."""
+
+    topic: Required[str]
+    payload: Any
+
+
+class _NoOthers(TypedDict):
+    """No arguments: type checkers refuse all others, and a call with one can say which is meant."""
+
+
+# What other queues and the first guess call the arguments.
+_MEANT = {
+    **dict.fromkeys(("countdown", "schedule_in", "defer_by", "after"), "delay"),
+    **dict.fromkeys(("at", "eta", "run_at", "run_after", "schedule_at", "scheduled_at", "defer_until"), "due_at"),
+    **dict.fromkeys(("args", "kwargs", "data", "body", "message"), "payload"),
+    **dict.fromkeys(("task_id", "job_id", "unique_key", "queueing_lock"), "key"),
+    "expires_in": "expires",
+    "max_retries": "max_attempts",
+    "queue_name": "queue",
+    "time_limit": "timeout",
+    "ttl": "expires",
+}
+
+
+def _unknown(names: Iterable[Any]) -> str:
+    """Name arguments that do not exist, each with the one that is meant, if that can be guessed."""
+    said = []
+    for name in sorted(map(str, names)):
+        meant = _MEANT.get(name) or next(iter(get_close_matches(name, _OPTIONS, 1)), None)
+        said.append(f"{name[:40]} (write {meant})" if meant else name[:40])
+    return ", ".join(said)
+
+
+def schedule_message(
+    topic: str,
+    payload: Any = None,
+    *,
+    delay: Duration | None = None,
+    due_at: datetime | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    key: str | None = None,
+    unique: Unique = "live",
+    on_conflict: OnConflictLike = OnConflict.ERROR,
+    expires: Duration | None = None,
+    max_attempts: int | None = None,
+    retry: StorableRetry | None = None,
+    timeout: Duration | Literal[False] | None = None,
+    lease: Duration | None = None,
+    headers: Mapping[str, Any] | None = None,
+    concurrency_key: str | None = None,
+    using: str | None = None,
+    **others: Unpack[_NoOthers],
+) -> Message:
+    """Schedule one message and return it.
+
+    The row is written in the caller's transaction: the message exists exactly when that commits. It is delivered at
+    least once and never before its due time, whatever happens to Redis.
+
+    ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due_at`` (an aware
+    datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
+    ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100, default the handler's, else 0; among due messages the greater
+    one goes first. ``key``: one message at a time holds a topic and key; ``on_conflict`` chooses the fate of a second
+    one ("error", "keep", "replace", "debounce"). ``unique`` says how long this message holds it: while it is live
+    ("live"), only until its delivery begins ("scheduled"), or also for a time after its end ("1h").
+    ``message.existed`` tells whether another one was there. ``expires``: do not start it any more this long after its
+    due time.
+    ``retry`` (a policy, a list of delays, or False for never; no function) and ``max_attempts`` override the handler's,
+    which keeps its choice of exceptions; so do ``timeout`` (False: none) and ``lease``. ``headers``: a small dict that
+    travels along. ``concurrency_key``: the limits of the handler count the messages with this text by themselves
+    (default: what the handler's ``limit_key`` returns).
+
+    Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
+    is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
+    before its due time) or finished, or when a delivery of it crashed and may still succeed. A handler may schedule
+    the next message under the key of its own.
+
+    ::
+
+        schedule_message("orders.close", {"order": order.pk}, delay="15m", key=str(order.pk))
+    """
+    if others:
+        raise TypeError(f"schedule_message() has no such argument: {_unknown(others)}")
+    new = _checked(
+        topic,
+        payload,
+        delay,
+        due_at,
+        queue,
+        priority,
+        key,
+        expires,
+        max_attempts,
+        retry,
+        headers,
+        on_conflict,
+        timeout,
+        lease,
+        concurrency_key,
+        unique,
+    )
+    using = using or router.db_for_write(Message)
+    # An impossible DELAYQ["REDIS"] raises before anything is written.
+    publisher.get(using)
+    if chain := middleware.chain():
+        return _inside(chain, [new], lambda news: [_schedule(using, news[0])])[0]
+    return _schedule(using, new)
+
+
+def _schedule(using: str, new: NewMessage) -> Message:
+    if new.key is None:
+        inserted = transitions.insert(using, new, actors.current())
+        assert inserted is not None
+        return _scheduled(using, [(new, inserted)])[0]
+    return _schedule_keyed(using, new, new.key)
+
+
+def _inside(
+    chain: Sequence[middleware.Middleware],
+    news: list[NewMessage],
+    write: Callable[[list[NewMessage]], list[Message]],
+) -> list[Message]:
+    """Write new messages inside of the middleware, with the headers that it gives them."""
+    drafts = [middleware.Draft(new.topic, new.queue, new.key, decoded(new.headers)) for new in news]
+
+    def schedule() -> list[Message]:
+        written = write(
+            [new._replace(headers=validation.headers(draft.headers)) for new, draft in zip(news, drafts, strict=True)]
+        )
+        for draft, message in zip(drafts, written, strict=True):
+            draft.id = message.pk
+        return written
+
+    return middleware.run_inside([partial(one.scheduling, drafts) for one in chain], schedule)
+
+
+def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = None) -> list[Message]:
+    """Schedule many messages at once, all or none; returns them in the same order.
+
+    Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. Up to five
+    thousand travel together to the database, and up to a thousand to Redis; those with a ``key`` go one by one.
+
+    Raises as ``schedule_message`` does; then nothing is written.
+    """
+    checked: list[NewMessage] = []
+    numbered = enumerate(messages)
+    check = _Check()
+    while unchecked := list(islice(numbered, COLLECTED_TOGETHER)):
+        with _without_garbage_collection():
+            checked += [check.message(number, message) for number, message in unchecked]
+    using = using or router.db_for_write(Message)
+    publisher.get(using)
+    if chain := middleware.chain():
+        return _inside(chain, checked, partial(_schedule_all, using))
+    return _schedule_all(using, checked)
+
+
+def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
+    actor = actors.current()
+    plain: list[Message] = []
+    keyed: dict[int, Message] = {}
+    with writing(using):
+        news = [new for new in checked if new.key is None]
+        for many in _parts(news, COLLECTED_TOGETHER):
+            with _without_garbage_collection():
+                for some in _parts(many, INSERTED_TOGETHER):
+                    plain += _scheduled(using, transitions.insert_many(using, some, actor))
+        keys = [(new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None]
+        # Always in the same order, so that two such calls cannot wait for each other's keys in a circle.
+        for _topic, key, place in sorted(keys):
+            keyed[place] = _schedule_keyed(using, checked[place], key)
+    if not keyed:
+        return plain
+    others = iter(plain)
+    return [keyed.get(place) or next(others) for place in range(len(checked))]
+
+
+def _parts(news: Sequence[NewMessage], size: int) -> Iterator[Sequence[NewMessage]]:
+    """Return the messages in parts of this size."""
+    return (news[start : start + size] for start in range(0, len(news), size))
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Stop the garbage collector for ``COLLECTED_TOGETHER`` messages."""
+    working = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if working:
+            gc.enable()
+
+
+class _Check:
+    """Checks the messages of one call. What several of them have in common is checked once."""
+
+    # What is checked for each message.
+    _OWN = frozenset({"payload", "due_at"})
+    # Of a call with more kinds of messages than this, the first are remembered.
+    _MOST_KINDS = 1000
+
+    def __init__(self) -> None:
+        # What the messages of each kind have in common, by the names, types and values of all other arguments. Without
+        # the types True would pass for the priority 1.
+        self._kinds: dict[tuple[tuple[str, type, Any], ...], tuple[Any, ...]] = {}
+        # The due time that was checked last, as it was given and as it is written: many messages often share one.
+        self._due: tuple[Any, datetime | None] = (None, None)
+
+    def message(self, number: int, message: Any) -> NewMessage:
+        """Check the message with this number. Raises as ``schedule_message`` does, and names the number."""
+        try:
+            if not isinstance(message, (dict, Mapping)) or "topic" not in message:
+                raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
+            return self._message(message)
+        except InvalidMessage as error:
+            raise type(error)(f"message {number}: {error}") from error
+
+    def _message(self, message: Mapping[str, Any]) -> NewMessage:
+        kind = tuple([(name, type(value), value) for name, value in message.items() if name not in self._OWN])
+        due_at = message.get("due_at")
+        try:
+            alike = self._kinds.get(kind)
+        except TypeError:
+            # A value cannot be looked up: headers, for example.
+            return _from_mapping(message)
+        if alike is not None and (due_at is None or message.get("delay") is None):
+            if due_at is not self._due[0]:
+                self._due = (due_at, None if due_at is None else validation.due(due_at))
+            return NewMessage(*validation.payload_and_value(message.get("payload")), self._due[1], *alike)
+        new = _from_mapping(message)
+        handler = registry.find(new.topic)
+        if len(self._kinds) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
+            self._kinds[kind] = new[ALIKE_FROM:]
+        return new
+
+
+def _from_mapping(message: Mapping[str, Any]) -> NewMessage:
+    if not message.keys() <= _OPTIONS:
+        raise InvalidMessage(f"unknown: {_unknown(message.keys() - _OPTIONS)}")
+    return _checked(**message)
+
+
+def _checked(
+    topic: str,
+    payload: Any = None,
+    delay: Duration | None = None,
+    due_at: datetime | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    key: str | None = None,
+    expires: Duration | None = None,
+    max_attempts: int | None = None,
+    retry: StorableRetry | None = None,
+    headers: Mapping[str, Any] | None = None,
+    on_conflict: OnConflictLike = OnConflict.ERROR,
+    timeout: Duration | Literal[False] | None = None,
+    lease: Duration | None = None,
+    concurrency_key: str | None = None,
+    unique: Unique = "live",
+) -> NewMessage:
+    """Check all arguments of ``schedule_message`` before anything is written."""
+    topic = validation.topic(topic)
+    if delay is not None and due_at is not None:
+        raise InvalidMessage("give delay or due_at, not both")
+    choice = _on_conflict(on_conflict)
+    if key is None and choice is not OnConflict.ERROR:
+        raise InvalidMessage(f"on_conflict={choice.value!r} needs a key: without one no message conflicts with another")
+    key_deliveries, key_for = validation.unique(unique)
+    if key is None and (key_deliveries, key_for) != (None, None):
+        raise InvalidMessage("unique needs a key: without one there is nothing to hold")
+    new = NewMessage(
+        *validation.payload_and_value(payload),
+        None if due_at is None else validation.due(due_at),
+        topic,
+        registry.default_queue(topic) if queue is None else validation.queue(queue),
+        validation.headers(headers),
+        validation.key(key),
+        registry.default_priority(topic) if priority is None else validation.priority(priority),
+        _NONE if delay is None else validation.delay(delay),
+        validation.expires(expires),
+        None if retry is None else _stored_policy(retry),
+        validation.max_attempts(max_attempts),
+        choice,
+        validation.timeout(timeout),
+        validation.lease(lease),
+        None if concurrency_key is None else validation.concurrency_key(concurrency_key),
+        key_deliveries,
+        key_for,
+    )
+    handler = registry.find(topic)
+    if handler is None or (handler.limit_key is None and concurrency_key is None):
+        return new
+    return _with_concurrency_key(new, handler, payload, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class ToSchedule:
+    """A message that is about to be scheduled, as ``limit_key`` receives it."""
+
+    topic: str
+    queue: str
+    key: str | None
+    priority: int
+    payload: Any
+    headers: Mapping[str, Any]
+
+
+def _with_concurrency_key(
+    new: NewMessage, handler: registry.Handler, payload: Any, headers: Mapping[str, Any] | None
+) -> NewMessage:
+    """Return the message with the concurrency key of the call, or else with the one that its handler finds."""
+    if handler.limit is None:
+        raise InvalidMessage(f"concurrency_key has no effect: the handler of {new.topic!r} has no limit and no rate")
+    if new.concurrency_key is not None or handler.limit_key is None:
+        return new
+    found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
+    return new if found is None else new._replace(concurrency_key=validation.concurrency_key(found))
+
+
+_NONE = timedelta(0)
+_OPTIONS = MessageDict.__required_keys__ | MessageDict.__optional_keys__
+
+
+def _stored_policy(value: StorableRetry) -> str:
+    try:
+        return json.dumps(retry.as_policy(value).to_json())
+    except ValueError as error:
+        raise InvalidMessage(str(error)) from error
+
+
+def _on_conflict(value: Any) -> OnConflict:
+    if type(value) is OnConflict:
+        return value
+    try:
+        return OnConflict(value)
+    except ValueError:
+        shown = ascii(value[:40]) if isinstance(value, str) else type(value).__name__
+        raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown}") from None
+
+
+def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
+    actor = actors.current()
+    new = new._replace(own=actors.own_message(using, new.topic, key))
+    # Between the refused insert and the query for the message in its way, that one may move: then the key may be free.
+    for _round in range(KEY_ROUNDS):
+        inserted = transitions.insert(using, new, actor)
+        if inserted is not None:
+            return _scheduled(using, [(new, inserted)])[0]
+        existing = _in_the_way(using, new, key, actor) if new.own is None else _next(using, new, key, actor, new.own)
+        if existing is not None:
+            existing.existed = True
+            return existing
+    raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
+
+
+def _in_the_way(using: str, new: NewMessage, key: str, actor: str) -> Message | None:
+    """Do what the call chose with the message that keeps the new one out, and return it; None when it has moved."""
+    return _met(using, new, transitions.in_the_way(using, new.topic, key), actor)
+
+
+def _next(using: str, new: NewMessage, key: str, actor: str, own: int) -> Message | None:
+    """Return the message that is the next one of ``own``, whose handler makes this call; None when it has moved.
+
+    An earlier delivery has scheduled it, or somebody else while ``own`` did not hold the key.
+    """
+    following = transitions.next_of(using, own)
+    if following is not None:
+        return _existing(using, new, following, actor)
+    existing = _met(using, new, transitions.holder(using, new.topic, key), actor)
+    if existing is not None:
+        transitions.note_next(using, own, existing.pk)
+    return existing
+
+
+def _met(using: str, new: NewMessage, other: Message | None, actor: str) -> Message | None:
+    """Do with a message that has the key what the call chose, unless it has moved, or the time for that is over."""
+    if other is None or (other.state in FINAL and transitions.free_key(using, other)):
+        return None
+    return _existing(using, new, other, actor)
+
+
+def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Message | None:
+    """Do with the message that is in the way what the call chose, and return it; None when it has moved meanwhile."""
+    choice = new.on_conflict
+    if choice == OnConflict.KEEP or (new.own is not None and other.state in FINAL):
+        return _kept(using, new, other)
+    if other.state in FINAL:
+        assert other.key_for is not None
+        refusal = f"message {other.pk} of topic {new.topic!r} holds this key for {brief(other.key_for)} after its end"
+    elif choice == OnConflict.ERROR:
+        refusal = (
+            f"message {other.pk} of topic {new.topic!r} is live and has this key; on_conflict chooses what follows"
+        )
+    else:
+        change = transitions.debounce if choice == OnConflict.DEBOUNCE else transitions.replace
+        try:
+            answer = change(using, other.pk, new, actor=actor)
+        except IntegrityError:
+            # It did not hold the key, and another message has taken it meanwhile.
+            return None
+        if answer:
+            publish_moves(using, [answer])
+            return Message.objects.using(using).get(pk=other.pk)
+        if answer.state == State.RUNNING:
+            refusal = f"message {other.pk} of topic {new.topic!r} has this key and is running already"
+        elif answer.state in WAITING:
+            refusal = f"a delivery of message {other.pk}, which has this key, may still report its success"
+        else:
+            return None
+    if new.own is not None:
+        # The next message of the handler's own is no conflict.
+        return _kept(using, new, other)
+    raise KeyConflict(refusal)
+
+
+def _kept(using: str, new: NewMessage, other: Message) -> Message | None:
+    """Return the message that is in the way as it is; None when it has moved meanwhile."""
+    if new.key_deliveries is None or other.state not in WAITING:
+        return other
+    # Its handler is to see what the caller's transaction writes.
+    if not transitions.keep_waiting(using, other.pk):
+        return None
+    other = Message.objects.using(using).get(pk=other.pk)
+    if other.state == State.SCHEDULED:
+        # A worker may have taken the id and passed over the locked row.
+        publisher.put_on_commit(using, other.queue, [Entry.at(other.pk, other.due_at, other.priority)])
+    return other
+
+
+def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> list[Message]:
+    """Return the messages of these rows, and have Redis and the receivers of signals told about them on commit."""
+    messages: list[Message] = []
+    entries: dict[str, list[Entry]] = {}
+    due, due_us = None, 0
+    for new, inserted in written:
+        messages.append(_message(using, new, inserted))
+        # Many messages in bulk share a due time, which is the same object then.
+        if inserted.due_at is not due:
+            due, due_us = inserted.due_at, to_us(inserted.due_at)
+        entries.setdefault(new.queue, []).append(Entry(inserted.id, due_us, new.priority))
+    for queue, group in entries.items():
+        publisher.put_on_commit(using, queue, group, new=True)
+    if signals.message_scheduled.receivers:
+        for message in messages:
+            arguments = signals.message_arguments(message, using)
+            signals.emit_on_commit(signals.message_scheduled, Message, **arguments, due_at=message.due_at)
+    return messages
+
+
+# The fields of a message before it gets its own values.
+_BLANK = {field.attname: field.get_default() for field in Message._meta.concrete_fields if field.attname != "headers"}
+
+
+def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
+    """Make the object as if its row had been read. The constructor would take longer than everything else here."""
+    message = Message.__new__(Message)
+    state = ModelState()
+    state.adding, state.db = False, using
+    values = message.__dict__
+    values.update(_BLANK)
+    values["_state"] = state
+    values["id"], values["due_at"], values["created_at"] = inserted
+    values["topic"], values["queue"] = new.topic, new.queue
+    values["payload"] = decoded(new.payload) if new.value is None else new.value
+    values["headers"] = decoded(new.headers)
+    values["key"], values["priority"], values["max_attempts"] = new.key, new.priority, new.max_attempts
+    if new.expires is not None:
+        values["expires_at"] = inserted.due_at + new.expires
+    if new.retry is not None:
+        values["retry"] = decoded(new.retry)
+    values["timeout"], values["lease"], values["concurrency_key"] = new.timeout, new.lease, new.concurrency_key
+    values["key_deliveries"], values["key_for"] = new.key_deliveries, new.key_for
+    return message
+
+
+aschedule_message = async_twin(schedule_message)
+aschedule_messages = async_twin(schedule_messages)

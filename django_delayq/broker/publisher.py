@@ -1,0 +1,200 @@
+"""Tells Redis about messages that were committed. No error reaches the caller: a sweep puts what Redis missed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from django.core.signals import setting_changed
+from django.db import connections
+from django.utils.module_loading import import_string
+
+from ..core import failpoints
+from ..core.commits import on_commit
+from ..core.exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
+from ..models import forget_identity, known_identity
+from ..project import conf
+from . import index
+from .base import Entry, Index
+
+logger = logging.getLogger("django_delayq")
+
+# After Redis failed to answer, no caller tries it again for this long. Seconds.
+RETRY_AFTER = 1.0
+# The clocks of hosts, of the database and of Redis may differ by nearly this much: a new message is put if it is due
+# within HORIZON and this from now. Seconds.
+CLOCK_MARGIN = 60.0
+# Redis learns at once of new messages that are due within these seconds by this host's clock, which may be wrong: then
+# one may be late by some 0.2 s. It learns at once of more than a few messages, too. Puts of a few messages that are due
+# later may be sent together with the next ones.
+SOON = 1.0
+FEW = 10
+# The identity of a database that has none.
+NOBODY = "nobody"
+SAFE = "Messages are safe in the record: workers deliver them by query, or put them later."
+
+
+class Publisher:
+    """Puts and removes messages of one database alias, with short timeouts, no retries, and a pause after a failure."""
+
+    def __init__(self, using: str, broker: Index) -> None:
+        self.using = using
+        self.broker = broker
+        # No call before this time (monotonic, seconds).
+        self._retry_at = 0.0
+        self._is_failing = False
+        # The identity with which Redis refused a call the last time.
+        self._refused = ""
+        self._lock = threading.Lock()
+
+    def put(self, queue: str, entries: list[Entry], *, gather: bool = False) -> None:
+        """Put messages that were committed. ``gather``: as in ``Index.put_nowait``."""
+
+        def put() -> bool:
+            failpoints.reach("before_put")
+            answers = self.broker.put_nowait(queue, entries, gather=gather)
+            failpoints.reach("after_put")
+            return answers > 0
+
+        self._try(put)
+
+    def put_new(self, queue: str, entries: list[Entry]) -> None:
+        """Put messages that were just committed for the first time. Those that a loader brings in time are left out."""
+        # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that does
+        # so reads the record afterwards, and finds the message.
+        now = time.time()
+        farthest_us = (now + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
+        near = [entry for entry in entries if entry.due_us <= farthest_us]
+        if near:
+            soon_us = (now + SOON) * 1e6
+            gather = len(near) <= FEW and all(entry.due_us > soon_us for entry in near)
+            self.put(queue, near, gather=gather)
+
+    def remove(self, queue: str, ids: list[int]) -> None:
+        """Remove messages whose end was committed."""
+
+        def remove() -> bool:
+            self.broker.remove(queue, ids)
+            return True
+
+        self._try(remove)
+
+    def _try(self, call: Callable[[], bool]) -> None:
+        """Make a call that returns whether Redis has answered. Log only the first of several failures in a row."""
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            answered = call()
+        except ForeignBroker as error:
+            mine = known_identity(self.using)
+            if mine and mine != self._refused:
+                # Somebody may have emptied the tables, as tests do. The next message that is written reads it again.
+                self._refused = mine
+                forget_identity(self.using)
+            else:
+                self._fail(logging.CRITICAL, "%s %s", error, SAFE)
+        except UnusableBroker as error:
+            self._fail(logging.CRITICAL, "%s %s", error, SAFE)
+        except BrokerUnavailable as error:
+            self._fail(logging.WARNING, "Redis does not answer. %s %s", SAFE, error)
+        except Exception as error:  # noqa: BLE001
+            self._fail(logging.ERROR, "Redis could not be told about messages. %s %s", SAFE, error, exc_info=error)
+        else:
+            if answered:
+                self._is_failing = False
+
+    def _fail(self, level: int, text: str, *values: object, exc_info: Exception | None = None) -> None:
+        self._retry_at = time.monotonic() + RETRY_AFTER
+        with self._lock:
+            first, self._is_failing = not self._is_failing, True
+        if first:
+            logger.log(level, text, *values, exc_info=exc_info)
+
+
+@lru_cache(maxsize=16)
+def get(using: str) -> Publisher | None:
+    """Return the publisher of a database alias; None when no Redis is configured."""
+    broker = index(using, timeout=conf.get().REDIS_TIMEOUT, identity_of=_identity)
+    return None if broker is None else Publisher(using, broker)
+
+
+def _identity(using: str) -> str:
+    """Return the identity of the database without a query, since this may be the caller's transaction.
+
+    Every statement that writes messages brings it along. A database that has none yet owns no queue in Redis.
+    """
+    return known_identity(using) or NOBODY
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("DELAYQ", "CACHES"):
+        get.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_delayq.broker.publisher")
+
+
+def put(using: str, entries: Iterable[tuple[str, Entry]]) -> None:
+    """Put messages that are committed already, given with their queues."""
+    publisher = get(using)
+    if publisher is not None:
+        for queue, group in by_queue(entries).items():
+            publisher.put(queue, group)
+
+
+def put_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = False) -> None:
+    """Put messages when the transaction that wrote them commits; outside of a transaction at once.
+
+    ``new``: the messages did not exist before, so Redis holds no former due time of theirs.
+    """
+    publisher = get(using)
+    if publisher is None:
+        if conf.get().TESTING == "immediate":
+            # The queue knows the testing module by this setting only.
+            import_string("django_delayq.testing.immediate.run")(using, [entry.id for entry in entries])
+        return
+    connection = connections[using]
+    put = publisher.put_new if new else publisher.put
+    if not connection.in_atomic_block and connection.get_autocommit():
+        put(queue, entries)
+        return
+    # Many messages in one transaction become one call. A batch grows while it is the last callback registered, with the
+    # same savepoints, so that a rollback drops the batch exactly when it drops each of the rows.
+    if connection.run_on_commit:
+        savepoints, last = connection.run_on_commit[-1][:2]
+        batch = getattr(last, "delayq_batch", None)
+        if batch is not None and batch[:2] == (queue, new) and savepoints == set(connection.savepoint_ids):
+            batch[2].extend(entries)
+            return
+    entries = [*entries]
+
+    # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
+    def put_batch() -> None:
+        put(queue, entries)
+
+    put_batch.delayq_batch = (queue, new, entries)  # type: ignore[attr-defined]
+    on_commit(using, put_batch)
+
+
+def remove_on_commit(using: str, queue: str, ids: list[int]) -> None:
+    """Remove messages from Redis when the transaction commits."""
+    publisher = get(using)
+    if publisher is None:
+        return
+
+    def remove() -> None:
+        publisher.remove(queue, ids)
+
+    on_commit(using, remove)
+
+
+def by_queue(entries: Iterable[tuple[str, Entry]]) -> dict[str, list[Entry]]:
+    """Group entries by their queue."""
+    groups: dict[str, list[Entry]] = {}
+    for queue, entry in entries:
+        groups.setdefault(queue, []).append(entry)
+    return groups

@@ -1,0 +1,49 @@
+"""The answers of a handler: what it raises to say what is to become of its message."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from ..core.durations import Duration, seconds
+from . import validation
+
+
+class _Kept:
+    """The type of ``KEPT``."""
+
+    def __repr__(self) -> str:
+        return "KEPT"
+
+
+# The payload stays as it is. None is a payload.
+KEPT: Final = _Kept()
+
+
+class RetryLater(Exception):
+    """Raise it in a handler to have the message delivered again after ``delay``.
+
+    ``delay`` is a timedelta, a number of seconds, or text such as ``"5m"``. The delivery counts as a failed attempt, so
+    that ``max_attempts`` bounds how often this can happen, unless ``counts=False``. ``payload`` replaces the payload of
+    the message, for the next attempt and all after it.
+
+    Raises ``ValueError`` for an impossible delay, and ``InvalidMessage`` for a payload that is not JSON or too large.
+    """
+
+    def __init__(self, delay: Duration, reason: str = "", *, counts: bool = True, payload: Any = KEPT) -> None:
+        super().__init__(reason or "the handler asked for a later delivery")
+        wait = seconds(delay)
+        if wait < 0:
+            raise ValueError("RetryLater needs a delay of 0 or more")
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=wait)
+        self.counts = counts
+        # The new payload as JSON; None: the payload stays.
+        self.payload: str | None = None if payload is KEPT else validation.payload(payload)
+
+
+class Reject(Exception):
+    """Raise it in a handler to give the message up at once: the message is *dead*, with this reason."""
+
+    def __init__(self, reason: str = "rejected by the handler") -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,296 @@
+"""The settings: one frozen dataclass of typed defaults under one ``DELAYQ`` dict."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from ..core import retry
+from ..core.durations import seconds
+from ..core.limits import Limit, declare
+from ..core.retry import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings in ``settings.DELAYQ``. Times are seconds, or text such as ``"10m"``."""
+
+    # A django-redis cache alias, a redis://, rediss:// or unix:// URL, or None: workers find due messages by query.
+    REDIS: str | None = None
+    # The first part of every Redis key. Two deployments that share a Redis need two prefixes.
+    PREFIX: str = "delayq"
+    # The queue of a message that names none.
+    DEFAULT_QUEUE: str = "default"
+    # The queues that a worker without --queue serves, in strict order of priority. Empty: all queues that it finds.
+    QUEUES: tuple[str, ...] = ()
+    # How far ahead of now Redis is filled. Messages that are due later cost Redis nothing.
+    HORIZON: float = 600.0
+    # A sweep puts a message into Redis again that is overdue by this much and missing in Redis.
+    GRACE: float = 2.0
+    # The time between two sweeps.
+    SWEEP_INTERVAL: float = 3.0
+    # The time between two queries for due messages of a worker that delivers without Redis.
+    POLL_INTERVAL: float = 1.0
+    # How long before its due time a message may be claimed, so that its handler begins on time. 0: never before.
+    CLAIM_AHEAD: float = 0.05
+    # How long a delivery belongs to its worker. A worker extends the lease of a longer handler each third of it.
+    LEASE: float = 60.0
+    # A handler that runs longer than this is ended. None: never.
+    TIMEOUT: float | None = 600.0
+    # The retry policy of messages that have none of their own and whose handler has none.
+    RETRY: RetryPolicy = retry.DEFAULT
+    # A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
+    # process died of itself.
+    MAX_CRASHES: int = 3
+    # How long run_delayq waits for running handlers after the first SIGTERM.
+    GRACEFUL_TIMEOUT: float = 30.0
+    # Payloads with more bytes of JSON are refused at the call.
+    PAYLOAD_MAX_BYTES: int = 262_144
+    # Payloads that are nested deeper are refused at the call.
+    PAYLOAD_MAX_DEPTH: int = 64
+    # How long scheduling waits for Redis. The message is safe without Redis: a sweep finds it.
+    REDIS_TIMEOUT: float = 0.25
+    # Finished messages and their log are deleted after this time (dead ones: DEAD_RETENTION). None: never.
+    RETENTION: float | None = 30 * 86_400.0
+    DEAD_RETENTION: float | None = 90 * 86_400.0
+    # A message not started this long after its due time counts as overdue in statistics and checks.
+    OVERDUE_AFTER: float = 5.0
+    # True: the console shows everything and refuses every action, even to users with its permission.
+    ADMIN_READ_ONLY: bool = False
+    # A word that every page of the console shows, such as "production", so that nobody takes one site for another.
+    ENVIRONMENT: str = ""
+    # The name of the module in each installed app that holds its handlers.
+    HANDLERS_MODULE: str = "handlers"
+    # Dotted paths of the middleware around handlers and calls that schedule, the outermost first.
+    MIDDLEWARE: tuple[str, ...] = ()
+    # The limits of queues: queue → {"limit": 5, "rate": "100/m", "burst": 10}, a limit, a rate or both. None: none.
+    LIMITS: Mapping[str, Limit] | None = None
+    # True: workers log the whole exception of a handler. False: its class and a digest. None: as DEBUG says.
+    LOG_ERRORS: bool | None = None
+    # For tests, without Redis. "manual": messages wait until the test drains them; "immediate": a handler runs at the
+    # call that makes its message due. None: production.
+    TESTING: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem in ``settings.DELAYQ``."""
+
+    id: str
+    message: str
+    hint: str
+
+
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+
+Parser = Callable[[Any], Any]
+
+
+def _span(lowest: float, highest: float) -> Parser:
+    def parse(value: Any) -> float:
+        span = seconds(value)
+        if not lowest <= span <= highest or math.isnan(span):
+            raise ValueError(f"must be between {lowest:g} and {highest:g} seconds")
+        return span
+
+    return parse
+
+
+def _whole(lowest: int, highest: int) -> Parser:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+            raise ValueError(f"must be a whole number between {lowest} and {highest}")
+        return value
+
+    return parse
+
+
+def _or_none(parse: Parser) -> Parser:
+    return lambda value: None if value is None else parse(value)
+
+
+def plain(value: str) -> str:
+    """Return a plain str: a subclass, such as a member of an enum, may print as something else."""
+    return value if type(value) is str else str.__str__(value)
+
+
+def _word(limit: int) -> Parser:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > limit or not WORD.fullmatch(value):
+            raise ValueError(
+                f"must be 1 to {limit} of the characters A-Z a-z 0-9 _ . - and begin with a letter or digit"
+            )
+        return plain(value)
+
+    return parse
+
+
+def _queues(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise ValueError("must be a list of queue names")
+    names = tuple(_word(64)(name) for name in value)
+    if len(set(names)) != len(names):
+        raise ValueError("names a queue twice")
+    return names
+
+
+def _dotted_paths(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise ValueError("must be a list of dotted paths")
+    for path in value:
+        if not isinstance(path, str) or "." not in path or not all(part.isidentifier() for part in path.split(".")):
+            raise ValueError("must hold dotted paths of classes, such as 'mysite.middleware.Tenants'")
+    return tuple(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be True or False")
+    return value
+
+
+def _one_of(*words: str) -> Parser:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError(f"must be one of {', '.join(words)}, or None")
+        return str(value)
+
+    return parse
+
+
+def _label(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 40 or not (value.isprintable() or not value):
+        raise ValueError("must be text of at most 40 printable characters")
+    return value
+
+
+def _redis(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ValueError("must be a cache alias, a Redis URL, or None")
+
+
+def _limits(value: Any) -> dict[str, Limit]:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a dict of queue names and their limits")
+    limits = {}
+    for name, options in value.items():
+        _word(64)(name)
+        if not isinstance(options, Mapping) or not options or not options.keys() <= {"limit", "rate", "burst"}:
+            raise ValueError(f"of queue {name!r} must be a dict with limit, rate or burst")
+        limit = declare(**options)
+        if limit is None:
+            raise ValueError(f"of queue {name!r} must have a limit or a rate")
+        limits[name] = limit
+    return limits
+
+
+def _policy(value: Any) -> RetryPolicy:
+    policy = retry.as_policy(value)
+    try:
+        policy.delay(1)
+    except Exception as error:
+        raise ValueError(f"the policy gives no first delay: {type(error).__name__}: {error}") from error
+    return policy
+
+
+_YEAR = 366 * 86_400.0
+
+PARSERS: dict[str, Parser] = {
+    "REDIS": _redis,
+    "PREFIX": _word(40),
+    "DEFAULT_QUEUE": _word(64),
+    "QUEUES": _queues,
+    "HORIZON": _span(5, _YEAR),
+    "GRACE": _span(0.1, 3600),
+    "SWEEP_INTERVAL": _span(0.1, 3600),
+    "POLL_INTERVAL": _span(0.05, 60),
+    "CLAIM_AHEAD": _span(0, 1),
+    "LEASE": _span(1, 86_400),
+    "TIMEOUT": _or_none(_span(0.01, 30 * 86_400)),
+    "RETRY": _policy,
+    "MAX_CRASHES": _whole(2, 1000),
+    "GRACEFUL_TIMEOUT": _span(0, 86_400),
+    "PAYLOAD_MAX_BYTES": _whole(1, 64 * 1024 * 1024),
+    "PAYLOAD_MAX_DEPTH": _whole(1, 200),
+    "REDIS_TIMEOUT": _span(0.01, 10),
+    "RETENTION": _or_none(_span(0, 100 * _YEAR)),
+    "DEAD_RETENTION": _or_none(_span(0, 100 * _YEAR)),
+    "OVERDUE_AFTER": _span(0, 86_400),
+    "ADMIN_READ_ONLY": _flag,
+    "ENVIRONMENT": _label,
+    "HANDLERS_MODULE": _word(100),
+    "MIDDLEWARE": _dotted_paths,
+    "LIMITS": _or_none(_limits),
+    "LOG_ERRORS": _or_none(_flag),
+    "TESTING": _or_none(_one_of("manual", "immediate")),
+}
+
+
+def parse(given: Any) -> tuple[Settings, list[Problem]]:
+    """Read a ``DELAYQ`` dict. Return the settings and every problem of the dict."""
+    if not isinstance(given, Mapping):
+        return Settings(), [Problem("E001", "DELAYQ is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for name, value in given.items():
+        parser = PARSERS.get(name)
+        if parser is None:
+            problems.append(
+                Problem("E002", f"DELAYQ has no setting {name!r}.", f"It has: {', '.join(sorted(PARSERS))}.")
+            )
+            continue
+        try:
+            values[name] = parser(value)
+        except (ValueError, TypeError) as error:
+            problems.append(Problem("E003", f"DELAYQ[{name!r}] is impossible.", f"{error}."))
+    settings = Settings(**values)
+    if settings.QUEUES and settings.DEFAULT_QUEUE not in settings.QUEUES:
+        problems.append(
+            Problem(
+                "E004",
+                "DELAYQ['DEFAULT_QUEUE'] is not one of DELAYQ['QUEUES'].",
+                "No worker would serve it unless it is named with --queue.",
+            )
+        )
+    return settings, problems
+
+
+# True while ``django_delayq.testing`` is in use: a project that sets no TESTING then has "manual".
+in_tests = False
+
+
+@lru_cache(maxsize=1)
+def get() -> Settings:
+    """Return the project's settings. Raises ``ImproperlyConfigured`` with every problem that was found.
+
+    In tests there is no Redis.
+    """
+    settings, problems = parse(getattr(django_settings, "DELAYQ", {}))
+    if problems:
+        raise ImproperlyConfigured(" ".join(f"{problem.message} {problem.hint}" for problem in problems))
+    if in_tests or settings.TESTING is not None:
+        return dataclasses.replace(settings, TESTING=settings.TESTING or "manual", REDIS=None)
+    return settings
+
+
+def names() -> list[str]:
+    """Return the names of all settings."""
+    return [field.name for field in dataclasses.fields(Settings)]
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("DELAYQ", "CACHES"):
+        get.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_delayq.project.conf")

@@ -1,0 +1,399 @@
+"""The registry of handlers: which function receives which topic, and with which options."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from asgiref.sync import iscoroutinefunction
+from django.conf import settings
+from django.utils.module_loading import autodiscover_modules
+
+from ..core import limits, retry
+from ..core.durations import Duration
+from ..core.exceptions import HandlerConflict, InvalidMessage
+from . import conf, validation
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+    from typing_extensions import Unpack
+
+    from ..api.scheduling import MessageOptions
+    from ..models import Message
+
+    # ``Delivered`` without brackets is ``Delivered[Any]``.
+    Payload = TypeVarWithDefault("Payload", default=Any)
+    Payload_co = TypeVarWithDefault("Payload_co", covariant=True, default=Any)
+    Payload_contra = TypeVarWithDefault("Payload_contra", contravariant=True, default=Any)
+    Result_co = TypeVarWithDefault("Result_co", covariant=True, default=Any)
+else:
+    Payload_co = TypeVar("Payload_co", covariant=True)
+    Payload_contra = TypeVar("Payload_contra", contravariant=True)
+    Result_co = TypeVar("Result_co", covariant=True)
+
+Result = TypeVar("Result")
+
+
+class Delivered(Protocol[Payload_co]):
+    """One delivery of a message, as its handler receives it. ``Delivered[X]`` has a payload of the type X.
+
+    ``attempt`` counts from 1 the deliveries that the retry policy counts. ``deliveries`` counts every claim; together
+    with ``id`` it makes a fence that is never used twice. The timeout ends the handler at ``deadline`` (None: never).
+    """
+
+    id: int
+    topic: str
+    queue: str
+    key: str | None
+    priority: int
+    headers: dict[str, Any]
+    due_at: datetime
+    expires_at: datetime | None
+    attempt: int
+    deliveries: int
+
+    @property
+    def payload(self) -> Payload_co: ...
+
+    @property
+    def attempts_left(self) -> int | None:
+        """The number of attempts that the retry policy allows after this one: 0 in the last one.
+
+        None when the policy names no number. An exception that the policy does not retry ends the message earlier.
+        """
+
+    @property
+    def deadline(self) -> datetime | None: ...
+
+    @property
+    def cancel_requested(self) -> bool:
+        """True when a cancel was requested while the handler runs. Known within about a second.
+
+        A handler that returns has succeeded all the same. If it raises anything, the message is cancelled: neither a
+        retry follows, nor is it dead.
+        """
+
+    def raise_if_cancelled(self) -> None:
+        """Raise ``MessageCancelled`` when ``cancel_requested`` is true. Let it out, and the message is cancelled.
+
+        It costs nothing, and may be called often. An async handler is cancelled at its next ``await`` anyway.
+        """
+
+    def extend(self, more: Duration) -> datetime | None:
+        """Move the deadline and the lease to ``more`` seconds from now; return the new deadline.
+
+        Raises ``LeaseLost`` when the delivery is not the current one any more. Async handlers await ``aextend``.
+        """
+
+    async def aextend(self, more: Duration) -> datetime | None: ...
+
+
+class HandlerFunction(Protocol[Payload_contra, Result_co]):
+    """A function, sync or async, that ``handler`` accepts: it takes a delivered message as its only argument."""
+
+    def __call__(self, message: Delivered[Payload_contra], /) -> Result_co: ...
+
+
+class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
+    """A function that ``handler`` has registered: itself, with its ``topic`` and two methods that schedule messages."""
+
+    topic: str
+
+    def schedule(
+        self, payload: Payload_contra | None = None, *, using: str | None = None, **options: Unpack[MessageOptions]
+    ) -> Message:
+        """Schedule a message of this handler's topic.
+
+        The options are those of ``schedule_message``: ``delay`` or ``due_at``, ``key`` with ``unique`` and
+        ``on_conflict``, ``queue``, ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease``,
+        ``headers`` and ``concurrency_key``.
+        """
+        # From the package, at the call: scheduling needs models, and a handler may be registered before there are any.
+        from .. import schedule_message
+
+        return schedule_message(_topic(self), payload, using=using, **options)
+
+    async def aschedule(
+        self, payload: Payload_contra | None = None, *, using: str | None = None, **options: Unpack[MessageOptions]
+    ) -> Message:
+        """Schedule from async code what ``schedule`` schedules."""
+        from .. import aschedule_message
+
+        return await aschedule_message(_topic(self), payload, using=using, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function and the options with which it receives messages. Times are in seconds."""
+
+    topic: str
+    function: HandlerFunction
+    # None: the setting counts. A timeout of 0: none.
+    own_retry: retry.RetryPolicy | None
+    own_lease: float | None
+    own_timeout: float | None
+    transactional: bool
+    queue: str | None
+    priority: int
+    keep_result: bool
+    is_async: bool
+    # The limit that its topic declares, and the function that finds the concurrency key of a message.
+    limit: limits.Limit | None = None
+    limit_key: LimitKey | None = None
+
+    @property
+    def name(self) -> str:
+        return _name(self.function)
+
+    @property
+    def retry(self) -> retry.RetryPolicy:
+        return conf.get().RETRY if self.own_retry is None else self.own_retry
+
+    @property
+    def lease(self) -> float:
+        return conf.get().LEASE if self.own_lease is None else self.own_lease
+
+    @property
+    def runs_on_loop(self) -> bool:
+        """True when the handler runs on the event loop of a process, and not in a thread: a transaction needs one."""
+        return self.is_async and not self.transactional
+
+    @property
+    def timeout(self) -> float | None:
+        return conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout or None
+
+
+# Finds the concurrency key of a message; None: it has none.
+LimitKey = Callable[[Any], str | int | None]
+
+_handlers: dict[str, Handler] = {}
+
+
+def handler(
+    topic: str,
+    *,
+    retry: retry.RetryLike | None = None,
+    lease: Duration | None = None,
+    timeout: Duration | Literal[False] | None = None,
+    transactional: bool = False,
+    queue: str | None = None,
+    priority: int = 0,
+    keep_result: bool = False,
+    limit: int | None = None,
+    rate: str | None = None,
+    burst: int | None = None,
+    limit_key: LimitKey | None = None,
+) -> Callable[[Callable[[Delivered[Payload]], Result]], RegisteredHandler[Payload, Result]]:
+    """Register the decorated function, sync or async, as the receiver of ``topic``.
+
+    Returning is success; raising is failure, answered by ``retry`` (a ``RetryPolicy``, a list of delays, a function, or
+    False for never; default ``DELAYQ["RETRY"]``). ``lease``: how long a delivery belongs to its worker before another
+    worker may claim the message (default ``DELAYQ["LEASE"]``; the worker extends it while the handler runs).
+    ``timeout``: the handler is ended after this time (default ``DELAYQ["TIMEOUT"]``; False: never). Times are seconds,
+    timedeltas, or text such as ``"90s"``. None is the default of each.
+
+    ``transactional``: run it in a transaction on the message's database whose last statement records the success, so
+    that its effects in that database happen exactly once. ``queue`` and ``priority``: those of messages of this topic
+    when ``schedule_message`` names no others. ``keep_result``: keep what the handler returns in ``message.result``. A
+    value that is not JSON, or larger than a payload may be, is a failure.
+
+    ``limit``: so many messages of the topic run at once, over all workers. ``rate``, such as ``"100/m"``: so many begin
+    in a second, minute, hour or day, evenly spaced; up to ``burst`` may begin together after a quiet time (default 1).
+    ``limit_key``: a function of the message, which is called where the message is scheduled and returns a text: the
+    limit and the rate count the messages with each text by themselves (``concurrency_key``).
+
+    The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
+    a message of the topic.
+
+    ::
+
+        @handler("orders.close", retry=["1m", "10m"])
+        def close(message): ...
+
+        close.schedule({"order": 5}, delay="15m", key="5")
+
+    Raises ``HandlerConflict`` when the topic has a handler already, ``TypeError`` for what cannot handle a message (a
+    class, a generator function, a function that does not take one argument), and ``ValueError`` for impossible options.
+    """
+    if callable(topic):
+        raise InvalidMessage('@handler needs the topic of its messages: write @handler("orders.close")')
+    topic = validation.topic(topic)
+    own_retry = None if retry is None else _policy(retry)
+    own_lease = validation.lease(lease)
+    own_timeout = validation.timeout(timeout)
+    own_queue = None if queue is None else validation.queue(queue)
+    own_priority = validation.priority(priority)
+    own_limit = limits.declare(limit, rate, burst)
+    if limit_key is not None and own_limit is None:
+        raise ValueError("limit_key needs a limit or a rate, which counts the messages with each key by themselves")
+    if limit_key is not None and not callable(limit_key):
+        raise ValueError(f"limit_key is a function of the message, not {type(limit_key).__name__}")
+
+    def register(function: Callable[[Delivered[Payload]], Result]) -> RegisteredHandler[Payload, Result]:
+        _check(function)
+        present = _handlers.get(topic)
+        if present is not None and not _same(present.function, function):
+            raise HandlerConflict(f"topic {topic!r} has two handlers: {present.name} and {_name(function)}")
+        _handlers[topic] = Handler(
+            topic,
+            function,
+            own_retry,
+            own_lease,
+            own_timeout,
+            transactional,
+            own_queue,
+            own_priority,
+            keep_result,
+            any(map(iscoroutinefunction, _layers(function))),
+            own_limit,
+            limit_key,
+        )
+        registered: RegisteredHandler[Payload, Result] = _schedulable(topic, function)
+        return registered
+
+    return register
+
+
+def _schedulable(topic: str, function: Any) -> Any:
+    """Give the function its topic and the methods of ``RegisteredHandler``.
+
+    What takes no attributes (methods, functions in C) is returned inside of a ``functools.partial``, which takes them.
+    """
+    present: Any = getattr(function, "schedule", None)
+    is_ours = getattr(present, "__func__", None) is RegisteredHandler.schedule
+    if present is not None and not is_ours:
+        # An object that has a method of this name of its own.
+        return function
+    if not is_ours or present.__self__ is not function:
+        # The method may be that of a handler which this function wraps: functools.wraps copies attributes.
+        try:
+            function.schedule = MethodType(RegisteredHandler.schedule, function)
+        except AttributeError:
+            return _schedulable(topic, functools.partial(function))
+        function.aschedule = MethodType(RegisteredHandler.aschedule, function)
+        function.topic = topic
+        return function
+    former = _handlers.get(function.topic)
+    if function.topic != _SEVERAL and (former is None or former.function is not function):
+        # Only tests forget handlers.
+        function.topic = topic
+    elif function.topic != topic:
+        function.topic = _SEVERAL
+    return function
+
+
+# The topic of a function that handles several: none of them is its own.
+_SEVERAL = ""
+
+
+def _topic(function: Any) -> str:
+    if function.topic == _SEVERAL:
+        raise InvalidMessage(f"{_name(function)} handles several topics: name one of them in schedule_message()")
+    topic: str = function.topic
+    return topic
+
+
+def _layers(function: Any) -> list[Any]:
+    """Return the object and the functions that a call of it runs: behind partials, methods and ``__call__``.
+
+    A function behind ``functools.wraps`` is not among them: only its wrapper knows what becomes of it.
+    """
+    layers = [function]
+    while not inspect.isfunction(function) and not inspect.isclass(function):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, MethodType | staticmethod):
+            function = function.__func__
+        else:
+            function = getattr(type(function), "__call__", None)  # noqa: B004
+            if not inspect.isfunction(function):
+                break
+        layers.append(function)
+    return layers
+
+
+def _check(function: Any) -> None:
+    """Refuse what would never run, or never with one message."""
+    if not callable(function) or inspect.isclass(function):
+        raise TypeError(f"a handler is a function or an object that can be called, not {_described(function)}")
+    for layer in _layers(function):
+        if inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer):
+            raise TypeError(
+                f"{_name(function)} is a generator function: a call of it runs none of its code; "
+                "a handler returns when its work is done, and does not yield"
+            )
+    try:
+        # The signature of the wrapper itself is the one that is called.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:
+        # Functions in C may have none.
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"{_name(function)}{signature} cannot be called with one message: {error}; "
+            "a handler takes the message as its only argument"
+        ) from None
+
+
+def _described(function: Any) -> str:
+    return f"the class {function.__qualname__}" if inspect.isclass(function) else type(function).__name__
+
+
+def _name(function: Any) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def _policy(value: Any) -> retry.RetryPolicy:
+    return retry.as_policy(value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether two handlers are the same one: a module that is imported again registers its functions again."""
+    if one is other:
+        return True
+    names = [(function.__module__, getattr(function, "__qualname__", None)) for function in (one, other)]
+    # Two partials, or two objects of one class, have no names by which they could be told apart.
+    return names[0] == names[1] and names[0][1] is not None and "<locals>" not in names[0][1]
+
+
+def find(topic: str) -> Handler | None:
+    """Return the handler of a topic; None when it has none."""
+    return _handlers.get(topic)
+
+
+def handlers() -> dict[str, Handler]:
+    """Return all handlers by topic."""
+    return dict(_handlers)
+
+
+def unregister(topic: str) -> None:
+    """Forget the handler of a topic (for tests)."""
+    _handlers.pop(topic, None)
+
+
+def default_queue(topic: str) -> str:
+    """Return the queue of a message when the call names none."""
+    found = _handlers.get(topic)
+    return found.queue if found is not None and found.queue is not None else conf.get().DEFAULT_QUEUE
+
+
+def default_priority(topic: str) -> int:
+    """Return the priority of a message when the call names none."""
+    found = _handlers.get(topic)
+    return 0 if found is None else found.priority
+
+
+def autodiscover() -> None:
+    """Import the handlers module of each installed app, and its tasks module if Django's tasks run here."""
+    own, _problems = conf.parse(getattr(settings, "DELAYQ", {}))
+    autodiscover_modules(own.HANDLERS_MODULE)
+    backends = getattr(settings, "TASKS", {}).values()
+    if any(str(backend.get("BACKEND")).startswith("django_delayq.") for backend in backends):
+        autodiscover_modules("tasks")

@@ -1,0 +1,371 @@
+"""Checks the arguments of a call. Every check is made at the call, before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from json import encoder
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+
+from ..core.durations import Duration, seconds
+from ..core.exceptions import InvalidMessage, PayloadTooLarge
+from . import conf
+
+# Characters.
+TOPIC_LENGTH = 100
+QUEUE_LENGTH = 64
+KEY_LENGTH = 200
+HEADERS_MAX_BYTES = 16_384
+PRIORITIES = (-100, 100)
+# The farthest due time from now: 100 years.
+FARTHEST = timedelta(days=36_525)
+# Clocks of two hosts differ a little: a due time this far in the past still means "now".
+PAST_TOLERANCE = timedelta(seconds=60)
+
+_TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/\-]*")
+
+
+def topic(value: Any) -> str:
+    """Check a topic: 1 to 100 of ``A-Z a-z 0-9 _ . : / -``, beginning with a letter or digit."""
+    if not isinstance(value, str) or len(value) > TOPIC_LENGTH or not _TOPIC.fullmatch(value):
+        raise InvalidMessage(
+            f"not a topic: {_shown(value)}; a topic is 1 to {TOPIC_LENGTH} of the characters"
+            " A-Z a-z 0-9 _ . : / - and begins with a letter or digit"
+        )
+    return conf.plain(value)
+
+
+def queue(value: Any) -> str:
+    """Check a queue: 1 to 64 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or digit."""
+    if not isinstance(value, str) or len(value) > QUEUE_LENGTH or not conf.WORD.fullmatch(value):
+        raise InvalidMessage(
+            f"not a queue: {_shown(value)}; a queue is 1 to {QUEUE_LENGTH} of the characters"
+            " A-Z a-z 0-9 _ . - and begins with a letter or digit"
+        )
+    return conf.plain(value)
+
+
+def key(value: Any) -> str | None:
+    """Check a key: 1 to 200 printable characters, without a space at either end; or None."""
+    if value is None:
+        return None
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= KEY_LENGTH
+        or not value.isprintable()
+        or value != value.strip()
+    ):
+        raise InvalidMessage(
+            f"not a key: {_shown(value)}; a key is 1 to {KEY_LENGTH} printable characters without a space at either end"
+        )
+    return conf.plain(value)
+
+
+def concurrency_key(value: Any) -> str:
+    """Check a concurrency key: as a key, or a whole number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value) if -(10**KEY_LENGTH) < value < 10**KEY_LENGTH else value
+    try:
+        checked = key(value)
+    except InvalidMessage as error:
+        raise InvalidMessage(str(error).replace("a key", "a concurrency key")) from None
+    if checked is None:
+        raise InvalidMessage("not a concurrency key: None")
+    return checked
+
+
+def priority(value: Any) -> int:
+    """Check a priority: a whole number from -100 to 100; the greater one goes first."""
+    if isinstance(value, bool) or not isinstance(value, int) or not PRIORITIES[0] <= value <= PRIORITIES[1]:
+        raise InvalidMessage(f"not a priority: {_shown(value)}; it is a whole number from -100 to 100")
+    return int(value)
+
+
+def delay(value: Duration) -> timedelta:
+    """Check a delay: 0 or more, up to 100 years."""
+    span = _seconds("delay", value)
+    if span < 0:
+        raise InvalidMessage(f"the delay is negative: {_shown(value)}")
+    if span > FARTHEST.total_seconds():
+        raise InvalidMessage("the delay is more than 100 years")
+    return timedelta(seconds=span)
+
+
+def due(value: Any, what: str = "due_at") -> datetime:
+    """Check a due time: an aware datetime, not in the past, at most 100 years ahead. Return it in UTC.
+
+    In UTC no change to or from summer time affects the times that are computed from it later (rounding, expiry).
+    """
+    if not isinstance(value, datetime):
+        raise InvalidMessage(f"{what} must be an aware datetime, not {_shown(value)}")
+    if value.tzinfo is not UTC and (value.tzinfo is None or value.utcoffset() is None):
+        raise InvalidMessage(f"{what} has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
+    try:
+        ahead = value - datetime.now(UTC)
+    except OverflowError:
+        raise InvalidMessage(f"{what} is out of range: {_shown(value)}") from None
+    if ahead > FARTHEST:
+        raise InvalidMessage(f"{what} is more than 100 years ahead")
+    if ahead < -PAST_TOLERANCE:
+        raise InvalidMessage(f"{what} is in the past: {value.isoformat()}")
+    return value if value.tzinfo is UTC else value.astimezone(UTC)
+
+
+def expires(value: Duration | None) -> timedelta | None:
+    """Check how long after its due time a message may still start: more than 0, at most 100 years; or None."""
+    if value is None:
+        return None
+    span = _seconds("expires", value)
+    if not 0 < span <= FARTHEST.total_seconds():
+        raise InvalidMessage(
+            f"expires must be more than 0 and at most 100 years after the due time, not {_shown(value)}"
+        )
+    return timedelta(seconds=span)
+
+
+def unique(value: Duration) -> tuple[int | None, float | None]:
+    """Check how long a message holds its key; return the columns ``key_deliveries`` and ``key_for`` that say so."""
+    if isinstance(value, str) and value in ("live", "scheduled"):
+        return (None, None) if value == "live" else (0, None)
+    try:
+        span = seconds(value)
+    except ValueError:
+        raise InvalidMessage(
+            f'unique is "live", "scheduled", or a duration such as "1h", not {_shown(value)}'
+        ) from None
+    if not 0 < span <= FARTHEST.total_seconds():
+        raise InvalidMessage(f"unique must be more than 0 and at most 100 years, not {_shown(value)}")
+    return None, span
+
+
+def max_attempts(value: Any) -> int | None:
+    """Check the greatest number of attempts: a whole number from 1 to 10000; or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
+        raise InvalidMessage(f"max_attempts must be a whole number from 1 to 10000, not {_shown(value)}")
+    return int(value)
+
+
+def timeout(value: Duration | None) -> float | None:
+    """Check a timeout: 10 ms to 30 days, in seconds; False for none, which is 0; or None."""
+    if value is None or value is False:
+        return None if value is None else 0.0
+    span = _seconds("timeout", value)
+    if not 0.01 <= span <= 30 * 86_400:
+        raise InvalidMessage(f"timeout must be between 10 ms and 30 days, or False for none, not {_shown(value)}")
+    return span
+
+
+def lease(value: Duration | None) -> float | None:
+    """Check a lease: 1 second to 1 day, in seconds; or None."""
+    if value is None:
+        return None
+    span = _seconds("lease", value)
+    if not 1 <= span <= 86_400:
+        raise InvalidMessage(f"lease must be between 1 second and 1 day, not {_shown(value)}")
+    return span
+
+
+def payload(value: Any) -> str:
+    """Return the payload as JSON text. DjangoJSONEncoder turns Decimal, datetime, UUID and the like into strings."""
+    return payload_and_value(value)[0]
+
+
+def payload_and_value(value: Any) -> tuple[str, dict[str, Any] | None]:
+    """Return the payload as JSON text, and the value of that text; None where only decoding the text would tell it."""
+    settings = conf.get()
+    is_flat = _is_flat(value)
+    text, size = _encode("payload", value, settings.PAYLOAD_MAX_DEPTH, is_flat=is_flat)
+    if size > settings.PAYLOAD_MAX_BYTES:
+        raise PayloadTooLarge(
+            f"the payload has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = "
+            f"{settings.PAYLOAD_MAX_BYTES}; store the data elsewhere and schedule a reference to it"
+        )
+    return text, value.copy() if is_flat else None
+
+
+def result(value: Any) -> str | None:
+    """Return what a handler returned as JSON text, under the same rules as a payload; None for None."""
+    if value is None:
+        return None
+    settings = conf.get()
+    text, size = _encode("result", value, settings.PAYLOAD_MAX_DEPTH)
+    if size > settings.PAYLOAD_MAX_BYTES:
+        raise PayloadTooLarge(
+            f"the result has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = {settings.PAYLOAD_MAX_BYTES}"
+        )
+    return text
+
+
+def headers(value: Any) -> str:
+    """Return headers as JSON text: a dict of JSON values, at most 16 KiB in all."""
+    if value is None:
+        return "{}"
+    if not isinstance(value, Mapping):
+        raise InvalidMessage(f"headers must be a dict, not {type(value).__name__}")
+    text, size = _encode("headers", dict(value), 4)
+    if size > HEADERS_MAX_BYTES:
+        raise InvalidMessage(f"headers have more than {HEADERS_MAX_BYTES} bytes of JSON")
+    return text
+
+
+_ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def _encode_once(make: Callable[..., Callable[[Any, int], Iterable[str]]] | None) -> Callable[[Any], str]:
+    """Return what ``_ENCODER.encode`` does, which makes an encoder in C for each value: that takes as long as to encode
+    a small payload. Here one is made for all. ``make``: where Python has none in C, None."""
+    if make is None:
+        return _ENCODER.encode
+    # Without the look for circles: ``_walk`` has found how deep the value is.
+    encode = make(
+        markers=None,
+        default=_ENCODER.default,
+        encoder=encoder.encode_basestring,
+        indent=_ENCODER.indent,
+        key_separator=_ENCODER.key_separator,
+        item_separator=_ENCODER.item_separator,
+        sort_keys=_ENCODER.sort_keys,
+        skipkeys=_ENCODER.skipkeys,
+        allow_nan=_ENCODER.allow_nan,
+    )
+    return lambda value: "".join(encode(value, 0))
+
+
+_to_json = _encode_once(getattr(encoder, "c_make_encoder", None))
+
+
+def _encode(what: str, value: Any, depth: int, *, is_flat: bool = False) -> tuple[str, int]:
+    """Return the value as JSON text, and the size of the text in bytes."""
+    if not is_flat:
+        try:
+            _walk(value, depth)
+        except _Unfit as unfit:
+            raise InvalidMessage(f"{_place(what, unfit.path)} {unfit}") from None
+    try:
+        text = _to_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidMessage(_not_json(what, value) or f"the {what} is not JSON: {error}") from error
+    try:
+        return text, len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidMessage(_not_json(what, value) or f"the {what} {_SURROGATE}") from None
+
+
+_SURROGATE = "holds a lone surrogate, which no UTF-8 text can"
+
+
+class _Unfit(Exception):
+    """A value is unfit for a payload. The path leads to it, from the innermost step to the outermost."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.path: list[Any] = []
+
+
+_HARMLESS = frozenset({bool, float, type(None)})
+
+
+def _is_flat(value: Any) -> bool:
+    """Tell whether a value is, as most payloads are, a dict of texts, numbers and the like that JSON keeps as they are.
+
+    This is quicker than ``_walk``, which finds nothing wrong with such a value.
+    """
+    if type(value) is not dict:
+        return False
+    for name, item in value.items():
+        kind = type(item)
+        if type(name) is not str or "\x00" in name:
+            return False
+        if kind is str:
+            if "\x00" in item:
+                return False
+        elif kind not in _HARMLESS and not (kind is int and -(2**63) <= item < 2**63):
+            return False
+    return True
+
+
+def _walk(value: Any, depth: int) -> None:
+    """Refuse values that json.dumps would take and a database would refuse or change silently."""
+    if type(value) in _HARMLESS:
+        return
+    if isinstance(value, str):
+        if "\x00" in value:
+            raise _Unfit("holds a NUL character, which PostgreSQL cannot store")
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise _Unfit("holds an integer of more than 64 bits; send it as a string")
+    elif isinstance(value, (dict, Mapping)):
+        if depth < 1:
+            raise _Unfit("is nested too deep")
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise _Unfit(f"has a key that is not a string: {_shown(name)}")
+            if "\x00" in name:
+                raise _Unfit("has a key with a NUL character, which PostgreSQL cannot store")
+            try:
+                _walk(item, depth - 1)
+            except _Unfit as unfit:
+                unfit.path.append(name)
+                raise
+    elif isinstance(value, list | tuple):
+        if depth < 1:
+            raise _Unfit("is nested too deep")
+        for item in value:
+            try:
+                _walk(item, depth - 1)
+            except _Unfit as unfit:
+                unfit.path.append(next(number for number, one in enumerate(value) if one is item))
+                raise
+
+
+def _not_json(what: str, value: Any, path: tuple[Any, ...] = ()) -> str | None:
+    """Say which part of a value the encoder refuses, and what to pass instead; return None when it refuses none."""
+    if isinstance(value, dict | list | tuple):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        return next(filter(None, (_not_json(what, part, (step, *path)) for step, part in parts)), None)
+    try:
+        _ENCODER.encode(value).encode()
+    except UnicodeEncodeError:
+        return f"{_place(what, path)} {_SURROGATE}"
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, ValueError):
+            return f"{_place(what, path)} is not JSON: {error}"
+        instead = "its pk" if hasattr(value, "pk") else "text" if isinstance(value, bytes) else ""
+        if isinstance(value, Iterable) and not instead:
+            instead = "a dict" if isinstance(value, Mapping) else "a list"
+        hint = f"; pass {instead}" if instead else ""
+        return f"{_place(what, path)} is of type {type(value).__name__}, which is not JSON{hint}"
+    return None
+
+
+def _place(what: str, path: Sequence[Any]) -> str:
+    """Return the place of a value as Python writes it: ``payload['orders'][0]``."""
+    steps = [f"[{_shown(step)}]" for step in reversed(path)]
+    if len(steps) > _STEPS_SHOWN:
+        steps[_STEPS_SHOWN:] = ["[…]"]
+    return what + "".join(steps) if steps else f"the {what}"
+
+
+# Steps to a value inside of a payload that an error shows at most.
+_STEPS_SHOWN = 8
+
+
+def _seconds(what: str, value: Duration) -> float:
+    try:
+        return seconds(value)
+    except ValueError as error:
+        raise InvalidMessage(f"{what}: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    """Return a part of a bad value for an error message. The whole value may be a secret, or endless."""
+    if isinstance(value, str):
+        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
+    if isinstance(value, int | float):
+        return ascii(value) if abs(value) < 1e18 else type(value).__name__
+    return type(value).__name__

@@ -1,0 +1,297 @@
+"""Moves in Django's ORM, for every database: rows are locked, decided on, written and logged in one transaction."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+from django.db import connections, transaction
+from django.db.models import F, Model, Q, QuerySet
+from django.utils import timezone
+
+from ...core import clock as clocks
+from ...core.exceptions import InvalidTransition
+from ...core.outcomes import error_kind, storable
+from ...core.states import LIVE, State, is_legal
+from ...core.verdicts import Verdict
+from ...models import LogRow, Message, known_identity, learn_identity
+from .rows import Moved
+from .sessions import own_transaction
+
+AModel = TypeVar("AModel", bound=Model)
+
+# Rows that get the same values are a group. Up to this many groups are written with one statement for each.
+MOST_GROUPS = 5
+# Rows in one statement that writes other values to each row.
+ROWS_PER_UPDATE = 200
+
+
+@dataclass(slots=True)
+class Decision:
+    """A decision on one row: the state that it goes to, the values that change, and the text for the log.
+
+    ``to`` None leaves the row as it is. ``verdict`` is the answer of an action for the message; moves by workers have
+    none.
+    """
+
+    to: State | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    verdict: Verdict | None = None
+    error: str = ""
+    traceback: str = ""
+    exception: str = ""
+    actor: str | None = None
+    delivery: int | None = None
+    ready_at: datetime | None = None
+
+
+LEFT_ALONE = Decision()
+
+Decide = Callable[[Message, datetime], Decision]
+
+
+# The identity of the database. Whatever asks the database anyway brings it along while this process does not know it.
+IDENTITY = "SELECT value FROM delayq_identity WHERE id = 1"
+
+
+def clock(using: str) -> datetime:
+    """Return the time by the database's clock; on a database without a clock of its own, by the host's."""
+    if clocks.of_tests is not None:
+        return clocks.of_tests()
+    connection = connections[using]
+    knows = bool(known_identity(using))
+    if connection.vendor != "postgresql":
+        if not knows:
+            _learn_identity(using)
+        return timezone.now()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()" if knows else f"SELECT clock_timestamp(), ({IDENTITY})")
+        row = cursor.fetchone()
+    if not knows:
+        learn_identity(using, row[1])
+    now: datetime = row[0]
+    return now.astimezone(UTC)
+
+
+def _learn_identity(using: str) -> None:
+    """Read the identity of a database that cannot return it with another statement.
+
+    The driver's own cursor is used: projects count the queries of their views in tests.
+    """
+    connection = connections[using]
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        row = connection.connection.cursor().execute(IDENTITY).fetchone()
+    learn_identity(using, None if row is None else uuid.UUID(row[0]))
+
+
+@contextmanager
+def writing(using: str) -> Iterator[None]:
+    """Open a transaction that will write, as ``own_transaction`` does.
+
+    On SQLite the transaction takes the write lock when it begins: SQLite refuses a write in a transaction that has read
+    while another one wrote. Inside a transaction of the caller this is only a savepoint: there
+    OPTIONS["transaction_mode"] must take the lock.
+    """
+    connection = connections[using]
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        with own_transaction(using):
+            yield
+        return
+    connection.ensure_connection()
+    mode: str | None = vars(connection)["transaction_mode"]
+    vars(connection)["transaction_mode"] = "IMMEDIATE"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(transaction.atomic(using=using))
+        finally:
+            vars(connection)["transaction_mode"] = mode
+        yield
+
+
+def locked(using: str, rows: QuerySet[AModel], *, wait: bool, to_delete: bool = False) -> QuerySet[AModel]:
+    """Return ``rows`` so that reading them locks them, where the database can lock rows.
+
+    ``wait=False`` passes over rows that another transaction has locked.
+    """
+    features = connections[using].features
+    if not features.has_select_for_update:
+        return rows
+    return rows.select_for_update(
+        skip_locked=not wait and features.has_select_for_update_skip_locked,
+        no_key=not to_delete and features.has_select_for_no_key_update,
+    )
+
+
+def move(
+    using: str,
+    where: Q,
+    decide: Decide,
+    *,
+    actor: str,
+    limit: int | None = None,
+    wait: bool = True,
+    order_by: Sequence[str] = ("id",),
+) -> list[tuple[Message, Decision]]:
+    """Lock the rows that match, decide on each of them once, write and log the moves: all in one transaction.
+
+    ``decide`` gets the row and the time. Returns each row, as it is after the move, with its decision; a row that
+    another process changed meanwhile, on a database without row locks, is missing. ``wait=False`` passes over rows
+    that another transaction has locked.
+    """
+    with writing(using):
+        found = locked(using, Message.objects.using(using).filter(where).order_by(*order_by), wait=wait)
+        rows = list(found if limit is None else found[:limit])
+        now = clock(using)
+        decided = [(message, decide(message, now)) for message in rows]
+        plans = [_plan(message, made, made.to, now) for message, made in decided if made.to is not None]
+        written = {plan.message.pk for plan in _write(using, plans)}
+        rows_of_log = [row for plan in plans if plan.message.pk in written for row in _logged(plan, actor, now)]
+        LogRow._base_manager.using(using).bulk_create(rows_of_log)
+    return [(message, made) for message, made in decided if made.to is None or message.pk in written]
+
+
+class _Plan(NamedTuple):
+    """A decision that moves a row, with all values that the row gets."""
+
+    message: Message
+    decision: Decision
+    before: State
+    after: State
+    values: dict[str, Any]
+    # Rows of the log that only the row of the message has so far.
+    earlier: list[LogRow]
+
+
+def _plan(message: Message, decision: Decision, after: State, now: datetime) -> _Plan:
+    before = State(message.state)
+    if not is_legal(before, after):
+        raise InvalidTransition(f"{before} → {after}")
+    return _Plan(message, decision, before, after, _values(message, decision, after, now), _kept_in(message))
+
+
+def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
+    """Update the rows, and the objects with them. Return the plans that were written."""
+    if connections[using].features.has_select_for_update:
+        _write_locked(using, plans)
+        written = plans
+    else:
+        # The condition on `moves` replaces the row lock.
+        rows = Message._base_manager.using(using)
+        written = [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves).update(**p.values)]
+    for plan in written:
+        for name, value in plan.values.items():
+            setattr(plan.message, name, value)
+    return written
+
+
+def _write_locked(using: str, plans: list[_Plan]) -> None:
+    """Write each group of rows that get the same values with one statement; write many groups with one for all."""
+    groups: dict[str, list[_Plan]] = {}
+    for plan in plans:
+        alike = {name: value for name, value in plan.values.items() if name != "moves"}
+        groups.setdefault(repr(sorted(alike.items())), []).append(plan)
+    rows = Message._base_manager.using(using)
+    if len(groups) > MOST_GROUPS:
+        # A column that a plan does not name keeps its value, which is written again: the rows are locked.
+        copies = [_copy(plan) for plan in plans]
+        rows.bulk_update(copies, sorted({name for plan in plans for name in plan.values}), batch_size=ROWS_PER_UPDATE)
+        return
+    for group in groups.values():
+        values = {**group[0].values, "moves": F("moves") + 1}
+        rows.filter(pk__in=[plan.message.pk for plan in group]).update(**values)
+
+
+def _copy(plan: _Plan) -> Message:
+    made = copy.copy(plan.message)
+    for name, value in plan.values.items():
+        setattr(made, name, value)
+    return made
+
+
+def first_row(message: Message, actor: str) -> LogRow:
+    """Return the row of the log for the creation of a message that has not moved since."""
+    return LogRow(
+        message_id=message.pk,
+        number=1,
+        at=message.created_at,
+        to_state=State.SCHEDULED,
+        due_at=message.due_at,
+        actor=actor,
+    )
+
+
+def _kept_in(message: Message) -> list[LogRow]:
+    """Return the rows of the log that the row of a live message stands for: see ``LogRow``."""
+    rows = [] if message.created_by is None else [first_row(message, message.created_by)]
+    if message.claimed_at is not None:
+        rows.append(
+            LogRow(
+                message_id=message.pk,
+                number=message.moves,
+                at=message.claimed_at,
+                from_state=State.SCHEDULED,
+                to_state=State.RUNNING,
+                delivery=message.deliveries,
+                due_at=message.due_at,
+                ready_at=message.ready_at,
+                actor=f"worker:{message.claimed_by or message.worker}",
+            )
+        )
+    return rows
+
+
+def _logged(plan: _Plan, actor: str, now: datetime) -> list[LogRow]:
+    message, decision = plan.message, plan.decision
+    row = LogRow(
+        message_id=message.pk,
+        number=message.moves,
+        at=now,
+        from_state=plan.before,
+        to_state=plan.after,
+        delivery=message.deliveries if decision.delivery is None else decision.delivery,
+        due_at=message.due_at,
+        ready_at=decision.ready_at,
+        actor=decision.actor or actor,
+        reason=storable(decision.reason),
+        error=decision.error,
+        traceback=decision.traceback,
+        exception=decision.exception,
+    )
+    return [*plan.earlier, row]
+
+
+def _values(message: Message, decision: Decision, after: State, now: datetime) -> dict[str, Any]:
+    values: dict[str, Any] = {"state": after, "moves": message.moves + 1}
+    values |= {"created_by": None, "claimed_at": None, "claimed_by": None, "ready_at": None}
+    values["finished_at"] = None if after in LIVE else now
+    if after != State.RUNNING:
+        values["leased_until"] = None
+        values["worker"] = ""
+    if message.state == State.LIMITED:
+        values["limited_by"] = None
+    # A message whose last delivery crashed has no error: the reason in the log takes its place.
+    kind = error_kind(decision.error or (decision.reason if after == State.DEAD else ""))
+    if kind:
+        values["error"] = kind
+    return {**values, **decision.values}
+
+
+def moved(message: Message, reason: str = "") -> Moved:
+    """Return a row after its move, without its content."""
+    return Moved(
+        message.pk,
+        message.topic,
+        message.queue,
+        message.priority,
+        State(message.state),
+        message.due_at,
+        message.deliveries,
+        reason,
+    )

@@ -1,0 +1,315 @@
+"""The hot moves in Django's ORM, for databases that have no statements of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections
+from django.db.models import Q, QuerySet
+
+from ...core.clock import ceil_tenth, from_tenths, to_us
+from ...core.states import LIVE, WAITING, State
+from ...models import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, Message, in_paused_queue, lease_is_over, not_expired
+from .expressions import After
+from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
+from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
+
+# SQLite: its own tables know their foreign keys. It follows by itself those with another action.
+REFERENCES = """
+SELECT t.name, k."from" FROM sqlite_master t JOIN pragma_foreign_key_list(t.name) k
+ WHERE t.type = 'table' AND k."table" = 'delayq_message' AND k.on_delete IN ('NO ACTION', 'RESTRICT')
+ ORDER BY 1, 2
+"""
+
+
+class Portable:
+    """The statements on one database alias, made of ``move`` and querysets."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    def now(self) -> datetime:
+        return clock(self.using)
+
+    def insert(self, new: NewMessage, actor: str) -> Inserted | None:
+        with writing(self.using):
+            if new.key is not None:
+                rows = Message.objects.using(self.using).filter(topic=new.topic, key=new.key)
+                if rows.filter(HOLDS_KEY).exists() or (new.own is None and rows.filter(WAITS_AGAIN).exists()):
+                    return None
+            [(_new, inserted)] = self.insert_many([new], actor)
+            return inserted
+
+    def keep_waiting(self, message_id: int) -> bool:
+        # A transaction that writes keeps all others from claiming.
+        return Message.objects.using(self.using).filter(pk=message_id, state__in=WAITING).exists()
+
+    def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
+        now = self.now()
+        log = []
+        for one in new:
+            due = ceil_tenth(one.due_at or now + one.delay)
+            message = Message(
+                topic=one.topic,
+                queue=one.queue,
+                key=one.key,
+                priority=one.priority,
+                payload=json.loads(one.payload),
+                headers=json.loads(one.headers),
+                due_at=due,
+                expires_at=None if one.expires is None else due + one.expires,
+                created_at=now,
+                retry=None if one.retry is None else json.loads(one.retry),
+                max_attempts=one.max_attempts,
+                timeout=one.timeout,
+                lease=one.lease,
+                concurrency_key=one.concurrency_key,
+                key_deliveries=one.key_deliveries,
+                key_for=one.key_for,
+            )
+            message.save_base(using=self.using, force_insert=True)
+            log.append(first_row(message, actor))
+            yield one, Inserted(message.pk, due, now)
+        LogRow._base_manager.using(self.using).bulk_create(log)
+
+    def queues(self) -> list[str]:
+        scheduled = Message.objects.using(self.using).filter(state=State.SCHEDULED)
+        found: list[str] = []
+        while True:
+            rows = scheduled.filter(queue__gt=found[-1]) if found else scheduled
+            first = rows.order_by("queue").values_list("queue", flat=True).first()
+            if first is None:
+                return found
+            found.append(first)
+
+    def heads(
+        self,
+        queues: Sequence[str],
+        *,
+        after: tuple[datetime, int],
+        end: datetime | None,
+        limit: int,
+        topics: Sequence[str] | None = None,
+    ) -> Iterator[tuple[str, int, int, int]]:
+        rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED)
+        if end is not None:
+            rows = rows.filter(due_at__lte=end)
+        if topics is not None:
+            rows = rows.filter(topic__in=topics)
+        for queue in queues:
+            for place in self.places(rows.filter(queue=queue).order_by("due_at", "id")[:limit]):
+                yield (queue, *place)
+
+    def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
+        rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, queue=queue, topic__in=list(topics))
+        rows = rows.exclude(in_paused_queue(self.using))
+        first = rows.order_by("due_at", "id").values_list("due_at", flat=True).first()
+        return None if first is None else (first - self.now()).total_seconds()
+
+    def anything_expired(self) -> tuple[bool, bool]:
+        now = self.now()
+        rows = Message.objects.using(self.using).order_by()
+        return (
+            rows.filter(lease_is_over(now)).exists(),
+            rows.filter(state__in=sorted(WAITING), expires_at__isnull=False, expires_at__lte=now).exists(),
+        )
+
+    def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
+        now = self.now()
+        rows = (
+            Message.objects.using(self.using)
+            .filter(
+                not_expired(now),
+                state=State.SCHEDULED,
+                queue=queue,
+                due_at__lte=now,
+                topic__in=list(topics),
+            )
+            .exclude(in_paused_queue(self.using))
+        )
+        head = rows.order_by("due_at", "id").values_list("priority", "due_at", "pk")[:1000]
+        return [Ticket(pk) for _priority, _due, pk in sorted(head, key=lambda row: (-row[0], row[1], row[2]))[:limit]]
+
+    def claims_under_way(self) -> set[str]:
+        # A transaction that writes waits for those before it, so none is under way beside it.
+        return set()
+
+    def claim(
+        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
+    ) -> list[Claimed]:
+        by_id = {ticket.id: ticket for ticket in tickets}
+        # The time that the log rows get.
+        claimed_at: datetime
+
+        def decide(message: Message, now: datetime) -> Decision:
+            nonlocal claimed_at
+            claimed_at = now
+            ticket = by_id[message.pk]
+            ready_at = None if ticket.ready_tenths is None else from_tenths(ticket.ready_tenths)
+            latest = now + timedelta(seconds=ahead)
+            if message.due_at > min(ready_at or latest, latest) or (message.expires_at and message.expires_at <= now):
+                return LEFT_ALONE
+            values = {
+                "deliveries": message.deliveries + 1,
+                "worker": worker,
+                "leased_until": now + timedelta(seconds=message.lease or leases[message.topic]),
+            }
+            return Decision(
+                State.RUNNING,
+                values,
+                actor=f"worker:{worker}",
+                delivery=message.deliveries + 1,
+                ready_at=ready_at,
+            )
+
+        where = Q(pk__in=list(by_id), state=State.SCHEDULED, topic__in=list(leases))
+        where &= ~in_paused_queue(self.using)
+        if queue is not None:
+            where &= Q(queue=queue)
+        return [
+            Claimed(
+                m.pk,
+                m.topic,
+                m.queue,
+                m.key,
+                m.priority,
+                m.payload,
+                m.headers,
+                m.due_at,
+                m.expires_at,
+                m.retry,
+                m.max_attempts,
+                m.attempts,
+                m.deliveries,
+                m.reported,
+                m.excused,
+                claimed_at,
+                m.timeout,
+                m.lease,
+                m.conflicts,
+            )
+            for m, decision in move(self.using, where, decide, actor=worker, wait=False)
+            if decision.to is not None
+        ]
+
+    def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
+        by_id = {success.id: success for success in successes}
+
+        def decide(message: Message, now: datetime) -> Decision:
+            success = by_id[message.pk]
+            reported = min(message.reported + 1, message.deliveries - message.excused)
+            values: dict[str, Any] = {"reported": reported}
+            if success.result is not None:
+                values["result"] = json.loads(success.result)
+            return Decision(State.CONSUMED, values, actor=success.actor, delivery=success.delivery)
+
+        where = Q(pk__in=list(by_id), state__in=LIVE)
+        return {m.pk for m, _decision in move(self.using, where, decide, actor="", wait=wait)}
+
+    def begin(self) -> None:
+        # SQLite has begun it; another vendor begins it with the first statement.
+        pass
+
+    def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
+        by_id = {failure.id: failure for failure in failures}
+
+        def decide(message: Message, now: datetime) -> Decision:
+            failure = by_id[message.pk]
+            if message.deliveries != failure.delivery:
+                return LEFT_ALONE
+            to, reason = State.DEAD if failure.dead else State.SCHEDULED, failure.reason
+            if message.cancel_requested:
+                to, reason = State.CANCELLED, f"cancel requested; {failure.reason}"
+            values: dict[str, Any] = {
+                "reported": message.reported + 1,
+                "attempts": message.attempts + failure.counts,
+                "conflicts": message.conflicts + failure.conflict,
+            }
+            if failure.payload is not None:
+                values["payload"] = json.loads(failure.payload)
+            if to == State.SCHEDULED and failure.delay is not None:
+                # A message that was claimed a moment early and released falls due no earlier than before.
+                values["due_at"] = max(message.due_at, ceil_tenth(now + failure.delay))
+            return Decision(
+                to,
+                values,
+                reason,
+                error=failure.error,
+                traceback=failure.traceback,
+                exception=failure.exception,
+                actor=failure.actor,
+            )
+
+        where = Q(pk__in=list(by_id), state=State.RUNNING)
+        return [
+            moved(m, decision.reason)
+            for m, decision in move(self.using, where, decide, actor="", wait=wait)
+            if decision.to is not None
+        ]
+
+    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
+        answers = {}
+        with writing(self.using):
+            now = self.now()
+            for renewal in renewals:
+                rows = Message._base_manager.using(self.using).filter(
+                    pk=renewal.id, deliveries=renewal.delivery, state=State.RUNNING
+                )
+                for requested in rows.values_list("cancel_requested", flat=True):
+                    answers[renewal.id] = requested
+                    if renewal.lease > 0:
+                        self._renew(renewal, now + timedelta(seconds=renewal.lease))
+        return answers
+
+    def _renew(self, renewal: LeaseRenewal, until: datetime) -> None:
+        lease = {"message_id": renewal.id, "delivery": renewal.delivery}
+        rows = Lease.objects.using(self.using)
+        if not rows.filter(**lease).exists():
+            rows.create(**lease, until=until)
+        else:
+            rows.filter(**lease, until__lt=until).update(until=until)
+
+    def delete(self, ids: Sequence[int]) -> None:
+        LogRow.objects.using(self.using).filter(message_id__in=ids)._raw_delete(self.using)
+        Message.objects.using(self.using).filter(pk__in=ids)._raw_delete(self.using)
+
+    def deletion(self, rows: QuerySet[Message]) -> Callable[[int], int]:
+        after: tuple[datetime | None, int] | None = None
+
+        def delete(size: int) -> int:
+            nonlocal after
+            chosen = rows.order_by("finished_at", "id")
+            if after is not None:
+                at, pk = after
+                chosen = chosen.filter(Q(finished_at__gte=at) & (Q(finished_at__gt=at) | Q(pk__gt=pk)))
+            with writing(self.using):
+                mine = locked(self.using, chosen, wait=False, to_delete=True)
+                places = list(mine.values_list("finished_at", "id")[:size])
+                self.delete([pk for _at, pk in places])
+            after = places[-1] if places else after
+            return len(places)
+
+        return delete
+
+    def references(self) -> list[Reference]:
+        quote = connections[self.using].ops.quote_name
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(REFERENCES)
+            return [Reference(quote(table), quote(column)) for table, column in cursor.fetchall()]
+
+    def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
+        return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))
+
+    def has_been_up_for(self, seconds: float) -> bool:
+        # The uptime is not known: the database counts as having been up for ever.
+        return True
+
+    def most_connections(self) -> int | None:
+        return None
+
+    def estimated_rows(self, relation: str) -> int | None:
+        # There is no estimate but a count of the rows.
+        return None

@@ -1,0 +1,160 @@
+"""The rows that go into the statements and that come out of them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from ...core.states import State
+
+# A place in the order of (due, id) before all messages.
+BEGINNING = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+
+_decode = json.JSONDecoder().raw_decode
+
+
+def decoded(text: str) -> Any:
+    """Return the value of a JSON column from its text, which has no blank before it: we or the database wrote it."""
+    return {} if text == "{}" else _decode(text)[0]
+
+
+class Reference(NamedTuple):
+    """A foreign key of another table to messages: its table and column, quoted as SQL needs them."""
+
+    table: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.column}".replace('"', "")
+
+
+class NewMessage(NamedTuple):
+    """A checked message that is not written yet. ``due_at`` wins over ``delay``; JSON columns are text."""
+
+    # The payload, and its value if that is known without decoding the text.
+    payload: str
+    value: dict[str, Any] | None
+    due_at: datetime | None
+    # Messages of one kind have all that follows in common: ``ALIKE_FROM``.
+    topic: str
+    queue: str
+    headers: str
+    key: str | None
+    priority: int
+    delay: timedelta
+    expires: timedelta | None
+    retry: str | None
+    max_attempts: int | None
+    # For scheduling only: the choice when another message has its key (a value of OnConflict).
+    on_conflict: str = "error"
+    # Seconds; a timeout of 0 is none. None: the handler's.
+    timeout: float | None = None
+    lease: float | None = None
+    concurrency_key: str | None = None
+    # The columns that say how long it holds its key.
+    key_deliveries: int | None = None
+    key_for: float | None = None
+    # The id of the message whose handler schedules this one under its own key.
+    own: int | None = None
+
+
+# The place of the first field that messages of one kind have in common.
+ALIKE_FROM = NewMessage._fields.index("topic")
+
+
+class Inserted(NamedTuple):
+    """The id and times that the database chose for a new message."""
+
+    id: int
+    due_at: datetime
+    created_at: datetime
+
+
+class Ticket(NamedTuple):
+    """An id that a broker found due, to be claimed.
+
+    ``ready_tenths`` is the due time that Redis has for it, in tenths of a ms since 1970; None when a query found it.
+    ``rank`` says how urgent it is for the broker, from 0 (best) to 200. ``until`` is the time in seconds until it falls
+    due, above 0 only when it was taken early.
+    """
+
+    id: int
+    ready_tenths: int | None = None
+    rank: int = 0
+    until: float = 0.0
+
+
+class Claimed(NamedTuple):
+    """A message that a worker has just claimed, with all that its delivery needs."""
+
+    id: int
+    topic: str
+    queue: str
+    key: str | None
+    priority: int
+    payload: Any
+    headers: Any
+    due_at: datetime
+    expires_at: datetime | None
+    retry: Any
+    max_attempts: int | None
+    attempts: int
+    deliveries: int
+    reported: int
+    excused: int
+    claimed_at: datetime
+    timeout: float | None = None
+    lease: float | None = None
+    # Reported deliveries that cost no attempt because their transaction met another one.
+    conflicts: int = 0
+
+
+class Success(NamedTuple):
+    """A delivery that succeeded. ``result`` is the value that its handler keeps, as JSON; None: there is none."""
+
+    id: int
+    delivery: int
+    actor: str
+    result: str | None = None
+
+
+class Failure(NamedTuple):
+    """A delivery that did not succeed. ``delay`` None keeps the due time, ``payload`` (JSON) None the payload.
+
+    ``counts`` says whether it is an attempt, ``conflict`` whether it is one of the conflicts that are none.
+    """
+
+    id: int
+    delivery: int
+    actor: str
+    dead: bool = False
+    delay: timedelta | None = None
+    counts: bool = True
+    reason: str = ""
+    error: str = ""
+    traceback: str = ""
+    exception: str = ""
+    payload: str | None = None
+    conflict: bool = False
+
+
+class LeaseRenewal(NamedTuple):
+    """A delivery whose lease is to run for ``lease`` seconds from now."""
+
+    id: int
+    delivery: int
+    lease: float
+
+
+class Moved(NamedTuple):
+    """A message after its move, without its content."""
+
+    id: int
+    topic: str
+    queue: str
+    priority: int
+    after: State
+    due_at: datetime
+    deliveries: int
+    reason: str = ""

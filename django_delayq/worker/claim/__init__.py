@@ -1,0 +1,1 @@
+"""Takes and claims messages for this process."""

@@ -1,0 +1,1 @@
+"""What the parts of a worker share: deliveries, connections, locks, options."""

@@ -1,0 +1,118 @@
+"""Switches a worker between Redis and the database: while Redis is away, due messages come from the database."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from ...broker import index
+from ...broker.base import Broker, Index
+from ...broker.database import DatabaseBroker
+from ...core.exceptions import BrokerUnavailable, UnusableBroker
+
+logger = logging.getLogger("django_delayq")
+
+# A process without a loader tries Redis again this long after it failed. Seconds.
+RETRY_REDIS_AFTER = 5.0
+# A Redis that fails so soon after it was back is flapping: some calls succeed and others fail. From the second time on
+# the switch waits before it is used again, each time longer, up to the last number. Seconds.
+FLAPPING = 10.0
+LONGEST_HOLD = 60.0
+
+
+class BrokerSwitch:
+    """Gives the broker to use now, and logs once when Redis goes away and once when it is back.
+
+    Any thread may report and ask. ``_lock`` guards all changes. ``current`` reads ``_away_since`` once without the
+    lock: one more turn with the former broker does no harm.
+    """
+
+    def __init__(self, using: str, topics: Callable[[], Iterable[str]], *, redis: bool = True) -> None:
+        self.database = DatabaseBroker(using, topics)
+        self.redis: Index | None = index(using) if redis else None
+        self._away_since: float | None = None
+        self._is_unusable = False
+        # When Redis was back the last time, how often it failed again soon after that, and before when it is not used
+        # again (monotonic).
+        self._back_at = -FLAPPING
+        self._flaps = 0
+        self._held_until = 0.0
+        # True: the loader asks Redis every second and reports, so no other thread has to wait for a Redis that may be
+        # away. Set once, before the threads start.
+        self.has_loader = False
+        self._lock = threading.Lock()
+
+    @property
+    def is_away(self) -> bool:
+        """True while messages are delivered from the database though there is a Redis."""
+        return self._away_since is not None
+
+    def current(self) -> Broker:
+        """Return Redis, or the database when there is no Redis or it failed a moment ago."""
+        if self.redis is None:
+            return self.database
+        away_since = self._away_since
+        if away_since is not None and (self.has_loader or time.monotonic() - away_since < RETRY_REDIS_AFTER):
+            return self.database
+        return self.redis
+
+    def report_failure(self, error: BrokerUnavailable) -> None:
+        """Switch to the database: Redis did not answer, or answered nonsense."""
+        if isinstance(error, UnusableBroker):
+            self.report_unusable(error)
+            return
+        with self._lock:
+            now = time.monotonic()
+            first, self._away_since = self._away_since is None, now
+            if first:
+                self._flaps = self._flaps + 1 if now - self._back_at < FLAPPING else 0
+                self._held_until = now + (min(LONGEST_HOLD, 2.0**self._flaps) if self._flaps > 1 else 0.0)
+        if self.redis is not None:
+            self.redis.reset_listener()
+        if first:
+            logger.warning("Redis is away; messages are delivered from the database meanwhile: %s", error)
+            # A thread that waits for a wake-up through Redis asks the database instead.
+            self.wake()
+
+    def report_answer(self, asked: float) -> None:
+        """Switch back to Redis: it answered every call since ``asked`` (monotonic)."""
+        away_since = self._away_since
+        # A failure since then, perhaps in another thread, is newer than this answer.
+        if away_since is None or away_since > asked or time.monotonic() < self._held_until:
+            return
+        with self._lock:
+            # Only the loader looks whether Redis may be used. Without one, an id that was taken shows it.
+            if self._away_since != away_since or (self._is_unusable and self.has_loader):
+                return
+            self._away_since, self._is_unusable = None, False
+            self._back_at = time.monotonic()
+        logger.warning("Redis is back")
+
+    def report_unusable(self, error: UnusableBroker) -> None:
+        """Switch to the database until ``report_usable``: this Redis belongs to another record, or is a cluster."""
+        with self._lock:
+            first, self._is_unusable = not self._is_unusable, True
+            self._away_since = time.monotonic()
+        if first:
+            self.wake()
+            logger.critical("%s Messages are delivered from the database.", error)
+
+    def report_usable(self) -> None:
+        """Allow Redis again: the loader found that it belongs to this record."""
+        with self._lock:
+            was_unusable, self._is_unusable = self._is_unusable, False
+        if was_unusable:
+            self.report_answer(time.monotonic())
+
+    def wake(self) -> None:
+        """End the wait of the consumer."""
+        self.database.wake()
+        if self.redis is not None:
+            self.redis.wake()
+
+    def close(self) -> None:
+        """Close the connections to Redis."""
+        if self.redis is not None:
+            self.redis.close()

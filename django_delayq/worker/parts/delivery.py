@@ -1,0 +1,416 @@
+"""A delivery: one message claimed once, as its handler receives it and as the worker knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import inspect
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import Error as DatabaseError
+from django.db import connections, transaction
+from django.utils import timezone
+
+from ...core.durations import Duration, seconds
+from ...core.exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Superseded
+from ...core.outcomes import Outcome, Recorded, event
+from ...core.retry import RetryPolicy
+from ...project.registry import Handler
+from ...record import transitions
+from ...record.sql.rows import Claimed, LeaseRenewal
+from .connections import connect
+
+logger = logging.getLogger("django_delayq")
+
+# The forks between the first process and this one. Python counts them in each child; to ask the system for the id of
+# the process would be a call to it before and after each handler.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Delivery:
+    """Implements ``registry.Delivered`` for the handler; everything else is for the worker.
+
+    The thread that runs the handler owns all attributes but these: the loop's thread if the handler is a task there.
+    ``_lock`` guards ``_is_closed`` and ``_is_interrupted`` against the timeout watch. The lease renewer writes
+    ``leased_mono``, ``cancel_requested`` and ``lost`` too, without a lock: an interrupt could hit the handler's thread
+    while that holds it. The two flags are only ever set, and a renewal that gets lost between the two threads is only
+    made again. Other threads read single attributes.
+    """
+
+    __slots__ = (
+        "_deadline",
+        "_forks",
+        "_is_awaited",
+        "_is_closed",
+        "_is_interrupted",
+        "_lock",
+        "_scope",
+        "_thread",
+        "attempt",
+        "cancel_reason",
+        "cancel_requested",
+        "claimed",
+        "claimed_mono",
+        "decided",
+        "deliveries",
+        "due_at",
+        "due_mono",
+        "entry_error",
+        "expires_at",
+        "handler",
+        "headers",
+        "id",
+        "key",
+        "leased_mono",
+        "lost",
+        "payload",
+        "priority",
+        "queue",
+        "queued_mono",
+        "raised",
+        "started_mono",
+        "topic",
+        "using",
+    )
+
+    # Tests run handlers inside a transaction of their own.
+    is_outermost = True
+
+    def __init__(
+        self, claimed: Claimed, handler: Handler, using: str, asked: float | None = None, due_in: float = 0.0
+    ) -> None:
+        """The claim was sent at ``asked`` (monotonic), ``due_in`` seconds before the message falls due."""
+        # The first fields of a claimed message, in their order.
+        (
+            self.id,
+            self.topic,
+            self.queue,
+            self.key,
+            self.priority,
+            self.payload,
+            self.headers,
+            self.due_at,
+            self.expires_at,
+        ) = claimed[:9]
+        self.attempt = claimed.attempts + 1
+        self.deliveries = claimed.deliveries
+        self.claimed = claimed
+        self.handler = handler
+        self.using = using
+        # Counted from the moment when the claim was sent: the lease began after that, perhaps long before the answer
+        # came.
+        self.claimed_mono = self.leased_mono = time.monotonic() if asked is None else asked
+        self.due_mono = self.claimed_mono + due_in
+        self.queued_mono = self.started_mono = 0.0
+        self.lost = False
+        self.cancel_requested = False
+        # Once it is decided: the outcome, and the exception that it answers. Middleware may still fail then, and so may
+        # the functions that a transactional handler has called on commit.
+        self.decided: Outcome | None = None
+        self.raised: BaseException | None = None
+        # Why the handler got no connection or no transaction, so that it does not begin.
+        self.entry_error: BaseException | None = None
+        self._deadline: float | None = None
+        self._thread = self._forks = 0
+        self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout, asyncio.Task[Any]] | None = None
+        # Why the worker cancelled the task of the handler; empty: it did not.
+        self.cancel_reason = ""
+        self._is_awaited = self._is_interrupted = self._is_closed = False
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.deliveries} of message {self.id}, topic {self.topic}>"
+
+    # --- for the handler ----------------------------------------------------------------------------------------------
+
+    @property
+    def attempts_left(self) -> int | None:
+        """The number of attempts that the retry policy allows after this one; None when it names no number."""
+        allowed = self.policy.attempts
+        return None if allowed is None else max(0, allowed - self.attempt)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the timeout ends; None without a timeout."""
+        if self._deadline is None:
+            return None
+        return timezone.now() + timedelta(seconds=self._deadline - time.monotonic())
+
+    def raise_if_cancelled(self) -> None:
+        """Raise ``MessageCancelled`` when a cancel was requested."""
+        if self.cancel_requested:
+            raise MessageCancelled
+
+    def extend(self, more: Duration) -> datetime | None:
+        """Move the end of timeout and lease to ``more`` from now. Raises ``LeaseLost`` when the lease is gone."""
+        span = seconds(more)
+        if span < 0:
+            raise ValueError("extend needs 0 seconds or more")
+        lease = max(span, self.lease)
+        answer = self._extend([LeaseRenewal(self.id, self.deliveries, lease)])
+        if self.id not in answer:
+            self.lost = True
+            raise LeaseLost
+        self.note_renewal(time.monotonic() + lease - self.lease, cancel_requested=answer[self.id])
+        if self._deadline is not None:
+            self._deadline = time.monotonic() + span
+            if self._scope is not None:
+                loop, scope, _task = self._scope
+                loop.call_soon_threadsafe(scope.reschedule, loop.time() + span)
+        return self.deadline
+
+    def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
+        """Renew the lease outside of the handler's own transaction.
+
+        Inside that transaction nobody would see the new lease, and a caller that cancels would wait for its end.
+        """
+        connection = connections[self.using]
+        if not (connection.in_atomic_block and connection.features.has_select_for_update):
+            return transitions.extend(self.using, holdings)
+
+        def extend() -> dict[int, bool]:
+            try:
+                return transitions.extend(self.using, holdings)
+            finally:
+                connections[self.using].close()
+
+        with ThreadPoolExecutor(1, thread_name_prefix="delayq-extend") as pool:
+            return pool.submit(extend).result()
+
+    async def aextend(self, more: Duration) -> datetime | None:
+        """Extend as ``extend`` does, in an async handler."""
+        deadline: datetime | None = await sync_to_async(self.extend, thread_sensitive=True)(more)
+        return deadline
+
+    # --- for the worker -----------------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The retry policy of the message: its own, which retries the handler's exceptions, or else the handler's."""
+        stored, policy = self.claimed.retry, self.handler.retry
+        if stored is not None:
+            policy = RetryPolicy.from_json(stored).for_errors_of(policy)
+        return policy.limited(self.claimed.max_attempts)
+
+    @property
+    def timeout(self) -> float | None:
+        """The seconds after which the handler is ended: the message's own, else the handler's; None: never."""
+        own = self.claimed.timeout
+        return self.handler.timeout if own is None else own or None
+
+    @property
+    def lease(self) -> float:
+        """The seconds for which a claim or a renewal holds the message: its own, else the handler's."""
+        return self.claimed.lease or self.handler.lease
+
+    @property
+    def crashes(self) -> int:
+        """The number of earlier deliveries that crashed: they ended without reporting."""
+        return self.claimed.deliveries - 1 - self.claimed.reported - self.claimed.excused
+
+    @property
+    def lateness(self) -> float:
+        """The seconds from the due time to the claim, by the record's clock; if claimed ahead, to the start."""
+        if self.due_mono > self.claimed_mono:
+            return max(0.0, (self.started_mono or time.monotonic()) - self.due_mono)
+        return max(0.0, (self.claimed.claimed_at - self.due_at).total_seconds())
+
+    @property
+    def outcome(self) -> str | None:
+        """The outcome in one word, for middleware; None until the handler has ended."""
+        return None if self.decided is None else self.fate(self.decided)
+
+    def fate(self, outcome: Outcome) -> str:
+        """Return the word for what follows an outcome: a requested cancel wins over all but a success."""
+        word = event(outcome)
+        return "cancelled" if self.cancel_requested and word != "consumed" else word
+
+    @property
+    def overtime(self) -> float | None:
+        """The seconds since the timeout ended (negative: until it ends); None without a timeout."""
+        deadline = self._deadline
+        if deadline is None or self._is_closed:
+            return None
+        return time.monotonic() - deadline
+
+    def is_overtime(self, by: float = 0.0) -> bool:
+        """Return whether the handler still runs, ``by`` seconds after its timeout."""
+        over = self.overtime
+        return over is not None and over >= by
+
+    def note_renewal(self, leased_mono: float | None, *, cancel_requested: bool) -> None:
+        """Take note of an answer about the lease, and of its renewal at ``leased_mono`` (None: not renewed).
+
+        Answers may come in any order: no lease gets shorter, and no request is forgotten.
+        """
+        if cancel_requested and not self.cancel_requested:
+            self.cancel_requested = True
+            self.cancel("cancel requested")
+        if leased_mono is not None:
+            self.leased_mono = max(self.leased_mono, leased_mono)
+
+    def enter(self) -> bool:
+        """Connect this thread to the database if the handler is to have a transaction there.
+
+        Comes before anything of the project is called, and before the timeout begins. Returns False when there is no
+        connection, for whatever reason: then the handler must not begin.
+        """
+        if self.handler.transactional:
+            try:
+                connect(self.using)
+            except Exception as error:  # noqa: BLE001
+                self.entry_error = error
+        return self.entry_error is None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Surround a transactional handler with its transaction.
+
+        The transaction begins at once, and not with the handler's first statement: a pooler, for example, connects to
+        the server only then, and what it answers is no error of the handler.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(transaction.atomic(using=self.using, durable=self.is_outermost))
+                transitions.begin(self.using)
+            except (DatabaseError, HandlerTimeout) as error:
+                self.entry_error = error
+                raise
+            if self.is_outermost:
+                # Called before the functions that the handler has called on commit: when one of them fails, the
+                # outcome is known.
+                transaction.on_commit(self._note_commit, using=self.using)
+            yield
+
+    def _note_commit(self) -> None:
+        self.decided = Recorded()
+
+    def begin(self) -> None:
+        """Start the clock of the handler, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
+
+        The messages of a process that was frozen may belong to another worker by now. The check comes as late as
+        possible: if the process freezes after it, the handler runs twice.
+        """
+        self._thread = threading.get_ident()
+        self._forks = _forks
+        self.started_mono = time.monotonic()
+        if self.started_mono - self.leased_mono > self.lease:
+            raise Superseded("lease ran out before it began")
+        timeout = self.timeout
+        self._deadline = None if timeout is None else self.started_mono + timeout
+
+    async def await_with_timeout(self, call: Callable[[Any], Any]) -> Any:
+        """Await what an async handler returns, and raise ``HandlerTimeout`` when its timeout ends first."""
+        # From here on the timeout watch leaves the thread alone. Should it have decided to interrupt just before, the
+        # deadline is over, and the await below ends at once as well.
+        self._is_awaited = True
+        task = asyncio.current_task()
+        assert task is not None
+        # Without a timeout it never expires.
+        after = None if self._deadline is None else self._deadline - time.monotonic()
+        scope = asyncio.timeout(after)
+        try:
+            async with scope:
+                self._scope = (asyncio.get_running_loop(), scope, task)
+                if self.cancel_requested:
+                    # While the delivery waited for its place.
+                    self.cancel("cancel requested")
+                return await _all_of(call(self))
+        except TimeoutError:
+            if scope.expired():
+                raise HandlerTimeout from None
+            raise
+        finally:
+            self._scope = None
+            self.end_fork()
+
+    def cancel(self, reason: str) -> bool:
+        """Cancel the task of an async handler, and return whether there is one. Any thread may call this."""
+        scope = self._scope
+        if scope is None:
+            return False
+        # The loop of a handler in a thread ends with the handler.
+        with contextlib.suppress(RuntimeError):
+            scope[0].call_soon_threadsafe(self._cancel, reason)
+        return True
+
+    def _cancel(self, reason: str) -> None:
+        # In the loop's thread: the handler cannot end between this check and the cancellation. A request may come here
+        # twice, and the second time would cancel how the handler cleans up.
+        if self._scope is not None and self.cancel_reason != reason:
+            self.cancel_reason = reason
+            self._scope[2].cancel()
+
+    def end_fork(self) -> None:
+        """End this process if it is a child that the handler forked, and that came out of the handler.
+
+        It has copies of the worker's deliveries and the sockets of its connections, and must go on with neither.
+        """
+        if _forks == self._forks:
+            return
+        error = sys.exception()
+        if isinstance(error, SystemExit):
+            os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+        logger.error(
+            "A process that the handler of topic %s forked came out of the handler, and is ended; "
+            "a forked process ends itself with os._exit()",
+            self.topic,
+            exc_info=error,
+        )
+        os._exit(0 if error is None else 1)
+
+    def interrupt(self) -> None:
+        """Raise ``HandlerTimeout`` in the handler's thread, unless the handler has just ended. Never waits for it."""
+        # A lock that is held means that the handler has ended: only ``close`` takes it besides.
+        if self.handler.is_async or self._is_awaited or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._is_closed and not self._is_interrupted:
+                self._is_interrupted = True
+                thread, error = ctypes.c_ulong(self._thread), ctypes.py_object(HandlerTimeout)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+        finally:
+            self._lock.release()
+
+    def note_interrupt(self) -> None:
+        """Take note, in the handler's thread, that the interrupt was raised: none is on its way any more."""
+        self._is_interrupted = False
+
+    def note_error(self, error: BaseException) -> None:
+        """Take note of what the handler raised. A worker keeps no error; tests do."""
+
+    def close(self) -> None:
+        """End the delivery. Waits for an interrupt that is on its way, so that it hits no later message."""
+        try:
+            with self._lock:
+                self._is_closed = True
+            latest = time.monotonic() + 1.0
+            while self._is_interrupted and time.monotonic() < latest:
+                time.sleep(0.001)
+        except HandlerTimeout:
+            pass
+
+
+async def _all_of(returned: Any) -> Any:
+    """Await what a call returned, and what that returns in turn, until it is no awaitable any more."""
+    while inspect.isawaitable(returned):
+        returned = await returned
+    return returned

@@ -1,0 +1,61 @@
+"""The options of a worker, as ``run_delayq`` takes them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+
+from ... import extensions
+from ...core import actors
+
+# The roles that a worker has by itself; extensions add theirs.
+ROLES = ("loader", "sweeper", "mover", "consumer", "recorder", "reaper", "janitor")
+
+
+def all_roles() -> tuple[str, ...]:
+    """Return the names that ``--roles`` takes."""
+    return (*ROLES, *extensions.roles())
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one ``run_delayq``. Times are seconds."""
+
+    using: str
+    queues: tuple[str, ...] = ()
+    # The weight of each of these queues; empty: they are served in strict order.
+    weights: tuple[int, ...] = ()
+    processes: int = 1
+    threads: int = 8
+    async_concurrency: int = 200
+    # None: all of them.
+    roles: frozenset[str] | None = None
+    max_messages: int | None = None
+    max_runtime: float | None = None
+    max_tasks_per_child: int | None = None
+    # Bytes.
+    max_memory_per_child: int | None = None
+    graceful_timeout: float = 30.0
+    name: str = ""
+    heartbeat_file: str | None = None
+
+    def has(self, role: str) -> bool:
+        """Return whether a process with these options has a role."""
+        return self.roles is None or role in self.roles
+
+    @property
+    def has_successors(self) -> bool:
+        """True when processes are replaced in order, after so many messages or with so much memory."""
+        return self.max_tasks_per_child is not None or self.max_memory_per_child is not None
+
+    @property
+    def most_processes(self) -> int:
+        """The most processes at a time: one for a message that runs alone, and each may have a successor."""
+        return (2 if self.has_successors else 1) * self.processes + 1
+
+
+def worker_name(options: Options) -> str:
+    """Return a name that only this run of this process has: a pid that is used again must not inherit claims."""
+    base = options.name or actors.host()
+    return f"{base}/{os.getpid()}/{secrets.token_hex(3)}"

@@ -1,0 +1,174 @@
+"""Reports moves of messages: to the log, to signals, and to Redis those that are scheduled again."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from django.conf import settings as django_settings
+
+from ... import signals
+from ...broker import publisher
+from ...broker.base import Entry
+from ...core.outcomes import Cause, error_digest
+from ...core.states import State
+from ...models import Message
+from ...project import conf
+from ...record.sql.rows import Failure, Moved
+from .delivery import Delivery
+
+logger = logging.getLogger("django_delayq")
+
+# True: this worker logs whole errors whatever the settings say.
+_whole_errors = False
+
+
+def log_whole_errors() -> None:
+    """Log the exceptions of handlers with their texts and tracebacks from now on, in this process and its children."""
+    global _whole_errors  # noqa: PLW0603
+    _whole_errors = True
+
+
+def logs_whole_errors() -> bool:
+    """Return whether the exceptions of handlers are logged with their texts and tracebacks."""
+    chosen = conf.get().LOG_ERRORS
+    return _whole_errors or (django_settings.DEBUG if chosen is None else chosen)
+
+
+def publish_scheduled(using: str, moves: Sequence[Moved]) -> None:
+    """Publish the messages that are scheduled again to Redis."""
+    publisher.put(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED])
+
+
+def report_moves(using: str, moves: Sequence[Moved]) -> None:
+    """Publish, log and signal messages that were taken back from a delivery, or expired, without an outcome."""
+    publish_scheduled(using, moves)
+    for m in moves:
+        level = logging.ERROR if m.after == State.DEAD else logging.WARNING
+        logger.log(
+            level,
+            "message %s id=%d topic=%s delivery=%d reason=%r",
+            "released" if m.after == State.SCHEDULED else m.after.value,
+            m.id,
+            m.topic,
+            m.deliveries,
+            m.reason,
+            extra={"delayq_event": m.after.value, "delayq": {"id": m.id, "topic": m.topic}},
+        )
+        signals.emit_end(Message, m, using)
+
+
+def report_delivered(delivery: Delivery) -> None:
+    """Log and signal that the handler of a delivery is about to run."""
+    if logger.isEnabledFor(logging.DEBUG):
+        log_event(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)
+    if signals.message_delivered.receivers:
+        arguments = {
+            "delivery": delivery.deliveries,
+            "lateness": delivery.lateness,
+            **signals.message_arguments(delivery, delivery.using),
+        }
+        signals.emit(signals.message_delivered, Message, **arguments)
+
+
+def wants_successes() -> bool:
+    """Return whether anybody logs or receives successes."""
+    return logger.isEnabledFor(logging.INFO) or bool(signals.message_succeeded.receivers)
+
+
+def report_success(using: str, delivery: Delivery, ended_mono: float) -> None:
+    """Log and signal a success that is recorded; its handler ended at ``ended_mono``."""
+    runtime = ended_mono - delivery.started_mono
+    if logger.isEnabledFor(logging.INFO):
+        log_event(
+            logging.INFO,
+            "consumed",
+            delivery,
+            lateness_ms=delivery.lateness * 1000,
+            runtime_ms=runtime * 1000,
+        )
+    if signals.message_succeeded.receivers:
+        arguments = signals.message_arguments(delivery, using)
+        signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **arguments)
+
+
+def report_failure(
+    using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Cause | None = None
+) -> None:
+    """Log and signal a failure and the move it led to; ``moved`` None: another delivery is the current one.
+
+    The failure of a handler is logged in the handler's context, so that the line has what the handler's own lines have.
+    """
+    if moved is None:
+        logger.warning("Outcome refused, another delivery is the current one: %s", delivery)
+        return
+    signals.emit_end(Message, moved, using, error=failure.error)
+    # The first word of an error is its class; the rest may hold secrets.
+    error = failure.error.split(":")[0][:80]
+    reason = {"reason": failure.reason} if failure.reason else {}
+    if moved.after == State.DEAD:
+        digest = error_digest(failure.error)
+        _log_failure(logging.ERROR, "dead", delivery, cause, error=error, digest=digest, **reason)
+    elif moved.after == State.CANCELLED:
+        log_event(logging.INFO, "cancelled", delivery)
+    elif failure.counts:
+        digest = error_digest(failure.error)
+        facts = {"due_at": moved.due_at, "error": error, "digest": digest, **reason}
+        _log_failure(logging.WARNING, "retried", delivery, cause, **facts)
+        signals.emit(
+            signals.message_retried,
+            Message,
+            delivery=delivery.deliveries,
+            due_at=moved.due_at,
+            error=failure.error,
+            **signals.message_arguments(delivery, using),
+        )
+    else:
+        log_event(logging.INFO, "released", delivery, reason=failure.reason or error)
+
+
+def report_after_commit(delivery: Delivery, error: BaseException) -> None:
+    """Log an error that came when a transactional handler had committed: in a function on commit, or in a middleware.
+
+    The message is consumed, and the record keeps no error of it. So the log says in any case where it was raised.
+    """
+    whole = logs_whole_errors()
+    where = "" if whole else "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    logger.error(
+        "After the commit of its handler, a function on commit or a middleware failed; the message stays consumed, and "
+        "is not delivered again: id=%d topic=%s delivery=%d error=%s%s",
+        delivery.id,
+        delivery.topic,
+        delivery.deliveries,
+        type(error).__name__,
+        where,
+        exc_info=error if whole else None,
+        extra={"delayq_event": "after_commit", "delayq": {"id": delivery.id, "topic": delivery.topic}},
+    )
+
+
+def _log_failure(level: int, event: str, delivery: Delivery, cause: Cause | None, **facts: Any) -> None:
+    if cause is None:
+        log_event(level, event, delivery, **facts)
+    else:
+        cause.context.run(log_event, level, event, delivery, cause.error, **facts)
+
+
+def log_event(level: int, event: str, delivery: Delivery, shown: BaseException | None = None, **facts: Any) -> None:
+    """Log one line about a delivery, with the facts as ``extra`` too, and the exception that may be shown.
+
+    The facts never hold the payload, a key or the text of an error: those may be secret. The record has them.
+    """
+    facts = {"id": delivery.id, "topic": delivery.topic, "delivery": delivery.deliveries, **facts}
+    line = " ".join(f"{name}={_formatted(value)}" for name, value in facts.items())
+    logger.log(level, "message %s %s", event, line, exc_info=shown, extra={"delayq_event": event, "delayq": facts})
+
+
+def _formatted(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    text = str(value)
+    # Error texts are data: they must not be able to forge a line of the log.
+    return repr(text) if " " in text or not text.isprintable() else text

@@ -1,0 +1,131 @@
+"""Runs services in threads, with waits between their ticks, a backoff after errors, and a stop."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from django.db import Error as DatabaseError
+
+from ...core.exceptions import BrokerUnavailable
+from ...extensions import Service
+from ...record.sql.sessions import lock_timeout
+from . import connections
+
+logger = logging.getLogger("django_delayq")
+
+
+# A process without the duty ticks the services of the duty only when they are overdue by this time: should the holder
+# of the duty be alive and do nothing, work is late by this time and not for ever. Seconds.
+STANDBY = 120.0
+
+
+# A transaction of a service that shares its thread with others waits for a lock for no longer than this: a process that
+# freezes in a transaction would stop them all. Milliseconds.
+LOCK_TIMEOUT = 2000
+
+# A thread closes its database connections while none of its services is due for this long. Seconds.
+RELEASED_FOR = 4.0
+
+
+class Turns:
+    """Ticks services in turn, each after the wait that its last tick returned. Used by one thread.
+
+    ``has_duty`` tells whether this process does what one process does for all (``Service.is_shared``).
+    """
+
+    def __init__(self, services: Sequence[Service], has_duty: Callable[[], bool] = lambda: True) -> None:
+        self._has_duty = has_duty
+        self.services = list(services)
+        # By the place of the service: names may repeat, since any app can add services.
+        self._due = [0.0] * len(self.services)
+        self._errors = [0] * len(self.services)
+
+    def run_due(self, is_stopping: Callable[[], bool] = lambda: False) -> float:
+        """Tick each service that is due, until ``is_stopping``. Return the seconds until the next one is due."""
+        for place in range(len(self.services)):
+            if is_stopping():
+                break
+            if self._due_at(place) <= time.monotonic():
+                wait = self._tick(place)
+                self._due[place] = time.monotonic() + wait
+        return max(0.0, min(map(self._due_at, range(len(self.services)))) - time.monotonic())
+
+    def _due_at(self, place: int) -> float:
+        # The first tick of every service is due at once: it may report, or find work that was left.
+        is_standby = self.services[place].is_shared and self._due[place] and not self._has_duty()
+        return self._due[place] + STANDBY if is_standby else self._due[place]
+
+    def _tick(self, place: int) -> float:
+        """Tick the service at this place. Return how many seconds it waits."""
+        service = self.services[place]
+        connections.before_task()
+        try:
+            with lock_timeout(LOCK_TIMEOUT if service.thread == Service.thread else 0):
+                wait = service.tick()
+        except Exception as error:  # noqa: BLE001
+            return self._back_off(place, error)
+        finally:
+            connections.after_task()
+        if self._errors[place]:
+            self._errors[place] = 0
+            logger.info("The %s works again", service.name)
+        return wait
+
+    def _back_off(self, place: int, error: Exception) -> float:
+        """Log the first of several errors in a row. Return how many seconds to wait."""
+        service = self.services[place]
+        self._errors[place] += 1
+        wait = backoff(self._errors[place], service.longest_backoff)
+        if self._errors[place] == 1:
+            expected = isinstance(error, DatabaseError | BrokerUnavailable)
+            logger.warning(
+                "The %s failed and is tried again in %.1f s: %s: %s",
+                service.name,
+                wait,
+                type(error).__name__,
+                error,
+                exc_info=None if expected else error,
+            )
+        return wait
+
+
+class Runner(threading.Thread):
+    """Runs services in one thread until stopped. Any thread may call ``stop``."""
+
+    def __init__(self, name: str, turns: Turns) -> None:
+        super().__init__(name=f"delayq-{name}", daemon=True)
+        self._turns = turns
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End the thread after the tick that runs."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Tick each service when it is due."""
+        try:
+            while not self._stopping.is_set():
+                wait = self._turns.run_due(self._stopping.is_set)
+                if wait >= RELEASED_FOR:
+                    connections.close_all()
+                self._stopping.wait(wait)
+        finally:
+            connections.close_all()
+
+
+def in_threads(services: Iterable[Service], has_duty: Callable[[], bool] = lambda: True) -> list[Runner]:
+    """Return a runner for each thread that the services name, in their order."""
+    by_thread: dict[str, list[Service]] = {}
+    for service in services:
+        by_thread.setdefault(service.thread, []).append(service)
+    return [Runner(thread, Turns(theirs, has_duty)) for thread, theirs in by_thread.items()]
+
+
+def backoff(failures: int, most: float) -> float:
+    """Return the seconds to wait after ``failures`` in a row: 0.1, 0.2, 0.4 … ``most``, plus up to a random quarter."""
+    wait = min(most, 0.1 * 2.0 ** min(failures - 1, 20))
+    return wait * (1 + random.random() / 4)

@@ -1,0 +1,109 @@
+"""Wires the parts of a worker: for a process of ``run_delayq``, for ``--once``, and for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ... import middleware
+from ...extensions import WorkerExtensions
+from ...project import conf, registry
+from ...record import admission
+from ..claim.consumer import Consumer
+from ..claim.line_keeper import Gate
+from ..parts.begun_page import Page
+from ..parts.broker_switch import BrokerSwitch
+from ..parts.budget import Budget
+from ..parts.options import Options, worker_name
+from ..parts.processlock import ProcessLock
+from ..parts.queue_finder import QueueFinder
+from ..parts.service import Turns
+from ..run.claim_ahead import NEAR
+from ..run.event_loop import EventLoop
+from ..run.handler_threads import HandlerThreads
+from ..run.lease_renewer import LeaseRenewer
+from ..run.pool import Pool
+from ..run.recorder import Recorder
+from ..upkeep.reaper import Reaper
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one worker process, wired to each other and not started."""
+
+    options: Options
+    name: str
+    budget: Budget
+    extensions: WorkerExtensions
+    brokers: BrokerSwitch
+    queues: QueueFinder
+    recorder: Recorder
+    pool: Pool
+    consumer: Consumer
+    reaper: Reaper
+    # None: this process knows no limit.
+    gate: Gate | None
+
+
+def assemble(
+    options: Options,
+    *,
+    name: str | None = None,
+    budget: Budget | None = None,
+    redis: bool = True,
+    quarantine_lock: ProcessLock | None = None,
+    page: Page | None = None,
+    stopping: threading.Event | None = None,
+    on_recorded: Callable[[int], None] = lambda count: None,
+    claim_ahead: float | None = None,
+) -> Parts:
+    """Wire the parts of a worker process.
+
+    ``name`` is the name of the worker (None: a new one). The processes of a worker share ``budget``, and each shares
+    its ``page`` with their supervisor. With ``redis=False`` the worker delivers by query only. ``stopping`` ends the
+    turns of the consumer when it is set. ``on_recorded`` is called with the number of deliveries that the recorder has
+    written. ``claim_ahead`` (seconds) replaces what the setting and the limits say.
+    """
+    using = options.using
+    name = worker_name(options) if name is None else name
+    settings = conf.get()
+    # A wrong path in the settings is an error now, not in each handler.
+    middleware.chain()
+    budget = Budget(options.max_messages) if budget is None else budget
+    gate = Gate(using, name) if admission.any_declared() else None
+    if claim_ahead is None:
+        claim_ahead = settings.CLAIM_AHEAD if gate is None else min(settings.CLAIM_AHEAD, NEAR)
+    extensions = WorkerExtensions(using, name, () if gate is None else (gate,))
+    # The consumer is made after the brokers and the pool.
+    brokers = BrokerSwitch(using, lambda: consumer.rooms.topics(), redis=redis)  # noqa: PLW0108
+    queues = QueueFinder(using, options.queues, brokers.wake)
+    recorder = Recorder(using, on_recorded, extensions)
+    tasks = options.async_concurrency if any(h.runs_on_loop for h in registry.handlers().values()) else 0
+    page = Page(options.threads, tasks) if page is None else page
+    pool = Pool(
+        HandlerThreads(options.threads, recorder, name, page),
+        EventLoop(tasks, options.threads, recorder, name, page) if tasks else None,
+        recorder,
+        on_freed=lambda: consumer.on_freed(),  # noqa: PLW0108
+        on_released=budget.refund,
+        claim_ahead=claim_ahead,
+        page=page,
+    )
+    consumer = Consumer(
+        using,
+        brokers,
+        pool,
+        queues,
+        name,
+        budget,
+        settings.POLL_INTERVAL,
+        extensions,
+        quarantine_lock,
+        stopping,
+        None if gate is None else gate.claim,
+        dict(zip(options.queues, options.weights, strict=True)) if options.weights else None,
+    )
+    recorder.meanwhile = Turns([LeaseRenewer(using, pool)])
+    reaper = Reaper(using, f"worker:{name}", extensions)
+    return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper, gate)

@@ -1,0 +1,230 @@
+"""One worker process: its services and threads, how they start, and the order in which they stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+
+from ...extensions import Service
+from ...project import registry
+from ...record import admission
+from ..claim.line_keeper import LineKeeper
+from ..claim.unknown_topics import NewTopics
+from ..parts import connections
+from ..parts.begun_page import Page
+from ..parts.budget import Budget
+from ..parts.delivery import Delivery
+from ..parts.options import Options, all_roles
+from ..parts.processlock import ProcessLock
+from ..parts.service import in_threads
+from ..run.event_loop import LoopWatch
+from ..run.executor import timed_out
+from ..run.timeouts import STUCK_AFTER, TimeoutWatch
+from ..upkeep.duty import Duty
+from ..upkeep.heartbeat import Heartbeat
+from ..upkeep.janitor import Janitor
+from ..upkeep.loader import Loader
+from ..upkeep.mover import Mover
+from ..upkeep.sweeper import Sweeper
+from .assembly import assemble
+
+logger = logging.getLogger("django_delayq")
+
+# The exit codes of a process.
+FINISHED = 0
+UNFINISHED = 70  # it was told to end, and handlers still ran, or outcomes could not be recorded
+STUCK = 71  # a handler did not end at its timeout; start another process in its place
+EXHAUSTED = 72  # --max-messages is reached
+BROKEN = 73  # one of its threads has died; start another process in its place
+
+
+class WorkerProcess:
+    """Everything that runs in one process.
+
+    The main thread owns the state. The thread of the timeout watch adds to ``_stuck`` and sets ``code`` before it stops
+    the process; ``_stopping`` is only ever set, by that thread or a signal handler, which must take no lock.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        budget: Budget,
+        quarantine_lock: ProcessLock | None = None,
+        page: Page | None = None,
+        *,
+        stuck_after: float = STUCK_AFTER,
+    ) -> None:
+        self.options = options
+        self.code = FINISHED
+        # A bool, not an Event: a signal handler that sets an Event may wait forever for a lock that its own thread
+        # holds.
+        self._stopping = False
+        self._wake_read, self._wake_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
+        # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
+        self._stuck: set[Delivery] = set()
+        self._started = time.monotonic()
+        self.parts = parts = assemble(options, budget=budget, quarantine_lock=quarantine_lock, page=page)
+        self.name = parts.name
+        self.pool = parts.pool
+        self.recorder = parts.recorder
+        self.consumer = parts.consumer if options.has("consumer") else None
+        topics = registry.handlers() if self.consumer is not None else ()
+        self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads, topics)
+        self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
+        self.runners = in_threads(self._services(stuck_after), self.duty.is_held)
+
+    def _roles(self) -> frozenset[str]:
+        return frozenset(role for role in all_roles() if self.options.has(role))
+
+    def _services(self, stuck_after: float) -> Iterator[Service]:
+        """Yield the services of the roles that this process has."""
+        parts, using = self.parts, self.options.using
+        roles = self._roles()
+        yield from (self.duty, parts.queues, self.heartbeat)
+        if "reaper" in roles:
+            yield parts.reaper
+        if "janitor" in roles:
+            yield Janitor(using)
+        yield from parts.extensions.services(roles)
+        if self.consumer is not None:
+            yield TimeoutWatch(parts.pool, self._on_stuck, stuck_after)
+            if parts.pool.loop is not None:
+                yield LoopWatch(parts.pool.loop)
+            yield NewTopics(using, parts.brokers, parts.queues, parts.name)
+            yield LineKeeper(using, parts.name, knows_limits=admission.any_declared())
+        if parts.brokers.redis is None:
+            return
+        if "loader" in roles:
+            parts.brokers.has_loader = True
+            yield Loader(using, parts.brokers, parts.name)
+        if "sweeper" in roles:
+            yield Sweeper(using, parts.brokers, parts.queues.search, registry.handlers)
+        if "mover" in roles:
+            yield Mover(parts.brokers, parts.queues, beside_consumer=self.consumer is not None)
+
+    def stop(self) -> None:
+        """Have the process end in order. Safe in a signal handler."""
+        self._stopping = True
+        self.look()
+
+    def look(self) -> None:
+        """Have the main thread look at once whether the process is to end. Safe in a signal handler."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"!")
+
+    @property
+    def beat(self) -> float:
+        """When the consumer last began a turn (monotonic)."""
+        return time.monotonic() if self.consumer is None else self.consumer.beat
+
+    def run(self, watch: Callable[[], bool] = lambda: False) -> int:
+        """Work until stopped, or until ``watch``, called twice a second or more, returns True. Return the exit code."""
+        self.recorder.start()
+        self.pool.start()
+        for runner in self.runners:
+            runner.start()
+        if self.consumer is not None:
+            self.consumer.start()
+        while not self._stopping:
+            # The place of a spent process is needed for the successor of its successor.
+            select.select([self._wake_read], [], [], 0.05 if self.pool.page.spent else 0.5)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+            if watch() or self._is_over() or self._is_broken():
+                break
+        self._shut_down()
+        return self.code
+
+    def _is_over(self) -> bool:
+        """Return whether ``--max-messages`` or ``--max-runtime`` is reached, or this process was replaced."""
+        if self.pool.page.replaced and not self.pool.held():
+            return True
+        # Claimed messages are counted, and are still delivered. The budget is read twice: a held one may just be
+        # released.
+        if self.parts.budget.empty and not self.pool.held() and self.parts.budget.empty:
+            self.code = EXHAUSTED
+            return True
+        limit = self.options.max_runtime
+        return limit is not None and time.monotonic() - self._started >= limit
+
+    def _is_broken(self) -> bool:
+        """Return whether a thread has died: the process would look alive and do half of its work."""
+        threads = [self.recorder, *self.pool.members, *self.runners]
+        if self.consumer is not None:
+            threads.append(self.consumer)
+        dead = [thread.name for thread in threads if not thread.is_alive()]
+        if dead and not self._stopping:
+            self.code = BROKEN
+            logger.critical("Thread %s has died; this process ends and will be replaced", ", ".join(dead))
+        return bool(dead)
+
+    def _on_stuck(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            if delivery not in self._stuck:
+                self._stuck.add(delivery)
+                logger.error("%r does not end at its timeout; this process ends and will be replaced", delivery)
+        self.code = STUCK
+        self.stop()
+
+    def _is_all_stuck(self) -> bool:
+        """Return whether every held delivery is stuck, so that waiting longer would be in vain."""
+        return self._stuck.issuperset(self.pool.held())
+
+    def _shut_down(self) -> None:
+        """End all parts, in an order in which nothing is lost."""
+        # First stop claiming, or the rest would never end.
+        if self.consumer is not None:
+            self.consumer.stop()
+            self.consumer.join(timeout=5)
+            if self.consumer.is_alive():
+                # The consumer hangs in the database. The supervisor releases what it may still claim.
+                self.code = self.code or UNFINISHED
+        # Deliveries that have not begun are released; those that run may finish, and their leases are renewed
+        # meanwhile.
+        held = self.pool.held()
+        self.pool.release_unstarted()
+        if self.pool.held():
+            logger.info("Worker process %s takes no more messages and waits for its handlers", self.name)
+        finished = self.pool.finish(self.options.graceful_timeout, self._is_all_stuck)
+        if not finished:
+            self.code = self.code or UNFINISHED
+            for delivery in self.pool.held():
+                if delivery.is_overtime():
+                    self.recorder.submit(delivery, timed_out(delivery), f"worker:{self.name}")
+        # Outcomes are recorded before the threads end that could still add to them.
+        for runner in self.runners:
+            runner.stop()
+        if not self.recorder.flush(max(5.0, self.options.graceful_timeout)):
+            logger.error("Outcomes could not be recorded before the end; their messages will be delivered again")
+            self.code = self.code or UNFINISHED
+        self.pool.stop()
+        self.recorder.stop()
+        for runner in self.runners:
+            runner.join(timeout=2)
+        self.recorder.join(timeout=2)
+        self.duty.release()
+        try:
+            self.heartbeat.delete()
+        except Exception as error:  # noqa: BLE001
+            logger.debug("The worker's row could not be deleted; the janitor deletes it in a day: %s", error)
+        self.parts.extensions.stop()
+        self.parts.brokers.close()
+        connections.close_all()
+        self._log_end(held)
+
+    def _log_end(self, held: list[Delivery]) -> None:
+        """Log what became of the deliveries that were held when the process began to end."""
+        left = self.pool.held()
+        logger.info(
+            "Worker process %s has ended; handlers finished: %d, not ended: %d; deliveries released unstarted: %d",
+            self.name,
+            sum(bool(delivery.started_mono) and delivery not in left for delivery in held),
+            len(left),
+            sum(not delivery.started_mono and delivery not in left for delivery in held),
+        )

@@ -1,0 +1,441 @@
+"""Starts worker processes, replaces those that die, and ends them in order. It runs no handler and starts no thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from django.db import Error as DatabaseError
+from django.db import connections as django_connections
+
+from ...broker import publisher
+from ...core import actors
+from ...extensions import WorkerExtensions
+from ...models import Worker
+from ...project import conf, registry
+from ...record import transitions
+from ...record.sql.troubles import in_words
+from ..parts import connections
+from ..parts.begun_page import Page
+from ..parts.budget import Budget
+from ..parts.lifetime import Lifetime
+from ..parts.options import Options
+from ..parts.processlock import ProcessLock
+from ..parts.reporting import report_moves
+from ..parts.service import backoff
+from . import output, plain_signals
+from .process import BROKEN, STUCK, WorkerProcess
+
+logger = logging.getLogger("django_delayq")
+
+# A child that lived longer than this was healthy: its successor starts at once. Seconds.
+HEALTHY = 5.0
+# The heartbeat file is touched no more when the consumer of a child has begun no turn for this long. Seconds.
+STALE_AFTER = 30.0
+# A child without a sign of life for this long, plus two of its longest leases and two graceful timeouts, is killed:
+# code that never releases the interpreter's lock stops its timeouts too, and another worker has its messages by then.
+# Seconds.
+HUNG = 30.0
+# A child in which a message is to run alone takes nothing meanwhile. After this time another one takes its place.
+# Seconds.
+REPLACED_AFTER = 2.0
+# Children that are killed within this time died together. Seconds.
+TOGETHER = 0.25
+# The time between two checks of the children. Seconds.
+CHILD_CHECK_INTERVAL = 1.0
+# A worker process looks for garbage in cycles after so many new objects. A drain has some thousand at a time, which
+# live for milliseconds: Python's own 700 would look at them again and again, for an eighth of the process' CPU time.
+YOUNG_OBJECTS = 5000
+
+
+@dataclass(slots=True)
+class Child:
+    """A worker process, as its supervisor sees it."""
+
+    pid: int
+    name: str
+    started: float
+    page: Page
+    # Its place among the processes of this worker, from 0.
+    place: int
+    killed: bool = False
+    # True when it showed no life and was killed for that.
+    hung: bool = False
+    # The signs of life at the last check, and for how many seconds there was none.
+    signs: float = 0.0
+    silent: float = 0.0
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when the child is gone already."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+@dataclass(slots=True)
+class DeadChild:
+    """A worker process that died and whose claims are to be released."""
+
+    name: str
+    # True when it ended in order, or on command: none of its messages crashed.
+    shutdown: bool
+    death: transitions.Death = transitions.UNSEEN
+    # When it was found dead (monotonic).
+    at: float = 0.0
+
+
+def _collect_less_often() -> None:
+    """Have the garbage collector of this process search the messages under way, which go by themselves, less often.
+
+    A project that chose more objects, or no collections (0), has its way.
+    """
+    youngest, *older = gc.get_threshold()
+    if youngest and youngest < YOUNG_OBJECTS:
+        gc.set_threshold(YOUNG_OBJECTS, *older)
+
+
+class Supervisor:
+    """The parent process of ``run_delayq``. Signal handlers only count signals and pass them on."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.budget = Budget(options.max_messages, options.most_processes)
+        # The process that holds this lock may run a message alone.
+        self.quarantine_lock = ProcessLock()
+        self.children: dict[int, Child] = {}
+        self._signals = 0
+        self._pid = os.getpid()
+        self._stopping = False
+        self._quick_deaths = 0
+        self._start_after = 0.0
+        self._to_release: list[DeadChild] = []
+        self._began = time.monotonic()
+        self._wake_read, self._wake_write = os.pipe()
+        # A pipe that children see closed when the parent is gone.
+        self._alive_read, self._alive_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
+
+    def run(self) -> int:
+        """Supervise until a signal or a limit ends the work. Return the exit code for the shell."""
+        # The children share the memory of what is loaded now; their garbage collectors neither write to it nor search
+        # it.
+        gc.collect()
+        gc.freeze()
+        with self._handling_signals():
+            self._loop()
+        self._release_claims(final=True)
+        if self._to_release:
+            names = ", ".join(dead.name for dead in self._to_release)
+            logger.warning("Stopped; other workers release the claims of %s when their leases end", names)
+        else:
+            logger.info("Stopped: all worker processes have ended, and their claims are released")
+        return 0
+
+    def _loop(self) -> None:
+        """Check the children until all have ended."""
+        deadline: float | None = None
+        checked = time.monotonic()
+        while True:
+            self._reap_children()
+            self._release_claims()
+            self._act_on_signals()
+            # When --max-messages is reached, children finish the messages that they have claimed and end by themselves.
+            if (self._stopping or self.budget.empty) and not self.children:
+                return
+            if self._stopping:
+                # The children keep the graceful timeout themselves; this deadline is for a child that hangs in its
+                # shutdown.
+                deadline = deadline or time.monotonic() + 2 * self.options.graceful_timeout + 15
+                if time.monotonic() > deadline:
+                    self._kill()
+            else:
+                now = time.monotonic()
+                self._kill_hung(now - checked)
+                checked = now
+                self._replace_quarantined()
+                self._replace_spent()
+                self._start_missing()
+                self._touch_heartbeat()
+                self._end_in_time()
+            self._sleep(CHILD_CHECK_INTERVAL)
+
+    def _end_in_time(self) -> None:
+        """Stop at ``--max-runtime``: children end by themselves, but not those that die and are replaced again."""
+        limit = self.options.max_runtime
+        if limit is not None and time.monotonic() - self._began > limit + CHILD_CHECK_INTERVAL:
+            self._stop_children()
+
+    # --- children -----------------------------------------------------------------------------------------------------
+
+    def _replace_quarantined(self) -> None:
+        """Mark the child in which a message is to run alone, which may take long: another one gets its place."""
+        for child in self.children.values():
+            since = child.page.suspect_since
+            # There is one place for this. Spent children have places of their own.
+            is_free = not any(other.page.replaced and not other.page.spent for other in self.children.values())
+            if since and time.monotonic() - since > REPLACED_AFTER and is_free and not child.page.replaced:
+                child.page.replace()
+                logger.info("Worker process %s runs a message alone; another one takes its place", child.name)
+
+    def _replace_spent(self) -> None:
+        """Mark the children that are spent: each finishes what it has claimed while its successor works already.
+
+        No more children finish than work: the handlers that run at once are less than twice those that were asked for.
+        """
+        for child in self.children.values():
+            finishing = sum(other.page.replaced and other.page.spent for other in self.children.values())
+            if child.page.spent and not child.page.replaced and finishing < self.options.processes:
+                child.page.replace()
+
+    def _start_missing(self) -> None:
+        """Start processes until there are as many as were asked for, without those that were replaced."""
+        while time.monotonic() >= self._start_after:
+            places = set(range(self.options.most_processes)) - {child.place for child in self.children.values()}
+            working = sum(not child.page.replaced for child in self.children.values())
+            if working >= self.options.processes or not places:
+                return
+            place = min(places)
+            # The reservations of the dead process in this place are returned before another process takes the place.
+            if not self.budget.release_reservations_of(place) or self.budget.empty:
+                return
+            self._fork(place)
+
+    def _fork(self, place: int) -> None:
+        """Start one process."""
+        # The child must not share any connection that is open here.
+        connections.close_all()
+        django_connections.close_all()
+        publisher.get.cache_clear()
+        # What is left would be written by the child too.
+        output.flush()
+        page = Page(self.options.threads, self.options.async_concurrency)
+        name_read, name_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(name_read)
+            self.budget.place = place
+            os._exit(self._be_child(page, name_write))
+        os.close(name_write)
+        with os.fdopen(name_read) as pipe:
+            name = pipe.read()
+        self.children[pid] = Child(pid, name, time.monotonic(), page, place)
+        logger.debug("Started worker process %s", name)
+
+    def _be_child(self, page: Page, name_write: int) -> int:
+        """Run a worker process, in the child. Return its exit code."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            # Ctrl-C reaches the whole group: the parent decides what to do. The signal is caught because an ignored
+            # one would stay ignored in the programs that handlers start.
+            signal.signal(signal.SIGINT, lambda *_: None)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(self._alive_write)
+            process = WorkerProcess(self.options, self.budget, self.quarantine_lock, page)
+            _collect_less_often()
+            signal.signal(signal.SIGTERM, lambda *_: process.stop())
+            plain_signals.switch(on=True)
+            lifetime = None
+            if self.options.has_successors:
+
+                def ask() -> None:
+                    self._wake()
+                    process.look()
+
+                lifetime = self.budget.lifetime = Lifetime(self.options, page, process.name, ask)
+            os.write(name_write, process.name.encode())
+            os.close(name_write)
+
+            def watch() -> bool:
+                page.set(process.beat)
+                if lifetime is not None and lifetime.check():
+                    process.parts.brokers.wake()
+                orphaned = bool(select.select([self._alive_read], [], [], 0)[0])
+                if orphaned:
+                    logger.error("The supervisor is gone; this process ends too")
+                return orphaned
+
+            code = process.run(watch)
+            page.end()
+        except BaseException:  # noqa: BLE001
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
+        output.flush()
+        return code
+
+    def _reap_children(self) -> None:
+        """Handle the death of each child that has died."""
+        # -1: as PID 1 of a container this process inherits orphans of handlers too.
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self.children.pop(pid, None)
+            if child is not None:
+                self._handle_death(child, os.waitstatus_to_exitcode(status))
+
+    def _handle_death(self, child: Child, code: int) -> None:
+        """Have the claims of a dead child released, and decide when its successor starts."""
+        ended = child.page.ended
+        if (not ended or code == BROKEN) and not child.killed:
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            logger.error("Worker process %s died (%s)", child.name, how)
+        if (code != 0 or not ended) and child.name:
+            # The child is certainly dead: its claims need not wait for their leases.
+            by_kill = code == -signal.SIGKILL and not child.hung
+            death = transitions.Death(child.page.begun, by_kill)
+            self._to_release.append(DeadChild(child.name, ended or child.killed, death, time.monotonic()))
+            self._excuse_all()
+        if self._stopping or (ended and child.page.replaced):
+            return
+        if ended and code == 0 and self.options.max_runtime is not None:
+            # It ended by itself. If no limit is reached, somebody sent a signal to this child alone, and it is
+            # replaced.
+            self._stop_children()
+            return
+        lived = time.monotonic() - child.started
+        self._quick_deaths = self._quick_deaths + 1 if lived < HEALTHY and not (ended and code == STUCK) else 0
+        pause = backoff(self._quick_deaths - 1, 1.0) if self._quick_deaths > 1 else 0.0
+        self._start_after = time.monotonic() + pause
+
+    def _excuse_all(self) -> None:
+        """Accuse no message when all children were killed together: somebody else did that, and no single message."""
+        killed = [dead for dead in self._to_release if dead.death.by_kill and time.monotonic() - dead.at < TOGETHER]
+        if len(killed) > 1 and all(child.started > killed[0].at for child in self.children.values()):
+            for dead in killed:
+                dead.death = replace(dead.death, of_all=True)
+
+    def _may_have_company(self, dead: DeadChild) -> bool:
+        """Return whether other children may turn out to have been killed together with this one."""
+        return self.options.processes > 1 and dead.death.by_kill and time.monotonic() - dead.at < TOGETHER
+
+    def _release_claims(self, *, final: bool = False) -> None:
+        """Release the claims of dead children. Without a database, try again later; with ``final``, for 5 s."""
+        deadline = time.monotonic() + (5.0 if final else 0.0)
+        while self._to_release:
+            dead = self._to_release[0]
+            name = dead.name
+            if not final and not dead.shutdown and self._may_have_company(dead):
+                return
+            try:
+                moved = transitions.release_worker(
+                    self.options.using,
+                    name,
+                    max_crashes=conf.get().MAX_CRASHES,
+                    actor=f"supervisor:{actors.host()}/{os.getpid()}",
+                    shutdown=dead.shutdown,
+                    death=dead.death,
+                )
+                report_moves(self.options.using, moved)
+                Worker.objects.using(self.options.using).filter(name=name).delete()
+                extensions = WorkerExtensions(self.options.using, name)
+                extensions.ended(moved)
+                extensions.stop()
+            except DatabaseError as error:
+                logger.warning("The claims of %s are released as soon as that is possible: %s", name, in_words(error))
+                connections.close_all()
+                if time.monotonic() >= deadline:
+                    return
+                time.sleep(0.5)
+                continue
+            self._to_release.pop(0)
+            connections.close_all()
+
+    def _kill_hung(self, elapsed: float) -> None:
+        """Kill children that show no life. Their deliveries count as crashed, as those of any process that dies."""
+        longest = max((handler.lease for handler in registry.handlers().values()), default=0.0)
+        limit = HUNG + 2 * (longest + self.options.graceful_timeout)
+        for child in self.children.values():
+            signs = child.page.signs
+            # While this process was frozen, its children may have been frozen too.
+            child.silent = child.silent + min(elapsed, 2 * CHILD_CHECK_INTERVAL) if signs == child.signs else 0.0
+            child.signs = signs
+            if child.silent > limit:
+                logger.critical("Worker process %s has shown no life for %d s; it is killed", child.name, child.silent)
+                child.silent, child.hung = 0.0, True
+                child.send(signal.SIGKILL)
+
+    def _stop_children(self) -> None:
+        """Have all children end in order."""
+        self._stopping = True
+        for child in self.children.values():
+            child.send(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """Kill all children at once."""
+        for child in self.children.values():
+            child.killed = True
+            child.send(signal.SIGKILL)
+
+    # --- signals, waiting, heartbeat ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """Count SIGTERM and SIGINT while the loop runs: the first ends in order, the second at once.
+
+        Also as PID 1, which has no default handlers.
+        """
+
+        def count(*_: object) -> None:
+            # The loop may be waiting for the database: the children get the signal at once.
+            if os.getpid() == self._pid:
+                self._signals += 1
+                for child in list(self.children.values()):
+                    child.send(signal.SIGTERM)
+
+        former = {number: signal.signal(number, count) for number in (signal.SIGTERM, signal.SIGINT)}
+        former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        former_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(former_fd)
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _act_on_signals(self) -> None:
+        """End in order after the first signal, at once after the second."""
+        if self._signals and not self._stopping:
+            logger.info("Stopping: running handlers have %g s to finish", self.options.graceful_timeout)
+            self._stop_children()
+        if self._signals > 1:
+            self._kill()
+
+    def _wake(self) -> None:
+        """Have the loop look at the children at once. Called in a child."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"!")
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep until a signal comes or a child is to be started."""
+        if not self._stopping and self._start_after > time.monotonic():
+            seconds = min(seconds, self._start_after - time.monotonic() + 0.001)
+        if self._to_release and self._may_have_company(self._to_release[0]):
+            seconds = min(seconds, TOGETHER)
+        select.select([self._wake_read], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
+
+    def _touch_heartbeat(self) -> None:
+        """Touch the heartbeat file while the consumers of all children make turns."""
+        if self.options.heartbeat_file is None:
+            return
+        now = time.monotonic()
+        if self._quick_deaths > 1 and any(now - child.started < HEALTHY for child in self.children.values()):
+            # They die as soon as they are started.
+            return
+        if self.children and all(now - child.page.get() < STALE_AFTER for child in self.children.values()):
+            Path(self.options.heartbeat_file).touch()

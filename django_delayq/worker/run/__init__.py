@@ -1,0 +1,1 @@
+"""Runs handlers, and records their outcomes."""

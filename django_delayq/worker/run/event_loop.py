@@ -1,0 +1,231 @@
+"""The event loop of a process: async handlers run on it as tasks, hundreds at a time, in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import queue
+import threading
+import time
+import traceback
+from functools import partial
+from importlib.util import find_spec
+from sys import _current_frames
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from ... import signals
+from ...core import actors
+from ...extensions import Service
+from ..parts.begun_page import Page
+from ..parts.delivery import Delivery
+from ..parts.reporting import report_delivered
+from .executor import execute_on_loop
+from .lane import Lane
+from .recorder import Recorder
+from .sync_calls import SyncCalls
+
+logger = logging.getLogger("django_delayq")
+
+# The time between two signs of life that the loop is asked for. A loop that gave none in this time may be blocked.
+# Seconds.
+LOOP_CHECK_INTERVAL = 0.25
+# A loop that is still in the same step of the same task after this further time is blocked. Seconds.
+SAME_STEP_AFTER = 0.1
+# While the loop stays blocked, the log says so again after this time, then after twice that, and so on. Seconds.
+SAY_AGAIN_AFTER = 10.0
+# Lines of a blocked task's stack in the log.
+STACK_LINES = 5
+
+
+class EventLoop(Lane):
+    """Runs async handlers on one event loop, in a thread of its own: at most ``concurrency`` at once.
+
+    ``_tasks`` and the places in the page belong to the loop's thread; the watch reads the tasks. ``_is_woken`` is set
+    after a delivery was queued and cleared before the loop's thread takes from the queue.
+    """
+
+    def __init__(self, concurrency: int, sync_threads: int, recorder: Recorder, worker: str, page: Page) -> None:
+        """``sync_threads`` threads make the sync calls of handlers."""
+        super().__init__(concurrency, recorder, worker, page)
+        self._sync_threads = sync_threads
+        self._actor = f"worker:{worker}/async"
+        self._tasks: dict[asyncio.Task[Any], Delivery] = {}
+        self._is_woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sync_calls: SyncCalls | None = None
+        self._stopping = False
+        self._context = contextvars.Context()
+        self.thread = threading.Thread(target=self._serve, name="delayq-event-loop", daemon=True)
+        self.members = [self.thread]
+
+    def start(self) -> None:
+        """Make the event loop, and start its thread."""
+        loop = _new_event_loop()
+        self._sync_calls = SyncCalls(loop, self._sync_threads)
+        self._is_woken = True
+        loop.call_soon(self._begin_queued)
+        self._loop = loop
+        super().start()
+
+    def stop(self) -> None:
+        """End the loop. Tasks that still run are left where they are: their process ends."""
+        self._stopping = True
+        if self._loop is not None and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def put(self, delivery: Delivery) -> None:
+        """Have a held delivery begin on the loop as soon as there is a place."""
+        super().put(delivery)
+        if not self._is_woken and self._loop is not None:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._begin_queued)
+
+    # --- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        assert self._loop is not None
+        assert self._sync_calls is not None
+        with actors.acting_as(self._actor):
+            self._context = contextvars.copy_context()
+            asyncio.set_event_loop(self._loop)
+            while not self._stopping:
+                try:
+                    self._loop.run_forever()
+                except BaseException:
+                    # asyncio lets SystemExit and KeyboardInterrupt of a task that a handler started through.
+                    logger.exception("A task that a handler started tried to end the worker; the worker goes on")
+        self._sync_calls.stop()
+        if not self._tasks:
+            self._loop.close()
+
+    def _begin_queued(self) -> None:
+        self._is_woken = False
+        while len(self._tasks) < self.places:
+            try:
+                delivery = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if delivery is not None:
+                self._begin(delivery)
+
+    def _begin(self, delivery: Delivery) -> None:
+        if self._refuse(delivery, self._actor):
+            self.held.remove(delivery)
+            self.on_freed()
+            return
+        assert self._loop is not None
+        # Whatever follows may kill the process.
+        place = self.page.note_task(delivery.id)
+        # Whatever a handler sets in its context ends with it.
+        task = self._loop.create_task(self._run(delivery), context=self._context.copy())
+        self._tasks[task] = delivery
+        task.add_done_callback(partial(self._end, place))
+
+    async def _run(self, delivery: Delivery) -> None:
+        assert self._sync_calls is not None
+        try:
+            calls = self._sync_calls.enter(delivery)
+            if signals.message_delivered.receivers:
+                # A receiver is sync, and may use the database.
+                await sync_to_async(report_delivered)(delivery)
+            else:
+                report_delivered(delivery)
+            self._note_outcome(delivery, await execute_on_loop(delivery, calls.ended), self._actor)
+        except BaseException as error:  # noqa: BLE001
+            self._note_failure(delivery, error, self._actor)
+
+    def _end(self, place: int, task: asyncio.Task[Any]) -> None:
+        delivery = self._tasks.pop(task)
+        if task.cancelled():
+            # Before its first step, by a handler that cancels tasks which are not its own: none of its code ran.
+            self._note_failure(delivery, asyncio.CancelledError(), self._actor)
+        self.page.give_back(place)
+        self.held.remove(delivery)
+        self._begin_queued()
+        self.on_freed()
+
+    # --- for the watch ------------------------------------------------------------------------------------------------
+
+    def ask(self, answer: threading.Event) -> None:
+        """Have the loop set ``answer`` as soon as it can."""
+        if self._loop is not None and not self._stopping:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(answer.set)
+
+    @property
+    def step(self) -> asyncio.Task[Any] | None:
+        """The task that the loop runs at this moment."""
+        return None if self._loop is None else asyncio.current_task(self._loop)
+
+    def topic_of(self, task: asyncio.Task[Any]) -> str | None:
+        """Return the topic of a handler's task; None for a task that a handler started."""
+        delivery = self._tasks.get(task)
+        return None if delivery is None else delivery.topic
+
+    @property
+    def stack(self) -> str:
+        """The last lines of the code that the loop's thread runs at this moment."""
+        frame = _current_frames().get(self.thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame)[-STACK_LINES:])
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    """Make an event loop: that of uvloop if it is installed."""
+    if find_spec("uvloop") is None:
+        return asyncio.new_event_loop()
+    import uvloop  # type: ignore[import-not-found, unused-ignore]
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+class LoopWatch(Service):
+    """Notices that a handler blocks the event loop with sync code, which holds up all others, and logs which one."""
+
+    name = "event loop watch"
+    thread = "timeout-watch"
+    longest_backoff = 1.0
+
+    def __init__(self, loop: EventLoop) -> None:
+        self.loop = loop
+        self._answer = threading.Event()
+        self._answer.set()
+        # When the loop was asked, and, since it did not answer, in which task it is and since when (monotonic).
+        self._asked = 0.0
+        self._step: asyncio.Task[Any] | None = None
+        self._topic = ""
+        self._say_at = 0.0
+        self._pause = SAY_AGAIN_AFTER
+
+    def tick(self) -> float:
+        """Ask the loop for a sign of life, and log which handler keeps it from one."""
+        now = time.monotonic()
+        if self._answer.is_set():
+            if self._topic:
+                logger.warning("The event loop goes on, which the handler of %s had blocked", self._topic)
+            self._step, self._topic, self._asked = None, "", now
+            if self.loop.held:
+                self._answer = threading.Event()
+                self.loop.ask(self._answer)
+            return LOOP_CHECK_INTERVAL
+        step = self.loop.step
+        if step is None or step is not self._step:
+            # Busy with many tasks, perhaps.
+            self._step, self._topic, self._say_at, self._pause = step, "", now + SAME_STEP_AFTER, SAY_AGAIN_AFTER
+        elif now >= self._say_at:
+            topic = self.loop.topic_of(step)
+            self._topic = "a task that a handler started" if topic is None else f"topic {topic}"
+            logger.error(
+                "The handler of %s has blocked the event loop for %.1f s, and so all async handlers of this process: "
+                "await instead, or call sync code through sync_to_async. It is here:\n%s",
+                self._topic,
+                now - self._asked,
+                self.loop.stack,
+            )
+            self._say_at, self._pause = now + self._pause, 2 * self._pause
+        return SAME_STEP_AFTER

@@ -1,0 +1,336 @@
+"""Runs the handler of one delivery. No other module catches the exceptions of handlers."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import inspect
+import logging
+import traceback
+from asyncio import CancelledError
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import starmap
+from types import FunctionType, MethodType
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.db import connections
+
+from ... import middleware, signals
+from ...core import actors, failpoints, retry
+from ...core.exceptions import HandlerTimeout, InvalidMessage, MessageCancelled, Superseded
+from ...core.outcomes import (
+    TRACEBACK_LIMIT,
+    Ack,
+    Cause,
+    GiveUp,
+    Outcome,
+    Recorded,
+    Release,
+    Retry,
+    Unentered,
+    class_path,
+    event,
+    storable,
+)
+from ...models import Message
+from ...project import validation
+from ...project.answers import Reject, RetryLater
+from ...record import transitions
+from ...record.sql.rows import Success
+from ...record.sql.sessions import is_conflict
+from ..parts import guard
+from ..parts.delivery import Delivery
+from ..parts.reporting import logs_whole_errors, report_after_commit
+from ..parts.service import backoff
+
+logger = logging.getLogger("django_delayq")
+
+# Types of values whose work may never have run when a handler returns one.
+_UNRUN = (
+    *(Generator, AsyncGenerator, map, filter, starmap, Future),
+    *(partial, FunctionType, MethodType, contextlib.ContextDecorator, contextlib.AsyncContextDecorator),
+)
+_NO_KEY = contextlib.nullcontext()
+# The usual outcome: the handler has returned, and no value is kept.
+_DONE = Ack()
+# The topics whose handlers returned a value, which was logged.
+_returning: set[str] = set()
+# So many serialization failures and deadlocks of a message cost no attempt. Each is repeated after at most this time
+# (seconds): 0.1 s, 0.2 s, 0.4 s …, as errors of services are.
+MOST_CONFLICTS = 50
+LONGEST_CONFLICT_WAIT = 5.0
+
+
+def not_entered(delivery: Delivery) -> Release:
+    """Return the release of a delivery whose handler got no connection or no transaction. It costs no attempt."""
+    error = delivery.entry_error
+    if isinstance(error, HandlerTimeout):
+        delivery.note_interrupt()
+    text = storable(f"no transaction for its handler: {type(error).__name__}: {_text(error)}")
+    if is_conflict(error):
+        # A SQLite file that somebody else has locked.
+        return Release(text, timedelta(seconds=LONGEST_CONFLICT_WAIT))
+    return Unentered(text)
+
+
+def execute(delivery: Delivery, actor: str) -> Outcome:
+    """Run the handler, and return the outcome."""
+    returned: Outcome | None = None
+    raised: BaseException | None = None
+    try:
+        try:
+            try:
+                delivery.begin()
+                chain = middleware.chain()
+                with _own_key(delivery):
+                    returned = _perform_inside(chain, delivery, actor) if chain else _perform(delivery, actor)
+            except BaseException as error:  # noqa: BLE001
+                # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
+                raised = error
+            # Not while it is handled: the errors of receivers and policies would have it in their chains, and their
+            # tracebacks are logged.
+            if raised is not None:
+                return _answer(delivery, raised)
+        finally:
+            delivery.close()
+            # They refer to the frames of this thread.
+            delivery.decided = delivery.raised = delivery.entry_error = raised = None
+    except HandlerTimeout as error:
+        # The interrupt came after the handler had ended, and before close() could wait for it.
+        return returned or _failure(delivery, error, "ran longer than its timeout")
+    assert returned is not None
+    return returned
+
+
+async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None]]) -> Outcome:
+    """Run an async handler in this task, and return the outcome. ``ended`` waits for the sync calls that it made."""
+    raised: BaseException | None = None
+    try:
+        try:
+            delivery.begin()
+            with _own_key(delivery):
+                return await _perform_on_loop(delivery)
+        except BaseException as error:  # noqa: BLE001
+            raised = error
+        # Not while it is handled, as in ``execute``.
+        return _answer(delivery, raised)
+    finally:
+        # A call that runs on belongs to this delivery: the next one must not overlap with it.
+        await ended()
+        delivery.close()
+        delivery.decided = delivery.raised = raised = None
+
+
+async def _perform_on_loop(delivery: Delivery) -> Outcome:
+    """Await the handler, inside of its middleware if there is any."""
+
+    async def perform() -> Outcome:
+        failpoints.reach("before_handler")
+        returned = await delivery.await_with_timeout(delivery.handler.function)
+        result = None if returned is None else _settle(delivery, returned)
+        failpoints.reach("after_handler")
+        delivery.decided = Ack(result)
+        return delivery.decided
+
+    def note(error: BaseException) -> None:
+        delivery.decided, delivery.raised = _answer(delivery, error), error
+
+    chain = middleware.chain()
+    if chain:
+        return await middleware.await_inside([partial(one.handling, delivery) for one in chain], perform, note)
+    return await perform()
+
+
+def _own_key(delivery: Delivery) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the handler may schedule the next message under the key of its own."""
+    if delivery.key is None:
+        return _NO_KEY
+    return actors.handling(delivery.using, delivery.topic, delivery.key, delivery.id)
+
+
+def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery, actor: str) -> Outcome:
+    """Run the handler inside of its middleware, which sees the outcome before it ends."""
+
+    def perform() -> Outcome:
+        delivery.decided = _perform(delivery, actor)
+        return delivery.decided
+
+    def note(error: BaseException) -> None:
+        if not isinstance(delivery.decided, Recorded):
+            delivery.decided, delivery.raised = _answer(delivery, error), error
+
+    return middleware.run_inside([partial(one.handling, delivery) for one in chain], perform, note)
+
+
+def _perform(delivery: Delivery, actor: str) -> Outcome:
+    if not delivery.handler.transactional:
+        result = call(delivery)
+        return _DONE if result is None else Ack(result)
+    with delivery.transaction():
+        with connections[delivery.using].execute_wrapper(guard.refuse_end):
+            result = call(delivery)
+        # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back
+        # without an error, and this statement is the one that raises it.
+        failpoints.reach("before_succeed")
+        if not transitions.succeed(delivery.using, [Success(delivery.id, delivery.deliveries, actor, result)]):
+            raise Superseded
+        failpoints.reach("after_succeed")
+    failpoints.reach("after_commit")
+    return Recorded()
+
+
+def call(delivery: Delivery) -> str | None:
+    """Call the handler, and see to it that its work is done when this returns.
+
+    Returns the result to keep, as JSON; None: there is none.
+    """
+    function = delivery.handler.function
+    failpoints.reach("before_handler")
+    try:
+        if delivery.handler.is_async:
+            returned = async_to_sync(delivery.await_with_timeout)(function)
+        else:
+            returned = function(delivery)
+    finally:
+        delivery.end_fork()
+    result = None if returned is None else _settle(delivery, returned)
+    failpoints.reach("after_handler")
+    return result
+
+
+def _settle(delivery: Delivery, returned: Any) -> str | None:
+    """Await what a sync handler returned, and raise for work that nobody has run.
+
+    Returns any other value as JSON if the handler keeps its results; else warns of the first one.
+    """
+    if inspect.isawaitable(returned):
+        # For example, a decorator that knows nothing of async functions has returned the coroutine of one.
+        returned = async_to_sync(delivery.await_with_timeout)(lambda _message: returned)
+    if returned is None:
+        return None
+    if isinstance(returned, _UNRUN):
+        if isinstance(returned, Generator):
+            returned.close()
+        elif isinstance(returned, Future):
+            returned.cancel()
+        raise TypeError(
+            f"the handler returned a value of type {type(returned).__name__}, whose work may never run; "
+            "return when the work is done, or return an awaitable, which the worker awaits"
+        )
+    if delivery.handler.keep_result:
+        try:
+            return validation.result(returned)
+        except InvalidMessage as error:
+            raise TypeError(f"what the handler returned cannot be kept: {error}") from None
+    if delivery.topic not in _returning:
+        _returning.add(delivery.topic)
+        logger.warning(
+            "The handler of topic %s returned %s, which is ignored: the message is consumed; "
+            "to fail, raise an exception",
+            delivery.topic,
+            returned if isinstance(returned, bool) else f"a value of type {type(returned).__name__}",
+        )
+    return None
+
+
+def _answer(delivery: Delivery, error: BaseException) -> Outcome:
+    """Return the outcome of a delivery that raised, and tell the receivers of a failure about the exception."""
+    if isinstance(delivery.decided, Recorded):
+        # The effects are committed: another delivery would repeat them.
+        if isinstance(error, HandlerTimeout):
+            delivery.note_interrupt()
+        report_after_commit(delivery, error)
+        return delivery.decided
+    if delivery.raised is error and delivery.decided is not None:
+        return delivery.decided
+    if delivery.entry_error is not None:
+        return not_entered(delivery)
+    if not isinstance(error, Superseded):
+        delivery.note_error(error)
+    outcome = outcome_of(delivery, error)
+    if not isinstance(outcome, Retry | GiveUp):
+        return outcome
+    if signals.message_failed.receivers and event(outcome) != "released":
+        arguments = signals.message_arguments(delivery, delivery.using)
+        facts = {"delivery": delivery.deliveries, "attempt": delivery.attempt, "outcome": delivery.fate(outcome)}
+        signals.emit(signals.message_failed, Message, exception=error, **facts, **arguments)
+    shown = error if logs_whole_errors() else None
+    return replace(outcome, cause=Cause(shown, contextvars.copy_context()))
+
+
+def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
+    """Return the outcome of a delivery whose handler raised ``error``."""
+    match error:
+        case HandlerTimeout():
+            delivery.note_interrupt()
+            # A handler may raise one of its own.
+            of = "" if delivery.timeout is None else f" of {delivery.timeout:g} s"
+            return _failure(delivery, error, f"ran longer than its timeout{of}")
+        case Superseded():
+            return Release(str(error))
+        case RetryLater():
+            return _retry_later(delivery, error)
+        case Reject():
+            return GiveUp(storable(f"Reject: {_text(error.reason)}"), exception=class_path(error))
+        case MessageCancelled() if delivery.cancel_requested:
+            return Release("the handler stopped")
+        case CancelledError() if delivery.cancel_reason:
+            return Release(delivery.cancel_reason)
+        case _:
+            return _conflict(delivery, error) or _failure(delivery, error)
+
+
+def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:
+    described = storable(f"{type(error).__name__}: {text or _text(error)}")
+    trace = storable("".join(traceback.format_exception(error)), TRACEBACK_LIMIT)
+    try:
+        delay = delivery.policy.delay(delivery.attempt, error)
+    except Exception:
+        # A retry policy that raises must not decide the fate of a message.
+        logger.exception("The retry policy of topic %s failed; the default policy decides", delivery.topic)
+        delay = retry.DEFAULT.limited(delivery.claimed.max_attempts).delay(delivery.attempt)
+    path = class_path(error)
+    return GiveUp(described, trace, path) if delay is None else Retry(delay, described, trace, exception=path)
+
+
+def _conflict(delivery: Delivery, error: BaseException) -> Release | None:
+    """Return the release of a delivery whose transaction another one got in the way of; None for any other failure.
+
+    Nothing has happened in the database, so it costs no attempt, unless that has happened to the message many times.
+    """
+    conflicts = delivery.claimed.conflicts
+    if not delivery.handler.transactional or conflicts >= MOST_CONFLICTS or not is_conflict(error):
+        return None
+    wait = timedelta(seconds=backoff(conflicts + 1, LONGEST_CONFLICT_WAIT))
+    return Release(storable(f"its transaction met another one: {_text(error)}"), wait, conflict=True)
+
+
+def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
+    limit = delivery.policy.max_attempts
+    described = storable(f"RetryLater: {_text(error)}")
+    if error.counts and limit is not None and delivery.attempt >= limit:
+        text = f"{described} (attempt {delivery.attempt} of {limit})"
+        return GiveUp(text, exception=class_path(error), payload=error.payload)
+    delay = min(error.delay, retry.LONGEST)
+    return Retry(delay, described, counts=error.counts, exception=class_path(error), payload=error.payload)
+
+
+def _text(error: object) -> str:
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001
+        return "(its text cannot be read)"
+
+
+def timed_out(delivery: Delivery) -> Outcome:
+    """Return the outcome of a delivery whose handler does not end at its timeout. Its process is about to end."""
+    outcome = _failure(delivery, HandlerTimeout(), "did not end at its timeout; its process was replaced")
+    if isinstance(outcome, Retry):
+        # The process lives on for a moment: the next delivery must not overlap with it.
+        return Retry(max(outcome.delay, timedelta(seconds=1)), outcome.error, exception=outcome.exception)
+    return outcome

@@ -1,0 +1,306 @@
+"""Writes outcomes to the record, many in one statement, until the database answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from django.db import DataError, IntegrityError
+from django.db import Error as DatabaseError
+
+from ...core import failpoints
+from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
+from ...core.states import State
+from ...extensions import WorkerExtensions
+from ...record import transitions
+from ...record.sql.rows import Failure, Success
+from ...record.sql.troubles import in_words
+from ..parts import connections
+from ..parts.delivery import Delivery
+from ..parts.reporting import publish_scheduled, report_failure, report_success, wants_successes
+from ..parts.service import Turns, backoff
+
+logger = logging.getLogger("django_delayq")
+
+# Outcomes in one statement at most.
+MOST_OUTCOMES = 500
+# The least time between the beginnings of two batches (seconds), unless this many outcomes wait: each batch costs a
+# commit, and claims wait behind it for the disk. An outcome after a pause is written at once.
+GATHER_TIME = 0.005
+ENOUGH_OUTCOMES = 100
+# Outcomes of rows that another transaction has locked are tried again after this time. Seconds.
+REWRITE_LOCKED_AFTER = 0.1
+
+SUCCESS = (Ack, Recorded)
+# The reason in the log of a move with which a handler leaves another payload.
+PAYLOAD_CHANGED = "payload changed"
+UNPRINTABLE = "(the error's text could not be stored)"
+UNSTORABLE_PAYLOAD = "InvalidMessage: the database refused the payload that the handler left"
+
+
+class Ended(NamedTuple):
+    """A delivery that ended at ``at`` (monotonic), and its outcome. For extensions it is a ``HandledMessage``."""
+
+    delivery: Delivery
+    outcome: Outcome
+    actor: str
+    at: float
+
+    @property
+    def id(self) -> int:
+        return self.delivery.id
+
+    @property
+    def topic(self) -> str:
+        return self.delivery.topic
+
+    @property
+    def queue(self) -> str:
+        return self.delivery.queue
+
+    @property
+    def runtime(self) -> float:
+        # A delivery that the worker failed to run has not begun.
+        return self.at - (self.delivery.started_mono or self.at)
+
+
+class Recorder(threading.Thread):
+    """Commits outcomes in groups: while one batch is being written the next one gathers, so batches grow with the load.
+
+    ``on_recorded`` is called with the number of deliveries whose outcomes were written.
+
+    ``meanwhile`` are services that use the connection of this thread between two batches.
+
+    Any thread submits: ``_pending`` is a deque to which they append and from which this thread takes, both atomic.
+    ``_is_some`` is set after an append and cleared before this thread takes; ``_is_idle`` is cleared before it takes
+    and set when it finds no outcome. ``_locked`` and ``_writing_since`` are this thread's own; others only read the
+    latter.
+    """
+
+    def __init__(self, using: str, on_recorded: Callable[[int], None], extensions: WorkerExtensions) -> None:
+        super().__init__(name="delayq-recorder", daemon=True)
+        self.using = using
+        # Set before the thread starts.
+        self.meanwhile: Turns | None = None
+        self.extensions = extensions
+        self._on_recorded = on_recorded
+        self._pending: deque[Ended] = deque()
+        self._locked: list[Ended] = []
+        self._writing_since: float | None = None
+        self._is_some = threading.Event()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._stopping = False
+
+    def submit(self, delivery: Delivery, outcome: Outcome, actor: str, at: float | None = None) -> None:
+        """Have the outcome of a delivery written soon that ended ``at`` (monotonic), or now. Returns at once."""
+        if self._is_idle.is_set():
+            self._is_idle.clear()
+        self._pending.append(Ended(delivery, outcome, actor, time.monotonic() if at is None else at))
+        if not self._is_some.is_set():
+            self._is_some.set()
+
+    def flush(self, timeout: float | None) -> bool:
+        """Wait until all outcomes are written. Return False when that took longer than ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._pending or not self._is_idle.is_set():
+            left = 1.0 if deadline is None else deadline - time.monotonic()
+            if left <= 0 or not self.is_alive():
+                return False
+            self._is_idle.wait(min(left, 1.0))
+            if self._pending:
+                time.sleep(0.001)
+        return True
+
+    @property
+    def behind(self) -> float:
+        """Seconds for which the database has not taken the batch that is being written."""
+        since = self._writing_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def stop(self) -> None:
+        """End the thread as soon as every outcome is written."""
+        self._stopping = True
+        self._is_some.set()
+
+    def run(self) -> None:
+        """Write batches of outcomes as they come."""
+        began = 0.0
+        try:
+            while True:
+                self._is_some.wait(self._tend())
+                self._is_some.clear()
+                while self._pending:
+                    self._is_idle.clear()
+                    began = self._gather(began)
+                    batch = [self._pending.popleft() for _ in range(min(MOST_OUTCOMES, len(self._pending)))]
+                    self._writing_since = time.monotonic()
+                    successes = [e for e in batch if isinstance(e.outcome, SUCCESS)]
+                    failures = [e for e in batch if not isinstance(e.outcome, SUCCESS)]
+                    self._record(successes, self.write_successes)
+                    self._record(failures, self.write_failures)
+                    self._writing_since = None
+                    done = batch
+                    if failures or self._locked:
+                        done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
+                    self._on_recorded(len(done))
+                    self.extensions.handled(done)
+                    self._retry_locked()
+                    self._tend()
+                self._is_idle.set()
+                if self._stopping and not self._pending:
+                    return
+        finally:
+            connections.close_all()
+
+    def _tend(self) -> float | None:
+        """Tick the services of this thread that are due. Return the seconds until the next one; None: there is none."""
+        return None if self.meanwhile is None else self.meanwhile.run_due()
+
+    def _gather(self, began: float) -> float:
+        """Wait a moment after the last batch ``began``, unless many outcomes wait; return when this batch begins."""
+        early = began + GATHER_TIME - time.monotonic()
+        if early > 0 and len(self._pending) < ENOUGH_OUTCOMES:
+            time.sleep(early)
+        return time.monotonic()
+
+    def _retry_locked(self) -> None:
+        """Put outcomes of locked rows behind the others, which must not wait for the end of a long transaction."""
+        if not self._locked:
+            return
+        if not self._pending:
+            self._is_some.wait(REWRITE_LOCKED_AFTER)
+            self._is_some.clear()
+        self._pending.extend(self._locked)
+        self._locked = []
+
+    def _record(self, batch: Sequence[Ended], write: Callable[[Sequence[Ended], bool], None]) -> None:
+        """Write a batch. ``write`` gets the batch and whether an earlier try may have been committed."""
+        failures = 0
+        while batch:
+            connections.before_task()
+            try:
+                failpoints.reach("before_record")
+                write(batch, failures > 0)
+                failpoints.reach("after_record")
+            except (DataError, IntegrityError):
+                self._bisect(batch, write)
+                return
+            except DatabaseError as error:
+                failures += 1
+                if failures == 1:
+                    logger.warning(
+                        "Outcomes wait for the database and are tried again until it takes them: %s",
+                        in_words(error),
+                    )
+                time.sleep(backoff(failures, 2.0))
+            except BaseException:
+                # A receiver of a signal may raise anything; this thread must outlive it.
+                logger.exception("Could not record %d outcomes; their leases will run out", len(batch))
+                return
+            else:
+                if failures:
+                    logger.info("Outcomes are being recorded again")
+                return
+            finally:
+                connections.after_task()
+
+    def _bisect(self, batch: Sequence[Ended], write: Callable[[Sequence[Ended], bool], None]) -> None:
+        """Write a batch in halves: one outcome that the database refuses must not hold up the others."""
+        if len(batch) > 1:
+            for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+                self._record(half, write)
+            return
+        ended = batch[0]
+        plain: Outcome | None = None
+        if isinstance(ended.outcome, Retry | GiveUp) and ended.outcome.payload is not None:
+            # No further attempt with the old payload: it would do again what the new one says is done.
+            plain = GiveUp(UNSTORABLE_PAYLOAD, exception=ended.outcome.exception)
+        elif isinstance(ended.outcome, Retry) and ended.outcome.error != UNPRINTABLE:
+            plain = Retry(
+                ended.outcome.delay, UNPRINTABLE, counts=ended.outcome.counts, exception=ended.outcome.exception
+            )
+        elif isinstance(ended.outcome, GiveUp) and ended.outcome.error != UNPRINTABLE:
+            plain = GiveUp(UNPRINTABLE, exception=ended.outcome.exception)
+        if plain is None:
+            logger.error("The outcome of message %d cannot be stored; its lease will run out", ended.delivery.id)
+        else:
+            self._record([ended._replace(outcome=plain)], write)
+
+    def write_successes(self, batch: Sequence[Ended], again: bool) -> None:
+        """Write deliveries that succeeded, and report them. ``again``: an earlier try may have been committed."""
+        acks = [
+            Success(delivery.id, delivery.deliveries, actor, outcome.result)
+            for delivery, outcome, actor, _at in batch
+            if isinstance(outcome, Ack)
+        ]
+        consumed = transitions.succeed(self.using, acks, wait=False)
+        recorded = batch if len(consumed) == len(acks) else self._without_refused(batch, acks, consumed, again)
+        self.extensions.consumed([ended.delivery for ended in recorded])
+        if wants_successes():
+            for ended in recorded:
+                report_success(self.using, ended.delivery, ended.at)
+
+    def _without_refused(
+        self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool
+    ) -> list[Ended]:
+        """Return the successes that are recorded. Those of locked rows are kept, and the others are logged."""
+        locked = self._live([ack.id for ack in acks if ack.id not in consumed])
+        recorded = []
+        for ended in batch:
+            if ended.delivery.id in locked and isinstance(ended.outcome, Ack):
+                self._locked.append(ended)
+            # After a lost reply the first try may have been the one that was committed.
+            elif again or isinstance(ended.outcome, Recorded) or ended.delivery.id in consumed:
+                recorded.append(ended)
+            else:
+                logger.warning("Outcome refused, the message was ended by another move: %s", ended.delivery)
+        return recorded
+
+    def write_failures(self, batch: Sequence[Ended], again: bool) -> None:
+        """Write deliveries that failed or were released, publish what is scheduled again, and report them."""
+        failures = [_failure(ended) for ended in batch]
+        moved = {m.id: m for m in transitions.fail(self.using, failures, wait=False)}
+        live = self._live([failure.id for failure in failures if failure.id not in moved])
+        publish_scheduled(self.using, list(moved.values()))
+        counted = {failure.id for failure in failures if failure.counts}
+        retried = {m.id: m for m in moved.values() if m.after == State.SCHEDULED and m.id in counted}
+        self.extensions.retried(list(retried.values()))
+        self.extensions.ended([m for m in moved.values() if m.id not in retried])
+        for ended, failure in zip(batch, failures, strict=True):
+            if live.get(failure.id) == (State.RUNNING, failure.delivery):
+                self._locked.append(ended)
+            else:
+                cause = getattr(ended.outcome, "cause", None)
+                report_failure(self.using, ended.delivery, failure, moved.get(failure.id), cause)
+
+    def _live(self, ids: list[int]) -> dict[int, tuple[State, int]]:
+        return transitions.live_deliveries(self.using, ids) if ids else {}
+
+
+def _failure(ended: Ended) -> Failure:
+    delivery, outcome = ended.delivery, ended.outcome
+    base = Failure(delivery.id, delivery.deliveries, ended.actor)
+    if isinstance(outcome, Retry | GiveUp) and outcome.payload is not None:
+        base = base._replace(payload=outcome.payload, reason=PAYLOAD_CHANGED)
+    match outcome:
+        case Retry():
+            return base._replace(
+                delay=outcome.delay,
+                counts=outcome.counts,
+                error=outcome.error,
+                traceback=outcome.traceback,
+                exception=outcome.exception,
+            )
+        case GiveUp():
+            return base._replace(
+                dead=True, error=outcome.error, traceback=outcome.traceback, exception=outcome.exception
+            )
+        case Release():
+            return base._replace(delay=outcome.delay, counts=False, conflict=outcome.conflict, reason=outcome.reason)
+        case _:
+            raise AssertionError(outcome)

@@ -1,0 +1,185 @@
+"""Threads for the sync code that async handlers call through ``sync_to_async``, as Django's async ORM does.
+
+asgiref would run the thread-sensitive calls of all handlers in one thread, so that one slow query held up all of them.
+Here there are several threads, each with its own database connections. All thread-sensitive calls of one delivery run
+in the same thread, one after another, and a delivery ends only when they have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext
+
+from ..parts import connections
+from ..parts.delivery import Delivery
+
+logger = logging.getLogger("django_delayq")
+
+# Threads for calls that are not thread-sensitive, such as those of ``asyncio.to_thread``, and for name look-ups.
+MOST_OTHER_THREADS = 32
+
+Call = tuple[Future[Any], Callable[[], Any], str]
+
+
+class DeliverysCalls:
+    """The thread of one delivery, and its calls that have not ended. Used by the loop's thread."""
+
+    __slots__ = ("pending", "thread", "topic")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.topic = delivery.topic
+        # Chosen with the first call.
+        self.thread: _Thread | None = None
+        self.pending: set[Future[Any]] = set()
+
+    async def ended(self) -> None:
+        """Wait until the calls of a handler that has ended, perhaps at its timeout, have ended too."""
+        while calls := [call for call in self.pending if not call.done()]:
+            # A call that is still queued does not begin any more.
+            running = [asyncio.wrap_future(call) for call in calls if not call.cancel()]
+            if running:
+                await asyncio.gather(*running, return_exceptions=True)
+
+
+_calls: contextvars.ContextVar[DeliverysCalls | None] = contextvars.ContextVar("django_delayq_calls", default=None)
+# The topics whose handlers left a connection dirty, which was logged.
+_dirtying: set[str] = set()
+
+
+class _Thread:
+    """A thread that makes calls one after another. It starts with the first one.
+
+    The loop's thread owns ``load``: the number of calls that have not ended.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.load = 0
+        self._name = name
+        self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, call: Call) -> None:
+        self._queue.put(call)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._queue.put(None)
+
+    def join(self, timeout: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while (item := connections.wait_for(self._queue, connections.IDLE_CLOSED_AFTER)) is not None:
+            self._make(*item)
+            del item
+        connections.close_all()
+
+    def _make(self, future: Future[Any], call: Callable[[], Any], topic: str) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        connections.before_task()
+        returned: Any = None
+        error: BaseException | None = None
+        try:
+            returned = call()
+        except BaseException as raised:  # noqa: BLE001
+            error = raised
+        # Before the handler goes on: other handlers use this connection too.
+        if connections.after_task() and topic not in _dirtying:
+            _dirtying.add(topic)
+            logger.warning(
+                "The handler of topic %s left a database connection in a transaction, or with a changed session, when "
+                "a sync call had returned; that connection is closed. Do in one call what belongs together, or make "
+                "the handler transactional",
+                topic,
+            )
+        if error is None:
+            future.set_result(returned)
+        else:
+            future.set_exception(error)
+            # It refers to this frame.
+            error = None
+
+
+class _SensitiveExecutor(Executor):
+    """Gives each thread-sensitive call to the thread of its delivery. ``submit`` is called by the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
+        self._loop = loop
+        self.threads = [_Thread(name=f"delayq-sync-{number}") for number in range(threads)]
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        calls = _calls.get()
+        thread = None if calls is None else calls.thread
+        if thread is None:
+            thread = min(self.threads, key=lambda one: one.load)
+        future: Future[Any] = Future()
+        thread.load += 1
+        if calls is not None:
+            calls.thread = thread
+            calls.pending.add(future)
+        future.add_done_callback(partial(self._end, thread, calls))
+        thread.put((future, partial(fn, *args, **kwargs), "" if calls is None else calls.topic))
+        return future
+
+    def _end(self, thread: _Thread, calls: DeliverysCalls | None, future: Future[Any]) -> None:
+        def end() -> None:
+            thread.load -= 1
+            if calls is not None:
+                calls.pending.discard(future)
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(end)
+
+
+class _OtherExecutor(ThreadPoolExecutor):
+    """The loop's default executor. Its threads keep no database connection between two calls."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(_call_and_close, fn, *args, **kwargs)
+
+
+def _call_and_close(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        connections.close_all()
+
+
+class SyncCalls:
+    """The threads for sync code of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
+        self._sensitive = _SensitiveExecutor(loop, threads)
+        self._other = _OtherExecutor(MOST_OTHER_THREADS, thread_name_prefix="delayq-other")
+        loop.set_default_executor(self._other)
+        # By this object asgiref finds the executor of a context; it holds it weakly.
+        self._context = ThreadSensitiveContext()
+        SyncToAsync.context_to_thread_executor[self._context] = self._sensitive  # type: ignore[assignment, unused-ignore]
+
+    def enter(self, delivery: Delivery) -> DeliverysCalls:
+        """Have the sync calls in this context, which is that of a delivery's task, made by these threads."""
+        calls = DeliverysCalls(delivery)
+        _calls.set(calls)
+        SyncToAsync.thread_sensitive_context.set(self._context)
+        return calls
+
+    def stop(self) -> None:
+        """End the threads, each after its call."""
+        for thread in self._sensitive.threads:
+            thread.stop()
+        self._other.shutdown(wait=False, cancel_futures=True)
+        for thread in self._sensitive.threads:
+            thread.join(1.0)

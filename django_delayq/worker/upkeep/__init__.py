@@ -1,0 +1,1 @@
+"""The periodic services of a worker."""

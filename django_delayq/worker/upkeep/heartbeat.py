@@ -1,0 +1,50 @@
+"""The worker heartbeat: a row that shows that a worker process is alive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+from django.db.models.functions import Now
+
+from ...core import actors
+from ...extensions import Service
+from ...models import Worker
+
+HEARTBEAT_INTERVAL = 10.0
+
+
+class Heartbeat(Service):
+    """Updates the row of this process every ten seconds."""
+
+    name = "worker heartbeat"
+
+    def __init__(
+        self, using: str, worker: str, queues: Callable[[], tuple[str, ...]], threads: int, topics: Iterable[str]
+    ) -> None:
+        self.using = using
+        self.worker = worker
+        self.queues = queues
+        self.threads = threads
+        self.topics = sorted(topics)
+
+    def tick(self) -> float:
+        """Update the row, or write it when there is none."""
+        rows = Worker.objects.using(self.using)
+        queues = list(self.queues())
+        if not rows.filter(name=self.worker).update(seen_at=Now(), queues=queues):
+            rows.create(
+                name=self.worker,
+                host=actors.host(),
+                pid=os.getpid(),
+                threads=self.threads,
+                queues=queues,
+                topics=self.topics,
+                started_at=Now(),
+                seen_at=Now(),
+            )
+        return HEARTBEAT_INTERVAL
+
+    def delete(self) -> None:
+        """Delete the row of a process that ends in order."""
+        Worker.objects.using(self.using).filter(name=self.worker).delete()

@@ -1,0 +1,80 @@
+"""Deletes finished messages with their log when their retention time is over, old leases, and rows of dead workers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+from ...core.states import FINAL, State
+from ...extensions import Service
+from ...models import Worker
+from ...project import conf
+from ...record import admission, transitions
+from ...record.purge import finished, passed_over, purge, referred_to
+
+logger = logging.getLogger("django_delayq")
+
+# The row of a worker that has shown no sign of life for this long is deleted.
+DEAD_WORKER_RETENTION = timedelta(days=1)
+# The janitor deletes so many messages in a batch, and then rests for so many times as long as the batch took: messages
+# that fall due meanwhile need the same disk, the same interpreter and the same processors.
+BATCH = 200
+REST = 8.0
+
+
+class Janitor(Service):
+    """Prunes once a minute: a batch at a time, with a rest after each."""
+
+    name = "janitor"
+    is_shared = True
+    interval = 60.0
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        # Prunes a batch each time that it is asked for its next number. None: nothing is being pruned.
+        self._pruning: Iterator[int] | None = None
+        # The foreign keys that the log has named.
+        self._named: set[str] = set()
+
+    def tick(self) -> float:
+        """Delete a batch; come back soon when there is more."""
+        pruning, self._pruning = self._pruning, None
+        if pruning is None:
+            self._tidy()
+            pruning = self._prune()
+        began = time.monotonic()
+        if next(pruning, None) is None:
+            return self.interval
+        # It goes on in the next tick. After an error it would not: then it begins anew.
+        self._pruning = pruning
+        return REST * (time.monotonic() - began)
+
+    def _prune(self) -> Iterator[int]:
+        """Delete the messages whose retention time is over; yield the size of each batch."""
+        settings = conf.get()
+        kept = ((FINAL - {State.DEAD}, settings.RETENTION), ({State.DEAD}, settings.DEAD_RETENTION))
+        for states, retention in kept:
+            if retention is None:
+                continue
+            deleted = 0
+            doomed = finished(self.using, states, retention)
+            for size in purge(doomed, batch_size=BATCH):
+                deleted += size
+                yield size
+            if deleted:
+                logger.info("Pruned %d messages that finished more than %g s ago", deleted, retention)
+            self._name(referred_to(doomed))
+
+    def _name(self, kept: dict[str, list[int]]) -> None:
+        """Log the foreign keys that keep messages, each once."""
+        for name in kept.keys() - self._named:
+            logger.warning("%s", passed_over(name, kept[name]))
+        self._named |= kept.keys()
+
+    def _tidy(self) -> None:
+        transitions.drop_leases(self.using)
+        admission.tidy(self.using)
+        dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
+        Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()

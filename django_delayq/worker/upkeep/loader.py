@@ -1,0 +1,307 @@
+"""Fills Redis ahead of time, and fills it again when it was lost: the automatic restore."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Self
+
+from django.db import DatabaseError
+
+from ... import restore, signals
+from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun, Skew
+from ...core import actors, failpoints
+from ...core.clock import SECOND, from_tenths
+from ...core.exceptions import BrokerFull, BrokerUnavailable, ForeignBroker, UnusableBroker
+from ...extensions import RestoreObservers, RestoreStart, Service
+from ...models import Message, forget_identity, identity
+from ...project import conf
+from ...record import transitions
+from ..parts.broker_switch import BrokerSwitch
+
+logger = logging.getLogger("django_delayq")
+
+# The time between two queries for the server's identity; one comes at once after a connection error. Seconds.
+IDENTITY_CHECK_INTERVAL = 5.0
+# The time between two measurements of how far the clocks of Redis and the database are apart. Seconds.
+SKEW_INTERVAL = 2.0
+# When Redis is full, this many batches of ids are dropped at a time.
+BATCHES_DROPPED = 100
+# The time between two checks of the meta, and of a Redis that must not be used. Seconds.
+LOAD_INTERVAL = 1.0
+UNUSABLE_CHECK_INTERVAL = 10.0
+# A process brings a horizon that is too far away nearer again at most this often: while workers with different settings
+# run side by side, they would take turns. Seconds.
+NEARER_INTERVAL = 60.0
+# Pages (of 1000 messages) that one tick loads: the other services of the thread take their turns between them.
+PAGES_PER_TICK = 10
+
+
+class _ObservedLoad:
+    """Reports a load from the beginning to the observers of restores, once a message is found."""
+
+    def __init__(self, using: str, worker: str, *, from_beginning: bool) -> None:
+        self._start = RestoreStart(
+            using,
+            f"loader:{worker}",
+            restore.Selection(),
+            restore.Overdue.RUN,
+            0.0,
+            no_expired=False,
+            described="all queues",
+            total=None,
+        )
+        self._actor = f"worker:{worker}"
+        self._from_beginning = from_beginning
+        self._observers: RestoreObservers | None = None
+        self._tally = restore.Tally()
+
+    def progress(self, put: Put, found: int) -> None:
+        """Report messages that were found, and the answer to their put."""
+        if not self._from_beginning:
+            return
+        self._tally.add(restore.Tally(put=put.put, present=put.present))
+        if self._observers is None:
+            with actors.acting_as(self._actor):
+                self._observers = RestoreObservers(self._start)
+        self._observers.progress(found, self._tally, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._observers is not None:
+            # Never empty for an error, whatever its own text is.
+            text = "" if error is None else str(error) or type(error).__name__
+            self._observers.ended(self._tally, None, text)
+
+
+class Loader(Service):
+    """Reads the meta once a second, and loads all queues of the record when it is needed.
+
+    Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick
+    has not grown since this process read it last. Then the record is loaded from the beginning; otherwise only the part
+    beyond the old horizon.
+
+    The loader also measures how far the clocks of Redis and the record are apart. The scripts correct the clock of
+    Redis by that, so that all processes use the record's clock.
+    """
+
+    name = "loader"
+
+    def __init__(self, using: str, brokers: BrokerSwitch, worker: str) -> None:
+        assert brokers.redis is not None
+        self.using = using
+        self.brokers = brokers
+        self.broker = brokers.redis
+        self.worker = worker
+        self._server: ServerRun | None = None
+        self._identified = 0.0
+        # The tick that this process read last; None before the first load.
+        self._tick: int | None = None
+        # The load that goes on with the next tick.
+        self._loading: Iterator[None] | None = None
+        self._skew: Skew | None = None
+        self._measured = 0.0
+        # The skew that this process logged last, in seconds.
+        self._told = 0.0
+        # When this process last brought the horizon nearer (monotonic).
+        self._brought_nearer = -NEARER_INTERVAL
+
+    @property
+    def is_shared(self) -> bool:  # type: ignore[override]
+        """True while Redis answers: each process asks for itself whether a Redis that was away is back."""
+        return not self.brokers.is_away
+
+    def tick(self) -> float:
+        """Check the meta, load if it is needed, and report to the broker switch whether Redis answered."""
+        began = time.monotonic()
+        try:
+            loading = self._loading or self._check()
+            # A load that raises is over, and so is one that yields no further page.
+            self._loading = None
+            if loading is not None and sum(1 for _page in islice(loading, PAGES_PER_TICK)) == PAGES_PER_TICK:
+                self._loading = loading
+                return 0.0
+        except UnusableBroker as error:
+            self._server = None
+            if isinstance(error, ForeignBroker):
+                # The identity is read again: somebody may have emptied its table.
+                forget_identity(self.using)
+            self.brokers.report_unusable(error)
+            return UNUSABLE_CHECK_INTERVAL
+        except BrokerUnavailable as error:
+            self._server = None
+            self.brokers.report_failure(error)
+            if isinstance(error, BrokerFull):
+                self._make_room()
+            return LOAD_INTERVAL
+        self.brokers.report_usable()
+        self.brokers.report_answer(began)
+        return LOAD_INTERVAL
+
+    def _make_room(self) -> None:
+        """Drop ids that are due, which the database delivers meanwhile: a Redis full of our own ids would stay full."""
+        with contextlib.suppress(BrokerUnavailable):
+            for queue in self.broker.due_queues(None).queues:
+                for _batch in range(BATCHES_DROPPED):
+                    if not self.broker.take(queue.name, IDS_PER_CALL).tickets:
+                        break
+
+    def _identify(self) -> ServerRun:
+        """Return the identity of the Redis server."""
+        if self._server is None or time.monotonic() - self._identified > IDENTITY_CHECK_INTERVAL:
+            self._server = restore.writable_server(self.broker)
+            self._identified = time.monotonic()
+        return self._server
+
+    def _measure_skew(self) -> None:
+        """Measure the skew from time to time."""
+        now = time.monotonic()
+        if self._skew is not None and now - self._measured < SKEW_INTERVAL:
+            return
+        try:
+            self._skew = restore.measure_skew(self.using, self.broker)
+        except DatabaseError:
+            # Redis is looked after as before while the database is away.
+            self._skew = None
+            return
+        self._measured = now
+        self._tell_skew(self._skew.seconds)
+
+    def _tell_skew(self, skew: float) -> None:
+        """Log a skew that is worth a warning, once until it changes by as much, and its end."""
+        if abs(skew - self._told) < restore.SKEW_WARNING:
+            return
+        if abs(skew) >= restore.SKEW_WARNING:
+            self._told = skew
+            logger.warning(
+                "The clock of Redis is %s the database's; due times are corrected by that, but set the clocks right",
+                restore.describe_skew(skew),
+            )
+        else:
+            self._told = 0.0
+            logger.warning("The clocks of Redis and the database agree again")
+
+    def _check(self) -> Iterator[None] | None:
+        """Read the meta. Return the load that is needed, if one is: it yields after each page."""
+        server = self._identify()
+        self._measure_skew()
+        # A Redis that this process has not loaded yet may belong to another database, and keeps its clock.
+        skew = None if self._tick is None else self._skew
+        meta = self.broker.tick(skew)
+        if (self._tick is None or self.brokers.is_away) and self._mend():
+            meta = self.broker.tick(skew)
+        rolled_back = meta.tick <= (self._tick or 0)
+        intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
+        ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
+        ahead = conf.get().HORIZON
+        if intact and ours and meta.loaded_tenths is not None and meta.horizon_tenths is not None:
+            # There is nothing to do until half of the time to the horizon has passed.
+            whole = meta.loaded_tenths == meta.horizon_tenths and not self._is_too_far(meta)
+            if whole and meta.horizon_tenths - meta.now_tenths > ahead * SECOND / 2:
+                self._tick = meta.tick
+                return None
+        if self._tick is not None and not (intact and ours):
+            logger.warning(
+                "Redis lost its ids (%s); they are loaded again from the record",
+                _reason(meta, restarted=rolled_back or not ours),
+            )
+        return self._load(server, meta.tick, rolled_back=rolled_back)
+
+    def _mend(self) -> bool:
+        """Have Redis delete keys of another type, over which calls may have failed. Return whether ids were lost."""
+        try:
+            queues = restore.queues(self.using)
+        except DatabaseError:
+            queues = []
+        return self.broker.mend(queues)
+
+    def _is_too_far(self, meta: Meta) -> bool:
+        """Return whether the horizon is too far away, and to be brought nearer now."""
+        if not restore.is_too_far(meta, conf.get().HORIZON):
+            return False
+        now = time.monotonic()
+        if now - self._brought_nearer < NEARER_INTERVAL:
+            return False
+        self._brought_nearer = now
+        logger.warning(
+            "Redis is filled farther ahead than HORIZON, by a worker with another HORIZON or by no worker; "
+            "it is loaded again from the record"
+        )
+        return True
+
+    def _load(self, server: ServerRun, tick: int, *, rolled_back: bool) -> Iterator[None]:
+        """Load, unless another process does. ``tick`` is the one that showed the need."""
+        begun = self.broker.load(
+            ahead=conf.get().HORIZON,
+            worker=self.worker,
+            lease=restore.LOADER_LEASE,
+            identity=identity(self.using),
+            server=server,
+            lost=rolled_back,
+            skew=self._skew,
+        )
+        if begun is not None:
+            yield from self._load_between(*begun)
+        # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
+        self._tick = tick
+
+    def _load_between(self, start: int | None, horizon: int) -> Iterator[None]:
+        failpoints.reach("after_horizon")
+        began = time.monotonic()
+        found: Counter[str] = Counter()
+        put: Counter[str] = Counter()
+        with _ObservedLoad(self.using, self.worker, from_beginning=start is None) as observed:
+            for answers in self._fill(start, horizon):
+                for queue, answer in answers.items():
+                    found[queue] += answer.put + answer.present + answer.beyond
+                    put[queue] += answer.put
+                    observed.progress(answer, answer.put + answer.present + answer.beyond)
+                yield
+        if start is None:
+            logger.info(
+                "Loaded Redis from the record: %d messages of %d queues due within %g s, %d of them put, in %.2f s",
+                found.total(),
+                len(found),
+                conf.get().HORIZON,
+                put.total(),
+                time.monotonic() - began,
+            )
+            for queue in sorted(found):
+                signals.emit(
+                    signals.messages_restored,
+                    Message,
+                    queue=queue,
+                    found=found[queue],
+                    put=put[queue],
+                    actor=f"worker:{self.worker}",
+                    using=self.using,
+                )
+        elif found:
+            logger.debug("Loaded Redis ahead: %d messages of %d queues", found.total(), len(found))
+
+    def _fill(self, start: int | None, horizon: int) -> Iterator[dict[str, Put]]:
+        """Put the messages of all queues, those that are due first before others. Yield the answers for each page."""
+        load = restore.Load(self.broker, self.worker, horizon)
+        # Read after the horizon was advanced: the producer puts the first message of a queue that is missing here.
+        queues = transitions.queues(self.using)
+        after = None if start is None else (from_tenths(start), 0)
+        for page in restore.merged(self.using, queues, after=after, end=from_tenths(horizon)):
+            answers = self.broker.fill(page.by_queue)
+            failpoints.reach("mid_load")
+            if not load.mark(page.end[0]):
+                raise BrokerUnavailable("Redis was lost while it was being loaded")
+            yield answers
+        load.finish()
+
+
+def _reason(meta: Meta, *, restarted: bool) -> str:
+    """Return in words how Redis lost its ids."""
+    if meta.horizon_tenths is None:
+        return "it is empty"
+    return "it was restarted or went back in time" if restarted else "its content was damaged"

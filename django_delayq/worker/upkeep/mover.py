@@ -1,0 +1,45 @@
+"""Moves ids that fall due from delayed to ready, and wakes a worker while ids are ready."""
+
+from __future__ import annotations
+
+from ...core.exceptions import BrokerUnavailable
+from ...extensions import Service
+from ..parts.broker_switch import BrokerSwitch
+from ..parts.queue_finder import QueueFinder
+
+# The longest sleep: a message scheduled meanwhile may be due earlier than the next one known. Seconds.
+MOVE_INTERVAL = 0.5
+# Beside a consumer the mover only repeats wake-ups that got lost. Seconds.
+REPEAT_INTERVAL = 2.0
+
+
+class Mover(Service):
+    """Sleeps until the next message falls due, in a process without a consumer.
+
+    A consumer moves the ids that it takes by itself. Beside one, the mover of the process that has the duty looks every
+    two seconds: a process that died may have taken a wake-up with it.
+    """
+
+    name = "mover"
+
+    def __init__(self, brokers: BrokerSwitch, queues: QueueFinder, *, beside_consumer: bool) -> None:
+        assert brokers.redis is not None
+        self.brokers = brokers
+        self.broker = brokers.redis
+        self.queues = queues
+        self.is_shared = beside_consumer
+
+    def tick(self) -> float:
+        """Move the due ids of each queue that has some."""
+        if self.brokers.current() is not self.broker:
+            return MOVE_INTERVAL
+        try:
+            due = self.broker.due_queues(self.queues.named)
+            answers = self.broker.take_many(due.queues, 0)
+        except BrokerUnavailable as error:
+            self.brokers.report_failure(error)
+            return MOVE_INTERVAL
+        if self.is_shared:
+            return REPEAT_INTERVAL
+        waits = [due.wait, *(taken.wait for taken in answers.values())]
+        return min([MOVE_INTERVAL, *(wait for wait in waits if wait is not None)])

@@ -1,0 +1,76 @@
+"""Ends deliveries whose lease ran out, and messages that were not started in their time."""
+
+from __future__ import annotations
+
+import time
+
+from ...core import failpoints
+from ...extensions import Service, WorkerExtensions
+from ...project import conf
+from ...record import transitions
+from ...record.sql.rows import Moved
+from ..parts.reporting import report_moves
+
+# A look at the leases that takes longer has waited for a lock on a table, and renewals have waited too. Seconds.
+LONGEST_LOOK = 0.5
+
+
+class Reaper(Service):
+    """Takes messages back and expires messages every few seconds. A message taken back is due at once.
+
+    While a lock on a table (of VACUUM FULL or a migration) lasts, no lease can be renewed, though its holder is well.
+    So a lease that ran out is ended only if it is still over ``confirm_after`` seconds later, and no look at the leases
+    has waited for a lock in between: the renewals that waited have been made by then.
+    """
+
+    name = "reaper"
+    is_shared = True
+    # The interval and the time for a confirmation are the 5 seconds after which the messages of a dead host are free.
+    interval = 3.0
+    # More than the longest time after which the lease renewer tries again. Seconds.
+    confirm_after = 2.0
+
+    def __init__(self, using: str, actor: str, extensions: WorkerExtensions) -> None:
+        self.using = using
+        self.actor = actor
+        self.extensions = extensions
+        # The deliveries whose lease was over at the last look, with the time of the first such look (monotonic).
+        self._suspects: dict[transitions.Held, float] = {}
+
+    @property
+    def is_confirming(self) -> bool:
+        """True when leases have run out that the next tick may end."""
+        return bool(self._suspects)
+
+    def tick(self) -> float:
+        """End a batch of each kind; come back at once when there is more. One query while there is nothing to do."""
+        began = time.monotonic()
+        leased, expiring = transitions.anything_expired(self.using)
+        moved: list[Moved] = []
+        confirmed = self._confirmed(began) if leased else set()
+        if not leased:
+            self._suspects = {}
+        if confirmed and transitions.may_reap(self.using):
+            max_crashes = conf.get().MAX_CRASHES
+            suspects, self._suspects = self._suspects, {}
+            moved += transitions.reap(self.using, max_crashes=max_crashes, actor=self.actor, among=confirmed)
+            # After an error, such as a wait for a lock that was too long, the two looks begin anew.
+            self._suspects = suspects
+            failpoints.reach("after_reap")
+        if expiring:
+            moved += transitions.expire(self.using, actor=self.actor)
+        self.extensions.ended(moved)
+        report_moves(self.using, moved)
+        if len(moved) >= transitions.MOVES_PER_TRANSACTION:
+            return 0.0
+        return self.confirm_after if self._suspects.keys() - confirmed else self.interval
+
+    def _confirmed(self, began: float) -> set[transitions.Held]:
+        """Return the deliveries whose lease may be ended, and remember the others. The tick ``began`` at this time."""
+        # Some locks let everybody read, and keep renewals waiting: a renewal of nothing waits with them.
+        transitions.extend(self.using, [])
+        expired = transitions.expired_leases(self.using)
+        now = time.monotonic()
+        known = self._suspects if now - began < LONGEST_LOOK else {}
+        self._suspects = {held: known.get(held, now) for held in expired}
+        return {held for held, since in self._suspects.items() if began - since >= self.confirm_after}

@@ -1,0 +1,135 @@
+"""Puts messages into Redis again that got lost between the record and Redis."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+
+from ... import restore
+from ...broker.base import Entry
+from ...core.exceptions import BrokerUnavailable
+from ...extensions import Service
+from ...project import conf
+from ...record import transitions
+from ..parts.broker_switch import BrokerSwitch
+
+logger = logging.getLogger("django_delayq")
+
+# Rows that one tick handles.
+ROWS_PER_TICK = 5000
+# The time between two rounds that start at the very beginning. The rounds between start at the low-water mark, which
+# lags behind by the same time, for transactions that committed late. Seconds.
+FULL_ROUND = 60.0
+# A consumer needs a few ms between taking ids and claiming their messages. The sweep allows it this time. Seconds.
+CLAIMING = 0.3
+
+
+class Sweeper(Service):
+    """Searches the record for messages overdue by more than the grace, and puts the ones that Redis lacks.
+
+    A lost message, however it got lost, is late by the grace and the interval at most. The work of a tick is bounded: a
+    long backlog is swept in pages, in the order of the due times, whatever the queues.
+    """
+
+    name = "sweeper"
+    is_shared = True
+
+    def __init__(
+        self,
+        using: str,
+        brokers: BrokerSwitch,
+        queues: Callable[[], tuple[str, ...]],
+        topics: Callable[[], Iterable[str]],
+    ) -> None:
+        assert brokers.redis is not None
+        self.using = using
+        self.brokers = brokers
+        self.broker = brokers.redis
+        self.queues = queues
+        self.topics = topics
+        # The place in the order of (due, id) where the round goes on; None: the next tick begins a round.
+        self._cursor: tuple[datetime, int] | None = None
+        # The due time of the first message that the present round found.
+        self._first: datetime | None = None
+        # Up to which due time the present round has come at least.
+        self._reached = restore.BEGINNING[0]
+        self._full_at = 0.0
+
+    def tick(self) -> float:
+        """Sweep some pages, unless no message is overdue or Redis is away."""
+        interval = conf.get().SWEEP_INTERVAL
+        if self.brokers.current() is not self.broker:
+            return interval
+        overdue_since = transitions.now(self.using) - timedelta(seconds=conf.get().GRACE)
+        try:
+            put = self._sweep(overdue_since)
+        except BrokerUnavailable as error:
+            self.brokers.report_failure(error)
+            return interval
+        for queue, number in sorted(put.items()):
+            logger.warning("The sweep of queue %s put %d messages that Redis had lost", queue, number)
+        return interval
+
+    def _sweep(self, overdue_since: datetime) -> Counter[str]:
+        """Go on with the round, for some pages at most. Return how many messages of each queue were put."""
+        if self._cursor is None:
+            self._cursor = self._beginning(overdue_since)
+        pages = restore.merged(
+            self.using, self.queues(), after=self._cursor, end=overdue_since, topics=list(self.topics())
+        )
+        missing: dict[str, list[Entry]] = {}
+        rows = 0
+        for page in pages:
+            if not rows and self._is_loading():
+                # The load brings them, and Redis has not lost them: it was never told. The next tick begins here.
+                return Counter()
+            self._first = self._first or page.first
+            for queue, entries in self._missing(page.by_queue):
+                missing.setdefault(queue, []).extend(entries)
+            self._cursor = page.end
+            rows += page.size
+            if rows >= ROWS_PER_TICK:
+                break
+        else:
+            self._cursor = None
+        return self._fill(missing)
+
+    def _is_loading(self) -> bool:
+        """Return whether Redis is still to be loaded from the beginning."""
+        meta = self.broker.read_meta()
+        return meta.horizon_tenths is None or meta.is_loading
+
+    def _missing(self, entries: dict[str, list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+        """Yield the messages that Redis lacks."""
+        for queue, ids in self.broker.missing(entries).items():
+            if ids:
+                lacking = set(ids)
+                yield queue, [entry for entry in entries[queue] if entry.id in lacking]
+
+    def _fill(self, missing: dict[str, list[Entry]]) -> Counter[str]:
+        """Put the messages of these that are still scheduled a moment later."""
+        put: Counter[str] = Counter()
+        if not missing:
+            return put
+        # Most likely a consumer has just taken these ids and is about to claim them.
+        time.sleep(CLAIMING)
+        still = restore.still_scheduled(self.using, [entry.id for entries in missing.values() for entry in entries])
+        for queue, entries in missing.items():
+            left = [entry for entry in entries if entry.id in still]
+            if left:
+                put[queue] += self.broker.put(queue, left, fill=True).put
+        return +put
+
+    def _beginning(self, overdue_since: datetime) -> tuple[datetime, int]:
+        """Return where a round begins: at the very beginning from time to time, else at the low-water mark."""
+        first, self._first = self._first, None
+        reached, self._reached = self._reached, overdue_since
+        now = time.monotonic()
+        if now >= self._full_at:
+            self._full_at = now + FULL_ROUND
+            return restore.BEGINNING
+        lag = min(reached, overdue_since) - timedelta(seconds=FULL_ROUND)
+        return (lag if first is None else min(first, lag), 0)
