@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     )
     from .api.pausing import apause_queue, aresume_queue, pause_queue, resume_queue
     from .api.scheduling import (
-        MessageDict,
-        MessageOptions,
-        OnConflict,
         aschedule_message,
         aschedule_messages,
         schedule_message,
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
     from .core.retry import RetryPolicy
     from .core.verdicts import Verdict
     from .project.answers import Reject, RetryLater
+    from .project.message_options import MessageDict, MessageOptions, OnConflict
     from .project.registry import Delivered, HandlerFunction, RegisteredHandler, handler
     from .record.transitions import Answer
 
@@ -71,12 +69,10 @@ _HOMES = {
         "PayloadTooLarge",
     ),
     "api.pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
+    "project.message_options": ("MessageDict", "MessageOptions", "OnConflict"),
     "project.registry": ("Delivered", "HandlerFunction", "RegisteredHandler", "handler"),
     "core.retry": ("RetryPolicy",),
     "api.scheduling": (
-        "MessageDict",
-        "MessageOptions",
-        "OnConflict",
         "aschedule_message",
         "aschedule_messages",
         "schedule_message",

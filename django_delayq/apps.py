@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
+from django.conf import settings
+from django.core.signals import setting_changed
 from django.utils.translation import gettext_lazy as _
+
+from .project import conf
 
 
 class DelayqConfig(AppConfig):
@@ -18,4 +24,20 @@ class DelayqConfig(AppConfig):
         from .project import registry
 
         checks.register()
+        registry.calls = _calls
+        setting_changed.connect(_bring_testing, dispatch_uid="django_delayq.apps")
+        _bring_testing(setting="DELAYQ")
         registry.autodiscover()
+
+
+def _calls() -> Any:
+    """Return the module with the calls that schedule messages, which is imported at the first call."""
+    from .api import scheduling
+
+    return scheduling
+
+
+def _bring_testing(*, setting: str, **kwargs: Any) -> None:
+    """Import what runs messages at once, where the settings of a test ask for that."""
+    if setting == "DELAYQ" and conf.parse(getattr(settings, "DELAYQ", {}))[0].TESTING == "immediate":
+        from .testing import immediate  # noqa: F401

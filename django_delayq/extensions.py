@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .signals import MessageFacts
 
 if TYPE_CHECKING:
-    from .inspector.diagnostics import Finding
-    from .inspector.worker_list import WorkerList
+    from .core.findings import Finding
+    from .core.worker_options import Options
+    from .models.workers import WorkerList
     from .record.sql.rows import Claimed, Moved
     from .restore import Overdue, Selection, Tally
-    from .worker.parts.options import Options
 
 logger = logging.getLogger("django_delayq")
 

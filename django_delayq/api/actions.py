@@ -32,7 +32,7 @@ from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class DueTimes:
     """The due times that an action gives to its messages. Cancel and purge give none.
 
     The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
@@ -46,15 +46,15 @@ class Times:
     spread: timedelta = NO_TIME
     begin: timedelta = NO_TIME
 
-    def part(self, done: int, size: int, total: int) -> Times:
+    def part(self, done: int, size: int, total: int) -> DueTimes:
         """Return the times of ``size`` of ``total`` messages, ``done`` messages after the first."""
         whole = max(1, total)
         return replace(self, begin=self.begin + self.spread * (done / whole), spread=self.spread * (size / whole))
 
 
-NO_TIMES = Times()
+NO_TIMES = DueTimes()
 
-Move = Callable[[str, Sequence[int], Times, str], list[Answer]]
+Move = Callable[[str, Sequence[int], DueTimes, str], list[Answer]]
 Foresee = Callable[[QuerySet[Message]], Counter[Verdict]]
 
 
@@ -69,7 +69,7 @@ class Action:
     # Counts the verdicts that the action would have now for some messages, without writing anything.
     foresee: Foresee
 
-    def apply(self, using: str, ids: Sequence[int], *, times: Times = NO_TIMES, reason: str = "") -> list[Answer]:
+    def apply(self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = "") -> list[Answer]:
         """Apply the action to messages. Return an answer for each, in the order of ``ids``.
 
         Each batch is a transaction. Redis and the receivers of signals are told on commit.
@@ -81,7 +81,7 @@ class Action:
         return answers
 
     def apply_in_batches(
-        self, using: str, ids: Sequence[int], *, times: Times = NO_TIMES, reason: str = ""
+        self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = ""
     ) -> Iterator[list[Answer]]:
         """Apply the action to messages. Yield the answers of each batch; a spread goes over all batches."""
         for done in range(0, len(ids), MOVES_PER_TRANSACTION):
@@ -89,11 +89,11 @@ class Action:
             yield self.apply(using, batch, times=times.part(done, len(batch), len(ids)), reason=reason)
 
 
-def _cancel(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+def _cancel(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
     return transitions.cancel(using, ids, reason=reason)
 
 
-def _reschedule(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+def _reschedule(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
     return transitions.reschedule(
         using,
         ids,
@@ -106,15 +106,15 @@ def _reschedule(using: str, ids: Sequence[int], times: Times, reason: str) -> li
     )
 
 
-def _run_now(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+def _run_now(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
     return _reschedule(using, ids, times, reason or "run now")
 
 
-def _requeue(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+def _requeue(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
     return transitions.requeue(using, ids, delay=times.delay, spread=times.spread, begin=times.begin, reason=reason)
 
 
-def _purge(using: str, ids: Sequence[int], times: Times, reason: str) -> list[Answer]:
+def _purge(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
     verdicts = purge.purge_ids(using, ids)
     return [Answer(pk, verdicts.get(pk, Verdict.TOO_LATE)) for pk in ids]
 
@@ -282,7 +282,7 @@ def reschedule_message(
         raise InvalidMessage("reschedule_message needs either due_at or delay")
     at = None if due_at is None else validation.due(due_at)
     wait = NO_TIME if delay is None else validation.delay(delay)
-    return _apply(RESCHEDULE, target, topic, key, using, times=Times(due_at=at, delay=wait), reason=reason)
+    return _apply(RESCHEDULE, target, topic, key, using, times=DueTimes(due_at=at, delay=wait), reason=reason)
 
 
 @overload
@@ -345,7 +345,7 @@ def requeue_message(
     """
     wait = None if delay is None else validation.delay(delay)
     over = NO_TIME if spread is None else validation.delay(spread)
-    return _apply(REQUEUE, target, topic, key, using, times=Times(delay=wait, spread=over), reason=reason)
+    return _apply(REQUEUE, target, topic, key, using, times=DueTimes(delay=wait, spread=over), reason=reason)
 
 
 def _apply(
@@ -355,7 +355,7 @@ def _apply(
     key: str | None,
     using: str | None,
     *,
-    times: Times = NO_TIMES,
+    times: DueTimes = NO_TIMES,
     reason: str,
 ) -> Answer | Counter[Verdict]:
     if target is not None and (topic or key is not None):
@@ -394,7 +394,7 @@ def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | N
 
 
 def _apply_to_queryset(
-    action: Action, queryset: QuerySet[Message], using: str | None, times: Times, reason: str
+    action: Action, queryset: QuerySet[Message], using: str | None, times: DueTimes, reason: str
 ) -> Counter[Verdict]:
     # Use only an alias that the caller has named: a router may have chosen a replica for reading.
     using = using or getattr(queryset, "_db", None) or router.db_for_write(Message)

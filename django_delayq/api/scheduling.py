@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from enum import StrEnum
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Required, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from django.db import IntegrityError, router
 from django.db.models.base import ModelState
@@ -29,6 +28,7 @@ from ..core.states import FINAL, WAITING, State
 from ..core.twins import async_twin
 from ..models import Message
 from ..project import registry, validation
+from ..project.message_options import MessageDict, OnConflict, OnConflictLike, Unique
 from ..record import transitions
 from ..record.sql.moves import writing
 from ..record.sql.rows import ALIKE_FROM, Inserted, NewMessage, decoded
@@ -41,50 +41,6 @@ INSERTED_TOGETHER = 5000
 COLLECTED_TOGETHER = 10_000
 # The call is refused after this many rounds in which the key's holder changed between the insert and the query for it.
 KEY_ROUNDS = 20
-
-
-class OnConflict(StrEnum):
-    """The ways to schedule a message when another one holds its topic and key."""
-
-    # Raise KeyConflict.
-    ERROR = "error"
-    # Leave the old message as it is, and return it.
-    KEEP = "keep"
-    # Give the old message the new payload, due time and options.
-    REPLACE = "replace"
-    # Push the old message's due time further out, to the new one; keep its payload.
-    DEBOUNCE = "debounce"
-
-
-OnConflictLike = OnConflict | Literal["error", "keep", "replace", "debounce"]
-# How long a message holds its key: "live", "scheduled", or a time after its end.
-Unique = Literal["live", "scheduled"] | Duration
-
-
-class MessageOptions(TypedDict, total=False):
-    """The options that one message may have: the keyword arguments of ``schedule_message`` but ``using``."""
-
-    delay: Duration | None
-    due_at: datetime | None
-    queue: str | None
-    priority: int | None
-    key: str | None
-    unique: Unique
-    on_conflict: OnConflictLike
-    expires: Duration | None
-    max_attempts: int | None
-    retry: StorableRetry | None
-    timeout: Duration | Literal[False] | None
-    lease: Duration | None
-    headers: Mapping[str, Any] | None
-    concurrency_key: str | None
-
-
-class MessageDict(MessageOptions, total=False):
-    """One message for ``schedule_messages``: a topic, a payload, and the options of ``schedule_message``."""
-
-    topic: Required[str]
-    payload: Any
 
 
 class _NoOthers(TypedDict):

@@ -173,7 +173,7 @@ class ServerInfo:
     cluster: bool | None = None
 
 
-class Place(NamedTuple):
+class RedisPlace(NamedTuple):
     """The place of an id in Redis: its due tenth there, in ``ready_tenths`` when it is ready."""
 
     delayed_tenths: int | None
@@ -357,7 +357,7 @@ class Index(Broker, Protocol):
     def size(self, queue: str) -> QueueSize:
         """Count the ids of a queue."""
 
-    def places(self, queue: str, ids: Sequence[int]) -> list[Place]:
+    def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
         """Find where each of these ids is, in their order."""
 
     def rank(self, queue: str, pk: int) -> int | None:

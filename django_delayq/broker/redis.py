@@ -14,10 +14,10 @@ import redis
 from django.db import Error as DatabaseError
 from redis.exceptions import NoScriptError
 
+from ..core.bounds import PRIORITIES
 from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import BrokerFull, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
 from ..project.conf import Settings
-from ..project.validation import PRIORITIES
 from ..record.sql.rows import Ticket
 from . import scripts, server_info
 from .base import (
@@ -26,9 +26,9 @@ from .base import (
     DueQueues,
     Entry,
     Meta,
-    Place,
     Put,
     QueueSize,
+    RedisPlace,
     ServerInfo,
     ServerRun,
     Skew,
@@ -480,10 +480,10 @@ class RedisBroker:
         return QueueSize(delayed, ready)
 
     @_translated
-    def places(self, queue: str, ids: Sequence[int]) -> list[Place]:
+    def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
         """Find where each of these ids is."""
         k = self.keys(queue)
-        found: list[Place] = []
+        found: list[RedisPlace] = []
         for start in range(0, len(ids), IDS_PER_CALL):
             members = [str(pk) for pk in ids[start : start + IDS_PER_CALL]]
             pipe = self.client.pipeline(transaction=False)
@@ -491,7 +491,7 @@ class RedisBroker:
             pipe.zmscore(k.ready, members)
             delayed, ready = pipe.execute()
             found += [
-                Place(None if d is None else _clamped(d), None if r is None else _clamped(r) % BAND)
+                RedisPlace(None if d is None else _clamped(d), None if r is None else _clamped(r) % BAND)
                 for d, r in zip(delayed, ready, strict=True)
             ]
         return found

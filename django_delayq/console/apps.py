@@ -13,6 +13,6 @@ class ConsoleConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import extension
+        from . import additions
 
-        extension.register()
+        additions.register()

@@ -9,9 +9,9 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ..core import bounds
 from ..models import Message
 from ..models.fields import UTCDateTimeField
-from ..project import validation
 
 
 class OperationState(models.TextChoices):
@@ -128,8 +128,8 @@ class Rollup(models.Model):
     pk = models.CompositePrimaryKey("seconds", "at", "queue", "topic")
     seconds = models.IntegerField(_("seconds"), default=60)
     at = UTCDateTimeField(_("from"))
-    queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH)
-    topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
+    queue = models.CharField(_("queue"), max_length=bounds.QUEUE_LENGTH)
+    topic = models.CharField(_("topic"), max_length=bounds.TOPIC_LENGTH)
     consumed = models.IntegerField(_("consumed"), default=0)
     retried = models.IntegerField(_("retried"), default=0)
     dead = models.IntegerField(_("dead"), default=0)

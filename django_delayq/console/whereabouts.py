@@ -10,7 +10,7 @@ from django.db import router
 
 from .. import restore
 from ..broker import publisher
-from ..broker.base import Index, Place
+from ..broker.base import Index, RedisPlace
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.exceptions import BrokerUnavailable
 from ..core.states import LIVE
@@ -65,7 +65,7 @@ def _locate(using: str, broker: Index, message: Message) -> Whereabouts:
     )
 
 
-def _mismatch(message: Message, place: Place, now_tenths: int, horizon_tenths: int) -> Mismatch | None:
+def _mismatch(message: Message, place: RedisPlace, now_tenths: int, horizon_tenths: int) -> Mismatch | None:
     row = RecordRow(message.queue, message.state, message.due_at, message.priority) if message.state in LIVE else None
     mismatch = classify(row, place, message.queue, now_tenths=now_tenths, horizon_tenths=horizon_tenths)
     # A worker may have taken the message a moment ago.

@@ -9,8 +9,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 
 from ..broker import index
+from ..core.findings import Level
 from ..inspector import diagnostics
-from ..inspector.diagnostics import Level, Limits
+from ..inspector.diagnostics import Thresholds
 from ..models import Message
 
 try:
@@ -25,7 +26,7 @@ logger = logging.getLogger("django_delayq")
 
 
 @dataclass
-class Delayq(HealthCheck):  # type: ignore[misc]
+class DelayqHealthCheck(HealthCheck):  # type: ignore[misc]
     """Fails when a finding of ``delayq_check`` is critical. Warnings, such as a paused queue, are no failures.
 
     The limits are those of the command, ages in seconds. ``using`` is the database alias of the
@@ -43,7 +44,7 @@ class Delayq(HealthCheck):  # type: ignore[misc]
         was_open = connections[using].connection is not None
         broker = index(using)
         try:
-            limits = Limits(self.min_workers, self.max_overdue_age, self.max_dead, self.max_limited_age)
+            limits = Thresholds(self.min_workers, self.max_overdue_age, self.max_dead, self.max_limited_age)
             bad = [f for f in diagnostics.check(using, broker, limits) if f.level == Level.CRITICAL]
         finally:
             if broker is not None:

@@ -55,9 +55,9 @@ class DelayqInstrumentor(BaseInstrumentor):  # type: ignore[misc]
             kwargs.get("tracer_provider") or trace.get_tracer_provider(),
             kwargs.get("meter_provider") or metrics.get_meter_provider(),
         )
-        self._middleware = _Middleware(*self._providers, continue_trace=bool(kwargs.get("continue_trace")))
+        self._middleware = _TracingMiddleware(*self._providers, continue_trace=bool(kwargs.get("continue_trace")))
         middleware.install(self._middleware)
-        extensions.add_to_workers(_Flush)
+        extensions.add_to_workers(_FlushSpans)
 
     def _uninstrument(self, **kwargs: Any) -> None:
         middleware.remove(self._middleware)
@@ -69,12 +69,12 @@ class DelayqInstrumentor(BaseInstrumentor):  # type: ignore[misc]
                 provider.force_flush(FLUSH_TIMEOUT)
 
 
-class _Flush(extensions.WorkerExtension):
+class _FlushSpans(extensions.WorkerExtension):
     def stop(self) -> None:
         DelayqInstrumentor().flush()
 
 
-class _Middleware(middleware.Middleware):
+class _TracingMiddleware(middleware.Middleware):
     def __init__(self, tracers: Any, meters: Any, *, continue_trace: bool) -> None:
         self._continue_trace = continue_trace
         self._tracer = trace.get_tracer(__name__, __version__, tracers)

@@ -70,8 +70,8 @@ class DelayqIntegration(Integration):
     @staticmethod
     def setup_once() -> None:
         """Install the middleware. The SDK calls this once in each process."""
-        middleware.install(_Middleware())
-        extensions.add_to_workers(_Flush)
+        middleware.install(_SentryMiddleware())
+        extensions.add_to_workers(_FlushEvents)
         add_global_event_processor(_improve_log_event)
 
 
@@ -79,14 +79,14 @@ def _integration() -> DelayqIntegration | None:
     return sentry_sdk.get_client().get_integration(DelayqIntegration)
 
 
-class _Flush(extensions.WorkerExtension):
+class _FlushEvents(extensions.WorkerExtension):
     """Sends what is on its way before a worker process ends."""
 
     def stop(self) -> None:
         sentry_sdk.flush(timeout=FLUSH_TIMEOUT)
 
 
-class _Middleware(middleware.Middleware):
+class _SentryMiddleware(middleware.Middleware):
     @contextmanager
     def scheduling(self, drafts: Sequence[Draft]) -> Iterator[None]:
         if not drafts or _integration() is None:

@@ -93,7 +93,7 @@ def queue_name(queue: str) -> str:
     return f"queue {queue}"
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """The place of a message in a line: the highest priority first, then the earliest due time."""
 
     rank: int
@@ -113,7 +113,7 @@ class Line:
     now: datetime
     running: int = 0
     kept: int = 0
-    first: Place | None = None
+    first: LinePlace | None = None
     # The time at which the whole burst is left again.
     full_at: datetime | None = None
     # True when ``begin`` changed ``full_at``.
@@ -125,7 +125,7 @@ class Line:
             latest = self.now + AHEAD + self.limit.interval * self.limit.burst
             self.full_at = min(self.full_at, latest)
 
-    def refusal(self, place: Place, *, is_kept: bool) -> str:
+    def refusal(self, place: LinePlace, *, is_kept: bool) -> str:
         """Return why a message must not begin now, in words; "" when it may.
 
         A message for which a place is kept does not count what is kept for others: they may come much later.
@@ -139,7 +139,7 @@ class Line:
             return f"{self.name}: others wait longer"
         return ""
 
-    def begin(self, place: Place, *, is_kept: bool) -> None:
+    def begin(self, place: LinePlace, *, is_kept: bool) -> None:
         """Count a delivery that begins."""
         self.running += 1
         if is_kept:

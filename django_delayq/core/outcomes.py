@@ -43,7 +43,7 @@ def error_digest(error: str) -> str:
     return hashlib.blake2b(error_kind(error).encode(), digest_size=4).hexdigest()
 
 
-class Cause(NamedTuple):
+class Raised(NamedTuple):
     """The exception of a handler (None: only its class may be logged), and the context in which it was raised."""
 
     error: BaseException | None
@@ -75,7 +75,7 @@ class Retry:
     counts: bool = True
     exception: str = ""
     payload: str | None = field(default=None, repr=False)
-    cause: Cause | None = field(default=None, compare=False, repr=False)
+    cause: Raised | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class GiveUp:
     traceback: str = ""
     exception: str = ""
     payload: str | None = field(default=None, repr=False)
-    cause: Cause | None = field(default=None, compare=False, repr=False)
+    cause: Raised | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

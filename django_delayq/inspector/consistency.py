@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from .. import restore
-from ..broker.base import IDS_PER_CALL, Entry, Index, Place
+from ..broker.base import IDS_PER_CALL, Entry, Index, RedisPlace
 from ..core import actors
 from ..core.clock import SECOND, to_tenths
 from ..core.states import State
@@ -76,7 +76,7 @@ class Stuck:
 
 
 def classify(
-    row: RecordRow | None, place: Place, queue: str, *, now_tenths: int, horizon_tenths: int
+    row: RecordRow | None, place: RedisPlace, queue: str, *, now_tenths: int, horizon_tenths: int
 ) -> Mismatch | None:
     """Compare the row of an id with its place in one queue. Return the mismatch; None if they agree."""
     nowhere = place == (None, None)

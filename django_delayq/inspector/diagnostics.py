@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from enum import IntEnum
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.utils import translation
@@ -16,8 +15,10 @@ from ..broker import describe
 from ..broker.base import Index, ServerInfo
 from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
+from ..core.findings import Cause, Finding, Level
 from ..core.states import State
 from ..models import Message, Worker
+from ..models.workers import WorkerList, WorkerState
 from ..project import conf, registry
 from ..record import transitions
 from ..record.sql import statements, vendor_name
@@ -26,7 +27,7 @@ from . import stats
 from .lines import LimitState, Lines, longest_lines, parts, waits_since
 from .migrations import pending_migrations
 from .unserved import queues_without_worker, topics_without_handler
-from .worker_list import WorkerList, WorkerState, list_workers
+from .worker_list import list_workers
 
 # Messages, topics and queues that one finding names.
 MOST_NAMED = 5
@@ -38,34 +39,8 @@ LONG_LIMITED = 3600.0
 OWN_CONNECTIONS = 3
 
 
-class Level(IntEnum):
-    """The severity of a finding."""
-
-    OK = 0
-    WARN = 1
-    CRITICAL = 2
-
-
-class Cause(IntEnum):
-    """The cause of a critical finding; the value is the exit code. Of several findings the greatest cause decides."""
-
-    PROBLEM = 3
-    UNREACHABLE = 69
-    MISCONFIGURED = 78
-
-
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """The answer to one question of the diagnostics."""
-
-    name: str
-    level: Level
-    detail: str
-    cause: Cause = Cause.PROBLEM
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Thresholds:
     """The limits beyond which a finding is critical. Ages are in seconds."""
 
     min_workers: int = 1
@@ -74,7 +49,7 @@ class Limits:
     max_limited_age: float | None = None
 
 
-def check(using: str, broker: Index | None, limits: Limits) -> Iterator[Finding]:
+def check(using: str, broker: Index | None, limits: Thresholds) -> Iterator[Finding]:
     """Check the database, then Redis. A question without an answer is left out: the finding before it says why."""
     database = _database(using)
     yield database
@@ -175,7 +150,7 @@ def _clock(using: str, broker: Index) -> Finding:
     return Finding("Redis clock", Level.WARN, detail)
 
 
-def _record(using: str, limits: Limits) -> Iterator[Finding]:
+def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
     now = transitions.now(using)
     workers = list_workers(using, now)
     alive = len(workers.of(WorkerState.ALIVE))
@@ -233,7 +208,7 @@ def _wanted_connections(worker: Worker) -> int:
     return OWN_CONNECTIONS + kinds * worker.threads
 
 
-def _overdue(oldest: list[Message], now: datetime, limits: Limits) -> Finding:
+def _overdue(oldest: list[Message], now: datetime, limits: Thresholds) -> Finding:
     """Name the oldest overdue message of each queue."""
     if not oldest:
         return Finding("Overdue", Level.OK, "none")
@@ -246,7 +221,7 @@ def _overdue(oldest: list[Message], now: datetime, limits: Limits) -> Finding:
     return Finding("Overdue", level, _some(described))
 
 
-def _limited(lines: Lines, workers: WorkerList, limits: Limits) -> Finding:
+def _limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding:
     """Name the lines whose messages wait longest. To wait for a limit is no fault until it takes too long."""
     now = workers.at
     most = LONG_LIMITED if limits.max_limited_age is None else limits.max_limited_age

@@ -11,9 +11,10 @@ from ..core.limits import Limit, queue_name, topic_name
 from ..models import Place
 from ..project import conf, registry
 from ..record import admission
-from ..record.sql.limited import Count, limit_statements
+from ..record.sql import limit_statements
+from ..record.sql.limited import Count
 from .numbers import NONE, Capped
-from .waiting import Line, count_lines
+from .waiting import WaitingLine, count_lines
 
 # Limited messages that are counted along the lines, before numbers become lower bounds.
 LINES_CAP = 10_000
@@ -80,7 +81,7 @@ def all_limits(using: str, most: int) -> Lines:
     return Lines(lines.number, (*lines.longest, *rest))
 
 
-def read_limits(using: str, names: Collection[str], lines: Iterable[Line] = ()) -> list[LimitState]:
+def read_limits(using: str, names: Collection[str], lines: Iterable[WaitingLine] = ()) -> list[LimitState]:
     """Return these limits as they are now, in this order, with the ``lines`` that were counted already."""
     if not names:
         return []
@@ -89,7 +90,7 @@ def read_limits(using: str, names: Collection[str], lines: Iterable[Line] = ()) 
     return [_state(name, counts[name], counted.get(name)) for name in names]
 
 
-def _state(name: str, count: Count, line: Line | None) -> LimitState:
+def _state(name: str, count: Count, line: WaitingLine | None) -> LimitState:
     try:
         limit, is_known = admission.declared(name), True
     except KeyError:

@@ -15,12 +15,13 @@ from ..core.clock import from_tenths
 from ..core.exceptions import BrokerUnavailable
 from ..core.states import FINAL, State
 from ..models import Message, Transition, Worker
+from ..models.workers import WorkerList
 from ..project import conf
 from ..record.sql import statements
 from .lines import Lines, longest_lines
 from .numbers import Capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot
-from .worker_list import WorkerList, list_workers
+from .worker_list import list_workers
 
 # Live messages are counted up to this number in each queue.
 LIVE_CAP = 1_000_000

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 from ..core.states import State
 from ..models import Message
+from ..models.workers import WorkerList, WorkerState
 from ..project import registry
 from ..record import transitions
 from .waiting import queues_of_limited
-from .worker_list import WorkerList, WorkerState
 
 # The waiting messages that are looked at for their topics: in all queues together, and in each at least.
 MESSAGES = 10_000

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from django.db import connections
 from django.utils.dateparse import parse_datetime
 
-from ..record.sql.limited import limit_statements
+from ..record.sql import limit_statements
 
 SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue"
 LIMITED = "FROM delayq_message m WHERE m.state = 'limited' AND m.queue = q.queue ORDER BY m.due_at, m.id"
@@ -78,7 +78,7 @@ class Waiting(NamedTuple):
     running: int
 
 
-class Line(NamedTuple):
+class WaitingLine(NamedTuple):
     """The messages that wait for one limit. ``more``: they were not counted to the end."""
 
     name: str
@@ -111,7 +111,7 @@ def queues_of_limited(using: str) -> list[str]:
         return [row[0] for row in cursor.fetchall()]
 
 
-def count_lines(using: str, limit: int) -> list[Line]:
+def count_lines(using: str, limit: int) -> list[WaitingLine]:
     """Count the messages before each limit. All are counted as long as they are not more than ``limit``.
 
     Of more, the first lines are counted in full, and ``LINES_COUNTED`` lines after them up to a smaller number each.
@@ -128,13 +128,13 @@ def count_lines(using: str, limit: int) -> list[Line]:
     return [*whole, *(row._replace(number=min(row.number, most), more=row.number > most) for row in found)]
 
 
-def _lines(using: str, sql: str, parameters: Sequence[str | int]) -> list[Line]:
+def _lines(using: str, sql: str, parameters: Sequence[str | int]) -> list[WaitingLine]:
     with connections[using].cursor() as cursor:
         cursor.execute(sql, parameters)
         rows = cursor.fetchall()
     found = ((name, number, _time(using, oldest)) for name, number, oldest in rows)
     # A line may have become empty meanwhile.
-    return [Line(name, number, oldest) for name, number, oldest in found if oldest is not None]
+    return [WaitingLine(name, number, oldest) for name, number, oldest in found if oldest is not None]
 
 
 def _time(using: str, value: datetime | str | None) -> datetime | None:

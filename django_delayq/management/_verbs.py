@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from django.db.models import QuerySet
 
 from ..api import actions
-from ..api.actions import Action, Times, ToCome
+from ..api.actions import Action, DueTimes, ToCome
 from ..core.clock import iso
 from ..core.durations import brief
 from ..core.verdicts import Verdict
@@ -31,7 +31,7 @@ class Foreseen:
             self.to_come += actions.to_come(rows.filter(state__in=sorted(verb.action.states)))
 
 
-def _nothing(times: Times, foreseen: Foreseen) -> str:
+def _nothing(times: DueTimes, foreseen: Foreseen) -> str:
     return ""
 
 
@@ -49,7 +49,7 @@ class Verb:
     # Options besides those that every verb has.
     options: tuple[str, ...] = ()
     # Returns in words when the messages will be due.
-    when: Callable[[Times, Foreseen], str] = _nothing
+    when: Callable[[DueTimes, Foreseen], str] = _nothing
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Verb:
         return self.action.name
 
 
-def _when_rescheduled(times: Times, foreseen: Foreseen) -> str:
+def _when_rescheduled(times: DueTimes, foreseen: Foreseen) -> str:
     if times.due_at is not None:
         when = f"due at {iso(times.due_at)}"
     elif times.delay is not None:
@@ -69,11 +69,11 @@ def _when_rescheduled(times: Times, foreseen: Foreseen) -> str:
     return f"{when}, spread over {brief(times.spread.total_seconds())}" if times.spread else when
 
 
-def _when_run(times: Times, foreseen: Foreseen) -> str:
+def _when_run(times: DueTimes, foreseen: Foreseen) -> str:
     return f"due over {brief(times.spread.total_seconds())} from now on" if times.spread else "due now"
 
 
-def _when_requeued(times: Times, foreseen: Foreseen) -> str:
+def _when_requeued(times: DueTimes, foreseen: Foreseen) -> str:
     """Return in words how many messages will be due when."""
     number = foreseen.verdicts[Verdict.REQUEUED]
     later = 0 if times.delay is not None else min(foreseen.to_come.number, number)

@@ -11,9 +11,8 @@ from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, Wh
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import limits, outcomes, states
+from ..core import bounds, limits, outcomes, states
 from ..core.states import State as _State
-from ..project import validation
 from .fields import UTCDateTimeField
 
 
@@ -101,10 +100,10 @@ class Message(_Record):
     State = _State
 
     id = models.BigAutoField(primary_key=True)
-    topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
-    queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH)
+    topic = models.CharField(_("topic"), max_length=bounds.TOPIC_LENGTH)
+    queue = models.CharField(_("queue"), max_length=bounds.QUEUE_LENGTH)
     # NULL means no key: any number of live messages may have none.
-    key = models.CharField(_("key"), max_length=validation.KEY_LENGTH, null=True, blank=True)  # noqa: DJ001
+    key = models.CharField(_("key"), max_length=bounds.KEY_LENGTH, null=True, blank=True)  # noqa: DJ001
     priority = models.SmallIntegerField(_("priority"), default=0)
     payload = models.JSONField(_("payload"), null=True, blank=True)
     headers = models.JSONField(_("headers"), default=dict, blank=True)
@@ -119,7 +118,7 @@ class Message(_Record):
     lease = models.FloatField(_("lease"), null=True, blank=True)
     # The limits of the topic count the messages with this key by themselves. NULL: those without a key.
     concurrency_key = models.CharField(  # noqa: DJ001
-        _("concurrency key"), max_length=validation.KEY_LENGTH, null=True, blank=True
+        _("concurrency key"), max_length=bounds.KEY_LENGTH, null=True, blank=True
     )
     # The time for which the message holds its key after its end. Seconds; NULL: its end frees the key.
     key_for = models.FloatField(_("key held after the end"), null=True, blank=True)
@@ -246,7 +245,7 @@ class Message(_Record):
             ),
             models.CheckConstraint(
                 name="delayq_priority",
-                condition=Q(priority__gte=validation.PRIORITIES[0], priority__lte=validation.PRIORITIES[1]),
+                condition=Q(priority__gte=bounds.PRIORITIES[0], priority__lte=bounds.PRIORITIES[1]),
             ),
             # 'infinity' and years that no datetime can hold would break everything that reads the row.
             models.CheckConstraint(

@@ -1,11 +1,18 @@
-"""The table of worker heartbeats."""
+"""The table of worker heartbeats, and who is alive by them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .fields import UTCDateTimeField
+
+# A worker whose last heartbeat is older than this will not come back. Seconds.
+LOST_AFTER = 120.0
 
 
 class Worker(models.Model):
@@ -32,3 +39,34 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class WorkerState(StrEnum):
+    """The state of a worker process, by the age of its last heartbeat."""
+
+    ALIVE = "alive"
+    LATE = "late"
+    LOST = "lost"
+
+
+def state_of(worker: Worker, now: datetime) -> WorkerState:
+    """Return the state of a worker at a moment of the record's clock."""
+    silent = now - worker.seen_at
+    if silent < timedelta(seconds=Worker.ALIVE):
+        return WorkerState.ALIVE
+    return WorkerState.LATE if silent < timedelta(seconds=LOST_AFTER) else WorkerState.LOST
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerList:
+    """The workers at one moment of the record's clock, the latest heartbeat first."""
+
+    at: datetime
+    workers: list[Worker]
+
+    def of(self, state: WorkerState) -> list[Worker]:
+        return [worker for worker in self.workers if state_of(worker, self.at) == state]
+
+    def serving(self, queue: str) -> int:
+        """Count the live workers that serve a queue."""
+        return sum(queue in worker.queues for worker in self.of(WorkerState.ALIVE))

@@ -9,7 +9,7 @@ from ..core.durations import Duration, seconds
 from . import validation
 
 
-class _Kept:
+class _KeptPayload:
     """The type of ``KEPT``."""
 
     def __repr__(self) -> str:
@@ -17,7 +17,7 @@ class _Kept:
 
 
 # The payload stays as it is. None is a payload.
-KEPT: Final = _Kept()
+KEPT: Final = _KeptPayload()
 
 
 class RetryLater(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import MethodType
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
-from django.utils.module_loading import autodiscover_modules
+from django.core.exceptions import AppRegistryNotReady
+from django.utils.module_loading import autodiscover_modules, import_string
 
 from ..core import limits, retry
 from ..core.durations import Duration
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
     from typing_extensions import Unpack
 
-    from ..api.scheduling import MessageOptions
     from ..models import Message
+    from .message_options import MessageOptions
 
     # ``Delivered`` without brackets is ``Delivered[Any]``.
     Payload = TypeVarWithDefault("Payload", default=Any)
@@ -113,18 +115,15 @@ class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
         ``on_conflict``, ``queue``, ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease``,
         ``headers`` and ``concurrency_key``.
         """
-        # From the package, at the call: scheduling needs models, and a handler may be registered before there are any.
-        from .. import schedule_message
-
-        return schedule_message(_topic(self), payload, using=using, **options)
+        message: Message = calls().schedule_message(_topic(self), payload, using=using, **options)
+        return message
 
     async def aschedule(
         self, payload: Payload_contra | None = None, *, using: str | None = None, **options: Unpack[MessageOptions]
     ) -> Message:
         """Schedule from async code what ``schedule`` schedules."""
-        from .. import aschedule_message
-
-        return await aschedule_message(_topic(self), payload, using=using, **options)
+        message: Message = await calls().aschedule_message(_topic(self), payload, using=using, **options)
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +171,16 @@ class Handler:
 LimitKey = Callable[[Any], str | int | None]
 
 _handlers: dict[str, Handler] = {}
+
+
+def no_calls() -> Any:
+    """Refuse a call before Django is set up: there are no models yet."""
+    raise AppRegistryNotReady("messages are scheduled when Django is set up: call django.setup() first")
+
+
+# Returns the module with the calls that schedule messages. It needs models, and handlers may be registered before there
+# are any: the app hands it in.
+calls: Callable[[], Any] = no_calls
 
 
 def handler(
@@ -391,9 +400,16 @@ def default_priority(topic: str) -> int:
 
 
 def autodiscover() -> None:
-    """Import the handlers module of each installed app, and its tasks module if Django's tasks run here."""
+    """Import the handlers module of each installed app, and the modules in which its task backends look for tasks."""
     own, _problems = conf.parse(getattr(settings, "DELAYQ", {}))
-    autodiscover_modules(own.HANDLERS_MODULE)
-    backends = getattr(settings, "TASKS", {}).values()
-    if any(str(backend.get("BACKEND")).startswith("django_delayq.") for backend in backends):
-        autodiscover_modules("tasks")
+    autodiscover_modules(own.HANDLERS_MODULE, *_modules_of_tasks())
+
+
+def _modules_of_tasks() -> set[str]:
+    """Return the modules of apps in which task backends of the project that run here look for tasks."""
+    found = set()
+    for backend in getattr(settings, "TASKS", {}).values():
+        # A path that cannot be imported is for Django to complain of.
+        with suppress(ImportError):
+            found.add(getattr(import_string(backend.get("BACKEND", "")), "handlers_module", None))
+    return {name for name in found if name is not None}

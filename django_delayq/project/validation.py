@@ -10,16 +10,12 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
+from ..core.bounds import KEY_LENGTH, PRIORITIES, QUEUE_LENGTH, TOPIC_LENGTH
 from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage, PayloadTooLarge
 from . import conf
 
-# Characters.
-TOPIC_LENGTH = 100
-QUEUE_LENGTH = 64
-KEY_LENGTH = 200
 HEADERS_MAX_BYTES = 16_384
-PRIORITIES = (-100, 100)
 # The farthest due time from now: 100 years.
 FARTHEST = timedelta(days=36_525)
 # Clocks of two hosts differ a little: a due time this far in the past still means "now".

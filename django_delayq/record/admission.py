@@ -17,11 +17,12 @@ from django.db import connections
 
 from ..core import failpoints
 from ..core.clock import ceil_tenth, from_tenths
-from ..core.limits import KEPT_FOR, Limit, Line, Place, queue_name, topic_name
+from ..core.limits import KEPT_FOR, Limit, Line, LinePlace, queue_name, topic_name
 from ..core.states import State
 from ..project import conf, registry
 from . import transitions
-from .sql.limited import Candidate, LimitStatements, Promoted, Refused, Taken, limit_statements
+from .sql import limit_statements
+from .sql.limited import Candidate, LimitStatements, Promoted, Refused, TakenPlace
 from .sql.moves import writing
 from .sql.rows import Claimed, Moved, Ticket
 
@@ -62,8 +63,8 @@ def _limits(row: Candidate) -> dict[str, Limit]:
     return limits_of(row.topic, row.queue, row.concurrency_key)
 
 
-def _place(row: Candidate) -> Place:
-    return Place(-row.priority, row.due_at, row.id)
+def _place(row: Candidate) -> LinePlace:
+    return LinePlace(-row.priority, row.due_at, row.id)
 
 
 @dataclass(slots=True)
@@ -147,7 +148,9 @@ def _claim_limited(
         claimed = transitions.claim(using, [by_id[row.id] for row in chosen], leases, worker, queue=queue, ahead=ahead)
         rates = {name: line.full_at for name, line in lines.items() if line.is_charged and line.full_at is not None}
         begun = {row.id for row in claimed}
-        places = [Taken(name, row.id, row.deliveries + 1) for row in chosen if row.id in begun for name in _limits(row)]
+        places = [
+            TakenPlace(name, row.id, row.deliveries + 1) for row in chosen if row.id in begun for name in _limits(row)
+        ]
         statements.write(places, rates)
         if refused:
             statements.limit(refused, f"worker:{worker}")
@@ -176,7 +179,7 @@ def _lines(statements: LimitStatements, limits: dict[str, Limit]) -> dict[str, L
     lines = {}
     for name, limit in limits.items():
         count = counts[name]
-        first = None if count.first is None else Place(-count.first[0], count.first[1], count.first[2])
+        first = None if count.first is None else LinePlace(-count.first[0], count.first[1], count.first[2])
         lines[name] = Line(name, limit, count.now, count.running, count.kept, first, count.full_at)
     return lines
 
@@ -243,7 +246,7 @@ def _promote_rows(
     )
     promoted: list[Promoted] = []
     refused: list[Refused] = []
-    places: list[Taken] = []
+    places: list[TakenPlace] = []
     others: set[tuple[str, str]] = set()
     for row in sorted(rows, key=_place):
         own = [lines[name] for name in _limits(row)]
@@ -260,7 +263,7 @@ def _promote_rows(
         promoted.append(Promoted(row.id, due, reason))
         for line in own:
             line.keep()
-            places.append(Taken(line.name, row.id, row.deliveries + 1, due + KEPT_FOR))
+            places.append(TakenPlace(line.name, row.id, row.deliveries + 1, due + KEPT_FOR))
     failpoints.reach("before_promotion")
     if promoted:
         statements.write(places, {})

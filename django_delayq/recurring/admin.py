@@ -20,11 +20,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from .. import signals
-from ..api.scheduling import OnConflict
 from ..core import actors
 from ..core.exceptions import InvalidMessage
 from ..models import Message
 from ..project import conf
+from ..project.message_options import OnConflict
 from ..record.sql.moves import writing
 from . import definition as definitions
 from . import schedules

@@ -13,7 +13,7 @@ class RecurringConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks, extension
+        from . import checks, services
 
         checks.register()
-        extension.register()
+        services.register()

@@ -16,6 +16,10 @@ from ..core.exceptions import InvalidMessage
 from ..project import registry, validation
 from .times import Times
 
+# The role of the workers that make occurrences.
+ROLE = "scheduler"
+# Declarations that no worker has announced for this long are not known any more. Seconds.
+FORGOTTEN_AFTER = 90.0
 # Characters.
 CRON_LENGTH = 200
 ZONE_LENGTH = 64

@@ -7,10 +7,11 @@ from datetime import timedelta
 
 from django.utils.translation import gettext as _
 
-from ..inspector.diagnostics import MOST_NAMED, Finding, Level
-from ..inspector.worker_list import WorkerList, WorkerState
+from ..core.findings import Finding, Level
+from ..inspector.diagnostics import MOST_NAMED
+from ..models.workers import WorkerList, WorkerState
 from . import declarations, schedules
-from .extension import FORGOTTEN_AFTER, ROLE
+from .definition import FORGOTTEN_AFTER, ROLE
 from .models import Declarations, Schedule
 
 # A live scheduler makes the next occurrence within seconds.

@@ -11,8 +11,8 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ..core import bounds
 from ..models.fields import UTCDateTimeField
-from ..project import validation
 from .definition import CRON_LENGTH, SPAN_LENGTH, ZONE_LENGTH, Definition, Missed
 
 
@@ -32,11 +32,11 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
 class Schedule(models.Model):
     """A schedule: the times at which a message is made, and its content. Rows are only read here."""
 
-    name = models.CharField(_("name"), max_length=validation.TOPIC_LENGTH, primary_key=True)
-    topic = models.CharField(_("topic"), max_length=validation.TOPIC_LENGTH)
+    name = models.CharField(_("name"), max_length=bounds.TOPIC_LENGTH, primary_key=True)
+    topic = models.CharField(_("topic"), max_length=bounds.TOPIC_LENGTH)
     payload = models.JSONField(_("payload"), null=True, blank=True)
     # "" and None: those of the topic.
-    queue = models.CharField(_("queue"), max_length=validation.QUEUE_LENGTH, default="", blank=True)
+    queue = models.CharField(_("queue"), max_length=bounds.QUEUE_LENGTH, default="", blank=True)
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
     cron = models.CharField(_("cron expression"), max_length=CRON_LENGTH, default="", blank=True)
     every = models.CharField(_("every"), max_length=SPAN_LENGTH, default="", blank=True)
@@ -47,9 +47,9 @@ class Schedule(models.Model):
     expires = models.CharField(_("expires after"), max_length=SPAN_LENGTH, default="", blank=True)
     # What the handler of the topic said where the definition was written, "" and None where nobody knew it, and the
     # concurrency key of the last message that was made where it was known: for processes that do not know it.
-    topic_queue = models.CharField(max_length=validation.QUEUE_LENGTH, default="", editable=False)
+    topic_queue = models.CharField(max_length=bounds.QUEUE_LENGTH, default="", editable=False)
     topic_priority = models.SmallIntegerField(null=True, editable=False)
-    concurrency_key = models.CharField(max_length=validation.KEY_LENGTH, null=True, editable=False)  # noqa: DJ001
+    concurrency_key = models.CharField(max_length=bounds.KEY_LENGTH, null=True, editable=False)  # noqa: DJ001
     # True: @recurring in the code declares it, and its definition follows the code.
     declared = models.BooleanField(_("declared in code"), default=False)
     created_at = UTCDateTimeField(_("created"), default=timezone.now)
@@ -107,7 +107,7 @@ class Occurrence(models.Model):
     """
 
     pk = models.CompositePrimaryKey("schedule", "at")
-    schedule = models.CharField(_("schedule"), max_length=validation.TOPIC_LENGTH)
+    schedule = models.CharField(_("schedule"), max_length=bounds.TOPIC_LENGTH)
     at = UTCDateTimeField(_("at"))
     message_id = models.BigIntegerField(_("message"))
 

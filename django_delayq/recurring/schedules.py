@@ -15,12 +15,13 @@ from django.db import IntegrityError, router, transaction
 from django.db.models import Exists, Max, OuterRef, Q
 
 from ..api.actions import CANCEL
-from ..api.scheduling import OnConflict, schedule_message, schedule_messages
+from ..api.scheduling import schedule_message, schedule_messages
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..core.states import WAITING
 from ..models import Message, Transition
 from ..project import registry
+from ..project.message_options import OnConflict
 from ..record import transitions
 from ..record.sql.moves import locked, writing
 from . import definition as definitions

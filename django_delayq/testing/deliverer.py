@@ -19,6 +19,7 @@ from ..core import actors
 from ..core.exceptions import HandlerTimeout, MessageCancelled
 from ..core.outcomes import Outcome, Release, Retry
 from ..core.states import State
+from ..core.worker_options import Options
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
 from ..project import conf, registry
@@ -26,8 +27,8 @@ from ..project.answers import Reject, RetryLater
 from ..record import transitions
 from ..record.sql.rows import LeaseRenewal, Ticket
 from ..worker.parts.delivery import Delivery
-from ..worker.parts.options import Options, worker_name
 from ..worker.parts.reporting import report_delivered, report_moves
+from ..worker.parts.roles import worker_name
 from ..worker.run.executor import execute
 from ..worker.run.recorder import SUCCESS, Ended, Recorder
 from . import topics
@@ -97,13 +98,13 @@ def _is_on_loop() -> bool:
     return True
 
 
-class _Here(threading.local):
+class _AtWork(threading.local):
     """The deliverer that is at work in this thread."""
 
     deliverer: Deliverer | None = None
 
 
-_here = _Here()
+_here = _AtWork()
 
 
 def at_work() -> Deliverer | None:

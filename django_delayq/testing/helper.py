@@ -21,9 +21,9 @@ from ..record.sql.rows import Claimed, LeaseRenewal
 from ..worker.parts.delivery import Delivery
 from ..worker.run.executor import call
 from . import topics
-from .clock import QueueClock
 from .criteria import ANYTHING, Anything, Criteria, described
 from .deliverer import Deliverer, Ran, at_work, must_be_raised, raise_error
+from .shifted_clock import QueueClock
 from .transactions import call_on_commit_functions, is_in_own_transaction, notice_calls
 from .without_redis import use_no_redis
 

@@ -13,7 +13,8 @@ from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
-from django_delayq.record.sql.limited import Refused, limit_statements
+from django_delayq.record.sql import limit_statements
+from django_delayq.record.sql.limited import Refused
 from django_delayq.record.sql.moves import writing
 from django_delayq.record.sql.rows import Failure, Success, Ticket
 from tests.workers import eventually

@@ -17,7 +17,7 @@ from health_check.exceptions import ServiceUnavailable
 from health_check.views import HealthCheckView
 
 from django_delayq import pause_queue
-from django_delayq.contrib.healthcheck import Delayq
+from django_delayq.contrib.healthcheck import DelayqHealthCheck
 from django_delayq.models import Worker
 from testproject.servers import RedisServer
 from tests.commands.conftest import schedule
@@ -41,14 +41,14 @@ def page(*checks: object) -> tuple[int, dict[str, str]]:
 def test_a_healthy_queue_passes() -> None:
     # A warning is no failure.
     pause_queue("default")
-    status, answers = page("django_delayq.contrib.healthcheck.Delayq")
+    status, answers = page("django_delayq.contrib.healthcheck.DelayqHealthCheck")
     assert status == 200
     assert list(answers.values()) == ["OK"]
 
 
 def test_a_critical_finding_fails_by_its_name_alone(caplog: pytest.LogCaptureFixture) -> None:
     oldest = schedule(1, due=-90)[0]
-    status, answers = page(("django_delayq.contrib.healthcheck.Delayq", {"min_workers": 2}))
+    status, answers = page(("django_delayq.contrib.healthcheck.DelayqHealthCheck", {"min_workers": 2}))
     assert status == 500
     assert list(answers.values()) == ["Unavailable: critical: Workers, Overdue"]
     assert f"Overdue: message {oldest} of topic t.ok" in caplog.text
@@ -59,15 +59,15 @@ def test_the_limits_of_the_check_are_those_of_the_command(limits: dict[str, Any]
     schedule(1, due=-90)
     if fails:
         with pytest.raises(ServiceUnavailable, match="Overdue"):
-            Delayq(**limits).run()
+            DelayqHealthCheck(**limits).run()
     else:
-        Delayq(**limits).run()
+        DelayqHealthCheck(**limits).run()
 
 
 def test_a_redis_that_is_away_fails(redis_client: redis.Redis, redis_server: RedisServer) -> None:
     redis_server.kill()
     with pytest.raises(ServiceUnavailable, match=r"critical: Redis$"):
-        Delayq().run()
+        DelayqHealthCheck().run()
 
 
 def test_a_missing_library_is_an_error_that_names_the_extra() -> None:

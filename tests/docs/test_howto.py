@@ -235,7 +235,7 @@ import os
 from django.core.management import call_command
 from django_delayq.models import Message
 from django_delayq.recurring import Schedule, run_schedule
-from django_delayq.recurring.extension import Declarer, Scheduler
+from django_delayq.recurring.services import Declarer, Scheduler
 from orders.services import subscribe, unsubscribe
 
 def deliver():

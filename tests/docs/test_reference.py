@@ -36,7 +36,7 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf
 from django_delayq.recurring import checks as recurring_checks
-from django_delayq.worker.parts.options import ROLES
+from django_delayq.worker.parts.roles import ROLES
 from tests.commands.conftest import run
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of

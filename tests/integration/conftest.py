@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.worker.parts.options import Options
+from django_delayq.core.worker_options import Options
 from django_delayq.worker.processes.assembly import Parts, assemble
 from django_delayq.worker.run.recorder import Recorder
 

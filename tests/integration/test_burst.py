@@ -11,8 +11,8 @@ import redis
 from django_delayq.broker.base import IDS_PER_CALL
 from django_delayq.broker.keys import RANKS, keys
 from django_delayq.core.clock import SECOND
+from django_delayq.core.worker_options import Options
 from django_delayq.worker.claim.consumer import CATCH_UP, Consumer
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.assembly import assemble
 
 pytestmark = pytest.mark.django_db(transaction=True)

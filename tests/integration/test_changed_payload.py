@@ -16,12 +16,12 @@ from django.test import override_settings
 from django_delayq import RetryLater, RetryPolicy, cancel_message, handler, schedule_message
 from django_delayq.core.outcomes import GiveUp, Retry
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.once import drain
 from django_delayq.worker.run import executor
 from django_delayq.worker.run.recorder import Recorder

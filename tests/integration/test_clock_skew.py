@@ -17,6 +17,7 @@ from django_delayq import schedule_message
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.findings import Finding, Level
 from django_delayq.core.states import State
 from django_delayq.inspector import diagnostics
 from django_delayq.models import Message, Transition
@@ -210,13 +211,13 @@ def test_the_log_tells_once_that_clocks_differ_and_once_that_they_agree(
 
 
 def test_a_check_warns_of_clocks_that_differ(skewed: Skewed) -> None:
-    def finding() -> diagnostics.Finding:
-        found = diagnostics.check(DB, skewed.broker, diagnostics.Limits())
+    def finding() -> Finding:
+        found = diagnostics.check(DB, skewed.broker, diagnostics.Thresholds())
         return next(each for each in found if each.name == "Redis clock")
 
-    assert finding().level == diagnostics.Level.OK
+    assert finding().level == Level.OK
     skewed.set_ahead(-30)
-    assert finding().level == diagnostics.Level.WARN
+    assert finding().level == Level.WARN
     assert "behind the database's" in finding().detail
 
 

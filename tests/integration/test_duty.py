@@ -12,7 +12,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.extensions import Service
 from django_delayq.worker.parts import service
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
-from django_delayq.worker.parts.service import Turns
+from django_delayq.worker.parts.service import ServiceTurns
 from django_delayq.worker.upkeep.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
 from tests.integration.claims import DB
 
@@ -96,7 +96,7 @@ def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkey
     monkeypatch.setattr(service, "STANDBY", 1e9)
     held = False
     shared, own = Counted(is_shared=True), Counted(is_shared=False)
-    turns = Turns([shared, own], lambda: held)
+    turns = ServiceTurns([shared, own], lambda: held)
     for _ in range(3):
         turns.run_due()
     assert (shared.ticks, own.ticks) == (1, 3)

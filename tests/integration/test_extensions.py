@@ -12,12 +12,12 @@ from django_delayq import extensions, schedule_message
 from django_delayq.broker.base import Put
 from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.extensions import RestoreStart, Service, WorkerExtension
 from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.restore import Tally
-from django_delayq.worker.parts.options import Options
-from django_delayq.worker.parts.service import Runner, Turns
+from django_delayq.worker.parts.service import Runner, ServiceTurns
 from django_delayq.worker.processes.once import drain
 from django_delayq.worker.processes.supervisor import DeadChild, Supervisor
 from django_delayq.worker.upkeep.loader import _ObservedLoad
@@ -99,7 +99,7 @@ def running() -> Iterator[Callable[..., None]]:
     runners: list[Runner] = []
 
     def run(*services: Service) -> None:
-        runners.append(Runner("test", Turns(services)))
+        runners.append(Runner("test", ServiceTurns(services)))
         runners[-1].start()
 
     yield run

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from django_delayq.core.worker_options import Options
 from django_delayq.worker.parts import lifetime as module
-from django_delayq.worker.parts.begun_page import Page
+from django_delayq.worker.parts.begun_page import BegunPage
 from django_delayq.worker.parts.budget import Budget
 from django_delayq.worker.parts.lifetime import PATIENCE, Lifetime, resident_memory
-from django_delayq.worker.parts.options import Options
 from tests.integration.claims import DB
 
 MB = 1024**2
@@ -23,7 +23,7 @@ class Asked:
     """A process with limits: its page, and how often it has asked for a successor."""
 
     def __init__(self, **limits: int) -> None:
-        self.page = Page(1)
+        self.page = BegunPage(1)
         self.times = 0
         self.lifetime = Lifetime(Options(DB, **limits), self.page, "host/1", self.ask)  # type: ignore[arg-type]
         self.budget = Budget(None)

@@ -19,13 +19,13 @@ from django_delayq import pause_queue, restore, schedule_message, schedule_messa
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import to_tenths
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, identity
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.worker.claim import known_pauses
 from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.assembly import assemble
 from django_delayq.worker.upkeep import sweeper as sweeping
 from django_delayq.worker.upkeep.loader import Loader

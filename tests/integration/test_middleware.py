@@ -26,11 +26,11 @@ from django_delayq import (
     signals,
 )
 from django_delayq import schedule_messages as schedule_many
+from django_delayq.core.worker_options import Options
 from django_delayq.middleware import Draft, Handled, Middleware
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.worker.parts import reporting
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.once import drain
 from tests.app.handlers import leave
 from tests.app.models import Effect

@@ -22,9 +22,9 @@ from django_delayq import KeyConflict, RetryLater, extensions, handler, middlewa
 from django_delayq import schedule_messages as schedule_many
 from django_delayq.contrib import opentelemetry
 from django_delayq.contrib.opentelemetry import DelayqInstrumentor
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.once import drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,8 +75,8 @@ def instrument() -> Iterator[Instrument]:
     DelayqInstrumentor().uninstrument()
     telemetry.tracers.shutdown()
     telemetry.meters.shutdown()
-    assert not any(isinstance(one, opentelemetry._Middleware) for one in middleware.chain())
-    extensions._worker_extensions.remove(opentelemetry._Flush)
+    assert not any(isinstance(one, opentelemetry._TracingMiddleware) for one in middleware.chain())
+    extensions._worker_extensions.remove(opentelemetry._FlushSpans)
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from django_delayq.core.worker_options import Options
 from django_delayq.worker.parts.budget import Budget
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.process import BROKEN, WorkerProcess
 from django_delayq.worker.run.recorder import Recorder
 from tests.integration.claims import DB

@@ -6,10 +6,10 @@ import pytest
 
 from django_delayq import schedule_message
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.worker.claim.quarantine import FIRST_WAIT
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.parts.processlock import ProcessLock
 from django_delayq.worker.processes.once import drain
 from tests.integration.claims import DB, claimed

@@ -8,8 +8,8 @@ import pytest
 
 from django_delayq import cancel_message, schedule_message
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.parts.queue_finder import QueueFinder
 from django_delayq.worker.processes.assembly import assemble
 from tests.integration.claims import DB

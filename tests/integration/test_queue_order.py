@@ -9,9 +9,9 @@ import pytest
 
 from django_delayq import schedule_message
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.worker.claim.consumer import Consumer
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.assembly import assemble
 
 pytestmark = pytest.mark.django_db(transaction=True)

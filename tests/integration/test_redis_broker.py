@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from django.conf import settings as django_settings
 
-from django_delayq.broker.base import Place
+from django_delayq.broker.base import RedisPlace
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.listener import wait_readable
 from django_delayq.broker.redis import RedisBroker
@@ -43,7 +43,7 @@ def test_an_id_that_is_ready_too_early_waits_for_its_due_time(broker: RedisBroke
     due_tenths = broker.now_tenths() + 3600 * SECOND
     broker.client.zadd(k.ready, {"7": 100 * BAND + due_tenths})
     assert broker.take("default", 10).tickets == []
-    assert broker.places("default", [7]) == [Place(due_tenths, None)]
+    assert broker.places("default", [7]) == [RedisPlace(due_tenths, None)]
     assert broker.client.zscore(k.delayed, "7") == due_tenths + 100 / 256
 
 

@@ -25,12 +25,12 @@ from django_delayq.console.statistics.rollups import (
 )
 from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Claimed, Moved
 from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.once import drain
 from django_delayq.worker.run.recorder import Recorder
 from tests.record import steps

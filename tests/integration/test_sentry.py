@@ -14,14 +14,14 @@ from sentry_sdk.envelope import Envelope  # noqa: E402
 from sentry_sdk.integrations import _installed_integrations, _processed_integrations  # noqa: E402
 from sentry_sdk.transport import Transport  # noqa: E402
 
-from django_delayq import Reject, RetryLater, extensions, handler, middleware, run_message_now, schedule_message
+from django_delayq import Reject, RetryLater, extensions, handler, middleware, run_message_now, schedule_message  # noqa: E402
 from django_delayq import schedule_messages as schedule_many  # noqa: E402
 from django_delayq.contrib import sentry  # noqa: E402
 from django_delayq.contrib.sentry import DelayqIntegration  # noqa: E402
 from django_delayq.core.actors import acting_as  # noqa: E402
+from django_delayq.core.worker_options import Options  # noqa: E402
 from django_delayq.models import Message  # noqa: E402
 from django_delayq.project import registry  # noqa: E402
-from django_delayq.worker.parts.options import Options  # noqa: E402
 from django_delayq.worker.processes.once import drain  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -84,7 +84,7 @@ def _taken_away() -> Iterator[None]:
     for one in middleware.chain():
         if type(one).__module__ == sentry.__name__:
             middleware.remove(one)
-    extensions._worker_extensions.remove(sentry._Flush)
+    extensions._worker_extensions.remove(sentry._FlushEvents)
     _processed_integrations.discard("delayq")
     _installed_integrations.discard("delayq")
 

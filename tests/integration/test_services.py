@@ -9,7 +9,7 @@ from django_delayq.extensions import Service
 from django_delayq.models import Queue
 from django_delayq.record.sql.moves import writing
 from django_delayq.worker.parts import service
-from django_delayq.worker.parts.service import Turns
+from django_delayq.worker.parts.service import ServiceTurns
 from tests.integration.claims import DB
 from tests.transactions import unfinished
 
@@ -49,9 +49,9 @@ def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(
     Queue.objects.create(name="locked")
     writer, other = Writer(), Other()
     with unfinished(lambda: Queue.objects.filter(name="locked").update(reason="frozen")) as thaw:
-        Turns([writer, other]).run_due()
+        ServiceTurns([writer, other]).run_due()
         assert not thaw.is_set()
         assert (writer.written, other.ticks) == (0, 1)
     assert "The writer failed and is tried again" in caplog.text
-    Turns([writer]).run_due()
+    ServiceTurns([writer]).run_due()
     assert writer.written == 1

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
-from django_delayq.worker.parts.begun_page import Page
-from django_delayq.worker.parts.options import Options
+from django_delayq.worker.parts.begun_page import BegunPage
 from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor, _collect_less_often
 from tests.workers import PATIENCE, ROOT
 
@@ -34,12 +34,12 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def page() -> Page:
-    return Page(1)
+def page() -> BegunPage:
+    return BegunPage(1)
 
 
 @pytest.fixture
-def supervisor(process: subprocess.Popen[bytes], page: Page) -> Supervisor:
+def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
     made = Supervisor(Options("default", graceful_timeout=GRACEFUL))
     made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), page, 0)
     return made
@@ -55,7 +55,7 @@ def test_a_child_that_shows_no_life_is_killed(supervisor: Supervisor, process: s
 
 
 def test_a_child_that_shows_life_is_not_killed(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], page: Page
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
 ) -> None:
     for second in range(5 * LIMIT):
         if second % (LIMIT - 1) == 0:
@@ -65,7 +65,7 @@ def test_a_child_that_shows_life_is_not_killed(
 
 
 def test_a_child_is_not_killed_for_time_that_its_supervisor_slept_through(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], page: Page
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
 ) -> None:
     for _day in range(10):
         page.set(0.0)
@@ -181,7 +181,7 @@ def test_no_child_is_started_when_all_messages_are_delivered(monkeypatch: pytest
 def test_no_more_spent_children_finish_than_children_work() -> None:
     supervisor = Supervisor(Options("default", processes=2, max_tasks_per_child=1))
     assert supervisor.options.most_processes == 5
-    pages = {pid: Page(1) for pid in range(5)}
+    pages = {pid: BegunPage(1) for pid in range(5)}
     for pid in range(3):
         supervisor.children[pid] = Child(pid, f"host/{pid}", time.monotonic(), pages[pid], pid)
         pages[pid].spent = True
@@ -198,7 +198,7 @@ def test_no_more_spent_children_finish_than_children_work() -> None:
 
 
 def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], page: Page, caplog: pytest.LogCaptureFixture
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage, caplog: pytest.LogCaptureFixture
 ) -> None:
     supervisor.options = replace(supervisor.options, max_runtime=3600.0)
     (child,) = supervisor.children.values()

@@ -21,7 +21,7 @@ from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.models import Message, Place, Rate
 from django_delayq.record import admission, transitions
-from django_delayq.record.sql.limited import limit_statements
+from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.rows import Success, Ticket
 
 from .conftest import DB, LEASES, Declare, admit, admit_rows, fail, promote, reasons, state, states, succeed

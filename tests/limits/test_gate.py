@@ -9,15 +9,15 @@ import pytest
 
 from django_delayq import schedule_message
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message, Place
 from django_delayq.project import registry
 from django_delayq.record import admission
-from django_delayq.record.sql.limited import limit_statements
+from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim import line_keeper as worker_limits
 from django_delayq.worker.claim.line_keeper import INTERVAL, REMOVED_INTERVAL, Gate, LineKeeper
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.assembly import Parts, assemble
 from django_delayq.worker.processes.once import drain
 from django_delayq.worker.upkeep.janitor import Janitor

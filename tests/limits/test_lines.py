@@ -10,15 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq import handler
-from django_delayq.core.limits import AHEAD, NAME_LENGTH, PUNCTUAL, ROUNDING, Limit, Line, Place, declare, topic_name
+from django_delayq.core.bounds import KEY_LENGTH, TOPIC_LENGTH
+from django_delayq.core.limits import (
+    AHEAD,
+    NAME_LENGTH,
+    PUNCTUAL,
+    ROUNDING,
+    Limit,
+    Line,
+    LinePlace,
+    declare,
+    topic_name,
+)
 from django_delayq.project import conf, registry
-from django_delayq.project.validation import KEY_LENGTH, TOPIC_LENGTH
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def place(number: int = 1, after: timedelta = timedelta(0)) -> Place:
-    return Place(0, NOW + after, number)
+def place(number: int = 1, after: timedelta = timedelta(0)) -> LinePlace:
+    return LinePlace(0, NOW + after, number)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +108,7 @@ def test_kept_slots_can_all_be_taken_at_their_time() -> None:
     for number, slot in enumerate(slots):
         # Each is taken a little late.
         line = Line("l", limit, slot + timedelta(milliseconds=50), kept=5 - number, full_at=full)
-        at = Place(0, slot, number)
+        at = LinePlace(0, slot, number)
         assert line.refusal(at, is_kept=True) == ""
         line.begin(at, is_kept=True)
         full = line.full_at
@@ -117,7 +127,7 @@ def test_no_more_deliveries_begin_in_any_time_than_the_rate_allows(
     for number, wait in enumerate(waits):
         now += timedelta(seconds=wait)
         line = Line("l", limit, now, full_at=full)
-        one = Place(0, now - timedelta(seconds=late[number]), number)
+        one = LinePlace(0, now - timedelta(seconds=late[number]), number)
         if not line.refusal(one, is_kept=False):
             line.begin(one, is_kept=False)
             full = line.full_at

@@ -15,7 +15,7 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import admission, transitions
-from django_delayq.record.sql.limited import limit_statements
+from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.rows import Success, Ticket
 from django_delayq.record.sql.sessions import lock_timeout
 from tests.record.steps import at_once

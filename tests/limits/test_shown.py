@@ -11,11 +11,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.broker.base import Place as InRedis
+from django_delayq.broker.base import RedisPlace as InRedis
 from django_delayq.core.clock import to_tenths
+from django_delayq.core.findings import Finding, Level
 from django_delayq.core.states import State
 from django_delayq.inspector import consistency, diagnostics, lines, stats, waiting
-from django_delayq.inspector.diagnostics import Finding, Level, Limits
+from django_delayq.inspector.diagnostics import Thresholds
 from django_delayq.inspector.numbers import Capped
 from django_delayq.inspector.snapshot import take_snapshot
 from django_delayq.models import Message, Worker
@@ -39,7 +40,7 @@ def fill(topic: str, number: int, ago: timedelta = timedelta(0), **options: Any)
 
 
 def finding(**terms: Any) -> Finding | None:
-    found = diagnostics.check(DB, None, Limits(min_workers=0, **terms))
+    found = diagnostics.check(DB, None, Thresholds(min_workers=0, **terms))
     return next((each for each in found if each.name == "Limited"), None)
 
 
@@ -170,7 +171,7 @@ def test_a_check_tells_of_messages_that_wait_long(declare: Declare) -> None:
     )
     with pytest.raises(CommandError, match="found a critical problem"):
         call_command("delayq_check", "--max-limited-age", "90m", stdout=StringIO())
-    assert all(each.level != Level.CRITICAL for each in diagnostics.check(DB, None, Limits(min_workers=0)))
+    assert all(each.level != Level.CRITICAL for each in diagnostics.check(DB, None, Thresholds(min_workers=0)))
 
 
 def test_a_check_tells_of_lines_that_no_worker_leads(declare: Declare) -> None:
@@ -191,7 +192,7 @@ def test_a_check_finds_limited_messages_whose_topic_nobody_handles(declare: Decl
     declare("l.one", limit=1)
     fill("l.one", 2)
     registry.unregister("l.one")
-    topics = [each.detail for each in diagnostics.check(DB, None, Limits(min_workers=0)) if each.name == "Topics"]
+    topics = [each.detail for each in diagnostics.check(DB, None, Thresholds(min_workers=0)) if each.name == "Topics"]
     assert topics == ["no handler for l.one"]
 
 

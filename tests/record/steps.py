@@ -15,7 +15,8 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
-from django_delayq.record.sql.limited import Refused, limit_statements
+from django_delayq.record.sql import limit_statements
+from django_delayq.record.sql.limited import Refused
 from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 
 T = TypeVar("T")

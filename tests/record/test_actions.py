@@ -462,7 +462,7 @@ def test_many_messages_moved_together_keep_their_own_counts() -> None:
 @pytest.mark.parametrize("where", State)
 def test_an_action_is_done_in_exactly_its_states(action: actions.Action, where: State) -> None:
     id_ = bring(where)
-    (answer,) = action.apply("default", [id_], times=actions.Times(delay=timedelta(minutes=1)), reason="why")
+    (answer,) = action.apply("default", [id_], times=actions.DueTimes(delay=timedelta(minutes=1)), reason="why")
     assert bool(answer) == (where in action.states)
     assert answer.id == id_
 

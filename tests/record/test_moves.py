@@ -17,7 +17,8 @@ from django_delayq.core.states import MOVES, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import LogRow, Message, Transition
 from django_delayq.record import transitions
-from django_delayq.record.sql.limited import Promoted, Refused, limit_statements
+from django_delayq.record.sql import limit_statements
+from django_delayq.record.sql.limited import Promoted, Refused
 from django_delayq.record.sql.moves import Decision, move
 from django_delayq.record.sql.rows import Success
 

@@ -14,8 +14,8 @@ from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.recurring import Schedule, create_schedule, extension, pause_schedule, recurring, run_schedule
 from django_delayq.recurring.declarations import Declaration, collect
-from django_delayq.recurring.extension import Declarer, Scheduler
 from django_delayq.recurring.models import Declarations, Occurrence
+from django_delayq.recurring.services import Declarer, Scheduler
 
 from .conftest import DB, Clock, deliver, live, occurrences
 

@@ -13,8 +13,9 @@ from django.utils import translation
 from django_delayq import handler
 from django_delayq.models import Worker
 from django_delayq.recurring import create_schedule, pause_schedule, recurring, schedules
-from django_delayq.recurring.extension import FORGOTTEN_AFTER, Declarer
+from django_delayq.recurring.definition import FORGOTTEN_AFTER
 from django_delayq.recurring.models import Schedule
+from django_delayq.recurring.services import Declarer
 from tests.commands.conftest import run
 
 from .conftest import DB, Clock

@@ -13,7 +13,8 @@ from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
-from django_delayq.record.sql.limited import Refused, limit_statements
+from django_delayq.record.sql import limit_statements
+from django_delayq.record.sql.limited import Refused
 from django_delayq.recurring import (
     Missed,
     Schedule,

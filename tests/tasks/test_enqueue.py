@@ -28,7 +28,8 @@ from django_delayq.core.retry import RetryPolicy
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.record.sql.limited import Refused, limit_statements
+from django_delayq.record.sql import limit_statements
+from django_delayq.record.sql.limited import Refused
 from tests.app import tasks as typed_tasks
 from tests.workers import ROOT
 

@@ -23,9 +23,9 @@ from django_delayq.contrib.tasks.compat import (
 )
 from django_delayq.core.exceptions import HandlerTimeout
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.record import transitions
-from django_delayq.worker.parts.options import Options
 from django_delayq.worker.processes.once import drain
 from tests.app import tasks
 from tests.app.models import Effect

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = ROOT / "pyproject.toml"
 
 LAYERS = "Higher layers import lower ones, neighbours leave each other alone"
+WORKER_PARTS = "The parts of a worker build on each other in one direction"
+CIRCLE = "No modules import each other in a circle"
 CONSOLE = "The queue never imports the console"
 CONTRIB = "The queue never imports an integration"
 TESTING = "Neither the queue nor the console imports the testing module"
@@ -38,23 +42,31 @@ class Breach(NamedTuple):
 
 
 BREACHES = [
-    Breach(LAYERS, "core/states.py", "from . import conf"),
-    Breach(LAYERS, "inspector/stats.py", "from ..worker import reaper"),
-    Breach(CONSOLE, "record/transitions.py", "from .console import audit"),
-    Breach(CONSOLE, "worker/upkeep/reaper.py", "from ..console.operations import operator"),
-    Breach(CONTRIB, "worker/processes/process.py", "from ..contrib import prometheus"),
-    Breach(TESTING, "broker/publisher.py", "from .testing import helper"),
-    Breach(RECURRING, "worker/processes/process.py", "from ..recurring import extension"),
-    Breach(REDIS, "broker/publisher.py", "import redis"),
+    Breach(LAYERS, "core/states.py", "from ..project import conf"),
+    Breach(LAYERS, "core/states.py", "if TYPE_CHECKING:\n    from ..project import conf"),
+    Breach(LAYERS, "models/workers.py", "def late():\n    from ..project import conf"),
+    Breach(LAYERS, "inspector/stats.py", "from ..worker.upkeep import reaper"),
+    Breach(LAYERS, "restore/engine.py", "from .. import extensions"),
+    Breach(WORKER_PARTS, "worker/parts/delivery.py", "from ..run import executor"),
+    Breach(WORKER_PARTS, "worker/upkeep/reaper.py", "from ..run import recorder"),
+    Breach(CIRCLE, "core/durations.py", "from . import limits"),
+    Breach(CONSOLE, "record/transitions.py", "from ..console import audit"),
+    Breach(CONSOLE, "worker/upkeep/reaper.py", "from ...console.operations import operator"),
+    Breach(CONTRIB, "worker/processes/process.py", "from ...contrib import prometheus"),
+    Breach(TESTING, "broker/publisher.py", "from ..testing import helper"),
+    Breach(RECURRING, "worker/processes/process.py", "from ...recurring import services"),
+    Breach(REDIS, "api/scheduling.py", "import redis"),
     Breach(REDIS, "console/admin/health_page.py", "import redis"),
     Breach(REDIS, "management/commands/delayq_stats.py", "from django_redis import get_redis_connection"),
-    Breach(WORKER, "worker/upkeep/reaper.py", "from ..inspector import stats"),
-    Breach(RECORD, "record/transitions.py", "from . import publisher"),
+    Breach(WORKER, "worker/upkeep/reaper.py", "from ...inspector import stats"),
+    Breach(RECORD, "record/transitions.py", "from ..broker import publisher"),
     Breach(BROKER, "broker/redis.py", "from .. import models"),
-    Breach(PROTOCOL, "worker/upkeep/loader.py", "from ..broker.redis import RedisBroker"),
-    Breach(MOVER, "worker/upkeep/mover.py", "from .. import transitions"),
+    Breach(PROTOCOL, "worker/upkeep/loader.py", "from ...broker.redis import RedisBroker"),
+    Breach(MOVER, "worker/upkeep/mover.py", "from ...record import transitions"),
 ]
 
+# A dotted path inside of the package.
+PATH = re.compile(r"django_delayq(\.[a-z_]+)+(\.\w+)?")
 LINT = "import sys; from importlinter import cli; sys.exit(cli.lint_imports(no_cache=True))"
 
 
@@ -85,6 +97,26 @@ def test_a_forbidden_import_breaks_its_contract(breach: Breach, tmp_path: Path) 
     )
     assert f"{breach.contract} BROKEN" in lint.stdout, lint.stdout + lint.stderr
     assert lint.returncode == cli.EXIT_STATUS_ERROR
+
+
+def test_no_string_slips_past_the_contracts() -> None:
+    """Only paths that the project's settings give are imported by a string, and no other module is named by one."""
+    importers, named = set(), set()
+    for path in sorted((ROOT / "django_delayq").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name) and node.id in ("import_string", "import_module", "__import__"):
+                importers.add(module)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and PATH.fullmatch(node.value):
+                named.add((module, node.value))
+    assert importers == {"django_delayq", "django_delayq.middleware", "django_delayq.project.registry"}
+    # An app names its own package, and a receiver of Django's signals its own module.
+    assert {(module, name) for module, name in named if _is_module(name) and not module.startswith(name)} == set()
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir() or path.parent.with_suffix(".py").exists()
 
 
 def _all_but_code(folder: str, names: list[str]) -> list[str]:

@@ -13,11 +13,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...core.durations import brief
-from ...inspector.diagnostics import LONG_LIMITED, Level
-from ...inspector.diagnostics import Limits as CheckLimits
+from ...core.findings import Level
+from ...inspector.diagnostics import LONG_LIMITED, Thresholds
 from ...inspector.numbers import total
-from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, Worker
+from ...models.workers import WorkerState
 from ..models import Health, Limits
 from .explanation import limit_text, moment
 from .page import Links
@@ -143,7 +143,7 @@ def _overdue(data: PageData) -> Iterator[Banner]:
     waiting = [
         q.oldest_overdue for name, q in snapshot.queues.items() if q.oldest_overdue and name not in (paused or {})
     ]
-    if waiting and snapshot.at - min(waiting) > timedelta(seconds=CheckLimits().max_overdue_age):
+    if waiting and snapshot.at - min(waiting) > timedelta(seconds=Thresholds().max_overdue_age):
         age = brief((snapshot.at - min(waiting)).total_seconds())
         text = _("The oldest overdue message has waited for %(age)s.") % {"age": age}
         yield Banner("warning", text, _("Overdue messages"), Message, "is:overdue")

@@ -17,8 +17,8 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from ...core.durations import brief
 from ...inspector.numbers import Capped
 from ...inspector.snapshot import overdue_cutoff
-from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, Worker
+from ...models.workers import WorkerState
 from ...record.sql import vendor_name
 from ..models import Dashboard, Health, Limits, Rollup
 from ..statistics.throughput import RollupSum, Throughput

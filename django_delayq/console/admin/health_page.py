@@ -19,8 +19,8 @@ from ...broker import publisher
 from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import stats
-from ...inspector.worker_list import WorkerState
 from ...models import Message
+from ...models.workers import WorkerState
 from ...project import conf
 from ...record.sql import vendor_name
 from .. import operations

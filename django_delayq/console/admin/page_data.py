@@ -12,13 +12,13 @@ from ... import extensions, models, restore
 from ...api import pausing
 from ...broker import publisher
 from ...core.exceptions import BrokerUnavailable
+from ...core.findings import Finding
 from ...inspector import lines, snapshot, stats, worker_list
-from ...inspector.diagnostics import Finding
 from ...inspector.lines import Lines
 from ...inspector.migrations import pending_migrations
 from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
-from ...inspector.worker_list import WorkerList
+from ...models.workers import WorkerList
 from ...project import conf
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import Throughput

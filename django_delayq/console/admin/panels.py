@@ -36,12 +36,12 @@ class Panel(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptPanel:
     panel: Panel[Any]
     until: float
 
 
-_kept: dict[tuple[object, ...], _Kept] = {}
+_kept: dict[tuple[object, ...], _KeptPanel] = {}
 _locks: dict[tuple[object, ...], threading.Lock] = {}
 
 
@@ -54,7 +54,7 @@ def load(key: tuple[object, ...], seconds: float, using: str, read: Callable[[],
                 _kept.clear()
             panel = _read(using, read)
             good_for = min(seconds, _RETRY_SECONDS) if panel.problem else seconds
-            kept = _kept[key] = _Kept(panel, time.monotonic() + good_for)
+            kept = _kept[key] = _KeptPanel(panel, time.monotonic() + good_for)
         return kept.panel
 
 

@@ -27,8 +27,8 @@ from ...core.exceptions import InvalidMessage
 from ...core.states import State
 from ...inspector import worker_list
 from ...inspector.snapshot import QueueSnapshot
-from ...inspector.worker_list import WorkerState
 from ...models import Message, Queue, not_expired
+from ...models.workers import WorkerState
 from ...project import conf, validation
 from ...record import transitions
 from ...record.sql.moves import writing

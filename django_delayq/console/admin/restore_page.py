@@ -24,6 +24,7 @@ from ...core.states import State
 from ...inspector import stats, worker_list
 from ...inspector.numbers import NONE, Capped
 from ...models import Message
+from ...models.workers import WorkerState
 from ...project import conf
 from ...record import transitions
 from ...record.sql.moves import writing
@@ -300,6 +301,6 @@ def _overdue_text(form: RestoreForm, total: RestoreRow) -> str:
 def alive(using: str) -> int | None:
     """Count the live workers; None when the database does not answer."""
     try:
-        return len(worker_list.list_workers(using, transitions.now(using)).of(worker_list.WorkerState.ALIVE))
+        return len(worker_list.list_workers(using, transitions.now(using)).of(WorkerState.ALIVE))
     except (DatabaseError, InterfaceError):
         return None

@@ -14,8 +14,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...inspector import worker_list
-from ...inspector.worker_list import RunningMessage, WorkerList, WorkerState
+from ...inspector.worker_list import RunningMessage
 from ...models import Message, Worker
+from ...models.workers import WorkerList, WorkerState, state_of
 from . import banners, page_data, panels
 from .explanation import moment, span
 from .page import Page, admin_url, navigation
@@ -82,7 +83,7 @@ class WorkerAdmin(Page, _ModelAdmin):
         order = {WorkerState.LOST: 1, WorkerState.LATE: 2, WorkerState.ALIVE: 3}
         rows = []
         for worker in there.workers:
-            health = worker_list.state_of(worker, there.at)
+            health = state_of(worker, there.at)
             held = running.get(worker.name, [])
             rank = 0 if held and health == WorkerState.LOST else order[health]
             rows.append((rank, self._row(worker, health, held, there.at)))
@@ -117,4 +118,4 @@ class WorkerAdmin(Page, _ModelAdmin):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, worker: Worker) -> str:
-        return str(LABELS[worker_list.state_of(worker, timezone.now())])
+        return str(LABELS[state_of(worker, timezone.now())])

@@ -18,7 +18,7 @@ from django.db.models.lookups import LessThanOrEqual
 from django.utils import timezone
 
 from ...api import actions, pausing
-from ...api.actions import Action, Times
+from ...api.actions import Action, DueTimes
 from ...models import LogRow, Message
 from ...record import transitions
 from ...record.transitions import NO_TIME
@@ -138,11 +138,11 @@ class BulkAction(OperationWork):
         self.ids = _unpacked(scope["ids"])
         self.spread = timedelta(seconds=arguments.get("spread") or 0)
 
-    def times(self) -> Times:
+    def times(self) -> DueTimes:
         """Return the due times for all messages."""
-        return Times(spread=self.spread)
+        return DueTimes(spread=self.spread)
 
-    def act(self, using: str, ids: Sequence[int], times: Times, reason: str) -> Counter[str]:
+    def act(self, using: str, ids: Sequence[int], times: DueTimes, reason: str) -> Counter[str]:
         """Do the action to these messages, and return how many had which outcome."""
         answers = self.action.apply(using, ids, times=times, reason=reason)
         return Counter(str(answer.verdict.value) for answer in answers)
@@ -179,8 +179,8 @@ class Reschedule(BulkAction, action=actions.RESCHEDULE):
         if (self.due is None) == (self.shift is None):
             raise ValueError("reschedule needs either due or shift")
 
-    def times(self) -> Times:
-        return Times(due_at=self.due, shift=self.shift, spread=self.spread)
+    def times(self) -> DueTimes:
+        return DueTimes(due_at=self.due, shift=self.shift, spread=self.spread)
 
 
 @register
@@ -198,8 +198,8 @@ class RunNow(BulkAction, action=actions.RUN_NOW):
 class Requeue(BulkAction, action=actions.REQUEUE):
     """Schedules finished messages again. With "now" they give up due times that are still to come."""
 
-    def times(self) -> Times:
-        return Times(delay=NO_TIME if self.arguments.get("now") else None, spread=self.spread)
+    def times(self) -> DueTimes:
+        return DueTimes(delay=NO_TIME if self.arguments.get("now") else None, spread=self.spread)
 
 
 @register

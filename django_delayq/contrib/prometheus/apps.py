@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ... import extensions
 
 if TYPE_CHECKING:
-    from ...worker.parts.options import Options
+    from ...core.worker_options import Options
 
 
 class Address(NamedTuple):

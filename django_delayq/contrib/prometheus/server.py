@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, Metric, make_wsgi_app, multipro
 from prometheus_client.registry import Collector
 
 from ... import extensions
+from ...core.worker_options import Options
 from ...extensions import Service
-from ...worker.parts.options import Options
 from .counts import Counting, SharedCounts
 from .gauges import Gauges
 

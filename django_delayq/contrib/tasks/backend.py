@@ -23,6 +23,7 @@ from .compat import (
     task_backends,
     task_enqueued,
 )
+from .running import handler_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +40,8 @@ class DelayqBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
+    # Workers import this module of each app, and find the tasks there.
+    handlers_module = "tasks"
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
@@ -50,7 +53,7 @@ class DelayqBackend(BaseTaskBackend):
     def validate_task(self, task: AnyTask) -> None:
         """Check a task, and register its function as the handler of its topic. Raises ``InvalidTask``."""
         super().validate_task(task)
-        known.register(task, self._terms)
+        known.register(task, self._terms, handler_of(task))
 
     def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
         """Schedule the message of a task in the caller's transaction, and return the result of the task, READY."""

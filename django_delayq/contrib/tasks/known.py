@@ -16,7 +16,6 @@ from ...core.exceptions import HandlerConflict
 from ...core.retry import RetryLike, RetryPolicy
 from ...project import registry, validation
 from .compat import AnyTask, InvalidTask, Task
-from .running import handler_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,8 +76,8 @@ def find(topic: str) -> AnyTask | None:
     return _known.get(topic)
 
 
-def register(task: AnyTask, terms: Mapping[str, Any]) -> None:
-    """Register the function of a task as the handler of its topic, with the options of its backend and its own.
+def register(task: AnyTask, terms: Mapping[str, Any], function: Callable[[Any], Any]) -> None:
+    """Register the function that runs a task as the handler of its topic, with the options of its backend and its own.
 
     Raises ``InvalidTask`` when the topic is impossible or taken.
     """
@@ -95,7 +94,7 @@ def register(task: AnyTask, terms: Mapping[str, Any]) -> None:
         raise InvalidTask(f"{task.module_path} cannot be a topic: {error}; give it one: @options(topic=…)") from None
     try:
         queue = validation.queue(task.queue_name)
-        registry.handler(topic, queue=queue, keep_result=True, **chosen)(handler_of(task))
+        registry.handler(topic, queue=queue, keep_result=True, **chosen)(function)
     except (ValueError, HandlerConflict) as error:
         raise InvalidTask(f"{task.module_path}: {error}") from error
     _known[topic] = task

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import QuerySet
 
 from ...api import actions
-from ...api.actions import Times, selected
+from ...api.actions import DueTimes, selected
 from ...core.states import State
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
@@ -118,7 +118,7 @@ class Command(common.DelayqCommand):
 class _Work:
     """One verb for one selection of messages."""
 
-    def __init__(self, using: str, verb: Verb, times: Times, options: dict[str, Any]) -> None:
+    def __init__(self, using: str, verb: Verb, times: DueTimes, options: dict[str, Any]) -> None:
         self.using = using
         self.verb = verb
         self.times = times
@@ -250,15 +250,15 @@ def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
     return by_selectors
 
 
-def _times(using: str, verb: Verb, options: dict[str, Any]) -> Times:
+def _times(using: str, verb: Verb, options: dict[str, Any]) -> DueTimes:
     """Return the due times that the messages get."""
     due, spread = options.get("due_at"), options.get("spread", NO_TIME)
     if isinstance(due, datetime) and verb.action is actions.REQUEUE:
         # A requeue knows delays only.
         due = max(NO_TIME, due - transitions.now(using))
     if isinstance(due, timedelta):
-        return Times(delay=due, spread=spread)
-    return Times(due_at=due, shift=options.get("shift"), spread=spread)
+        return DueTimes(delay=due, spread=spread)
+    return DueTimes(due_at=due, shift=options.get("shift"), spread=spread)
 
 
 def _selection(using: str, verb: Verb, options: dict[str, Any]) -> QuerySet[Message]:

@@ -7,8 +7,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...broker import index
+from ...core.findings import Level
 from ...inspector import diagnostics
-from ...inspector.diagnostics import Level, Limits
+from ...inspector.diagnostics import Thresholds
 from .. import _common as common
 from .._consistency import compare
 from .._handlers import list_handlers
@@ -78,7 +79,7 @@ class Command(common.DelayqCommand):
         given = {name: options[name] for name in WHAT["health"] if options[name] is not None}
         broker = index(using)
         try:
-            findings = list(diagnostics.check(using, broker, Limits(**given)))
+            findings = list(diagnostics.check(using, broker, Thresholds(**given)))
         finally:
             if broker is not None:
                 broker.close()

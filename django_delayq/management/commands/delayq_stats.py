@@ -17,7 +17,7 @@ from ...inspector import stats
 from ...inspector.lines import LimitState, limit_facts, waits_since
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
-from ...inspector.worker_list import WorkerState, state_of
+from ...models.workers import WorkerState, state_of
 from .. import _common as common
 
 # Workers that the text shows; --json shows all.

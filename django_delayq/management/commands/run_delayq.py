@@ -19,6 +19,7 @@ from django.utils import autoreload
 
 from ... import __version__, extensions
 from ...broker import check_settings, describe
+from ...core.worker_options import Options
 from ...extensions import WorkerOption
 from ...inspector.migrations import pending_migrations
 from ...models import Message
@@ -28,8 +29,8 @@ from ...record.sql.troubles import Trouble, in_words, trouble
 from ...worker.parts.budget import Budget
 from ...worker.parts.connections import leave_pools
 from ...worker.parts.lifetime import in_megabytes, resident_memory
-from ...worker.parts.options import Options, all_roles
 from ...worker.parts.reporting import log_whole_errors
+from ...worker.parts.roles import all_roles
 from ...worker.processes import output, plain_signals
 from ...worker.processes.once import drain
 from ...worker.processes.process import WorkerProcess

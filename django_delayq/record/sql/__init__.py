@@ -15,6 +15,7 @@ from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, R
 
 if TYPE_CHECKING:
     from ...models import Message
+    from .limited import LimitStatements
 
 
 class Statements(Protocol):
@@ -155,6 +156,18 @@ def statements(using: str) -> Statements:
     from .portable import Portable
 
     return Portable(using)
+
+
+@cache
+def limit_statements(using: str) -> LimitStatements:
+    """Return the statements of limits for the database behind an alias."""
+    if connections[using].vendor == "postgresql":
+        from .postgresql_limited import PostgreSQLLimits
+
+        return PostgreSQLLimits(using)
+    from .limited import PortableLimits
+
+    return PortableLimits(using)
 
 
 def vendor_name(using: str) -> str:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from django.db import connections
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ...core.limits import AHEAD, KEPT_FOR, queue_name, topic_name
 from ...core.states import State
 from ...models import Message, Place, Rate, in_paused_queue, not_expired
-from . import statements
-from .moves import LEFT_ALONE, Decision, move, moved
+from .moves import LEFT_ALONE, Decision, clock, move, moved
 from .rows import Moved
 
 # The names of limits share this many locks: the table of locks of the server has room for some thousands.
@@ -72,7 +69,7 @@ class Promoted(NamedTuple):
     reason: str
 
 
-class Taken(NamedTuple):
+class TakenPlace(NamedTuple):
     """A place that is taken by a delivery, or kept for one until ``kept_until``."""
 
     name: str
@@ -110,7 +107,7 @@ class LimitStatements(Protocol):
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         """Return what the record says about these limits."""
 
-    def write(self, places: Sequence[Taken], rates: Mapping[str, datetime]) -> None:
+    def write(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime]) -> None:
         """Write places, and what is used up of rates."""
 
     def limit(self, refused: Sequence[Refused], actor: str) -> None:
@@ -140,16 +137,6 @@ def stripes(names: Iterable[str] | None) -> list[int]:
     return [*range(STRIPES)] if names is None else sorted({zlib.crc32(name.encode()) % STRIPES for name in names})
 
 
-@cache
-def limit_statements(using: str) -> LimitStatements:
-    """Return the statements of limits for the database behind an alias."""
-    if connections[using].vendor == "postgresql":
-        from .postgresql_limited import PostgreSQLLimits
-
-        return PostgreSQLLimits(using)
-    return PortableLimits(using)
-
-
 class PortableLimits:
     """The statements in Django's ORM. A transaction that writes waits for those before it, so nothing is locked."""
 
@@ -161,7 +148,7 @@ class PortableLimits:
         return None
 
     def now(self) -> datetime:
-        return statements(self.using).now()
+        return clock(self.using)
 
     def topics_of(self, ids: Sequence[int]) -> list[tuple[int, str, str, str | None]]:
         rows = Message.objects.using(self.using).filter(pk__in=list(ids), state=State.SCHEDULED)
@@ -227,7 +214,7 @@ class PortableLimits:
             )
         return found
 
-    def write(self, places: Sequence[Taken], rates: Mapping[str, datetime]) -> None:
+    def write(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime]) -> None:
         Place.objects.using(self.using).bulk_create(
             [Place(**place._asdict()) for place in places],
             update_conflicts=True,

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ...core.states import State
-from .limited import LOCKS, LONGEST_KEPT, LONGEST_PAUSE, Candidate, Count, Promoted, Refused, Taken, stripes
+from .limited import LOCKS, LONGEST_KEPT, LONGEST_PAUSE, Candidate, Count, Promoted, Refused, TakenPlace, stripes
 from .postgresql import (
     FIRST_ROW,
     IS_LIMITED,
@@ -208,7 +208,7 @@ class PostgreSQLLimits:
         rows = self._rows(COUNTS, {"names": list(names), "longest": LONGEST_KEPT.total_seconds()})
         return {row[0]: Count._make((*row[1:5], None if row[7] is None else row[5:8])) for row in rows}
 
-    def write(self, places: Sequence[Taken], rates: Mapping[str, datetime]) -> None:
+    def write(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime]) -> None:
         if places:
             names, ids, deliveries, kept = zip(*places, strict=True)
             parameters: dict[str, Any] = {"names": names, "ids": ids, "deliveries": deliveries, "kept": kept}

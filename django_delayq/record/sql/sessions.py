@@ -35,13 +35,13 @@ SET_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit',
 MOST_CAUSES = 20
 
 
-class _Here(threading.local):
+class _AskedHere(threading.local):
     """How long the queue's own transactions in this thread wait for a lock (ms); 0: for ever."""
 
     lock_timeout = 0
 
 
-_here = _Here()
+_here = _AskedHere()
 
 
 class TooSlow(Exception):

@@ -10,7 +10,7 @@ from collections import deque
 NAMED = 32
 
 
-class Page:
+class BegunPage:
     """The signs of life of a process, the deliveries that it began last, and since when a message is to run alone.
 
     The process writes and the supervisor reads, except for ``replaced``, which the supervisor writes. Each number has

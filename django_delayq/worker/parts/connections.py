@@ -36,12 +36,12 @@ class _Opened:
         self.used: float | None = None
 
 
-class _Here(threading.local):
+class _OpenedHere(threading.local):
     def __init__(self) -> None:
         self.mine = _Opened()
 
 
-_here = _Here()
+_here = _OpenedHere()
 
 
 def _note_opened(*, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:

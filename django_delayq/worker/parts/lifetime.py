@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .begun_page import Page
-from .options import Options
+from ...core.worker_options import Options
+from .begun_page import BegunPage
 
 logger = logging.getLogger("django_delayq")
 
@@ -36,7 +36,7 @@ class Lifetime:
     unstarted. The main thread looks at the memory, and at how long the process waits. ``_lock`` guards the numbers.
     """
 
-    def __init__(self, options: Options, page: Page, worker: str, ask: Callable[[], None]) -> None:
+    def __init__(self, options: Options, page: BegunPage, worker: str, ask: Callable[[], None]) -> None:
         """``ask`` wakes the supervisor and the main thread, which find in the page that the process is spent."""
         less = random.uniform(0, JITTER)
         messages, memory = options.max_tasks_per_child, options.max_memory_per_child

@@ -12,7 +12,7 @@ from django.conf import settings as django_settings
 from ... import signals
 from ...broker import publisher
 from ...broker.base import Entry
-from ...core.outcomes import Cause, error_digest
+from ...core.outcomes import Raised, error_digest
 from ...core.states import State
 from ...models import Message
 from ...project import conf
@@ -95,7 +95,7 @@ def report_success(using: str, delivery: Delivery, ended_mono: float) -> None:
 
 
 def report_failure(
-    using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Cause | None = None
+    using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None = None
 ) -> None:
     """Log and signal a failure and the move it led to; ``moved`` None: another delivery is the current one.
 
@@ -149,7 +149,7 @@ def report_after_commit(delivery: Delivery, error: BaseException) -> None:
     )
 
 
-def _log_failure(level: int, event: str, delivery: Delivery, cause: Cause | None, **facts: Any) -> None:
+def _log_failure(level: int, event: str, delivery: Delivery, cause: Raised | None, **facts: Any) -> None:
     if cause is None:
         log_event(level, event, delivery, **facts)
     else:

@@ -31,7 +31,7 @@ LOCK_TIMEOUT = 2000
 RELEASED_FOR = 4.0
 
 
-class Turns:
+class ServiceTurns:
     """Ticks services in turn, each after the wait that its last tick returned. Used by one thread.
 
     ``has_duty`` tells whether this process does what one process does for all (``Service.is_shared``).
@@ -96,7 +96,7 @@ class Turns:
 class Runner(threading.Thread):
     """Runs services in one thread until stopped. Any thread may call ``stop``."""
 
-    def __init__(self, name: str, turns: Turns) -> None:
+    def __init__(self, name: str, turns: ServiceTurns) -> None:
         super().__init__(name=f"delayq-{name}", daemon=True)
         self._turns = turns
         self._stopping = threading.Event()
@@ -122,7 +122,7 @@ def in_threads(services: Iterable[Service], has_duty: Callable[[], bool] = lambd
     by_thread: dict[str, list[Service]] = {}
     for service in services:
         by_thread.setdefault(service.thread, []).append(service)
-    return [Runner(thread, Turns(theirs, has_duty)) for thread, theirs in by_thread.items()]
+    return [Runner(thread, ServiceTurns(theirs, has_duty)) for thread, theirs in by_thread.items()]
 
 
 def backoff(failures: int, most: float) -> float:

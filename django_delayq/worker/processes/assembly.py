@@ -7,18 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ... import middleware
+from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
 from ...project import conf, registry
 from ...record import admission
+from ...worker.parts.roles import worker_name
 from ..claim.consumer import Consumer
 from ..claim.line_keeper import Gate
-from ..parts.begun_page import Page
+from ..parts.begun_page import BegunPage
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.budget import Budget
-from ..parts.options import Options, worker_name
 from ..parts.processlock import ProcessLock
 from ..parts.queue_finder import QueueFinder
-from ..parts.service import Turns
+from ..parts.service import ServiceTurns
 from ..run.claim_ahead import NEAR
 from ..run.event_loop import EventLoop
 from ..run.handler_threads import HandlerThreads
@@ -53,7 +54,7 @@ def assemble(
     budget: Budget | None = None,
     redis: bool = True,
     quarantine_lock: ProcessLock | None = None,
-    page: Page | None = None,
+    page: BegunPage | None = None,
     stopping: threading.Event | None = None,
     on_recorded: Callable[[int], None] = lambda count: None,
     claim_ahead: float | None = None,
@@ -80,7 +81,7 @@ def assemble(
     queues = QueueFinder(using, options.queues, brokers.wake)
     recorder = Recorder(using, on_recorded, extensions)
     tasks = options.async_concurrency if any(h.runs_on_loop for h in registry.handlers().values()) else 0
-    page = Page(options.threads, tasks) if page is None else page
+    page = BegunPage(options.threads, tasks) if page is None else page
     pool = Pool(
         HandlerThreads(options.threads, recorder, name, page),
         EventLoop(tasks, options.threads, recorder, name, page) if tasks else None,
@@ -104,6 +105,6 @@ def assemble(
         None if gate is None else gate.claim,
         dict(zip(options.queues, options.weights, strict=True)) if options.weights else None,
     )
-    recorder.meanwhile = Turns([LeaseRenewer(using, pool)])
+    recorder.meanwhile = ServiceTurns([LeaseRenewer(using, pool)])
     reaper = Reaper(using, f"worker:{name}", extensions)
     return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper, gate)

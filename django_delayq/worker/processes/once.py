@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
+from ...core.worker_options import Options
 from ...extensions import Service
 from ..claim.line_keeper import INTERVAL, LineKeeper
 from ..parts import connections
 from ..parts.delivery import Delivery
-from ..parts.options import Options
 from ..parts.service import in_threads
 from ..run.event_loop import LoopWatch
 from ..run.executor import timed_out

@@ -9,16 +9,17 @@ import select
 import time
 from collections.abc import Callable, Iterator
 
+from ...core.worker_options import Options
 from ...extensions import Service
 from ...project import registry
 from ...record import admission
+from ...worker.parts.roles import all_roles
 from ..claim.line_keeper import LineKeeper
 from ..claim.unknown_topics import NewTopics
 from ..parts import connections
-from ..parts.begun_page import Page
+from ..parts.begun_page import BegunPage
 from ..parts.budget import Budget
 from ..parts.delivery import Delivery
-from ..parts.options import Options, all_roles
 from ..parts.processlock import ProcessLock
 from ..parts.service import in_threads
 from ..run.event_loop import LoopWatch
@@ -54,7 +55,7 @@ class WorkerProcess:
         options: Options,
         budget: Budget,
         quarantine_lock: ProcessLock | None = None,
-        page: Page | None = None,
+        page: BegunPage | None = None,
         *,
         stuck_after: float = STUCK_AFTER,
     ) -> None:

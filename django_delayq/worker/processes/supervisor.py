@@ -19,16 +19,16 @@ from django.db import connections as django_connections
 
 from ...broker import publisher
 from ...core import actors
+from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
 from ...models import Worker
 from ...project import conf, registry
 from ...record import transitions
 from ...record.sql.troubles import in_words
 from ..parts import connections
-from ..parts.begun_page import Page
+from ..parts.begun_page import BegunPage
 from ..parts.budget import Budget
 from ..parts.lifetime import Lifetime
-from ..parts.options import Options
 from ..parts.processlock import ProcessLock
 from ..parts.reporting import report_moves
 from ..parts.service import backoff
@@ -64,7 +64,7 @@ class Child:
     pid: int
     name: str
     started: float
-    page: Page
+    page: BegunPage
     # Its place among the processes of this worker, from 0.
     place: int
     killed: bool = False
@@ -217,7 +217,7 @@ class Supervisor:
         publisher.get.cache_clear()
         # What is left would be written by the child too.
         output.flush()
-        page = Page(self.options.threads, self.options.async_concurrency)
+        page = BegunPage(self.options.threads, self.options.async_concurrency)
         name_read, name_write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -230,7 +230,7 @@ class Supervisor:
         self.children[pid] = Child(pid, name, time.monotonic(), page, place)
         logger.debug("Started worker process %s", name)
 
-    def _be_child(self, page: Page, name_write: int) -> int:
+    def _be_child(self, page: BegunPage, name_write: int) -> int:
         """Run a worker process, in the child. Return its exit code."""
         code = 1
         try:

@@ -20,7 +20,7 @@ from asgiref.sync import sync_to_async
 from ... import signals
 from ...core import actors
 from ...extensions import Service
-from ..parts.begun_page import Page
+from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
 from ..parts.reporting import report_delivered
 from .executor import execute_on_loop
@@ -48,7 +48,7 @@ class EventLoop(Lane):
     after a delivery was queued and cleared before the loop's thread takes from the queue.
     """
 
-    def __init__(self, concurrency: int, sync_threads: int, recorder: Recorder, worker: str, page: Page) -> None:
+    def __init__(self, concurrency: int, sync_threads: int, recorder: Recorder, worker: str, page: BegunPage) -> None:
         """``sync_threads`` threads make the sync calls of handlers."""
         super().__init__(concurrency, recorder, worker, page)
         self._sync_threads = sync_threads

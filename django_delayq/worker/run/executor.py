@@ -26,9 +26,9 @@ from ...core.exceptions import HandlerTimeout, InvalidMessage, MessageCancelled,
 from ...core.outcomes import (
     TRACEBACK_LIMIT,
     Ack,
-    Cause,
     GiveUp,
     Outcome,
+    Raised,
     Recorded,
     Release,
     Retry,
@@ -260,7 +260,7 @@ def _answer(delivery: Delivery, error: BaseException) -> Outcome:
         facts = {"delivery": delivery.deliveries, "attempt": delivery.attempt, "outcome": delivery.fate(outcome)}
         signals.emit(signals.message_failed, Message, exception=error, **facts, **arguments)
     shown = error if logs_whole_errors() else None
-    return replace(outcome, cause=Cause(shown, contextvars.copy_context()))
+    return replace(outcome, cause=Raised(shown, contextvars.copy_context()))
 
 
 def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:

@@ -10,7 +10,7 @@ import time
 from ...core import actors
 from ...core.outcomes import Outcome, Unentered
 from ..parts import connections
-from ..parts.begun_page import Page
+from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
 from ..parts.reporting import report_delivered
 from .executor import execute, not_entered
@@ -39,7 +39,7 @@ class HandlerThreads(Lane):
     Each thread owns its number in ``_refusals``, which the others read. ``_stopping`` is only ever set.
     """
 
-    def __init__(self, threads: int, recorder: Recorder, worker: str, page: Page) -> None:
+    def __init__(self, threads: int, recorder: Recorder, worker: str, page: BegunPage) -> None:
         super().__init__(threads, recorder, worker, page)
         self.turns = Turns(self._queue, threads)
         # How often in a row the database gave each thread no transaction.

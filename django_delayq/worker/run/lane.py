@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ...core.outcomes import Outcome, Release, Retry, storable
-from ..parts.begun_page import Page
+from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
 from ..parts.held import HeldDeliveries
 from .recorder import Recorder
@@ -55,7 +55,7 @@ class Lane:
     handler thread adds itself to ``_resting`` and takes itself out, both in one step; others only count it.
     """
 
-    def __init__(self, places: int, recorder: Recorder, worker: str, page: Page) -> None:
+    def __init__(self, places: int, recorder: Recorder, worker: str, page: BegunPage) -> None:
         self._all_places = places
         # The handler threads that the database refused, and that are offered nothing for a while.
         self._resting: set[int] = set()

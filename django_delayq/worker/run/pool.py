@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ...core.outcomes import Release
 from ...project.registry import Handler
-from ..parts.begun_page import Page
+from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
 from .claim_ahead import ClaimAhead
 from .event_loop import EventLoop
@@ -37,7 +37,7 @@ class Pool:
         on_freed: Callable[[], None],
         on_released: Callable[[], None],
         claim_ahead: float,
-        page: Page,
+        page: BegunPage,
     ) -> None:
         """``on_freed`` is called when a delivery has ended, ``on_released`` for each one released unstarted.
 

@@ -22,7 +22,7 @@ from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
 from ..parts.reporting import publish_scheduled, report_failure, report_success, wants_successes
-from ..parts.service import Turns, backoff
+from ..parts.service import ServiceTurns, backoff
 
 logger = logging.getLogger("django_delayq")
 
@@ -85,7 +85,7 @@ class Recorder(threading.Thread):
         super().__init__(name="delayq-recorder", daemon=True)
         self.using = using
         # Set before the thread starts.
-        self.meanwhile: Turns | None = None
+        self.meanwhile: ServiceTurns | None = None
         self.extensions = extensions
         self._on_recorded = on_recorded
         self._pending: deque[Ended] = deque()

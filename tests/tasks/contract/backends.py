@@ -30,7 +30,7 @@ class Eager(DelayqBackend):
     """Has a worker run each task before ``enqueue`` returns, as Django's immediate backend does."""
 
     def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
-        from django_delayq.worker.parts.options import Options
+        from django_delayq.core.worker_options import Options
         from django_delayq.worker.processes.once import drain
 
         result = super().enqueue(task, args, kwargs)

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from dataclasses import dataclass
-
-from ... import extensions
-from ...core import actors
-
-# The roles that a worker has by itself; extensions add theirs.
-ROLES = ("loader", "sweeper", "mover", "consumer", "recorder", "reaper", "janitor")
-
-
-def all_roles() -> tuple[str, ...]:
-    """Return the names that ``--roles`` takes."""
-    return (*ROLES, *extensions.roles())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +40,3 @@ class Options:
     def most_processes(self) -> int:
         """The most processes at a time: one for a message that runs alone, and each may have a successor."""
         return (2 if self.has_successors else 1) * self.processes + 1
-
-
-def worker_name(options: Options) -> str:
-    """Return a name that only this run of this process has: a pid that is used again must not inherit claims."""
-    base = options.name or actors.host()
-    return f"{base}/{os.getpid()}/{secrets.token_hex(3)}"

@@ -18,16 +18,15 @@ from ..extensions import Service, WorkerExtension
 from ..record import transitions
 from ..record.sql.moves import writing
 from . import declarations
+from .definition import FORGOTTEN_AFTER, ROLE
 
 if TYPE_CHECKING:
-    from ..inspector.diagnostics import Finding
-    from ..inspector.worker_list import WorkerList
+    from ..core.findings import Finding
+    from ..models.workers import WorkerList
     from .definition import Definition
     from .models import Declarations
 
 logger = logging.getLogger("django_delayq")
-
-ROLE = "scheduler"
 
 # Schedules that one tick advances at most.
 ADVANCED_TOGETHER = 50
@@ -41,8 +40,6 @@ PRUNE_INTERVAL = 600.0
 
 # Seconds between two announcements of the declarations that a worker knows.
 ANNOUNCE_INTERVAL = 30.0
-# Declarations that no worker has announced for this long are not known any more. Seconds.
-FORGOTTEN_AFTER = 90.0
 # The row of a forgotten set is deleted after this time.
 KEPT_FOR = timedelta(days=7)
 
