@@ -67,10 +67,9 @@ SELECT 'bench.mark', 'default', 0, 'consumed', {PAYLOAD}, '{{}}', at, at, '', at
 
 
 def setup() -> None:
-    from django.core.management import call_command
+    from .own_servers import set_up_django
 
-    django.setup()
-    call_command("migrate", run_syncdb=True, verbosity=0)
+    set_up_django()
 
 
 def ready() -> None:

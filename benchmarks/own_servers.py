@@ -18,8 +18,15 @@ def own_servers(**settings: str) -> Iterator[tuple[RedisServer, PostgresServer]]
         os.environ.update(
             DJANGO_SETTINGS_MODULE="benchmarks.settings", REDIS_URL=redis.url, DATABASE_URL=postgres.url, DEBUG="0"
         )
-        from . import ours
-
         wal.fill(postgres.url)
-        ours.setup()
+        set_up_django()
         yield redis, postgres
+
+
+def set_up_django() -> None:
+    """Set up Django, and make the tables in the empty database that its settings name."""
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    call_command("migrate", run_syncdb=True, verbosity=0)

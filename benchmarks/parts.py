@@ -64,8 +64,9 @@ def _parts() -> list[Part]:
 
     from benchmarks.app.models import Row
     from django_delayq import schedule_message
-    from django_delayq.models import Message, identity
+    from django_delayq.models import Message
     from django_delayq.record import transitions
+    from django_delayq.record.identity import identity
     from django_delayq.record.sql import libpq
     from django_delayq.record.sql.rows import NewMessage
 

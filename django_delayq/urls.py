@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 
 from .broker import index
 from .core.exceptions import BrokerUnavailable
-from .models import Identity
+from .models.record import Identity
 from .record.sql.sessions import TooSlow, statement_timeout
 
 # A database or a Redis that takes longer to answer is not available: a probe waits for a second by default.

@@ -17,7 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.models import forget_identity
+from django_delayq.record.identity import forget_identity
 from testproject.servers import PostgresServer, RedisServer, Server
 from tests import settings
 from tests.replica import replica

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from django_delayq.core.states import State
-from django_delayq.models import LogRow, Message, Transition
+from django_delayq.models import Message, Transition
+from django_delayq.models.record import LogRow
 from django_delayq.project import conf
 from tests.app.models import Effect
 from tests.workers import PATIENCE, eventually

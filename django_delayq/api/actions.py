@@ -23,7 +23,8 @@ from ..core.exceptions import InvalidMessage
 from ..core.states import FINAL, LIVE, REQUEUEABLE, WAITING, State
 from ..core.twins import async_twin
 from ..core.verdicts import Verdict
-from ..models import HOLDS_KEY, WAITS_AGAIN, Message
+from ..models import Message
+from ..models.record import HOLDS_KEY, WAITS_AGAIN
 from ..project import validation
 from ..record import purge, transitions
 from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer

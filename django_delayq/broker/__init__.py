@@ -49,6 +49,6 @@ def check_settings() -> conf.Settings:
 
 def _identity(using: str) -> str:
     # Imported here: the scripts and the keys need no models.
-    from ..models import identity, known_identity
+    from ..record.identity import identity, known_identity
 
     return known_identity(using) or identity(using)

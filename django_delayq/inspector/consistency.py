@@ -16,7 +16,8 @@ from ..broker.base import IDS_PER_CALL, Entry, Index, RedisPlace
 from ..core import actors
 from ..core.clock import SECOND, to_tenths
 from ..core.states import State
-from ..models import Message, lease_is_over
+from ..models import Message
+from ..models.record import lease_is_over
 from ..project import conf
 from ..record import transitions
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..core.limits import Limit, queue_name, topic_name
-from ..models import Place
+from ..models.record import Place
 from ..project import conf, registry
 from ..record import admission
 from ..record.sql import limit_statements

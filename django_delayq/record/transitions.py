@@ -20,7 +20,8 @@ from ..core import actors, failpoints
 from ..core.clock import ceil_tenth, to_us
 from ..core.states import LIVE, REQUEUEABLE, WAITING, State
 from ..core.verdicts import DONE, Verdict
-from ..models import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, Message, lease_is_over
+from ..models import Message
+from ..models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over
 from ..project.validation import FARTHEST
 from .sql import statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing

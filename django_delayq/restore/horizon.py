@@ -5,8 +5,9 @@ from __future__ import annotations
 from ..broker.base import Index, Meta, ServerRun
 from ..core.clock import SECOND
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
-from ..models import Identity, identity
+from ..models.record import Identity
 from ..project import conf
+from ..record.identity import identity
 from .skew import measure_skew
 
 # A lease that runs out at once: a worker may begin to load right away. Seconds.

@@ -14,7 +14,8 @@ from django_delayq import cancel_message, pause_queue, reschedule_message, resum
 from django_delayq.core.exceptions import KeyConflict
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
-from django_delayq.models import Lease, Message
+from django_delayq.models import Message
+from django_delayq.models.record import Lease
 from django_delayq.record.sql.sessions import is_conflict
 from tests.acceptance.conftest import Gate, Start
 from tests.app.models import Effect

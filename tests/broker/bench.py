@@ -12,9 +12,9 @@ from django.utils import timezone
 from django_delayq.broker.base import Broker, Entry
 from django_delayq.broker.database import DatabaseBroker
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.models import identity
 from django_delayq.project import conf
 from django_delayq.record import transitions
+from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Claimed, NewMessage
 
 TOPIC = "broker.contract"

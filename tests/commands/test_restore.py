@@ -21,9 +21,11 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
-from django_delayq.models import Identity, Message, identity
+from django_delayq.models import Message
+from django_delayq.models.record import Identity
 from django_delayq.project import conf
 from django_delayq.record import transitions
+from django_delayq.record.identity import identity
 from django_delayq.record.sql.moves import move
 from django_delayq.restore import Overdue, Restore, Selection, engine, filling, reading
 from testproject.servers import RedisServer

@@ -10,7 +10,8 @@ from django.utils import timezone
 from django_delayq import cancel_message
 from django_delayq.core.states import State
 from django_delayq.inspector import stats
-from django_delayq.models import LogRow, Message, Worker
+from django_delayq.models import Message, Worker
+from django_delayq.models.record import LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success
 from testproject.servers import RedisServer

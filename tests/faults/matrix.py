@@ -19,8 +19,9 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_delayq.core.states import LIVE
-from django_delayq.models import Message, lease_is_over
+from django_delayq.models import Message
 from django_delayq.models import Worker as WorkerRow
+from django_delayq.models.record import lease_is_over
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from tests import known_scripts

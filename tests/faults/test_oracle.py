@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from django_delayq.models import LogRow, Message
+from django_delayq.models import Message
+from django_delayq.models.record import LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success, Ticket
 from tests.app.models import Effect

@@ -20,9 +20,10 @@ from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.worker_options import Options
-from django_delayq.models import Message, identity
+from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import transitions
+from django_delayq.record.identity import identity
 from django_delayq.worker.claim import known_pauses
 from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch

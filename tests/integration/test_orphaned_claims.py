@@ -16,8 +16,9 @@ from django_delayq.broker.base import Entry
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
-from django_delayq.models import Message, identity
+from django_delayq.models import Message
 from django_delayq.record import transitions
+from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Claimed
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.parts.delivery import Delivery

@@ -27,8 +27,9 @@ from django_delayq.api import pausing
 from django_delayq.broker.keys import keys
 from django_delayq.core import actors
 from django_delayq.core.states import State
-from django_delayq.models import Message, Queue, Transition, identity
+from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
+from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim import known_pauses
 from django_delayq.worker.claim.consumer import Consumer

@@ -11,7 +11,8 @@ import pytest
 from django.db import connection, connections
 
 from django_delayq.core.states import State
-from django_delayq.models import Lease, Message
+from django_delayq.models import Message
+from django_delayq.models.record import Lease
 from django_delayq.record import transitions
 from django_delayq.record.sql import moves
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket

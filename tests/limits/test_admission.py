@@ -19,7 +19,8 @@ from django_delayq import (
 )
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
-from django_delayq.models import Message, Place, Rate
+from django_delayq.models import Message
+from django_delayq.models.record import Place, Rate
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.rows import Success, Ticket

@@ -11,7 +11,8 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.extensions import WorkerExtensions
-from django_delayq.models import Message, Place
+from django_delayq.models import Message
+from django_delayq.models.record import Place
 from django_delayq.project import registry
 from django_delayq.record import admission
 from django_delayq.record.sql import limit_statements

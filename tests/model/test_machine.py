@@ -44,7 +44,8 @@ from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import FINAL, WAITING, State, is_legal
 from django_delayq.core.verdicts import Verdict
-from django_delayq.models import LogRow, Message, Place, Transition
+from django_delayq.models import Message, Transition
+from django_delayq.models.record import LogRow, Place
 from django_delayq.project.registry import handlers
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket

@@ -153,7 +153,7 @@ MUTANTS = [
     ),
     mutant(
         "place under a limit that is taken long before the due time",
-        (f"{WORKER}/assembly.py", "min(settings.CLAIM_AHEAD, NEAR)", "settings.CLAIM_AHEAD"),
+        (f"{WORKER}/processes/assembly.py", "min(settings.CLAIM_AHEAD, NEAR)", "settings.CLAIM_AHEAD"),
     ),
     mutant(
         "spread that ends beyond the farthest due time",
@@ -173,19 +173,19 @@ MUTANTS = [
     ),
     mutant(
         "changed payload without a word in the log",
-        (f"{WORKER}/recorder.py", "payload=outcome.payload, reason=PAYLOAD_CHANGED", "payload=outcome.payload"),
+        (f"{WORKER}/run/recorder.py", "payload=outcome.payload, reason=PAYLOAD_CHANGED", "payload=outcome.payload"),
     ),
     mutant(
         "changed payload lost with the last attempt",
         (
-            f"{WORKER}/executor.py",
+            f"{WORKER}/run/executor.py",
             "return GiveUp(text, exception=class_path(error), payload=error.payload)",
             "return GiveUp(text, exception=class_path(error))",
         ),
     ),
     mutant(
         "payload that the database refuses, tried without it for ever",
-        (f"{WORKER}/recorder.py", "ended.outcome.payload is not None", "False"),
+        (f"{WORKER}/run/recorder.py", "ended.outcome.payload is not None", "False"),
     ),
     mutant(
         "unique that keeps the key while the handler runs",
@@ -261,15 +261,19 @@ MUTANTS = [
     ),
     mutant(
         "poll without Redis that knows no new queue",
-        (f"{WORKER}/consumer.py", "others = self.queues.named is None or len(queues) > 1", "others = len(queues) > 1"),
+        (
+            f"{WORKER}/claim/consumer.py",
+            "others = self.queues.named is None or len(queues) > 1",
+            "others = len(queues) > 1",
+        ),
     ),
     mutant(
         "janitor that does nothing more after an error",
-        (f"{WORKER}/janitor.py", "pruning, self._pruning = self._pruning, None", "pruning = self._pruning"),
+        (f"{WORKER}/upkeep/janitor.py", "pruning, self._pruning = self._pruning, None", "pruning = self._pruning"),
     ),
     mutant(
         "janitor that does not rest",
-        (f"{WORKER}/janitor.py", "return REST * (time", "return 0 * (time"),
+        (f"{WORKER}/upkeep/janitor.py", "return REST * (time", "return 0 * (time"),
     ),
     mutant(
         "purge that waits for locked messages",
@@ -293,7 +297,7 @@ MUTANTS = [
     ),
     mutant(
         "results kept of every handler",
-        (f"{WORKER}/executor.py", "if delivery.handler.keep_result:", "if True:"),
+        (f"{WORKER}/run/executor.py", "if delivery.handler.keep_result:", "if True:"),
     ),
     mutant(
         "tasks imported because a row names them",
@@ -321,27 +325,35 @@ MUTANTS = [
     ),
     mutant(
         "process that claims more than its share",
-        (f"{WORKER}/lifetime.py", "return 0 if self._page.spent else max(0, min(wanted, self._left))", "return wanted"),
+        (
+            f"{WORKER}/parts/lifetime.py",
+            "return 0 if self._page.spent else max(0, min(wanted, self._left))",
+            "return wanted",
+        ),
     ),
     mutant(
         "unstarted delivery that counts for the lifetime of a process",
-        (f"{WORKER}/budget.py", "self.lifetime.count(-1)", "pass"),
+        (f"{WORKER}/parts/budget.py", "self.lifetime.count(-1)", "pass"),
     ),
     mutant(
         "spent process that never goes on",
         (
-            f"{WORKER}/lifetime.py",
+            f"{WORKER}/parts/lifetime.py",
             "self._spent_at >= PATIENCE and self._go_on()",
             "self._spent_at >= PATIENCE and False",
         ),
     ),
     mutant(
         "more spent processes that finish than processes that work",
-        (f"{WORKER}/supervisor.py", "and finishing < self.options.processes", ""),
+        (f"{WORKER}/processes/supervisor.py", "and finishing < self.options.processes", ""),
     ),
     mutant(
         "replaced process that counts as a quick death",
-        (f"{WORKER}/supervisor.py", "if self._stopping or (ended and child.page.replaced):", "if self._stopping:"),
+        (
+            f"{WORKER}/processes/supervisor.py",
+            "if self._stopping or (ended and child.page.replaced):",
+            "if self._stopping:",
+        ),
     ),
     mutant(
         "occurrence that is made again",
@@ -378,11 +390,11 @@ MUTANTS = [
     ),
     mutant(
         "old version of the code that turns a deploy back",
-        (f"{RECURRING}/extension.py", "if newest.fingerprint != mine or", "if"),
+        (f"{RECURRING}/services.py", "if newest.fingerprint != mine or", "if"),
     ),
     mutant(
         "worker that removes schedules as soon as it starts",
-        (f"{RECURRING}/extension.py", "if time.monotonic() - self._started > FORGOTTEN_AFTER:", "if True:"),
+        (f"{RECURRING}/services.py", "if time.monotonic() - self._started > FORGOTTEN_AFTER:", "if True:"),
     ),
     mutant(
         "scheduler that counts as alive for ever",
@@ -423,51 +435,51 @@ MUTANTS = [
     ),
     mutant(
         "claim without a look at the room of each lane",
-        (f"{WORKER}/rooms.py", "if len(self._rooms) == 1 or len(tickets) <=", "if lanes or len(tickets) <="),
+        (f"{WORKER}/claim/rooms.py", "if len(self._rooms) == 1 or len(tickets) <=", "if lanes or len(tickets) <="),
     ),
     mutant(
         "place that becomes free amid a turn for a lower queue",
-        (f"{WORKER}/consumer.py", "self.rooms.close(offer.full)", "pass"),
+        (f"{WORKER}/claim/consumer.py", "self.rooms.close(offer.full)", "pass"),
     ),
     mutant(
         "notification whose lost reply orphans claims",
         (
-            f"{WORKER}/consumer.py",
+            f"{WORKER}/claim/consumer.py",
             "except BrokerUnavailable as error: self.brokers.report_failure(error) except DatabaseError as error:",
             "except DatabaseError as error:",
         ),
     ),
     mutant(
         "weights that are right in each turn only",
-        (f"{WORKER}/shares.py", "return self._clocks[queue] + number /", "return number /"),
+        (f"{WORKER}/claim/shares.py", "return self._clocks[queue] + number /", "return number /"),
     ),
     mutant(
         "queue that saves its unused shares up",
-        (f"{WORKER}/shares.py", "(clock if queue in wanting else max(clock, least))", "clock"),
+        (f"{WORKER}/claim/shares.py", "(clock if queue in wanting else max(clock, least))", "clock"),
     ),
     mutant(
         "queue with nothing due that keeps its share",
-        (f"{WORKER}/shares.py", "given = shares[queue] + unused", "given = shares[queue]"),
+        (f"{WORKER}/claim/shares.py", "given = shares[queue] + unused", "given = shares[queue]"),
     ),
     mutant(
         "ids for a full lane that are parked",
-        (f"{WORKER}/consumer.py", "elif offer.is_full(message.topic):", "elif False:"),
+        (f"{WORKER}/claim/consumer.py", "elif offer.is_full(message.topic):", "elif False:"),
     ),
     mutant(
         "event loop that begins any number of handlers",
-        (f"{WORKER}/event_loop.py", "while len(self._tasks) < self.places:", "while True:"),
+        (f"{WORKER}/run/event_loop.py", "while len(self._tasks) < self.places:", "while True:"),
     ),
     mutant(
         "tasks that share a context",
-        (f"{WORKER}/event_loop.py", "context=self._context.copy()", "context=self._context"),
+        (f"{WORKER}/run/event_loop.py", "context=self._context.copy()", "context=self._context"),
     ),
     mutant(
         "task that was cancelled before its first step and is held for ever",
-        (f"{WORKER}/event_loop.py", "if task.cancelled():", "if False:"),
+        (f"{WORKER}/run/event_loop.py", "if task.cancelled():", "if False:"),
     ),
     mutant(
         "cancel request that is forgotten because the handler had not begun",
-        (f"{WORKER}/delivery.py", "if self.cancel_requested:\n# While", "if False:\n# While"),
+        (f"{WORKER}/parts/delivery.py", "if self.cancel_requested:\n# While", "if False:\n# While"),
     ),
     mutant(
         "dead letter of a message that was asked to stop",
@@ -479,22 +491,23 @@ MUTANTS = [
     ),
     mutant(
         "delivery that ends before its sync calls",
-        (f"{WORKER}/executor.py", "await ended()", "pass"),
+        (f"{WORKER}/run/executor.py", "await ended()", "pass"),
     ),
     mutant(
         "cancel that leaves the task of an async handler alone",
-        (f"{WORKER}/delivery.py", "self._scope[2].cancel()", "pass"),
+        (f"{WORKER}/parts/delivery.py", "self._scope[2].cancel()", "pass"),
     ),
     mutant(
         "dirty connection that another handler gets",
-        (f"{WORKER}/sync_calls.py", "if connections.after_task() and", "if"),
+        (f"{WORKER}/run/sync_calls.py", "if connections.after_task() and", "if"),
     ),
     mutant(
-        "reaper that believes its first look", (f"{WORKER}/reaper.py", "confirm_after = 2.0", "confirm_after = 0.0")
+        "reaper that believes its first look",
+        (f"{WORKER}/upkeep/reaper.py", "confirm_after = 2.0", "confirm_after = 0.0"),
     ),
     mutant(
         "reaper that takes no notice of its own wait",
-        (f"{WORKER}/reaper.py", "self._suspects if now - began < LONGEST_LOOK else {}", "self._suspects"),
+        (f"{WORKER}/upkeep/reaper.py", "self._suspects if now - began < LONGEST_LOOK else {}", "self._suspects"),
     ),
     mutant(
         "statements prepared behind a pooler",
@@ -506,11 +519,11 @@ MUTANTS = [
     ),
     mutant(
         "conflict that is not counted",
-        (f"{WORKER}/recorder.py", "conflict=outcome.conflict, ", ""),
+        (f"{WORKER}/run/recorder.py", "conflict=outcome.conflict, ", ""),
     ),
     mutant(
         "conflict that costs an attempt",
-        (f"{WORKER}/executor.py", "return _conflict(delivery, error) or", "return"),
+        (f"{WORKER}/run/executor.py", "return _conflict(delivery, error) or", "return"),
     ),
     mutant(
         "policy that retries what it excludes",
@@ -519,7 +532,7 @@ MUTANTS = [
     mutant(
         "message with a policy of its own that retries every error",
         (
-            f"{WORKER}/delivery.py",
+            f"{WORKER}/parts/delivery.py",
             "RetryPolicy.from_json(stored).for_errors_of(policy)",
             "RetryPolicy.from_json(stored)",
         ),
@@ -529,7 +542,7 @@ MUTANTS = [
     ),
     mutant(
         "delivery that overlooks the message's own timeout",
-        (f"{WORKER}/delivery.py", " if own is None else own or None", ""),
+        (f"{WORKER}/parts/delivery.py", " if own is None else own or None", ""),
     ),
     mutant(
         "search for what is due that reads all that is not",
@@ -628,7 +641,7 @@ MUTANTS = [
     ),
     mutant(
         "worker that looks for garbage against the project's choice",
-        (f"{WORKER}/supervisor.py", "if youngest and youngest < YOUNG_OBJECTS:", "if True:"),
+        (f"{WORKER}/processes/supervisor.py", "if youngest and youngest < YOUNG_OBJECTS:", "if True:"),
     ),
     mutant(
         "success of a crashed delivery as one of the present one",
@@ -661,18 +674,20 @@ MUTANTS = [
     ),
     mutant(
         "quick handlers in all threads",
-        (f"{WORKER}/turns.py", "if self._means[topic] >= QUICK:", "if True:"),
+        (f"{WORKER}/run/turns.py", "if self._means[topic] >= QUICK:", "if True:"),
     ),
     mutant(
         "slow handlers in one thread",
-        (f"{WORKER}/turns.py", "if self._means[topic] >= QUICK:", "if False:"),
+        (f"{WORKER}/run/turns.py", "if self._means[topic] >= QUICK:", "if False:"),
     ),
-    mutant("stuck handler that keeps its turn", (f"{WORKER}/turns.py", "elif begun == self._begun:", "elif False:")),
+    mutant(
+        "stuck handler that keeps its turn", (f"{WORKER}/run/turns.py", "elif begun == self._begun:", "elif False:")
+    ),
     mutant(
         "delivery that waits for a stuck handler unseen",
-        (f"{WORKER}/handler_threads.py", "self.turns.note_waiting()", ""),
+        (f"{WORKER}/run/handler_threads.py", "self.turns.note_waiting()", ""),
     ),
-    mutant("queues that do not take turns", (f"{WORKER}/consumer.py", 'if is_short else ""', 'if False else ""')),
+    mutant("queues that do not take turns", (f"{WORKER}/claim/consumer.py", 'if is_short else ""', 'if False else ""')),
     mutant("claim in spite of a pause", (SQL, "AND m.queue NOT IN ({PAUSED})", "")),
     mutant(
         "cancel without a condition",
@@ -698,35 +713,35 @@ MUTANTS = [
     ),
     mutant(
         "suspects that run beside others",
-        (f"{WORKER}/quarantine.py", "return delivery.crashes >= self._suspect_crashes", "return False"),
+        (f"{WORKER}/claim/quarantine.py", "return delivery.crashes >= self._suspect_crashes", "return False"),
     ),
     mutant(
         "topics that others know parked as if nobody did",
         (
-            f"{WORKER}/unknown_topics.py",
+            f"{WORKER}/claim/unknown_topics.py",
             "is_known=topic in known",
             "is_known=False",
         ),
     ),
     mutant(
         "ids that a process takes again at once",
-        (f"{WORKER}/consumer.py", "self._leaves_to_others |= self.unknown_topics", "self.unknown_topics"),
+        (f"{WORKER}/claim/consumer.py", "self._leaves_to_others |= self.unknown_topics", "self.unknown_topics"),
     ),
     mutant(
         "ids that are handed over ever later",
-        (f"{WORKER}/unknown_topics.py", "min(LONGEST_HAND_OVER,", "min(RETRY_UNKNOWN_AFTER,"),
+        (f"{WORKER}/claim/unknown_topics.py", "min(LONGEST_HAND_OVER,", "min(RETRY_UNKNOWN_AFTER,"),
     ),
     mutant(
         "dead workers that know topics",
         (
-            f"{WORKER}/unknown_topics.py",
+            f"{WORKER}/claim/unknown_topics.py",
             "rows = Worker.objects.using(using).filter(seen_at__gt=alive_since)",
             "rows = Worker.objects.using(using)",
         ),
     ),
     mutant(
         "consumer that goes on while outcomes wait",
-        (f"{WORKER}/consumer.py", "or self.pool.recorder.behind > LONGEST_BEHIND", ""),
+        (f"{WORKER}/claim/consumer.py", "or self.pool.recorder.behind > LONGEST_BEHIND", ""),
     ),
     mutant(
         "orphaned claims that include those of an answer",
@@ -738,27 +753,27 @@ MUTANTS = [
     ),
     mutant(
         "shared work that no process does without the duty",
-        (f"{WORKER}/service.py", "self._due[place] + STANDBY", "self._due[place] + 1e12"),
+        (f"{WORKER}/parts/service.py", "self._due[place] + STANDBY", "self._due[place] + 1e12"),
     ),
     mutant(
         "refund that is lost",
-        (f"{WORKER}/budget.py", "numbers[0] += self._refunded", "numbers[0] += 0"),
+        (f"{WORKER}/parts/budget.py", "numbers[0] += self._refunded", "numbers[0] += 0"),
     ),
     mutant(
         "two suspects at a time",
-        (f"{WORKER}/quarantine.py", "(self._lock is None or self._lock.acquire(wait=False))", "True"),
+        (f"{WORKER}/claim/quarantine.py", "(self._lock is None or self._lock.acquire(wait=False))", "True"),
     ),
     mutant(
         "sweeper that starts at a cursor",
-        (f"{WORKER}/sweeper.py", "return restore.BEGINNING", "return overdue_since, 0"),
+        (f"{WORKER}/upkeep/sweeper.py", "return restore.BEGINNING", "return overdue_since, 0"),
     ),
     mutant(
         "sweeper that forgets the backlog",
-        (f"{WORKER}/sweeper.py", "(lag if first is None else min(first, lag), 0)", "(lag, 0)"),
+        (f"{WORKER}/upkeep/sweeper.py", "(lag if first is None else min(first, lag), 0)", "(lag, 0)"),
     ),
     mutant(
         "load that takes Redis for loaded too early",
-        (f"{WORKER}/loader.py", "if not load.mark(page.end[0]):", "if not load.mark(from_tenths(horizon)):"),
+        (f"{WORKER}/upkeep/loader.py", "if not load.mark(page.end[0]):", "if not load.mark(from_tenths(horizon)):"),
     ),
     mutant(
         "put that leaves the index of queues alone",
@@ -770,11 +785,11 @@ MUTANTS = [
     ),
     mutant(
         "child of a handler that is not known to be one",
-        (f"{WORKER}/delivery.py", "os.register_at_fork(after_in_child=_count_fork)", ""),
+        (f"{WORKER}/parts/delivery.py", "os.register_at_fork(after_in_child=_count_fork)", ""),
     ),
     mutant(
         "recorder that forgets the outcomes of locked rows",
-        (f"{WORKER}/recorder.py", "recorded = batch if len(consumed) == len(acks) else", "recorded = batch or"),
+        (f"{WORKER}/run/recorder.py", "recorded = batch if len(consumed) == len(acks) else", "recorded = batch or"),
     ),
     mutant(
         "take that does not tell of other queues",
@@ -782,7 +797,7 @@ MUTANTS = [
     ),
     mutant(
         "sweep beside a load",
-        (f"{WORKER}/sweeper.py", "return meta.horizon_tenths is None or meta.is_loading", "return False"),
+        (f"{WORKER}/upkeep/sweeper.py", "return meta.horizon_tenths is None or meta.is_loading", "return False"),
     ),
     mutant(
         "horizon advanced after the query",
@@ -832,7 +847,7 @@ MUTANTS = [
     mutant(
         "record before the effect",
         (
-            f"{WORKER}/executor.py",
+            f"{WORKER}/run/executor.py",
             "if not delivery.handler.transactional:",
             (
                 "if not delivery.handler.transactional:\n"
@@ -853,30 +868,30 @@ MUTANTS = [
     mutant(
         "loader that ignores another run of the server",
         (
-            f"{WORKER}/loader.py",
+            f"{WORKER}/upkeep/loader.py",
             "ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)",
             "ours = True",
         ),
     ),
     mutant(
         "handler begun after its lease",
-        (f"{WORKER}/delivery.py", "if self.started_mono - self.leased_mono > self.lease:", "if False:"),
+        (f"{WORKER}/parts/delivery.py", "if self.started_mono - self.leased_mono > self.lease:", "if False:"),
     ),
     mutant(
         "handler that begins with its claim",
-        (f"{WORKER}/claim_ahead.py", "if delivery.due_mono <= delivery.queued_mono:", "if True:"),
+        (f"{WORKER}/run/claim_ahead.py", "if delivery.due_mono <= delivery.queued_mono:", "if True:"),
     ),
     mutant(
         "shutdown that costs an attempt",
-        (f"{WORKER}/recorder.py", "outcome.delay, counts=False, conflict", "outcome.delay, conflict"),
+        (f"{WORKER}/run/recorder.py", "outcome.delay, counts=False, conflict", "outcome.delay, conflict"),
     ),
     mutant(
         "returned coroutine that nobody awaits",
-        (f"{WORKER}/executor.py", "if inspect.isawaitable(returned):", "if False:"),
+        (f"{WORKER}/run/executor.py", "if inspect.isawaitable(returned):", "if False:"),
     ),
     mutant(
         "returned generator taken for a success",
-        (f"{WORKER}/executor.py", "if isinstance(returned, _UNRUN):", "if False:"),
+        (f"{WORKER}/run/executor.py", "if isinstance(returned, _UNRUN):", "if False:"),
     ),
     mutant(
         "messages updated directly",
@@ -914,7 +929,7 @@ MUTANTS = [
     mutant("key of another type left", (f"{LUA}/include/types.lua", 'redis.call("DEL", key)', "")),
     mutant(
         "Redis that flaps used at once",
-        (f"{WORKER}/broker_switch.py", "or time.monotonic() < self._held_until", ""),
+        (f"{WORKER}/parts/broker_switch.py", "or time.monotonic() < self._held_until", ""),
     ),
     mutant(
         "strange answer of a server raised as it is",
@@ -938,7 +953,11 @@ MUTANTS = [
     ),
     mutant(
         "handler that begins by the clock of Redis",
-        (f"{WORKER}/consumer.py", "return until if left <= until <= left + took else left + took", "return until"),
+        (
+            f"{WORKER}/claim/consumer.py",
+            "return until if left <= until <= left + took else left + took",
+            "return until",
+        ),
     ),
     mutant(
         "skew that is measured and not used",
@@ -950,12 +969,12 @@ MUTANTS = [
     ),
     mutant(
         "refused ids put back without a look at the clocks",
-        (f"{WORKER}/consumer.py", "if early and index is not None", "if False and index is not None"),
+        (f"{WORKER}/claim/consumer.py", "if early and index is not None", "if False and index is not None"),
     ),
     mutant(
         "clock that is set and not followed",
         (
-            f"{WORKER}/loader.py",
+            f"{WORKER}/upkeep/loader.py",
             "skew = None if self._tick is None else self._skew",
             "skew = None",
         ),
@@ -993,7 +1012,7 @@ MUTANTS = [
     mutant("lateness of retries", (COUNTS, "if claim.deliveries == 1:", "if True:")),
     mutant(
         "runtimes that nobody is told of",
-        (f"{WORKER}/recorder.py", "self.extensions.handled(done)", "pass"),
+        (f"{WORKER}/run/recorder.py", "self.extensions.handled(done)", "pass"),
     ),
     mutant(
         "gauges that wait for the database for ever",
@@ -1035,34 +1054,34 @@ MUTANTS = [
     mutant(
         "effects that middleware lost recorded as a success",
         (
-            f"{WORKER}/executor.py",
+            f"{WORKER}/run/executor.py",
             "if isinstance(delivery.decided, Recorded):",
             "if delivery.decided:",
         ),
     ),
     mutant(
         "error on commit taken for a failure of the handler",
-        (f"{WORKER}/executor.py", "if isinstance(delivery.decided, Recorded):", "if False:"),
+        (f"{WORKER}/run/executor.py", "if isinstance(delivery.decided, Recorded):", "if False:"),
     ),
     mutant(
         "attempt charged for a transaction that did not begin",
-        (f"{WORKER}/executor.py", "if delivery.entry_error is not None:", "if False:"),
+        (f"{WORKER}/run/executor.py", "if delivery.entry_error is not None:", "if False:"),
     ),
     mutant(
         "handler called without a connection",
-        (f"{WORKER}/handler_threads.py", "if delivery.enter() else not_entered(delivery)", ""),
+        (f"{WORKER}/run/handler_threads.py", "if delivery.enter() else not_entered(delivery)", ""),
     ),
     mutant(
         "transaction of a handler that begins with its first statement",
-        (f"{WORKER}/delivery.py", "transitions.begin(self.using)", "pass"),
+        (f"{WORKER}/parts/delivery.py", "transitions.begin(self.using)", "pass"),
     ),
     mutant(
         "thread without a connection that is offered the next message",
-        (f"{WORKER}/handler_threads.py", "self._resting.add(number)", "pass"),
+        (f"{WORKER}/run/handler_threads.py", "self._resting.add(number)", "pass"),
     ),
     mutant(
         "idle connections that are kept",
-        (f"{WORKER}/connections.py", "close_all()\nreturn queue.get()", "return queue.get()"),
+        (f"{WORKER}/parts/connections.py", "close_all()\nreturn queue.get()", "return queue.get()"),
     ),
     mutant("failure told when its middleware has ended", (MIDDLEWARE, "self._on_error(self.raised[0])", "pass")),
     mutant(
@@ -1071,11 +1090,11 @@ MUTANTS = [
     ),
     mutant(
         "errors logged whole against the settings",
-        (f"{WORKER}/executor.py", "error if logs_whole_errors() else None", "error"),
+        (f"{WORKER}/run/executor.py", "error if logs_whole_errors() else None", "error"),
     ),
     mutant(
         "failures logged without their context",
-        (f"{WORKER}/reporting.py", "cause.context.run(log_event,", "(lambda f, *a, **o: f(*a, **o))(log_event,"),
+        (f"{WORKER}/parts/reporting.py", "cause.context.run(log_event,", "(lambda f, *a, **o: f(*a, **o))(log_event,"),
     ),
     mutant(
         "dead messages that Sentry gets twice",
@@ -1187,7 +1206,7 @@ MUTANTS = [
     ),
     mutant(
         "lines that a run with --once passes over",
-        (f"{WORKER}/once.py", "while not stop.is_set() and keeper.tick() < INTERVAL:", "while False:"),
+        (f"{WORKER}/processes/once.py", "while not stop.is_set() and keeper.tick() < INTERVAL:", "while False:"),
     ),
     mutant(
         "replaced message that is judged by a limit without its lock",
@@ -1195,13 +1214,15 @@ MUTANTS = [
     ),
     mutant(
         "line that nobody moves up when a delivery ends",
-        (f"{WORKER}/limits.py", "self._ended |= ended self._woken.set()", "self._woken.set()"),
+        (f"{WORKER}/claim/line_keeper.py", "self._ended |= ended self._woken.set()", "self._woken.set()"),
     ),
     mutant(
         "failed promotion that is forgotten",
-        (f"{WORKER}/limits.py", "self._ended |= ended self._lines |= lines raise", "pass\nraise"),
+        (f"{WORKER}/claim/line_keeper.py", "self._ended |= ended self._lines |= lines raise", "pass\nraise"),
     ),
-    mutant("removed limit that lets nobody go", (f"{WORKER}/limits.py", "if removes and removed:", "if False:")),
+    mutant(
+        "removed limit that lets nobody go", (f"{WORKER}/claim/line_keeper.py", "if removes and removed:", "if False:")
+    ),
     mutant(
         "limited message that never expires",
         (TRANSITIONS, "where = Q(state__in=sorted(WAITING), expires_at", "where = Q(state=State.SCHEDULED, expires_at"),
@@ -1218,7 +1239,7 @@ MUTANTS = [
     mutant(
         "limited message called missing in Redis",
         (CONSISTENCY, "IN_REDIS = frozenset({State.SCHEDULED, State.RUNNING})", "IN_REDIS = LIVE"),
-        (CONSISTENCY, "from ..states import State", "from ..states import LIVE, State"),
+        (CONSISTENCY, "from ..core.states import State", "from ..core.states import LIVE, State"),
     ),
     mutant(
         "limited messages counted as scheduled",

@@ -15,7 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
 from django_delayq.broker.keys import keys
-from django_delayq.models import Identity, forget_identity, identity, known_identity
+from django_delayq.models.record import Identity
+from django_delayq.record.identity import forget_identity, identity, known_identity
 from tests.broker.bench import redis_broker
 from tests.commands.conftest import run
 from tests.known_scripts import teach

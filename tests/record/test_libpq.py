@@ -22,9 +22,10 @@ from psycopg.generators import execute
 
 from django_delayq import schedule_message
 from django_delayq.api.scheduling import _checked
-from django_delayq.models import Message, forget_identity, identity
+from django_delayq.models import Message
 from django_delayq.project import validation
 from django_delayq.record import transitions
+from django_delayq.record.identity import forget_identity, identity
 from django_delayq.record.sql import libpq, postgresql
 from django_delayq.record.sql.rows import NewMessage
 from django_delayq.record.sql.sessions import FAILED, IDLE, UNKNOWN, Session

@@ -15,7 +15,8 @@ from django_delayq.core.actors import acting_as
 from django_delayq.core.exceptions import InvalidTransition
 from django_delayq.core.states import MOVES, State
 from django_delayq.core.verdicts import Verdict
-from django_delayq.models import LogRow, Message, Transition
+from django_delayq.models import Message, Transition
+from django_delayq.models.record import LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.limited import Promoted, Refused

@@ -15,8 +15,10 @@ from django.utils import timezone
 
 from django_delayq import schedule_message
 from django_delayq.core.states import FINAL, State
-from django_delayq.models import Identity, LogRow, Message, identity
+from django_delayq.models import Message
+from django_delayq.models.record import Identity, LogRow
 from django_delayq.record import transitions
+from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Ticket
 
 from .steps import TOPIC, bring, later

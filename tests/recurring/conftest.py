@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_delayq.core.states import LIVE, State
-from django_delayq.models import LogRow, Message
+from django_delayq.models import Message
+from django_delayq.models.record import LogRow
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.recurring import declarations, schedules

@@ -27,7 +27,8 @@ from ...core.exceptions import InvalidMessage
 from ...core.states import State
 from ...inspector import worker_list
 from ...inspector.snapshot import QueueSnapshot
-from ...models import Message, Queue, not_expired
+from ...models import Message, Queue
+from ...models.record import not_expired
 from ...models.workers import WorkerState
 from ...project import conf, validation
 from ...record import transitions

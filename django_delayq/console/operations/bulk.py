@@ -19,7 +19,8 @@ from django.utils import timezone
 
 from ...api import actions, pausing
 from ...api.actions import Action, DueTimes
-from ...models import LogRow, Message
+from ...models import Message
+from ...models.record import LogRow
 from ...record import transitions
 from ...record.transitions import NO_TIME
 from ..models import Operation

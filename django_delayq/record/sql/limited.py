@@ -12,7 +12,9 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ...core.limits import AHEAD, KEPT_FOR, queue_name, topic_name
 from ...core.states import State
-from ...models import Message, Place, Rate, in_paused_queue, not_expired
+from ...models import Message
+from ...models.queues import in_paused_queue
+from ...models.record import Place, Rate, not_expired
 from .moves import LEFT_ALONE, Decision, clock, move, moved
 from .rows import Moved
 

@@ -19,7 +19,9 @@ from ...core.exceptions import InvalidTransition
 from ...core.outcomes import error_kind, storable
 from ...core.states import LIVE, State, is_legal
 from ...core.verdicts import Verdict
-from ...models import LogRow, Message, known_identity, learn_identity
+from ...models import Message
+from ...models.record import LogRow
+from ..identity import known_identity, learn_identity
 from .rows import Moved
 from .sessions import own_transaction
 

@@ -12,7 +12,9 @@ from django.db.models import Q, QuerySet
 
 from ...core.clock import ceil_tenth, from_tenths, to_us
 from ...core.states import LIVE, WAITING, State
-from ...models import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, Message, in_paused_queue, lease_is_over, not_expired
+from ...models import Message
+from ...models.queues import in_paused_queue
+from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from .expressions import After
 from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket

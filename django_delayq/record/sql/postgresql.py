@@ -24,7 +24,8 @@ from ...core import clock
 from ...core.clock import SECOND, ceil_tenth, span_us
 from ...core.outcomes import error_kind
 from ...core.states import LIVE, WAITING, State
-from ...models import Message, known_identity, learn_identity
+from ...models import Message
+from ..identity import known_identity, learn_identity
 from . import libpq
 from .expressions import Microseconds
 from .moves import IDENTITY

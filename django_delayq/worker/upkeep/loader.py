@@ -18,9 +18,10 @@ from ...core import actors, failpoints
 from ...core.clock import SECOND, from_tenths
 from ...core.exceptions import BrokerFull, BrokerUnavailable, ForeignBroker, UnusableBroker
 from ...extensions import RestoreObservers, RestoreStart, Service
-from ...models import Message, forget_identity, identity
+from ...models import Message
 from ...project import conf
 from ...record import transitions
+from ...record.identity import forget_identity, identity
 from ..parts.broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
