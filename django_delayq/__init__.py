@@ -5,10 +5,9 @@ A message is a row that commits with your own transaction. Redis only times it.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .core.lazy import at_first_use
 
 if TYPE_CHECKING:
     from .api.actions import (
@@ -122,25 +121,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
 ]
 
 
-def _attributes(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that loads its public names at first use, each from its module ``home``.
-
-    A package that loads them at once could not be imported before Django is set up.
-    """
-
-    def load(name: str) -> Any:
-        module = home.get(name)
-        if module is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{module}", package), name)
-        # The next use finds the name without this function.
-        setattr(sys.modules[package], name, value)
-        return value
-
-    return load
-
-
-__getattr__ = _attributes(__name__, _HOME)
+__getattr__ = at_first_use(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -12,14 +12,44 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .core.findings import Cause, Finding, Level
+from .core.lazy import at_first_use
+from .core.worker_options import Options
+from .record.sql.rows import Claimed, Moved
 from .signals import MessageFacts
 
 if TYPE_CHECKING:
-    from .core.findings import Finding
-    from .core.worker_options import Options
     from .models.workers import WorkerList
-    from .record.sql.rows import Claimed, Moved
     from .restore import Overdue, Selection, Tally
+
+__all__ = [
+    "Cause",
+    "Claimed",
+    "Finding",
+    "HandledMessage",
+    "Level",
+    "Moved",
+    "Options",
+    "Overdue",
+    "RestoreObserver",
+    "RestoreStart",
+    "Selection",
+    "Service",
+    "StatisticsSection",
+    "Tally",
+    "WorkerExtension",
+    "WorkerList",
+    "add_to_check",
+    "add_to_statistics",
+    "add_to_workers",
+    "add_worker_option",
+    "observe_restores",
+]
+
+# These need models: an app may import this module before there are any.
+__getattr__ = at_first_use(
+    __name__, {"WorkerList": "models.workers", "Overdue": "restore", "Selection": "restore", "Tally": "restore"}
+)
 
 logger = logging.getLogger("django_delayq")
 

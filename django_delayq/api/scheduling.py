@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from difflib import get_close_matches
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Unpack
 
 from django.db import IntegrityError, router
 from django.db.models.base import ModelState
@@ -19,20 +15,20 @@ from django.db.models.base import ModelState
 from .. import middleware, signals
 from ..broker import publisher
 from ..broker.base import Entry
-from ..core import actors, retry
+from ..core import actors
 from ..core.clock import to_us
-from ..core.durations import Duration, brief
-from ..core.exceptions import InvalidMessage, KeyConflict
-from ..core.retry import StorableRetry
+from ..core.durations import brief
+from ..core.exceptions import KeyConflict
 from ..core.states import FINAL, WAITING, State
 from ..core.twins import async_twin
 from ..models import Message
-from ..project import registry, validation
-from ..project.message_options import MessageDict, OnConflict, OnConflictLike, Unique
+from ..project import validation
+from ..project.message_options import MessageDict, MessageOptions, OnConflict
 from ..record import transitions
 from ..record.sql.moves import writing
-from ..record.sql.rows import ALIKE_FROM, Inserted, NewMessage, decoded
+from ..record.sql.rows import Inserted, NewMessage, decoded
 from .actions import publish_moves
+from .new_messages import ManyChecks, checked
 
 # Messages that travel to the database together.
 INSERTED_TOGETHER = 5000
@@ -43,53 +39,8 @@ COLLECTED_TOGETHER = 10_000
 KEY_ROUNDS = 20
 
 
-class _NoOthers(TypedDict):
-    """No arguments: type checkers refuse all others, and a call with one can say which is meant."""
-
-
-# What other queues and the first guess call the arguments.
-_MEANT = {
-    **dict.fromkeys(("countdown", "schedule_in", "defer_by", "after"), "delay"),
-    **dict.fromkeys(("at", "eta", "run_at", "run_after", "schedule_at", "scheduled_at", "defer_until"), "due_at"),
-    **dict.fromkeys(("args", "kwargs", "data", "body", "message"), "payload"),
-    **dict.fromkeys(("task_id", "job_id", "unique_key", "queueing_lock"), "key"),
-    "expires_in": "expires",
-    "max_retries": "max_attempts",
-    "queue_name": "queue",
-    "time_limit": "timeout",
-    "ttl": "expires",
-}
-
-
-def _unknown(names: Iterable[Any]) -> str:
-    """Name arguments that do not exist, each with the one that is meant, if that can be guessed."""
-    said = []
-    for name in sorted(map(str, names)):
-        meant = _MEANT.get(name) or next(iter(get_close_matches(name, _OPTIONS, 1)), None)
-        said.append(f"{name[:40]} (write {meant})" if meant else name[:40])
-    return ", ".join(said)
-
-
 def schedule_message(
-    topic: str,
-    payload: Any = None,
-    *,
-    delay: Duration | None = None,
-    due_at: datetime | None = None,
-    queue: str | None = None,
-    priority: int | None = None,
-    key: str | None = None,
-    unique: Unique = "live",
-    on_conflict: OnConflictLike = OnConflict.ERROR,
-    expires: Duration | None = None,
-    max_attempts: int | None = None,
-    retry: StorableRetry | None = None,
-    timeout: Duration | Literal[False] | None = None,
-    lease: Duration | None = None,
-    headers: Mapping[str, Any] | None = None,
-    concurrency_key: str | None = None,
-    using: str | None = None,
-    **others: Unpack[_NoOthers],
+    topic: str, payload: Any = None, *, using: str | None = None, **options: Unpack[MessageOptions]
 ) -> Message:
     """Schedule one message and return it.
 
@@ -118,26 +69,7 @@ def schedule_message(
 
         schedule_message("orders.close", {"order": order.pk}, delay="15m", key=str(order.pk))
     """
-    if others:
-        raise TypeError(f"schedule_message() has no such argument: {_unknown(others)}")
-    new = _checked(
-        topic,
-        payload,
-        delay,
-        due_at,
-        queue,
-        priority,
-        key,
-        expires,
-        max_attempts,
-        retry,
-        headers,
-        on_conflict,
-        timeout,
-        lease,
-        concurrency_key,
-        unique,
-    )
+    new = checked(topic, payload, options)
     using = using or router.db_for_write(Message)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
     publisher.get(using)
@@ -183,7 +115,7 @@ def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = No
     """
     checked: list[NewMessage] = []
     numbered = enumerate(messages)
-    check = _Check()
+    check = ManyChecks()
     while unchecked := list(islice(numbered, COLLECTED_TOGETHER)):
         with _without_garbage_collection():
             checked += [check.message(number, message) for number, message in unchecked]
@@ -229,153 +161,6 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if working:
             gc.enable()
-
-
-class _Check:
-    """Checks the messages of one call. What several of them have in common is checked once."""
-
-    # What is checked for each message.
-    _OWN = frozenset({"payload", "due_at"})
-    # Of a call with more kinds of messages than this, the first are remembered.
-    _MOST_KINDS = 1000
-
-    def __init__(self) -> None:
-        # What the messages of each kind have in common, by the names, types and values of all other arguments. Without
-        # the types True would pass for the priority 1.
-        self._kinds: dict[tuple[tuple[str, type, Any], ...], tuple[Any, ...]] = {}
-        # The due time that was checked last, as it was given and as it is written: many messages often share one.
-        self._due: tuple[Any, datetime | None] = (None, None)
-
-    def message(self, number: int, message: Any) -> NewMessage:
-        """Check the message with this number. Raises as ``schedule_message`` does, and names the number."""
-        try:
-            if not isinstance(message, (dict, Mapping)) or "topic" not in message:
-                raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
-            return self._message(message)
-        except InvalidMessage as error:
-            raise type(error)(f"message {number}: {error}") from error
-
-    def _message(self, message: Mapping[str, Any]) -> NewMessage:
-        kind = tuple([(name, type(value), value) for name, value in message.items() if name not in self._OWN])
-        due_at = message.get("due_at")
-        try:
-            alike = self._kinds.get(kind)
-        except TypeError:
-            # A value cannot be looked up: headers, for example.
-            return _from_mapping(message)
-        if alike is not None and (due_at is None or message.get("delay") is None):
-            if due_at is not self._due[0]:
-                self._due = (due_at, None if due_at is None else validation.due(due_at))
-            return NewMessage(*validation.payload_and_value(message.get("payload")), self._due[1], *alike)
-        new = _from_mapping(message)
-        handler = registry.find(new.topic)
-        if len(self._kinds) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
-            self._kinds[kind] = new[ALIKE_FROM:]
-        return new
-
-
-def _from_mapping(message: Mapping[str, Any]) -> NewMessage:
-    if not message.keys() <= _OPTIONS:
-        raise InvalidMessage(f"unknown: {_unknown(message.keys() - _OPTIONS)}")
-    return _checked(**message)
-
-
-def _checked(
-    topic: str,
-    payload: Any = None,
-    delay: Duration | None = None,
-    due_at: datetime | None = None,
-    queue: str | None = None,
-    priority: int | None = None,
-    key: str | None = None,
-    expires: Duration | None = None,
-    max_attempts: int | None = None,
-    retry: StorableRetry | None = None,
-    headers: Mapping[str, Any] | None = None,
-    on_conflict: OnConflictLike = OnConflict.ERROR,
-    timeout: Duration | Literal[False] | None = None,
-    lease: Duration | None = None,
-    concurrency_key: str | None = None,
-    unique: Unique = "live",
-) -> NewMessage:
-    """Check all arguments of ``schedule_message`` before anything is written."""
-    topic = validation.topic(topic)
-    if delay is not None and due_at is not None:
-        raise InvalidMessage("give delay or due_at, not both")
-    choice = _on_conflict(on_conflict)
-    if key is None and choice is not OnConflict.ERROR:
-        raise InvalidMessage(f"on_conflict={choice.value!r} needs a key: without one no message conflicts with another")
-    key_deliveries, key_for = validation.unique(unique)
-    if key is None and (key_deliveries, key_for) != (None, None):
-        raise InvalidMessage("unique needs a key: without one there is nothing to hold")
-    new = NewMessage(
-        *validation.payload_and_value(payload),
-        None if due_at is None else validation.due(due_at),
-        topic,
-        registry.default_queue(topic) if queue is None else validation.queue(queue),
-        validation.headers(headers),
-        validation.key(key),
-        registry.default_priority(topic) if priority is None else validation.priority(priority),
-        _NONE if delay is None else validation.delay(delay),
-        validation.expires(expires),
-        None if retry is None else _stored_policy(retry),
-        validation.max_attempts(max_attempts),
-        choice,
-        validation.timeout(timeout),
-        validation.lease(lease),
-        None if concurrency_key is None else validation.concurrency_key(concurrency_key),
-        key_deliveries,
-        key_for,
-    )
-    handler = registry.find(topic)
-    if handler is None or (handler.limit_key is None and concurrency_key is None):
-        return new
-    return _with_concurrency_key(new, handler, payload, headers)
-
-
-@dataclass(frozen=True, slots=True)
-class ToSchedule:
-    """A message that is about to be scheduled, as ``limit_key`` receives it."""
-
-    topic: str
-    queue: str
-    key: str | None
-    priority: int
-    payload: Any
-    headers: Mapping[str, Any]
-
-
-def _with_concurrency_key(
-    new: NewMessage, handler: registry.Handler, payload: Any, headers: Mapping[str, Any] | None
-) -> NewMessage:
-    """Return the message with the concurrency key of the call, or else with the one that its handler finds."""
-    if handler.limit is None:
-        raise InvalidMessage(f"concurrency_key has no effect: the handler of {new.topic!r} has no limit and no rate")
-    if new.concurrency_key is not None or handler.limit_key is None:
-        return new
-    found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
-    return new if found is None else new._replace(concurrency_key=validation.concurrency_key(found))
-
-
-_NONE = timedelta(0)
-_OPTIONS = MessageDict.__required_keys__ | MessageDict.__optional_keys__
-
-
-def _stored_policy(value: StorableRetry) -> str:
-    try:
-        return json.dumps(retry.as_policy(value).to_json())
-    except ValueError as error:
-        raise InvalidMessage(str(error)) from error
-
-
-def _on_conflict(value: Any) -> OnConflict:
-    if type(value) is OnConflict:
-        return value
-    try:
-        return OnConflict(value)
-    except ValueError:
-        shown = ascii(value[:40]) if isinstance(value, str) else type(value).__name__
-        raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown}") from None
 
 
 def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:

@@ -91,4 +91,4 @@ def register() -> None:
     extensions.add_to_workers(ConsoleExtension, roles=("operator",))
     extensions.observe_restores(_observe_restore)
     extensions.add_to_statistics(_statistics)
-    signals.operator_action.connect(_record_action, dispatch_uid="django_delayq.console.audit")
+    signals.operator_action.connect(_record_action, dispatch_uid="django_delayq.console.additions")

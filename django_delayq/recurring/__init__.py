@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _attributes
+from ..core.lazy import at_first_use
 
 if TYPE_CHECKING:
     from .declarations import recurring
@@ -46,7 +46,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
 ]
 
 
-__getattr__ = _attributes(__name__, _HOME)
+__getattr__ = at_first_use(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _attributes
+from ..core.lazy import at_first_use
 
 if TYPE_CHECKING:
     from .deliverer import Ran
@@ -20,7 +20,7 @@ _HOME = {"Delayq": "helper", "DelayqMixin": "mixin", "Ran": "deliverer", "Unknow
 __all__ = ["Delayq", "DelayqMixin", "Ran", "UnknownTopic"]
 
 
-__getattr__ = _attributes(__name__, _HOME)
+__getattr__ = at_first_use(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

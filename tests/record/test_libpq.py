@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from psycopg.generators import execute
 
 from django_delayq import schedule_message
-from django_delayq.api.scheduling import _checked
+from django_delayq.api.new_messages import checked
 from django_delayq.models import Message
 from django_delayq.project import validation
 from django_delayq.record import transitions
@@ -151,7 +151,7 @@ def test_a_pipeline_is_left_to_psycopg(by_cursor: list[str]) -> None:
 
 
 def test_an_error_is_that_of_a_cursor(by_cursor: list[str]) -> None:
-    new = _checked(TOPIC, {"number": 1}, None, DUE)
+    new = checked(TOPIC, {"number": 1}, {"due_at": DUE})
     errors = []
     for _ in range(2):
         with pytest.raises(IntegrityError, match="delayq_priority") as caught:

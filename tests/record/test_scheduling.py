@@ -7,7 +7,7 @@ import gc
 import re
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -33,7 +33,7 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
-from django_delayq.api import scheduling
+from django_delayq.api import new_messages, scheduling
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
@@ -241,19 +241,16 @@ def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, 
 
 
 def test_every_argument_that_is_guessed_exists() -> None:
-    assert set(scheduling._MEANT.values()) <= scheduling._OPTIONS
-    assert not set(scheduling._MEANT) & scheduling._OPTIONS
+    assert set(new_messages._MEANT.values()) <= new_messages._NAMES
+    assert not set(new_messages._MEANT) & new_messages._NAMES
 
 
-def test_the_options_of_one_message_and_of_many_are_the_same_and_have_the_same_types() -> None:
-    arguments = get_type_hints(schedule_message)
-    del arguments["return"]
-    assert not get_type_hints(get_args(arguments.pop("others"))[0])
-    assert arguments.pop("using") == str | None
-    assert get_type_hints(MessageDict) == arguments
-    assert {*get_type_hints(MessageOptions), "topic", "payload"} == arguments.keys()
-    named = re.findall(r"``(\w+)``", RegisteredHandler.schedule.__doc__ or "")
-    assert {*named, "topic", "payload"} == {"schedule_message", *arguments}
+def test_the_texts_of_the_calls_name_each_option_that_there_is() -> None:
+    options = {*get_type_hints(MessageOptions)}
+    for call in (schedule_message, RegisteredHandler.schedule):
+        named = {*re.findall(r"``(\w+)``", call.__doc__ or "")}
+        assert named >= options, call
+    assert {*get_type_hints(MessageDict)} == options | {"topic", "payload"}
 
 
 def test_a_handler_schedules_messages_of_its_topic_by_itself() -> None:
@@ -373,7 +370,7 @@ def test_an_error_in_a_batch_has_the_type_of_the_single_call() -> None:
 def test_many_messages_are_written_in_their_order_with_all_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "INSERTED_TOGETHER", 100)
     monkeypatch.setattr(scheduling, "COLLECTED_TOGETHER", 500)
-    monkeypatch.setattr(scheduling._Check, "_MOST_KINDS", 700)
+    monkeypatch.setattr(new_messages.ManyChecks, "_MOST_KINDS", 700)
     wanted: list[MessageDict] = [
         {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(1_203)
     ]

@@ -35,17 +35,17 @@ class NewMessage(NamedTuple):
     # The payload, and its value if that is known without decoding the text.
     payload: str
     value: dict[str, Any] | None
-    due_at: datetime | None
+    due_at: datetime | None = None
     # Messages of one kind have all that follows in common: ``ALIKE_FROM``.
-    topic: str
-    queue: str
-    headers: str
-    key: str | None
-    priority: int
-    delay: timedelta
-    expires: timedelta | None
-    retry: str | None
-    max_attempts: int | None
+    topic: str = ""
+    queue: str = ""
+    headers: str = "{}"
+    key: str | None = None
+    priority: int = 0
+    delay: timedelta = timedelta(0)
+    expires: timedelta | None = None
+    retry: str | None = None
+    max_attempts: int | None = None
     # For scheduling only: the choice when another message has its key (a value of OnConflict).
     on_conflict: str = "error"
     # Seconds; a timeout of 0 is none. None: the handler's.

@@ -1,0 +1,191 @@
+"""Makes checked rows of the arguments of ``schedule_message`` and ``schedule_messages``, before anything is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any
+
+from ..core import retry
+from ..core.exceptions import InvalidMessage
+from ..core.retry import StorableRetry
+from ..project import registry, validation
+from ..project.message_options import MessageDict, OnConflict
+from ..record.sql.rows import ALIKE_FROM, NewMessage
+
+# What other queues and the first guess call the arguments.
+_MEANT = {
+    **dict.fromkeys(("countdown", "schedule_in", "defer_by", "after"), "delay"),
+    **dict.fromkeys(("at", "eta", "run_at", "run_after", "schedule_at", "scheduled_at", "defer_until"), "due_at"),
+    **dict.fromkeys(("args", "kwargs", "data", "body", "message"), "payload"),
+    **dict.fromkeys(("task_id", "job_id", "unique_key", "queueing_lock"), "key"),
+    "expires_in": "expires",
+    "max_retries": "max_attempts",
+    "queue_name": "queue",
+    "time_limit": "timeout",
+    "ttl": "expires",
+}
+
+
+def _stored_policy(value: StorableRetry) -> str:
+    try:
+        return json.dumps(retry.as_policy(value).to_json())
+    except ValueError as error:
+        raise InvalidMessage(str(error)) from error
+
+
+def _on_conflict(value: Any) -> OnConflict:
+    if type(value) is OnConflict:
+        return value
+    try:
+        return OnConflict(value)
+    except ValueError:
+        shown = ascii(value[:40]) if isinstance(value, str) else type(value).__name__
+        raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown}") from None
+
+
+# The check of each option, which returns the value of its column. An option that is None is not given.
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "due_at": validation.due,
+    "delay": validation.delay,
+    "queue": validation.queue,
+    "priority": validation.priority,
+    "key": validation.key,
+    "on_conflict": _on_conflict,
+    "expires": validation.expires,
+    "max_attempts": validation.max_attempts,
+    "retry": _stored_policy,
+    "timeout": validation.timeout,
+    "lease": validation.lease,
+    "headers": validation.headers,
+    "concurrency_key": validation.concurrency_key,
+}
+_NAMES = MessageDict.__required_keys__ | MessageDict.__optional_keys__
+_OPTIONS = _NAMES - {"topic", "payload"}
+
+
+def _unknown(names: Iterable[Any]) -> str:
+    """Name arguments that do not exist, each with the one that is meant, if that can be guessed."""
+    said = []
+    for name in sorted(map(str, names)):
+        meant = _MEANT.get(name) or next(iter(get_close_matches(name, _NAMES, 1)), None)
+        said.append(f"{name[:40]} (write {meant})" if meant else name[:40])
+    return ", ".join(said)
+
+
+def checked(topic: str, payload: Any, options: Mapping[str, Any]) -> NewMessage:
+    """Check the arguments of one call. Raises ``InvalidMessage``, and ``TypeError`` for an option that there is not."""
+    if not options.keys() <= _OPTIONS:
+        raise TypeError(f"schedule_message() has no such argument: {_unknown(options.keys() - _OPTIONS)}")
+    topic = validation.topic(topic)
+    given = {name: value for name, value in options.items() if value is not None or name == "on_conflict"}
+    if "delay" in given and "due_at" in given:
+        raise InvalidMessage("give delay or due_at, not both")
+    key_deliveries, key_for = validation.unique(options.get("unique", "live"))
+    given.pop("unique", None)
+    columns = {name: _CHECKS[name](value) for name, value in given.items()}
+    text, value = validation.payload_and_value(payload)
+    new = NewMessage(
+        **{
+            "payload": text,
+            "value": value,
+            "topic": topic,
+            "queue": registry.default_queue(topic),
+            "priority": registry.default_priority(topic),
+            "key_deliveries": key_deliveries,
+            "key_for": key_for,
+            **columns,
+        }
+    )
+    if new.key is None:
+        _refuse_without_key(new)
+    handler = registry.find(topic)
+    if handler is None or (handler.limit_key is None and new.concurrency_key is None):
+        return new
+    return _with_concurrency_key(new, handler, payload, options.get("headers"))
+
+
+def _refuse_without_key(new: NewMessage) -> None:
+    if new.on_conflict != OnConflict.ERROR:
+        raise InvalidMessage(
+            f"on_conflict={str(new.on_conflict)!r} needs a key: without one no message conflicts with another"
+        )
+    if (new.key_deliveries, new.key_for) != (None, None):
+        raise InvalidMessage("unique needs a key: without one there is nothing to hold")
+
+
+@dataclass(frozen=True, slots=True)
+class ToSchedule:
+    """A message that is about to be scheduled, as ``limit_key`` receives it."""
+
+    topic: str
+    queue: str
+    key: str | None
+    priority: int
+    payload: Any
+    headers: Mapping[str, Any]
+
+
+def _with_concurrency_key(
+    new: NewMessage, handler: registry.Handler, payload: Any, headers: Mapping[str, Any] | None
+) -> NewMessage:
+    """Return the message with the concurrency key of the call, or else with the one that its handler finds."""
+    if handler.limit is None:
+        raise InvalidMessage(f"concurrency_key has no effect: the handler of {new.topic!r} has no limit and no rate")
+    if new.concurrency_key is not None or handler.limit_key is None:
+        return new
+    found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
+    return new if found is None else new._replace(concurrency_key=validation.concurrency_key(found))
+
+
+class ManyChecks:
+    """Checks the messages of one call. What several of them have in common is checked once."""
+
+    # What is checked for each message.
+    _OWN = frozenset({"payload", "due_at"})
+    # Of a call with more kinds of messages than this, the first are remembered.
+    _MOST_KINDS = 1000
+
+    def __init__(self) -> None:
+        # What the messages of each kind have in common, by the names, types and values of all other arguments. Without
+        # the types True would pass for the priority 1.
+        self._kinds: dict[tuple[tuple[str, type, Any], ...], tuple[Any, ...]] = {}
+        # The due time that was checked last, as it was given and as it is written: many messages often share one.
+        self._due: tuple[Any, datetime | None] = (None, None)
+
+    def message(self, number: int, message: Any) -> NewMessage:
+        """Check the message with this number. Raises as ``schedule_message`` does, and names the number."""
+        try:
+            if not isinstance(message, (dict, Mapping)) or "topic" not in message:
+                raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
+            return self._message(message)
+        except InvalidMessage as error:
+            raise type(error)(f"message {number}: {error}") from error
+
+    def _message(self, message: Mapping[str, Any]) -> NewMessage:
+        kind = tuple([(name, type(value), value) for name, value in message.items() if name not in self._OWN])
+        due_at = message.get("due_at")
+        try:
+            alike = self._kinds.get(kind)
+        except TypeError:
+            # A value cannot be looked up: headers, for example.
+            return _of_dict(message)
+        if alike is not None and (due_at is None or message.get("delay") is None):
+            if due_at is not self._due[0]:
+                self._due = (due_at, None if due_at is None else validation.due(due_at))
+            return NewMessage(*validation.payload_and_value(message.get("payload")), self._due[1], *alike)
+        new = _of_dict(message)
+        handler = registry.find(new.topic)
+        if len(self._kinds) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
+            self._kinds[kind] = new[ALIKE_FROM:]
+        return new
+
+
+def _of_dict(message: Mapping[str, Any]) -> NewMessage:
+    if not message.keys() <= _NAMES:
+        raise InvalidMessage(f"unknown: {_unknown(message.keys() - _NAMES)}")
+    options = {name: value for name, value in message.items() if name not in ("topic", "payload")}
+    return checked(message["topic"], message.get("payload"), options)
