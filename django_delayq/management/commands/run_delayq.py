@@ -40,10 +40,6 @@ from .. import _common as common
 logger = logging.getLogger("django_delayq")
 
 
-# The options that apps of this package add, with the extra and the app that each needs.
-OPTIONS_OF_APPS = {"--metrics-port": ("django-delayq[prometheus]", "django_delayq.contrib.prometheus")}
-
-
 class Command(BaseCommand):
     help = (
         "Run a worker, which delivers messages and has every role. Run as many workers as you like, on as many hosts; "
@@ -62,6 +58,10 @@ class Command(BaseCommand):
             super().run_from_argv(argv)
         finally:
             output.drop_unwritten()
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        epilog = "Apps add options of their own, which there are only while the app is in INSTALLED_APPS."
+        return super().create_parser(prog_name, subcommand, epilog=epilog, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -113,8 +113,6 @@ class Command(BaseCommand):
         parser.add_argument("--reload", action="store_true", help="restart when code changes (for development)")
         for option in extensions.worker_options():
             parser.add_argument(option.flag, **option.argument)
-        for flag in _options_of_missing_apps():
-            parser.add_argument(flag, help=argparse.SUPPRESS)
         common.add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -132,12 +130,6 @@ class Command(BaseCommand):
             raise CommandError(
                 "--worker-name takes up to 60 of the characters A-Z a-z 0-9 _ . -", returncode=common.USAGE
             )
-        for flag, (extra, app) in _options_of_missing_apps().items():
-            if options[flag.lstrip("-").replace("-", "_")] is not None:
-                raise CommandError(
-                    f"{flag} comes with an app: pip install '{extra}', and add '{app}' to INSTALLED_APPS.",
-                    returncode=common.USAGE,
-                )
         added = {option: value for option in extensions.worker_options() if (value := options[option.name]) is not None}
         if added and options["once"]:
             flags = ", ".join(option.flag for option in added)
@@ -231,12 +223,6 @@ class Command(BaseCommand):
             process.run()
         finally:
             ended.set()
-
-
-def _options_of_missing_apps() -> dict[str, tuple[str, str]]:
-    """Return the options of apps that are not installed, with the extra and the app that each needs."""
-    there = {option.flag for option in extensions.worker_options()}
-    return {flag: needs for flag, needs in OPTIONS_OF_APPS.items() if flag not in there}
 
 
 def _begin(options: Options, added: Mapping[WorkerOption, Any]) -> None:
