@@ -153,7 +153,7 @@ def _claim_limited(
         ]
         statements.write(places, rates)
         if refused:
-            statements.limit(refused, f"worker:{worker}")
+            transitions.limit(using, refused, f"worker:{worker}")
     admitted.claimed += claimed
     admitted.lines |= lines_to_promote
 
@@ -219,7 +219,7 @@ def promote(using: str, names: Collection[str], actor: str) -> tuple[list[Moved]
         full: set[str] = set()
         while rooms := {name: room for name, room in rooms.items() if room}:
             rows = statements.waiting(rooms, full)
-            others = _promote_rows(statements, rows, lines, actor, moved)
+            others = _promote_rows(using, rows, lines, actor, moved)
             left.update(row.limited_by for row in rows)
             # Messages that another limit refused have left their room to the next ones of the line. Those that it would
             # refuse too stay where they are: it may have room before the line gets to them.
@@ -231,7 +231,7 @@ def promote(using: str, names: Collection[str], actor: str) -> tuple[list[Moved]
 
 
 def _promote_rows(
-    statements: LimitStatements,
+    using: str,
     rows: Sequence[Candidate],
     lines: dict[str, Line],
     actor: str,
@@ -241,6 +241,7 @@ def _promote_rows(
 
     Adds to ``moved`` and ``lines``.
     """
+    statements = limit_statements(using)
     lines |= _lines(
         statements, {name: limit for row in rows for name, limit in _limits(row).items() if name not in lines}
     )
@@ -267,9 +268,9 @@ def _promote_rows(
     failpoints.reach("before_promotion")
     if promoted:
         statements.write(places, {})
-        moved += statements.promote(promoted, actor)
+        moved += transitions.promote(using, promoted, actor)
     if refused:
-        statements.limit(refused, actor)
+        transitions.limit(using, refused, actor)
     return others
 
 

@@ -23,7 +23,8 @@ from ..core.verdicts import DONE, Verdict
 from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over
 from ..project.validation import FARTHEST
-from .sql import statements
+from .sql import limit_statements, statements
+from .sql.limited import Promoted, Refused
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing
 from .sql.rows import BEGINNING, Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
@@ -328,6 +329,16 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     for failure in sorted(failures, key=lambda f: f.delivery):
         unique[failure.id] = failure
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
+
+
+def limit(using: str, refused: Sequence[Refused], actor: str) -> None:
+    """Move ``scheduled | limited → limited``. The caller holds the locks of the limits."""
+    limit_statements(using).limit(refused, actor)
+
+
+def promote(using: str, promoted: Sequence[Promoted], actor: str) -> list[Moved]:
+    """Move ``limited → scheduled``. The caller holds the locks of the limits."""
+    return limit_statements(using).promote(promoted, actor)
 
 
 def begin(using: str) -> None:

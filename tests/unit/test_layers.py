@@ -99,6 +99,63 @@ def test_a_forbidden_import_breaks_its_contract(breach: Breach, tmp_path: Path) 
     assert lint.returncode == cli.EXIT_STATUS_ERROR
 
 
+def test_only_one_module_moves_the_states_of_messages() -> None:
+    package = ROOT / "django_delayq"
+    modules = {path for path in package.rglob("*.py") if package / "record/sql" not in path.parents}
+    assert {path for path in modules if _moves(path.read_text())} == {package / "record/transitions.py"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from .sql.moves import Decision, move",
+        "from ..record.sql.postgresql import PostgreSQL",
+        "statements(using).fail(failures, wait=False)",
+        "own = limit_statements(using)\nown.promote(promoted, actor)",
+        "Message.objects.using(using).filter(pk=pk).update(state=State.DEAD)",
+    ],
+)
+def test_a_third_module_that_moves_a_state_is_noticed(code: str) -> None:
+    assert _moves(code)
+
+
+# The verbs of statements that move a state.
+MOVES = {"insert", "insert_many", "claim", "succeed", "fail", "limit", "promote"}
+STATEMENTS = {"statements", "limit_statements"}
+# The modules that only transitions, and those beside them, may use.
+OF_STATEMENTS = {"postgresql", "portable", "postgresql_limited"}
+
+
+def _moves(code: str) -> bool:
+    """Tell whether code outside of the statements' own package moves states."""
+    tree = ast.parse(code)
+    nodes = list(ast.walk(tree))
+    own = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and _is_statements(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return any(_is_move(node, own) for node in nodes)
+
+
+def _is_statements(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STATEMENTS
+
+
+def _is_move(node: ast.AST, own: set[str]) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        module = (node.module or "").rpartition(".")[2]
+        return module in OF_STATEMENTS or (module == "moves" and any(name.name == "move" for name in node.names))
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    if node.func.attr == "update" and any(keyword.arg == "state" for keyword in node.keywords):
+        return "Message" in ast.dump(node.func)
+    whose = node.func.value
+    return node.func.attr in MOVES and (_is_statements(whose) or (isinstance(whose, ast.Name) and whose.id in own))
+
+
 def test_no_string_slips_past_the_contracts() -> None:
     """Only paths that the project's settings give are imported by a string, and no other module is named by one."""
     importers, named = set(), set()
