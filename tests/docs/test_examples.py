@@ -36,6 +36,7 @@ RUN = {
     "docs/reference/extensions",
     "docs/reference/middleware",
     "docs/reference/permissions",
+    "docs/reference/record",
     "docs/reference/settings",
     "docs/reference/signals",
 }

@@ -522,6 +522,11 @@ def test_the_group_of_operators_has_its_permissions(run_page: Run) -> None:
     assert Group.objects.get(name="delayq operators").permissions.count() == 7
 
 
+def test_a_model_keeps_the_id_of_a_message_in_a_plain_column(run_page: Run) -> None:
+    field = run_page("reference/record")["message_id"]
+    assert not field.is_relation
+
+
 def test_the_examples_of_the_console_can_be_run(run_page: Run) -> None:
     names = run_page("reference/console")
     assert names["backstage"].is_registered(Message)

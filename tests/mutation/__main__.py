@@ -563,9 +563,9 @@ MUTANTS = [
     mutant(
         "message that overlooks its handler's priority",
         (
-            "django_delayq/api/scheduling.py",
-            "registry.default_priority(topic) if priority is None else validation.priority(priority)",
-            "validation.priority(priority or 0)",
+            "django_delayq/api/new_messages.py",
+            '"priority": registry.default_priority(topic),',
+            '"priority": 0,',
         ),
     ),
     mutant(
@@ -622,7 +622,7 @@ MUTANTS = [
     ),
     mutant(
         "choice on conflict without a key",
-        ("django_delayq/api/scheduling.py", "if key is None and choice is not OnConflict.ERROR:", "if False:"),
+        ("django_delayq/api/new_messages.py", "if new.on_conflict != OnConflict.ERROR:", "if False:"),
     ),
     mutant(
         "failure without a fence",
@@ -1116,7 +1116,7 @@ MUTANTS = [
     ),
     mutant(
         "functions on commit that are called again",
-        (f"{TESTING}/transactions.py", "hooks[place] = (savepoints, _done, is_robust)", "pass"),
+        (f"{TESTING}/transactions.py", "if not self._was_called:", "if True:"),
     ),
     mutant(
         "failed statement that spoils its transaction",
@@ -1233,7 +1233,7 @@ MUTANTS = [
     ),
     mutant(
         "concurrency key without a limit",
-        ("django_delayq/api/scheduling.py", "if handler.limit is None:", "if False:"),
+        ("django_delayq/api/new_messages.py", "if handler.limit is None:", "if False:"),
     ),
     mutant("due times rounded down", ("django_delayq/core/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
     mutant(

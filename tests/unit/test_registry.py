@@ -16,8 +16,8 @@ from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from django.apps import apps
 from django.test import override_settings
 
-import django_delayq
 from django_delayq import Delivered, RetryPolicy, handler
+from django_delayq.api import scheduling
 from django_delayq.core.exceptions import HandlerConflict, InvalidMessage
 from django_delayq.project import registry
 
@@ -317,8 +317,8 @@ def test_a_registered_handler_schedules_a_message_of_its_topic(monkeypatch: pyte
     async def twin(*args: Any, **options: Any) -> None:
         calls.append((args, options))
 
-    monkeypatch.setattr(django_delayq, "schedule_message", lambda *args, **options: calls.append((args, options)))
-    monkeypatch.setattr(django_delayq, "aschedule_message", twin)
+    monkeypatch.setattr(scheduling, "schedule_message", lambda *args, **options: calls.append((args, options)))
+    monkeypatch.setattr(scheduling, "aschedule_message", twin)
     close = handler(TOPIC)(local())
     close.schedule({"order": 5}, delay="15m", key="5")
     close.schedule(payload=6, using="other")

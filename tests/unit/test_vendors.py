@@ -11,7 +11,7 @@ import django_delayq
 
 PACKAGE = Path(django_delayq.__file__).parent
 # The homes of all that depends on the vendor. A migration must stand alone, so it may ask by itself.
-HOMES = {PACKAGE / "sql", PACKAGE / "console/statements"}
+HOMES = {PACKAGE / "record/sql", PACKAGE / "console/statements"}
 SOURCES = [
     path
     for path in sorted(PACKAGE.rglob("*.py"))

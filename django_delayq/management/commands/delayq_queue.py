@@ -44,11 +44,12 @@ class Command(common.DelayqCommand):
             self._resume(using, names, options)
 
     def _pause(self, using: str, names: list[str], options: dict[str, Any]) -> None:
-        end = "duration" if isinstance(options["until"], timedelta) else "until"
+        end = options["until"]
+        until, duration = (None, end) if isinstance(end, timedelta) else (end, None)
         paused = {}
         for name in names:
             try:
-                queue = pausing.pause(using, name, reason=options["reason"], **{end: options["until"]})
+                queue = pausing.pause(using, name, until=until, duration=duration, reason=options["reason"])
             except InvalidMessage as error:
                 raise CommandError(str(error), returncode=common.USAGE) from error
             self.record_action(using, "pause", name, reason=options["reason"])
