@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,12 +34,6 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 OPERATIONS_PER_PAGE = 50
-# Operations that are read for a page. Restores by workers are shown together, so that they may be more than are shown.
-OPERATIONS_READ = 500
-# Restores that workers began within this time of each other answer one loss of Redis.
-ONE_LOSS = timedelta(minutes=1)
-# Queues that a row names.
-_QUEUES_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +51,6 @@ class OperationRow:
     duration: str
     rate: str
     eta: str
-    # The operations that the row stands for, if they are several: numbers and addresses.
-    parts: tuple[tuple[str, str], ...] = ()
 
 
 def operation_row(operation: Operation, url: str, now: datetime) -> OperationRow:
@@ -128,25 +119,14 @@ class OperationAdmin(Page, _ModelAdmin):
         rows = self.get_queryset(request).order_by("-pk").defer("scope")
         if before.isascii() and before.isdigit() and len(before) <= 18:
             rows = rows.filter(pk__lt=int(before))
-        read = list(rows[: OPERATIONS_READ + 1])
-        events = together(read[:OPERATIONS_READ])
+        read = list(rows[: OPERATIONS_PER_PAGE + 1])
+        shown = read[:OPERATIONS_PER_PAGE]
         now = transitions.now(rows.db)
-        shown = events[:OPERATIONS_PER_PAGE]
-        last = shown[-1][-1].pk if shown else None
         return {
-            "operations": [self._row(event, now) for event in shown],
-            "older": last if read and read[-1].pk != last else None,
-            "is_unserved": self._is_unserved([row for event in shown for row in event], rows.db, now),
+            "operations": [operation_row(row, page.admin_url(self, Operation, "change", row.pk), now) for row in shown],
+            "older": shown[-1].pk if len(read) > len(shown) else None,
+            "is_unserved": self._is_unserved(shown, rows.db, now),
         }
-
-    def _row(self, event: list[Operation], now: datetime) -> OperationRow:
-        """Return one operation, or the restores after one loss of Redis, as a row."""
-        urls = [page.admin_url(self, Operation, "change", row.pk) for row in event]
-        row = operation_row(event[0] if len(event) == 1 else _sum(event), urls[-1], now)
-        if len(event) == 1:
-            return row
-        parts = zip((f"#{one.pk}" for one in reversed(event)), reversed(urls), strict=True)
-        return replace(row, parts=tuple(parts))
 
     def changeform_view(
         self,
@@ -230,56 +210,6 @@ class OperationAdmin(Page, _ModelAdmin):
     def _is_unserved(self, shown: list[Operation], using: str, now: datetime) -> bool:
         """Tell whether an operation is open and no worker is alive to do it."""
         return any(row.state in operations.OPEN for row in shown) and not stats.alive(using, now)
-
-
-def together(rows: list[Operation]) -> list[list[Operation]]:
-    """Put the restores that workers began after one loss of Redis together; every other operation stands alone.
-
-    The rows are the newest first, and so are the answer and its lists.
-    """
-    events: list[list[Operation]] = []
-    loss: list[Operation] | None = None
-    for row in rows:
-        is_restore = row.action == operations.RestoreWork.name and row.started_by.startswith("worker:")
-        if is_restore and loss is not None and loss[-1].created_at - row.created_at <= ONE_LOSS:
-            loss.append(row)
-            continue
-        events.append([row])
-        if is_restore:
-            loss = events[-1]
-    return events
-
-
-def _sum(event: list[Operation]) -> Operation:
-    """Return the sum of several restores, as an operation that is not in the database."""
-    queues = sorted({row.described for row in event})
-    named = ", ".join(queues[:_QUEUES_NAMED]) + (", …" if len(queues) > _QUEUES_NAMED else "")
-    worst = (
-        *(OperationState.FAILED, OperationState.STOPPED, OperationState.RUNNING, OperationState.QUEUED),
-        OperationState.DONE,
-    )
-    outcomes: Counter[str] = Counter()
-    for row in event:
-        outcomes.update(row.outcomes)
-    ended = [row.finished_at for row in event if row.finished_at]
-    totals = [row.total for row in event if row.total is not None]
-    actors = sorted({row.started_by for row in event})
-    return Operation(
-        pk=event[-1].pk,
-        action=event[0].action,
-        state=min((OperationState(row.state) for row in event), key=worst.index),
-        described=ngettext("%(count)d queue: %(names)s", "%(count)d queues: %(names)s", len(queues))
-        % {"count": len(queues), "names": named},
-        started_by=actors[0]
-        if len(actors) == 1
-        else ngettext("%(count)d worker", "%(count)d workers", len(actors)) % {"count": len(actors)},
-        created_at=min(row.created_at for row in event),
-        started_at=min((row.started_at for row in event if row.started_at), default=None),
-        finished_at=max(ended) if len(ended) == len(event) else None,
-        total=sum(totals) if len(totals) == len(event) else None,
-        done=sum(row.done for row in event),
-        outcomes=dict(outcomes),
-    )
 
 
 def _arguments(operation: Operation) -> list[tuple[str, str]]:
