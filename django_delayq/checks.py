@@ -107,16 +107,16 @@ FOLLOWED = [getattr(models, name, None) for name in ("DB_CASCADE", "DB_SET_NULL"
 
 
 def check_foreign_keys(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Find the foreign keys because of which the database would not delete old messages: ``delayq.E009``."""
+    """Find the foreign keys because of which the database would not delete old messages: ``delayq.W004``."""
     from .models import Message
 
     keys = [getattr(relation, "field", None) for relation in Message._meta.get_fields(include_hidden=True)]
     return [
-        checks.Error(
+        checks.Warning(
             f"{key.model._meta.label}.{key.name} is a foreign key to messages.",
             hint="Keep the id in a BigIntegerField: a message that a row refers to is never deleted.",
             obj=key,
-            id="delayq.E009",
+            id="delayq.W004",
         )
         for key in keys
         if isinstance(key, models.ForeignKey) and _keeps_messages(key)

@@ -272,6 +272,18 @@ MUTANTS = [
         (f"{WORKER}/upkeep/janitor.py", "pruning, self._pruning = self._pruning, None", "pruning = self._pruning"),
     ),
     mutant(
+        "message moved on the replica that it was read from",
+        (
+            ACTIONS,
+            "using = using or router.db_for_write(Message, **hints)",
+            "using = using or (target._state.db if hints else router.db_for_write(Message))",
+        ),
+    ),
+    mutant(
+        "message purged while a row refers to it",
+        ("django_delayq/record/purge.py", "rows = rows.filter(~Q(ReferredTo(reference)))", "pass"),
+    ),
+    mutant(
         "janitor that does not rest",
         (f"{WORKER}/upkeep/janitor.py", "return REST * (time", "return 0 * (time"),
     ),

@@ -145,10 +145,10 @@ def test_a_password_in_a_wrong_url_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("on_delete", ON_DELETE)
-def test_a_foreign_key_to_messages_is_e009(on_delete: str) -> None:
+def test_a_foreign_key_to_messages_is_w004(on_delete: str) -> None:
     with known_model(ON_DELETE[on_delete]):
         (message,) = run_checks(tags=["delayq"])
-        assert (message.id, message.msg) == ("delayq.E009", "tests_app.Receipt.message is a foreign key to messages.")
+        assert (message.id, message.msg) == ("delayq.W004", "tests_app.Receipt.message is a foreign key to messages.")
     assert found() == []
 
 
