@@ -6,8 +6,11 @@ import json
 import os
 from functools import reduce
 from importlib import import_module
+from pkgutil import walk_packages
 
 from django.apps import AppConfig
+
+from django_delayq import worker
 
 
 class TestAppConfig(AppConfig):
@@ -22,6 +25,12 @@ class TestAppConfig(AppConfig):
         import_module("tests.app.children")
         for place, value in json.loads(os.environ.get("DELAYQ_TEST_PACE", "{}")).items():
             module, *owner, name = place.split(".")
-            there = reduce(getattr, owner, import_module(f"django_delayq.worker.{module}"))
+            there = reduce(getattr, owner, import_module(_worker_module(module)))
             assert hasattr(there, name), place
             setattr(there, name, value)
+
+
+def _worker_module(name: str) -> str:
+    """Return the whole name of a module of the worker."""
+    modules = (module.name for module in walk_packages(worker.__path__, f"{worker.__name__}."))
+    return next(module for module in modules if module.endswith(f".{name}"))

@@ -497,7 +497,7 @@ def test_only_plain_tcp_keeps_puts_back() -> None:
 PROGRAM = """
 import sys
 from datetime import UTC, datetime, timedelta
-from django_delayq import conf
+from django_delayq.project import conf
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 broker = RedisBroker(conf.parse({"REDIS": sys.argv[1]})[0], "default", timeout=5.0)

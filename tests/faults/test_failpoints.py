@@ -17,7 +17,7 @@ from django.db import OperationalError, connection, connections
 
 from django_delayq.core import failpoints
 
-PACKAGE = Path(failpoints.__file__).parent
+PACKAGE = Path(failpoints.__file__).parents[1]
 
 
 def reaching(text: str | None, code: str = "") -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def reaching(text: str | None, code: str = "") -> subprocess.CompletedProcess[st
         environment[failpoints.ENVIRONMENT] = text
     program = f"""
 import os
-from django_delayq import failpoints
+from django_delayq.core import failpoints
 {code}
 for number in range(1, 4):
     try:

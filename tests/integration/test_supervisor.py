@@ -82,8 +82,8 @@ import django
 
 django.setup()
 
-from django_delayq.worker import supervisor
-from django_delayq.worker.parts.options import Options
+from django_delayq.core.worker_options import Options
+from django_delayq.worker.processes import supervisor
 
 
 def die(self, page, name_write):
@@ -106,8 +106,8 @@ import django
 django.setup()
 gc.set_threshold(700, 11, 12)
 
-from django_delayq.worker import process, supervisor
-from django_delayq.worker.parts.options import Options
+from django_delayq.core.worker_options import Options
+from django_delayq.worker.processes import process, supervisor
 
 
 def run(self, watch):

@@ -12,7 +12,7 @@ from django_delayq import handler
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.recurring import Schedule, create_schedule, extension, pause_schedule, recurring, run_schedule
+from django_delayq.recurring import Schedule, create_schedule, pause_schedule, recurring, run_schedule, services
 from django_delayq.recurring.declarations import Declaration, collect
 from django_delayq.recurring.models import Declarations, Occurrence
 from django_delayq.recurring.services import Declarer, Scheduler
@@ -357,16 +357,16 @@ def test_rows_of_forgotten_versions_are_deleted(code: Code, clock: Clock) -> Non
 @database
 def test_the_scheduler_comes_back_when_the_next_occurrence_is_due(clock: Clock) -> None:
     scheduler = Scheduler(DB, "w")
-    assert scheduler.tick() == extension.LOOK_INTERVAL
+    assert scheduler.tick() == services.LOOK_INTERVAL
     create_schedule("s", "t.ok", every="1h")
-    assert scheduler.tick() == extension.LOOK_INTERVAL
+    assert scheduler.tick() == services.LOOK_INTERVAL
     clock.advance(minutes=59, seconds=58)
-    assert scheduler.tick() == pytest.approx(2 + extension.AFTER_DUE)
+    assert scheduler.tick() == pytest.approx(2 + services.AFTER_DUE)
     clock.advance(seconds=2)
-    assert scheduler.tick() == extension.WAITING_INTERVAL
+    assert scheduler.tick() == services.WAITING_INTERVAL
     assert occurrences() == ["13:00"]
     deliver(clock)
-    assert scheduler.tick() == extension.LOOK_INTERVAL
+    assert scheduler.tick() == services.LOOK_INTERVAL
     assert occurrences() == ["13:00", "14:00"]
     made = Message.objects.get(headers__occurrence="2050-03-01T14:00:00Z").transitions.get()
     assert made.actor == "worker:w"
@@ -389,7 +389,7 @@ def test_one_wrong_schedule_does_not_stop_the_others(clock: Clock, caplog: pytes
 
 @database
 def test_more_schedules_than_one_tick_advances_are_all_advanced(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "ADVANCED_TOGETHER", 2)
+    monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
     for number in range(5):
         create_schedule(f"s{number}", "t.ok", every="1h", missed="all")
     clock.advance(hours=1)
@@ -400,6 +400,6 @@ def test_more_schedules_than_one_tick_advances_are_all_advanced(clock: Clock, mo
 
 
 def test_only_workers_with_the_role_have_the_services() -> None:
-    made = extension.RecurringExtension(DB, "w")
+    made = services.RecurringExtension(DB, "w")
     assert list(made.services(frozenset({"consumer"}))) == []
     assert [service.name for service in made.services(frozenset({"scheduler"}))] == ["declarer", "scheduler"]

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from ...core import actors
 from ...extensions import Service
 from ...models import Worker
+from ...record.sql.sessions import own_transaction
 
 HEARTBEAT_INTERVAL = 10.0
 
@@ -32,17 +33,19 @@ class Heartbeat(Service):
         """Update the row, or write it when there is none."""
         rows = Worker.objects.using(self.using)
         queues = list(self.queues())
-        if not rows.filter(name=self.worker).update(seen_at=Now(), queues=queues):
-            rows.create(
-                name=self.worker,
-                host=actors.host(),
-                pid=os.getpid(),
-                threads=self.threads,
-                queues=queues,
-                topics=self.topics,
-                started_at=Now(),
-                seen_at=Now(),
-            )
+        # At SERIALIZABLE, which a project may ask for, it would fail beside others that read the table.
+        with own_transaction(self.using):
+            if not rows.filter(name=self.worker).update(seen_at=Now(), queues=queues):
+                rows.create(
+                    name=self.worker,
+                    host=actors.host(),
+                    pid=os.getpid(),
+                    threads=self.threads,
+                    queues=queues,
+                    topics=self.topics,
+                    started_at=Now(),
+                    seen_at=Now(),
+                )
         return HEARTBEAT_INTERVAL
 
     def delete(self) -> None:
