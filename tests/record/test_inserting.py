@@ -1,4 +1,4 @@
-"""A message is inserted without a cursor where psycopg lets it, and with the same result."""
+"""A message is inserted with the same result whatever the server has kept of the statement, and in any transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -18,7 +17,6 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from psycopg.generators import execute
 
 from django_delayq import schedule_message
 from django_delayq.api.new_messages import checked
@@ -26,11 +24,10 @@ from django_delayq.models import Message
 from django_delayq.project import validation
 from django_delayq.record import transitions
 from django_delayq.record.identity import forget_identity, identity
-from django_delayq.record.sql import libpq, postgresql
 from django_delayq.record.sql.rows import NewMessage
-from django_delayq.record.sql.sessions import FAILED, IDLE, UNKNOWN, Session
+from django_delayq.record.sql.sessions import IDLE, UNKNOWN
 from tests.transactions import lock_table, unfinished, waits_for_a_lock
-from tests.workers import PATIENCE, eventually
+from tests.workers import eventually
 
 from .steps import TOPIC
 
@@ -43,24 +40,14 @@ def _needs_postgresql() -> None:
         pytest.skip("needs PostgreSQL")
 
 
-@pytest.fixture
-def by_cursor(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Statements that cursors ran, after one that knows the identity of the database and one whose plan is kept."""
+@pytest.fixture(autouse=True)
+def _kept_by_the_server(_needs_postgresql: None) -> Iterator[None]:
+    """Insert until the server keeps the plan of the statement, on a connection that no other test has used."""
     identity("default")
     connections.close_all()
-    ran: list[str] = []
-    run = postgresql._run
-
-    def noted(raw: Any, session: Session, sql: str, parameters: Any, **how: Any) -> Any:
-        ran.append(sql)
-        return run(raw, session, sql, parameters, **how)
-
-    monkeypatch.setattr(postgresql, "_run", noted)
     for _ in range(3):
         schedule(0)
-    assert len(ran) == 2
-    ran.clear()
-    yield ran
+    yield
     connections.close_all()
 
 
@@ -75,44 +62,24 @@ def numbers() -> list[int]:
     return list(Message.objects.order_by("pk").values_list("payload__number", flat=True))
 
 
-def test_a_statement_that_is_kept_needs_no_cursor(by_cursor: list[str]) -> None:
-    for number in range(5):
-        schedule(number)
-    assert by_cursor == []
-    assert numbers() == [0, 0, 0, *range(5)]
-
-
-def test_no_cursor_is_needed_in_a_transaction_that_has_begun(by_cursor: list[str]) -> None:
-    with transaction.atomic():
-        schedule(1)
-        assert len(by_cursor) == 1
-        schedule(2)
-        with transaction.atomic():
-            schedule(3)
-    assert len(by_cursor) == 1
-    assert numbers() == [0, 0, 0, 1, 2, 3]
-
-
-def test_a_transaction_that_is_to_begin_begins(by_cursor: list[str]) -> None:
+def test_a_transaction_that_is_to_begin_begins() -> None:
     with transaction.atomic():
         schedule(1)
         transaction.set_rollback(True)
     assert numbers() == [0, 0, 0]
 
 
-def test_what_a_rollback_drops_is_kept_anew(by_cursor: list[str]) -> None:
+def test_a_rollback_costs_no_later_message() -> None:
     for number in (1, 2):
         with transaction.atomic():
             schedule(1)
             transaction.set_rollback(True)
-        by_cursor.clear()
         schedule(number)
         schedule(number)
-        assert len(by_cursor) == 1
     assert numbers() == [0, 0, 0, 1, 1, 2, 2]
 
 
-def test_a_savepoint_is_undone(by_cursor: list[str]) -> None:
+def test_a_savepoint_is_undone() -> None:
     with transaction.atomic():
         schedule(1)
         with transaction.atomic():
@@ -124,33 +91,31 @@ def test_a_savepoint_is_undone(by_cursor: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", ["DISCARD ALL", "DEALLOCATE ALL"])
-def test_a_statement_that_the_server_lost_is_sent_in_full(by_cursor: list[str], words: str) -> None:
+def test_a_statement_that_the_server_lost_is_sent_again(words: str) -> None:
     # Past psycopg, as a pooler does it.
     connection.connection.pgconn.exec_(words.encode())
     schedule(1)
     assert numbers() == [0, 0, 0, 1]
 
 
-def test_a_connection_that_takes_other_texts_gets_them_from_a_cursor(by_cursor: list[str]) -> None:
+def test_a_connection_with_another_encoding_gets_its_texts_in_that() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET client_encoding = 'LATIN1'")
     messages = [schedule_message(TOPIC, {"text": "é"}, due_at=DUE) for _ in range(3)]
-    assert len(by_cursor) == 3
     connections.close_all()
     for message in messages:
         message.refresh_from_db()
         assert message.payload == {"text": "é"}
 
 
-def test_a_pipeline_is_left_to_psycopg(by_cursor: list[str]) -> None:
+def test_a_message_is_inserted_in_a_pipeline() -> None:
     connection.ensure_connection()
     with connection.connection.pipeline():
         schedule(1)
-        assert len(by_cursor) == 1
     assert numbers() == [0, 0, 0, 1]
 
 
-def test_an_error_is_that_of_a_cursor(by_cursor: list[str]) -> None:
+def test_an_error_is_the_same_when_the_statement_is_kept() -> None:
     new = checked(TOPIC, {"number": 1}, {"due_at": DUE})
     errors = []
     for _ in range(2):
@@ -159,10 +124,9 @@ def test_an_error_is_that_of_a_cursor(by_cursor: list[str]) -> None:
         assert isinstance(caught.value.__cause__, psycopg.errors.CheckViolation)
         assert caught.value.__cause__.diag.constraint_name == "delayq_priority"
         errors.append(str(caught.value).splitlines()[0])
-        # The next time a cursor runs it.
+        # A new connection keeps no statement.
         connections.close_all()
     assert errors[0] == errors[1]
-    assert len(by_cursor) == 1
     with pytest.raises(DataError), transaction.atomic():
         transitions.insert("default", new._replace(topic="x" * 200), "")
     schedule(2)
@@ -181,7 +145,8 @@ def wait_until_it_waits(pid: int) -> None:
         connections.close_all()
 
 
-def test_a_statement_that_waits_for_a_lock_can_be_interrupted(by_cursor: list[str]) -> None:
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_statement_that_waits_for_a_lock_can_be_interrupted(in_transaction: bool) -> None:
     main, connected = threading.get_ident(), connection.connection
     pid = connected.info.backend_pid
     assert threading.main_thread().ident == main
@@ -194,7 +159,7 @@ def test_a_statement_that_waits_for_a_lock_can_be_interrupted(by_cursor: list[st
     thread = threading.Thread(target=interrupt)
     with unfinished(lock):
         thread.start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), transaction.atomic() if in_transaction else nullcontext():
             schedule(1)
         thread.join()
         assert connected.info.transaction_status in (IDLE, UNKNOWN)
@@ -202,69 +167,16 @@ def test_a_statement_that_waits_for_a_lock_can_be_interrupted(by_cursor: list[st
             # psycopg gives the server five seconds to stop the statement, which a busy machine may need for other work.
             connection.close()
     schedule(2)
-    assert is_left or (by_cursor, numbers()) == ([], [0, 0, 0, 2])
+    assert is_left or numbers() == [0, 0, 0, 2]
     assert 2 in numbers()
 
 
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_a_statement_can_be_interrupted_before_its_answer_is_waited_for(
-    by_cursor: list[str], monkeypatch: pytest.MonkeyPatch, in_transaction: bool
-) -> None:
-    connected, pid = connection.connection, connection.connection.info.backend_pid
-    # A busy machine may take more than the usual seconds to stop the statement.
-    monkeypatch.setattr(libpq, "CANCEL_WITHIN", PATIENCE)
-
-    def interrupt(_pgconn: Any) -> None:
-        monkeypatch.setattr(libpq, "execute", execute)
-        thread = threading.Thread(target=wait_until_it_waits, args=(pid,))
-        thread.start()
-        thread.join()
-        raise KeyboardInterrupt
-
-    with unfinished(lock), transaction.atomic() if in_transaction else nullcontext():
-        if in_transaction:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT 1")
-        monkeypatch.setattr(libpq, "execute", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            schedule(1)
-        assert connected.info.transaction_status == (FAILED if in_transaction else IDLE)
-        if in_transaction:
-            transaction.set_rollback(True)
-    schedule(2)
-    assert connection.connection is connected
-    assert numbers() == [0, 0, 0, 2]
-
-
-def test_a_connection_whose_statement_nobody_can_stop_is_closed(
-    by_cursor: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(_pgconn: Any) -> None:
-        raise KeyboardInterrupt
-
-    def fail(**_how: Any) -> None:
-        raise psycopg.OperationalError("no answer")
-
-    monkeypatch.setattr(libpq, "execute", interrupt)
-    monkeypatch.setattr(connection.connection, "cancel_safe", fail)
-    with pytest.raises(KeyboardInterrupt):
-        schedule(1)
-    assert connection.connection.closed
-
-
-def test_the_identity_of_the_database_comes_with_the_row(by_cursor: list[str]) -> None:
+def test_the_identity_of_the_database_comes_with_the_row() -> None:
     known = identity("default")
     for _ in range(2):
         forget_identity("default")
         schedule(1)
-    assert len(by_cursor) == 1
     assert identity("default") == known
-
-
-def test_a_psycopg_without_a_table_of_names_has_cursors_run_everything() -> None:
-    session = Session(keeps_plans=True, is_read_committed=True)
-    libpq.note(SimpleNamespace(), session, "SELECT %(a)s")
-    assert libpq.run(SimpleNamespace(), session, "SELECT %(a)s", {"a": 1}, [libpq.integer]) is None
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
@@ -286,11 +198,10 @@ news = st.builds(
 
 @hypothesis_settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(new=news)
-def test_the_same_row_is_written_as_by_a_cursor(by_cursor: list[str], new: NewMessage) -> None:
+def test_a_kept_statement_writes_the_same_row(new: NewMessage) -> None:
     rows = []
-    # The second time at the latest no cursor runs the statement.
+    # The second time at the latest the server has kept the statement.
     for _ in range(3):
-        ran = len(by_cursor)
         inserted = transitions.insert("default", new, "é")
         assert inserted is not None
         message = Message.objects.get(pk=inserted.id)
@@ -300,7 +211,6 @@ def test_the_same_row_is_written_as_by_a_cursor(by_cursor: list[str], new: NewMe
         due = message.due_at if new.due_at else None
         expires = message.expires_at and message.expires_at - message.due_at
         rows.append((row, due, expires))
-    assert len(by_cursor) == ran
     assert rows[0] == rows[1] == rows[2]
 
 
@@ -312,10 +222,9 @@ COMPARED = [
 ]
 
 
-def test_a_payload_of_many_kilobytes_arrives(by_cursor: list[str]) -> None:
+def test_a_payload_of_many_kilobytes_arrives() -> None:
     payload = {"text": "x" * 250_000}
     messages = [schedule_message(TOPIC, payload, due_at=DUE) for _ in range(3)]
-    assert by_cursor == []
     for message in messages:
         message.refresh_from_db()
         assert message.payload == payload
