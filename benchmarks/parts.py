@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 from .own_servers import own_servers
 
@@ -67,7 +66,6 @@ def _parts() -> list[Part]:
     from django_delayq.models import Message
     from django_delayq.record import transitions
     from django_delayq.record.identity import identity
-    from django_delayq.record.sql import libpq
     from django_delayq.record.sql.rows import NewMessage
 
     from .floors import postgres_alone
@@ -93,7 +91,6 @@ def _parts() -> list[Part]:
         Part("SELECT 1, by psycopg", lambda: raw.execute("SELECT 1")),
         Part("a row of one number, by psycopg", lambda: raw.execute("INSERT INTO one_number VALUES (1)")),
         Part("a narrow row and a log row, by psycopg", lambda: postgres_alone.send(PAYLOAD, due.timestamp())),
-        Part("our row, by a cursor", insert, patch.object(libpq, "run", lambda *_: None)),
         Part("our row", insert),
         Part("schedule_message() without Redis", schedule, without_redis),
         Part("schedule_message()", schedule),

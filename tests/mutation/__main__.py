@@ -92,7 +92,6 @@ LIMITS = "django_delayq/core/limits.py"
 ADMISSION = "django_delayq/record/admission.py"
 LIMITS_SQL = "django_delayq/record/sql/postgresql_limited.py"
 SQL = "django_delayq/record/sql/postgresql.py"
-LIBPQ = "django_delayq/record/sql/libpq.py"
 MOVES = "django_delayq/record/sql/moves.py"
 TRANSITIONS = "django_delayq/record/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
@@ -591,26 +590,6 @@ MUTANTS = [
     mutant(
         "cursor that is kept with all the rows of its last answer",
         (SQL, "if len(rows) <= MOST_ROWS_KEPT:", "if True:"),
-    ),
-    mutant(
-        "statement without a cursor that begins no transaction",
-        (LIBPQ, "status != IDLE or not raw.autocommit", "status != IDLE"),
-    ),
-    mutant(
-        "statement without a cursor that a rollback has dropped",
-        (LIBPQ, "noted.names.get(noted.key)", "dict(noted.names).setdefault(noted.key, b'_pg3_0')"),
-    ),
-    mutant(
-        "statement without a cursor in an open pipeline",
-        (LIBPQ, "or pgconn.pipeline_status", "or False"),
-    ),
-    mutant(
-        "statement without a cursor in another encoding",
-        (LIBPQ, 'or pgconn.parameter_status(b"client_encoding") != b"UTF8"', "or False"),
-    ),
-    mutant(
-        "statement that always takes a cursor",
-        (LIBPQ, "session.noted[sql] = ", "_ = "),
     ),
     mutant(
         "cursor that reads times in a former time zone",

@@ -26,7 +26,6 @@ from ...core.outcomes import error_kind
 from ...core.states import LIVE, WAITING, State
 from ...models import Message
 from ..identity import known_identity, learn_identity
-from . import libpq
 from .expressions import Microseconds
 from .moves import IDENTITY
 from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket, decoded
@@ -438,13 +437,6 @@ SELECT k.conrelid::regclass::text, quote_ident(a.attname)
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
 
 
-# What the columns of an inserted row hold, if this process knows the identity of the database (True) or not.
-INSERTED: dict[bool, tuple[libpq.Column, ...]] = {
-    True: (libpq.integer, libpq.time, libpq.time),
-    False: (libpq.integer, libpq.time, libpq.time, libpq.uuid),
-}
-
-
 @cache
 def _insert(given: tuple[str, ...], *, knows: bool) -> str:
     """Return the statement that inserts a message with these values.
@@ -497,23 +489,18 @@ class PostgreSQL:
     def __init__(self, using: str) -> None:
         self.using = using
 
-    def _rows(
-        self, sql: str, parameters: Any, *, keep: bool = True, columns: Sequence[libpq.Column] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Run a statement. ``keep``: the server keeps its plan, if the session may have plans that are kept.
-
-        With ``columns`` it runs without a cursor if it can: see ``libpq.run``.
-        """
+    def _rows(self, sql: str, parameters: Any, *, keep: bool = True) -> list[tuple[Any, ...]]:
+        """Run a statement. ``keep``: the server keeps its plan, if the session may have plans that are kept."""
         connection = connections[self.using]
         try:
-            return self._fetch(connection, sql, parameters, keep=keep, columns=columns)
+            return self._fetch(connection, sql, parameters, keep=keep)
         except NotSupportedError:
             # A migration has changed the type of a column in a plan that the server keeps: that plan would fail for
             # ever.
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             connection.close()
-            return self._fetch(connection, sql, parameters, keep=keep, columns=columns)
+            return self._fetch(connection, sql, parameters, keep=keep)
         except (OperationalError, ProgrammingError) as error:
             # The server lost the prepared statement, or has another one under its name: the statement did not run.
             if getattr(error.__cause__, "sqlstate", None) not in LOST_STATEMENT:
@@ -523,11 +510,9 @@ class PostgreSQL:
                 session.keeps_plans = False
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
-            return self._fetch(connection, sql, parameters, keep=keep, columns=columns)
+            return self._fetch(connection, sql, parameters, keep=keep)
 
-    def _fetch(
-        self, connection: Any, sql: str, parameters: Any, *, keep: bool, columns: Sequence[libpq.Column]
-    ) -> list[tuple[Any, ...]]:
+    def _fetch(self, connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
         """Run a statement at READ COMMITTED, or at the level of the transaction that is open."""
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
@@ -537,28 +522,19 @@ class PostgreSQL:
         if session is None:
             session = ask_session(connection)
         if session.is_read_committed or connection.in_atomic_block or not connection.get_autocommit():
-            return self._execute(connection, sql, parameters, keep=keep, columns=columns)
+            return self._execute(connection, sql, parameters, keep=keep)
         with own_transaction(self.using):
-            return self._execute(connection, sql, parameters, keep=keep, columns=columns)
+            return self._execute(connection, sql, parameters, keep=keep)
 
     @staticmethod
-    def _execute(
-        connection: Any, sql: str, parameters: Any, *, keep: bool, columns: Sequence[libpq.Column] = ()
-    ) -> list[tuple[Any, ...]]:
+    def _execute(connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
         """Run a statement, and let the server keep its plan: planning one of these takes longer than running it."""
         if clock.of_tests is not None:
             # Each text is another one: the server would keep its plan in vain.
             sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{clock.of_tests().isoformat()}'"), False
         raw = connection.connection
-        session: Session = raw.delayq_session
         with connection.wrap_database_errors:
-            if not (columns and keep):
-                return _run(raw, session, sql, parameters, keep=keep)
-            rows = libpq.run(raw, session, sql, parameters, columns)
-            if rows is None:
-                rows = _run(raw, session, sql, parameters, keep=keep)
-                libpq.note(raw, session, sql)
-            return rows
+            return _run(raw, raw.delayq_session, sql, parameters, keep=keep)
 
     def now(self) -> datetime:
         return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
@@ -586,7 +562,7 @@ class PostgreSQL:
         parameters: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         given = tuple(parameters) if new.own is None else (*parameters, "own")
         knows = bool(known_identity(self.using))
-        rows = self._rows(_insert(given, knows=knows), parameters, columns=INSERTED[knows])
+        rows = self._rows(_insert(given, knows=knows), parameters)
         if not rows:
             return None
         if not knows:
@@ -698,7 +674,8 @@ class PostgreSQL:
     def begin(self) -> None:
         connection = connections[self.using]
         with connection.wrap_database_errors:
-            libpq.begin(connection.connection)
+            # psycopg begins a transaction with its first statement. Django would count this among the handler's.
+            connection.connection.execute("SELECT 1", prepare=False)
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
         parameters: dict[str, Any] = {

@@ -62,8 +62,6 @@ class Session:
     # The cursor for the next statement, by the time zone of the session, in which it reads times, and the encoding of
     # its texts. It is taken out while it is in use: threads may share a connection.
     cursors: dict[tuple[bytes | None, bytes | None], Any] = field(default_factory=dict)
-    # How psycopg names the statements that run without a cursor: see ``libpq``.
-    noted: dict[str, Any] = field(default_factory=dict)
 
 
 def known_session(connection: BaseDatabaseWrapper) -> Session | None:
