@@ -277,14 +277,11 @@ class Index(Broker, Protocol):
     These methods serve the publisher, the loader, the sweeper, the restore, the consistency check and the console.
     """
 
-    def put_nowait(self, queue: str, entries: Sequence[Entry], *, gather: bool = False) -> int:
-        """Send a put without waiting for its answer. Return how many earlier puts turned out to have succeeded.
+    def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
+        """Send a put without waiting for its answer. Return whether an earlier put turned out to have succeeded.
 
-        ``gather``: the ids are new, and not due for a while. The put may be sent together with later ones, some 0.2 s
-        later at most, and makes nothing later than it is.
-
-        Raises the error in the answer to an earlier put, or ``BrokerUnavailable`` when an answer took longer than the
-        timeout.
+        Waits for the answer to the put before it, and raises the error in that, or ``BrokerUnavailable`` when it took
+        longer than the timeout.
         """
 
     def flush(self) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import socket
-import ssl
 from collections import deque
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -191,11 +190,6 @@ def socket_of(raw: Any) -> socket.socket:
     """
     found: socket.socket = raw._sock
     return found
-
-
-def is_plain_tcp(raw: socket.socket) -> bool:
-    """Return whether what is sent on a socket is sent by TCP as it is: not by a Unix socket, and not encrypted."""
-    return raw.family in (socket.AF_INET, socket.AF_INET6) and not isinstance(raw, ssl.SSLSocket)
 
 
 def describe(settings: Settings) -> str:

@@ -27,11 +27,6 @@ RETRY_AFTER = 1.0
 # The clocks of hosts, of the database and of Redis may differ by nearly this much: a new message is put if it is due
 # within HORIZON and this from now. Seconds.
 CLOCK_MARGIN = 60.0
-# Redis learns at once of new messages that are due within these seconds by this host's clock, which may be wrong: then
-# one may be late by some 0.2 s. It learns at once of more than a few messages, too. Puts of a few messages that are due
-# later may be sent together with the next ones.
-SOON = 1.0
-FEW = 10
 # The identity of a database that has none.
 NOBODY = "nobody"
 # Told about messages where there is no Redis. The testing module puts itself here.
@@ -52,14 +47,14 @@ class Publisher:
         self._refused = ""
         self._lock = threading.Lock()
 
-    def put(self, queue: str, entries: list[Entry], *, gather: bool = False) -> None:
-        """Put messages that were committed. ``gather``: as in ``Index.put_nowait``."""
+    def put(self, queue: str, entries: list[Entry]) -> None:
+        """Put messages that were committed."""
 
         def put() -> bool:
             failpoints.reach("before_put")
-            answers = self.broker.put_nowait(queue, entries, gather=gather)
+            answered = self.broker.put_nowait(queue, entries)
             failpoints.reach("after_put")
-            return answers > 0
+            return answered
 
         self._try(put)
 
@@ -67,13 +62,10 @@ class Publisher:
         """Put messages that were just committed for the first time. Those that a loader brings in time are left out."""
         # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that does
         # so reads the record afterwards, and finds the message.
-        now = time.time()
-        farthest_us = (now + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
+        farthest_us = (time.time() + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
         near = [entry for entry in entries if entry.due_us <= farthest_us]
         if near:
-            soon_us = (now + SOON) * 1e6
-            gather = len(near) <= FEW and all(entry.due_us > soon_us for entry in near)
-            self.put(queue, near, gather=gather)
+            self.put(queue, near)
 
     def remove(self, queue: str, ids: list[int]) -> None:
         """Remove messages whose end was committed."""

@@ -37,7 +37,7 @@ from .base import (
 from .connection import connect
 from .keys import BAND, RANKS, Keys, keys, namespace
 from .listener import Listener
-from .pipelined import PipelinedConnections
+from .puts import PutConnections, SentPut
 from .scripted import ScriptConnections
 
 # More ids than any queue has.
@@ -140,8 +140,8 @@ class RedisBroker:
         return connect(self.settings, timeout=self.timeout)
 
     @cached_property
-    def _pipelined(self) -> PipelinedConnections:
-        return PipelinedConnections(lambda: self.client.connection_pool, self.timeout)
+    def _puts(self) -> PutConnections:
+        return PutConnections(lambda: self.client.connection_pool)
 
     @cached_property
     def _scripted(self) -> ScriptConnections:
@@ -170,9 +170,9 @@ class RedisBroker:
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids."""
         k = self.keys(queue)
-        if "_pipelined" in self.__dict__:
+        if "_puts" in self.__dict__:
             # A put of the same message would bring its id back when it arrived after this call.
-            self._pipelined.flush()
+            self._puts.flush()
         for start in range(0, len(ids), IDS_PER_CALL):
             some = ids[start : start + IDS_PER_CALL]
             answer = scripts.load("remove")(self.client, k, some, identity=self.identity())
@@ -298,8 +298,8 @@ class RedisBroker:
         """Wait for the answers to all puts, and close all connections."""
         if self._listener is not None:
             self._listener.close()
-        if "_pipelined" in self.__dict__:
-            self._pipelined.close()
+        if "_puts" in self.__dict__:
+            self._puts.close()
         if self._client is not None:
             with contextlib.suppress(Exception):
                 self._client.close()
@@ -308,19 +308,19 @@ class RedisBroker:
     # --- Index --------------------------------------------------------------------------------------------------------
 
     @_translated
-    def put_nowait(self, queue: str, entries: Sequence[Entry], *, gather: bool = False) -> int:
+    def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
         """Send a put without waiting for its answer."""
         k = self.keys(queue)
-        answers = 0
+        answered = False
         for start in range(0, len(entries), IDS_PER_CALL):
             some = _flat(entries[start : start + IDS_PER_CALL])
-            answers += self._pipelined.put(k, self.identity(), self.now, some, gather=gather)
-        return answers
+            answered |= self._puts.put(SentPut(k, self.identity(), self.now, some))
+        return answered
 
     @_translated
     def flush(self) -> None:
         """Wait for the answers to all puts of ``put_nowait``."""
-        self._pipelined.flush()
+        self._puts.flush()
 
     @_translated
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:

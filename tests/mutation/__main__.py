@@ -86,7 +86,6 @@ ACTIONS = "django_delayq/api/actions.py"
 ENGINE = "django_delayq/restore/engine.py"
 MIDDLEWARE = "django_delayq/middleware.py"
 PUBLISHER = "django_delayq/broker/publisher.py"
-PIPELINED = "django_delayq/broker/pipelined.py"
 RECURRING = "django_delayq/recurring"
 LIMITS = "django_delayq/core/limits.py"
 ADMISSION = "django_delayq/record/admission.py"
@@ -107,48 +106,12 @@ TASKS = "django_delayq/contrib/tasks"
 
 MUTANTS = [
     mutant(
-        "put that is kept back and undoes a later one",
-        (
-            PIPELINED,
-            '_packed(put.keys, put.identity, put.now, "fill"',
-            '_packed(put.keys, put.identity, put.now, "set"',
-        ),
-    ),
-    mutant(
-        "put that is kept back and counts as late meanwhile",
-        (
-            PIPELINED,
-            "UnreadPut(keys, identity, now, entries, moment + KEPT_FOR)",
-            "UnreadPut(keys, identity, now, entries, moment)",
-        ),
-    ),
-    mutant(
-        "put that is kept back and never counts as late",
-        (
-            PIPELINED,
-            "UnreadPut(keys, identity, now, entries, moment + KEPT_FOR)",
-            "UnreadPut(keys, identity, now, entries, math.inf)",
-        ),
-    ),
-    mutant(
-        "put that is kept back in name only",
-        (PIPELINED, "sendall(packed, MSG_MORE)", "sendall(packed)"),
-    ),
-    mutant(
-        "removal that a put which is kept back undoes",
+        "removal that a put under way undoes",
         (
             "django_delayq/broker/redis.py",
-            "after this call.\n            self._pipelined.flush()",
+            "after this call.\n            self._puts.flush()",
             "after.\n            pass",
         ),
-    ),
-    mutant(
-        "puts that are kept back and lost with their connection",
-        (PIPELINED, "self.unread.append(put)", "pass"),
-    ),
-    mutant(
-        "put in a hurry that is kept back",
-        (PUBLISHER, "all(entry.due_us > soon_us for entry in near)", "any(entry.due_us > soon_us for entry in near)"),
     ),
     mutant(
         "place under a limit that is taken long before the due time",

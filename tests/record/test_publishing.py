@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +16,7 @@ from django.urls import path
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
-from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import keys
-from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.models import Message
 from testproject.servers import RedisServer
@@ -224,48 +222,6 @@ def test_the_clock_is_read_at_the_commit(redis_client: redis.Redis, monkeypatch:
         monkeypatch.setattr(time, "time", lambda: now + 400)
         redis_client.hset(keys("delayq", "default").meta, "horizon", int((now + 1000) * SECOND))
     assert held(redis_client) == {id_}
-
-
-@pytest.fixture
-def gathers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list that grows by each put: whether it may be sent together with later ones."""
-    put = RedisBroker.put_nowait
-    found: list[bool] = []
-
-    def note(self: RedisBroker, queue: str, entries: Sequence[Entry], *, gather: bool = False) -> int:
-        found.append(gather)
-        return put(self, queue, entries, gather=gather)
-
-    monkeypatch.setattr(RedisBroker, "put_nowait", note)
-    return found
-
-
-def test_redis_need_not_learn_at_once_of_a_few_new_messages_that_are_due_later(
-    redis_client: redis.Redis, gathers: list[bool]
-) -> None:
-    soon()
-    with transaction.atomic():
-        for _number in range(publisher.FEW):
-            soon()
-    assert gathers == [True, True]
-
-
-def test_redis_learns_at_once_of_messages_that_are_due_in_a_moment(
-    redis_client: redis.Redis, gathers: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publisher, "SOON", 60.0)
-    schedule_message(TOPIC, delay=59)
-    schedule_messages([{"topic": TOPIC, "delay": delay} for delay in (300, 59, 300)])
-    schedule_message(TOPIC, delay=300)
-    assert gathers == [False, False, True]
-
-
-def test_redis_learns_at_once_of_many_messages_and_of_moves(redis_client: redis.Redis, gathers: list[bool]) -> None:
-    messages = schedule_messages([{"topic": TOPIC, "delay": 60}] * (publisher.FEW + 1))
-    reschedule_message(messages[0], delay=120)
-    schedule_message(TOPIC, delay=60, key="k")
-    schedule_message(TOPIC, delay=120, key="k", on_conflict="replace")
-    assert gathers == [False, False, True, False]
 
 
 def test_a_message_that_moves_beyond_the_horizon_leaves_its_old_place(redis_client: redis.Redis) -> None:

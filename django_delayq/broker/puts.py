@@ -1,0 +1,132 @@
+"""Puts that are sent without waiting for their answers. The answer to one is read before the next one is sent.
+
+A producer has committed its message already. Redis only has to learn of it soon, so the answer is not worth a round
+trip. An error in a late answer is raised by the next put. A put is sent once more when it may have been lost with its
+connection, or when the server did not know the script.
+
+No more than one put on a connection has no answer yet. A process that ends at once closes its sockets; the kernel drops
+what the server has not read yet from a socket that holds an answer which nobody read. So it could drop a second put.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import redis
+
+from ..core.exceptions import ForeignBroker
+from . import scripts
+from .connection import PinnedConnection, is_closed, pop_idle
+from .keys import Keys
+
+
+class SentPut(NamedTuple):
+    """A put as it was sent."""
+
+    keys: Keys
+    identity: str
+    now: str | int
+    entries: list[int]
+
+
+class PutConnection(PinnedConnection):
+    """One connection, and the last put on it if its answer was not read."""
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        super().__init__(pool)
+        self.unread: SentPut | None = None
+        # A new connection may lead to a new server: the first call sends the script in full.
+        self._script_is_known = False
+
+    def put(self, put: SentPut, mode: str = "set") -> bool:
+        """Send a put; return whether an answer to an earlier one was read. Raises its error."""
+        read = self.read()
+        if is_closed(self.raw):
+            raise redis.ConnectionError("closed by the server")
+        self._send(put, mode)
+        return read
+
+    def read(self) -> bool:
+        """Wait for the answer to the last put unless it was read; return whether it was read now. Raises its error."""
+        if self.unread is None:
+            return False
+        try:
+            answer = self.raw.read_response(disconnect_on_error=False)
+        except redis.exceptions.NoScriptError:
+            self._script_is_known = False
+            # Another process may have put the same messages meanwhile: this put must not undo that.
+            self._send(self.unread, "fill")
+            answer = self.raw.read_response(disconnect_on_error=False)
+        self.unread = None
+        if answer[0] == b"foreign":
+            raise ForeignBroker
+        return True
+
+    def _send(self, put: SentPut, mode: str) -> None:
+        command = scripts.load("put").command(
+            put.keys, put.entries, in_full=not self._script_is_known, now=put.now, mode=mode, identity=put.identity
+        )
+        self.raw.send_command(*command)
+        self._script_is_known = True
+        self.unread = put
+
+
+class PutConnections:
+    """The connections of a broker for puts: as many as there are threads that put at the same time."""
+
+    def __init__(self, pool: Callable[[], redis.ConnectionPool]) -> None:
+        self._pool = pool
+        self._idle: deque[PutConnection] = deque()
+        # At the end of the process too, so that no answer is left unread.
+        self.close = weakref.finalize(self, _read_and_close, self._idle)
+
+    def put(self, put: SentPut) -> bool:
+        """Send a put; return whether an answer to an earlier one was read. Raises any error of redis-py."""
+        connection = pop_idle(self._idle)
+        lost = None
+        if connection is not None:
+            try:
+                return self._put(connection, put)
+            except redis.ConnectionError:
+                # The server closed the connection while it was idle, perhaps before it read the last put.
+                lost = connection.unread
+        return self._put(PutConnection(self._pool()), put, lost)
+
+    def _put(self, connection: PutConnection, put: SentPut, lost: SentPut | None = None) -> bool:
+        try:
+            if lost is not None:
+                connection.put(lost, "fill")
+            read = connection.put(put)
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return read
+
+    def flush(self) -> None:
+        """Wait for all answers on the connections that no thread is using. Raises their errors."""
+        flushed = []
+        try:
+            while (connection := pop_idle(self._idle)) is not None:
+                try:
+                    connection.read()
+                except BaseException:
+                    connection.close()
+                    raise
+                flushed.append(connection)
+        finally:
+            self._idle.extend(reversed(flushed))
+
+
+def _read_and_close(idle: deque[PutConnection]) -> None:
+    """Wait for all answers and close the connections. It holds no reference to their owner, which may be gone."""
+    while idle:
+        connection = idle.pop()
+        if connection.is_ours:
+            with contextlib.suppress(Exception):
+                connection.read()
+        connection.close()

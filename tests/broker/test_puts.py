@@ -1,0 +1,246 @@
+"""Puts whose answers are read later: a lost put is sent again, and the next put raises an error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.utils import timezone
+
+from django_delayq.broker.base import Entry
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.core.clock import SECOND
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.project import conf
+from testproject.servers import RedisServer
+from tests.proxy import Proxy
+
+from .bench import connections_made
+
+QUEUE = "puts"
+HORIZON = 10**15
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+def make(server: RedisServer) -> Iterator[Callable[..., RedisBroker]]:
+    """Make brokers that share nothing, like those of several processes."""
+    made: list[RedisBroker] = []
+
+    def broker(url: str = "", timeout: float = 5.0) -> RedisBroker:
+        made.append(RedisBroker(conf.parse({"REDIS": url or server.url})[0], "default", timeout=timeout))
+        return made[-1]
+
+    server.start()
+    client = redis.Redis.from_url(server.url)
+    client.flushall()
+    client.hset(broker().keys(QUEUE).meta, "horizon", HORIZON)
+    client.close()
+    yield broker
+    server.thaw()
+    for each in made:
+        each.close()
+
+
+def entry(number: int, due_in: float = 60.0) -> Entry:
+    return Entry.at(number, timezone.now() + timedelta(seconds=due_in), 0)
+
+
+def held(make: Callable[..., RedisBroker]) -> set[int]:
+    broker = make()
+    members: Any = broker.client.zrange(broker.keys(QUEUE).delayed, 0, -1)
+    return {int(member) for member in members}
+
+
+def refuse_once(broker: RedisBroker, other: RedisBroker) -> None:
+    """Put once with success, then have the server refuse puts until the broker raises; after that it refuses none."""
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
+    other.client.set(other.keys(QUEUE).ready, "not a set")
+    broker.put_nowait(QUEUE, [entry(2)])
+    with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
+        broker.put_nowait(QUEUE, [entry(3)])
+    other.client.delete(other.keys(QUEUE).ready)
+
+
+def test_the_next_put_tells_that_redis_has_answered(make: Callable[..., RedisBroker]) -> None:
+    broker = make()
+    assert not broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
+    assert not broker.put_nowait(QUEUE, [entry(2)])
+    assert all(broker.put_nowait(QUEUE, [entry(number)]) for number in range(3, 103))
+    broker.flush()
+    assert held(make) == set(range(1, 103))
+
+
+def test_a_put_under_way_does_not_bring_back_what_is_removed(make: Callable[..., RedisBroker]) -> None:
+    broker = make()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
+    # The put is refused, and sent again when its answer is read.
+    make().client.script_flush()
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.remove(QUEUE, [2])
+    broker.flush()
+    assert held(make) == {1}
+
+
+def test_more_than_a_thousand_go_in_several_calls(make: Callable[..., RedisBroker]) -> None:
+    broker = make()
+    broker.put_nowait(QUEUE, [entry(number) for number in range(1, 2_501)])
+    broker.flush()
+    assert len(held(make)) == 2_500
+    stats = broker.client.info("commandstats")
+    assert stats["cmdstat_eval"]["calls"] >= 1
+    assert stats["cmdstat_evalsha"]["calls"] >= 2
+
+
+def test_a_script_that_the_server_forgot_is_sent_again(make: Callable[..., RedisBroker]) -> None:
+    broker = make()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
+    make().client.script_flush()
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
+    broker.put_nowait(QUEUE, [entry(3)])
+    broker.flush()
+    assert held(make) == {1, 2, 3}
+
+
+def test_a_put_sent_again_undoes_no_later_put(make: Callable[..., RedisBroker]) -> None:
+    broker, other = make(), make()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
+    other.client.script_flush()
+    broker.put_nowait(QUEUE, [entry(1, 90.0)])
+    # Not before the server has refused it.
+    while "errorstat_NOSCRIPT" not in other.client.info("errorstats"):
+        time.sleep(0.001)
+    sooner = entry(1, 30.0)
+    other.put_nowait(QUEUE, [sooner])
+    other.flush()
+    broker.flush()
+    score = other.client.zscore(other.keys(QUEUE).delayed, "1")
+    assert score is not None
+    assert float(score) // SECOND == sooner.due_at.timestamp() // 1
+
+
+def test_a_connection_that_the_server_closed_is_replaced(make: Callable[..., RedisBroker]) -> None:
+    broker = make()
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
+    make().client.client_kill_filter(_type="normal", skipme=True)
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
+    assert held(make) == {1, 2}
+
+
+def test_a_put_under_way_on_a_broken_connection_is_sent_again(
+    make: Callable[..., RedisBroker], server: RedisServer
+) -> None:
+    with Proxy(server.port) as proxy:
+        broker = make(proxy.url)
+        broker.put_nowait(QUEUE, [entry(1)])
+        broker.flush()
+        assert proxy.forget() == 1
+        broker.put_nowait(QUEUE, [entry(2)])
+        proxy.cut()
+        assert held(make) == {1}
+        broker.put_nowait(QUEUE, [entry(3)])
+        broker.flush()
+        assert held(make) == {1, 2, 3}
+
+
+def test_a_put_after_a_restart_reaches_the_new_server(make: Callable[..., RedisBroker], server: RedisServer) -> None:
+    broker = make()
+    broker.put_nowait(QUEUE, [entry(1)])
+    server.kill()
+    server.start()
+    fresh = make()
+    fresh.client.hset(fresh.keys(QUEUE).meta, "horizon", HORIZON)
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
+    assert 2 in held(make)
+
+
+def test_a_frozen_server_is_noticed_by_the_next_put(make: Callable[..., RedisBroker], server: RedisServer) -> None:
+    broker = make(timeout=0.5)
+    broker.put_nowait(QUEUE, [entry(1)])
+    broker.flush()
+    server.freeze()
+    # This one returns although nobody answers.
+    broker.put_nowait(QUEUE, [entry(2)])
+    with pytest.raises(BrokerUnavailable, match="Timeout"):
+        broker.put_nowait(QUEUE, [entry(3)])
+    server.thaw()
+
+
+def test_the_next_put_raises_an_error(make: Callable[..., RedisBroker]) -> None:
+    broker, other = make(), make()
+    refuse_once(broker, other)
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
+    assert {1, 2} <= held(make)
+
+
+def test_an_error_is_followed_by_a_new_connection(make: Callable[..., RedisBroker]) -> None:
+    """A server that refuses may have become a replica, and its name may lead to another server now."""
+    broker, other = make(), make()
+    refuse_once(broker, other)
+    before = connections_made(other.client)
+    broker.put_nowait(QUEUE, [entry(2)])
+    broker.flush()
+    assert connections_made(other.client) == before + 1
+    assert {1, 2} <= held(make)
+
+
+def put_in_a_child(broker: RedisBroker, number: int) -> None:
+    """Put in a process that is forked from this one, and wait for its end."""
+    child = os.fork()
+    if not child:
+        try:
+            broker.put_nowait(QUEUE, [entry(number)])
+            broker.flush()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_a_forked_process_has_connections_of_its_own(make: Callable[..., RedisBroker]) -> None:
+    broker = make()
+    broker.put_nowait(QUEUE, [entry(1)])
+    put_in_a_child(broker, 2)
+    broker.put_nowait(QUEUE, [entry(3)])
+    broker.flush()
+    assert held(make) == {1, 2, 3}
+
+
+PROGRAM = """
+import sys
+from datetime import UTC, datetime, timedelta
+from django_delayq.broker.base import Entry
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.project import conf
+broker = RedisBroker(conf.parse({"REDIS": sys.argv[1]})[0], "default", timeout=5.0)
+due = datetime.now(UTC) + timedelta(seconds=60)
+for number in range(1, 4001, 400):
+    broker.put_nowait(sys.argv[2], [Entry.at(n, due, 0) for n in range(number, number + 400)])
+"""
+
+
+def test_a_process_that_ends_at_once_has_put_everything(make: Callable[..., RedisBroker], server: RedisServer) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", PROGRAM, server.url, QUEUE], check=True, timeout=60, env=environment)
+    assert len(held(make)) == 4_000
