@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from json import encoder
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -209,30 +208,8 @@ def headers(value: Any) -> str:
     return text
 
 
-_ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-
-
-def _encode_once(make: Callable[..., Callable[[Any, int], Iterable[str]]] | None) -> Callable[[Any], str]:
-    """Return what ``_ENCODER.encode`` does, which makes an encoder in C for each value: that takes as long as to encode
-    a small payload. Here one is made for all. ``make``: where Python has none in C, None."""
-    if make is None:
-        return _ENCODER.encode
-    # Without the look for circles: ``_walk`` has found how deep the value is.
-    encode = make(
-        markers=None,
-        default=_ENCODER.default,
-        encoder=encoder.encode_basestring,
-        indent=_ENCODER.indent,
-        key_separator=_ENCODER.key_separator,
-        item_separator=_ENCODER.item_separator,
-        sort_keys=_ENCODER.sort_keys,
-        skipkeys=_ENCODER.skipkeys,
-        allow_nan=_ENCODER.allow_nan,
-    )
-    return lambda value: "".join(encode(value, 0))
-
-
-_to_json = _encode_once(getattr(encoder, "c_make_encoder", None))
+# Without the look for circles: ``_walk`` has found how deep the value is.
+_ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
 
 def _encode(what: str, value: Any, depth: int, *, is_flat: bool = False) -> tuple[str, int]:
@@ -243,7 +220,7 @@ def _encode(what: str, value: Any, depth: int, *, is_flat: bool = False) -> tupl
         except _Unfit as unfit:
             raise InvalidMessage(f"{_place(what, unfit.path)} {unfit}") from None
     try:
-        text = _to_json(value)
+        text = _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(_not_json(what, value) or f"the {what} is not JSON: {error}") from error
     try:

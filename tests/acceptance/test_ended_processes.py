@@ -39,7 +39,8 @@ def test_redis_knows_what_a_process_scheduled_right_before_its_end(redis_client:
         check=True,
         timeout=250,
     )
-    scheduled = {pk: (payload["end"], payload["calls"]) for pk, payload in Message.objects.values_list("pk", "payload")}
+    rows: Any = Message.objects.values_list("pk", "payload")
+    scheduled = {pk: (payload["end"], payload["calls"]) for pk, payload in rows}
     assert Counter(scheduled.values()) == {(end, calls): calls for end in ENDS for calls in CALLS}
 
     def unknown() -> set[int]:
