@@ -10,9 +10,8 @@ from collections.abc import Callable
 from django.core.exceptions import ImproperlyConfigured
 
 from ..project import conf
+from .address import describe, problem
 from .base import Index
-from .connection import describe, problem
-from .redis import RedisBroker
 
 __all__ = ["WORKER_TIMEOUT", "check_settings", "describe", "index", "problem"]
 
@@ -32,6 +31,9 @@ def index(
     settings = check_settings()
     if settings.REDIS is None:
         return None
+    # Imported here: it imports redis-py, which only who needs a connection should wait for.
+    from .redis import RedisBroker
+
     find = identity_of or _identity
     return RedisBroker(settings, using, timeout=timeout, identity=lambda: find(using))
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 from collections import deque
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -44,52 +42,6 @@ def connect(settings: Settings, *, timeout: float) -> redis.Redis:
         given = {**redis.connection.parse_url(settings.REDIS), **options}
         return redis.Redis(connection_pool=redis.ConnectionPool(**given))
     return redis.Redis(connection_pool=_like(_alias_pool(settings.REDIS), options))
-
-
-def problem(settings: Settings) -> str:
-    """Return in one sentence why no connection to the Redis of the settings is possible; "" if one is.
-
-    redis-py reads the URL or the alias and makes a connection, which does not connect. The sentence shows no password.
-    """
-    assert settings.REDIS is not None
-    try:
-        if "://" in settings.REDIS and (found := _problem_of_url(settings.REDIS)):
-            return found
-        pool = connect(settings, timeout=1.0).connection_pool
-        connection: Any = pool.make_connection()
-        if isinstance(pool, SentinelConnectionPool) or not hasattr(connection, "host"):
-            return ""
-        # As socket.getaddrinfo() does it.
-        str(connection.host).encode("idna")
-    except UnicodeError:
-        return "The name of the host is impossible: each of its parts has 1 to 63 characters."
-    except Exception as error:  # noqa: BLE001
-        unknown = re.search(r"unexpected keyword argument ('\w+')", str(error))
-        if unknown:
-            return f"redis-py has no option {unknown[1]} for a connection."
-        text = (str(error).strip().splitlines() or [""])[0][:200]
-        return f"redis-py refuses it: {type(error).__name__}: {text}."
-    return ""
-
-
-def _problem_of_url(url: str) -> str:
-    try:
-        given = redis.connection.parse_url(url)
-        port = urlsplit(url).port
-    except ValueError as error:
-        if str(error).startswith("Invalid value for '"):
-            return f"redis-py refuses it: {error}"
-        # The text of the error may hold a part of a password.
-        return (
-            "The URL cannot be read: the port is a number from 1 to 65535, and in a user name or password characters "
-            "such as / : @ # ? are percent-encoded."
-        )
-    if port == 0:
-        return "The port is a number from 1 to 65535."
-    path = urlsplit(url).path.strip("/")
-    if "path" not in given and path and not path.isdigit():
-        return "The path of the URL is the number of a database, as in redis://localhost:6379/0."
-    return "The number of the database is 0 or more." if given.get("db", 0) < 0 else ""
 
 
 def _alias_pool(alias: str) -> Any:
@@ -190,17 +142,3 @@ def socket_of(raw: Any) -> socket.socket:
     """
     found: socket.socket = raw._sock
     return found
-
-
-def describe(settings: Settings) -> str:
-    """Return where Redis is, for people to read: without user names and passwords."""
-    if settings.REDIS is None:
-        return "none (delivery by query)"
-    if "://" not in settings.REDIS:
-        return f"cache alias {settings.REDIS!r}"
-    with contextlib.suppress(ValueError):
-        parts = redis.connection.parse_url(settings.REDIS)
-        if "path" in parts:
-            return f"unix:{parts['path']} db {parts.get('db', 0)}"
-        return f"{parts.get('host', 'localhost')}:{parts.get('port', 6379)} db {parts.get('db', 0)}"
-    return "an URL"

@@ -1,0 +1,95 @@
+"""Where the Redis of the settings is, in words, and whether a connection to it is possible.
+
+To import redis-py takes longer than many a command. So it reads only what is not a plain URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..project.conf import Settings
+
+# What redis-py is known to take: a host, perhaps with a user, a port and the number of a database.
+_PLAIN = re.compile(
+    r"redis://(?:[\w.~-]*(?::[\w.~-]*)?@)?[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})*(?::([0-9]{1,5}))?(?:/[0-9]{0,4})?",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def problem(settings: Settings) -> str:
+    """Return in one sentence why no connection to the Redis of the settings is possible; "" if one is."""
+    assert settings.REDIS is not None
+    plain = _PLAIN.fullmatch(settings.REDIS)
+    if plain and 0 < int(plain[1] or 1) < 65_536:
+        return ""
+    return _asked(settings, settings.REDIS)
+
+
+def _asked(settings: Settings, place: str) -> str:
+    """Have redis-py read the URL or the alias and make a connection, which does not connect.
+
+    The sentence shows no password.
+    """
+    from redis.sentinel import SentinelConnectionPool
+
+    from .connection import connect
+
+    try:
+        if "://" in place and (found := _problem_of_url(place)):
+            return found
+        pool = connect(settings, timeout=1.0).connection_pool
+        connection: Any = pool.make_connection()
+        if isinstance(pool, SentinelConnectionPool) or not hasattr(connection, "host"):
+            return ""
+        # As socket.getaddrinfo() does it.
+        str(connection.host).encode("idna")
+    except UnicodeError:
+        return "The name of the host is impossible: each of its parts has 1 to 63 characters."
+    except Exception as error:  # noqa: BLE001
+        unknown = re.search(r"unexpected keyword argument ('\w+')", str(error))
+        if unknown:
+            return f"redis-py has no option {unknown[1]} for a connection."
+        text = (str(error).strip().splitlines() or [""])[0][:200]
+        return f"redis-py refuses it: {type(error).__name__}: {text}."
+    return ""
+
+
+def _problem_of_url(url: str) -> str:
+    from redis.connection import parse_url
+
+    try:
+        given = parse_url(url)
+        port = urlsplit(url).port
+    except ValueError as error:
+        if str(error).startswith("Invalid value for '"):
+            return f"redis-py refuses it: {error}"
+        # The text of the error may hold a part of a password.
+        return (
+            "The URL cannot be read: the port is a number from 1 to 65535, and in a user name or password characters "
+            "such as / : @ # ? are percent-encoded."
+        )
+    if port == 0:
+        return "The port is a number from 1 to 65535."
+    path = urlsplit(url).path.strip("/")
+    if "path" not in given and path and not path.isdigit():
+        return "The path of the URL is the number of a database, as in redis://localhost:6379/0."
+    return "The number of the database is 0 or more." if given.get("db", 0) < 0 else ""
+
+
+def describe(settings: Settings) -> str:
+    """Return where Redis is, for people to read: without user names and passwords."""
+    if settings.REDIS is None:
+        return "none (delivery by query)"
+    if "://" not in settings.REDIS:
+        return f"cache alias {settings.REDIS!r}"
+    from redis.connection import parse_url
+
+    with contextlib.suppress(ValueError):
+        parts = parse_url(settings.REDIS)
+        if "path" in parts:
+            return f"unix:{parts['path']} db {parts.get('db', 0)}"
+        return f"{parts.get('host', 'localhost')}:{parts.get('port', 6379)} db {parts.get('db', 0)}"
+    return "an URL"
