@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
-from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.translation import gettext_lazy as _
 
@@ -38,6 +37,9 @@ def _calls() -> Any:
 
 
 def _bring_testing(*, setting: str, **kwargs: Any) -> None:
-    """Import what runs messages at once, where the settings of a test ask for that."""
-    if setting == "DELAYQ" and conf.parse(getattr(settings, "DELAYQ", {}))[0].TESTING == "immediate":
+    """Import what reads ``DELAYQ["TESTING"]`` and runs messages at once, where the project has that setting."""
+    if setting == "DELAYQ" and conf.section("TESTING") is not None:
         from .testing import immediate  # noqa: F401
+        from .testing import setting as testing_setting
+
+        testing_setting.register()

@@ -25,12 +25,16 @@ def register() -> None:
     checks.register(check_project, TAG)
     checks.register(check_database, TAG)
     checks.register(check_foreign_keys, TAG)
-    checks.register(check_deployment, TAG, deploy=True)
 
 
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check the DELAYQ dict: ``delayq.E001`` to ``E004``."""
-    _settings, problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
+    _settings, problems = conf.parse(conf.given())
+    return errors(problems)
+
+
+def errors(problems: Sequence[conf.Problem]) -> list[checks.CheckMessage]:
+    """Return the problems of settings as Django reports them."""
     return [checks.Error(problem.message, hint=problem.hint, id=f"delayq.{problem.id}") for problem in problems]
 
 
@@ -53,7 +57,7 @@ def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[chec
                 id="delayq.E010",
             )
         )
-    settings, _problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
+    settings, _problems = conf.parse(conf.given())
     found += _check_middleware(settings)
     if settings.REDIS is None:
         return found
@@ -136,15 +140,6 @@ def _check_middleware(settings: conf.Settings) -> list[checks.CheckMessage]:
             hint = "Write the dotted path of a subclass of django_delayq.middleware.Middleware."
             found.append(checks.Error(f"{error}.", hint=hint, id="delayq.E012"))
     return found
-
-
-def check_deployment(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check what must not be in production: ``delayq.W001``. Only ``check --deploy`` asks."""
-    settings, _problems = conf.parse(getattr(django_settings, "DELAYQ", {}))
-    if settings.TESTING is None:
-        return []
-    hint = "Leave it to the settings of tests: it takes Redis away, and may run handlers where messages are scheduled."
-    return [checks.Warning("DELAYQ['TESTING'] is set.", hint=hint, id="delayq.W001")]
 
 
 def _is_redis_url(url: str) -> bool:

@@ -161,9 +161,10 @@ def _connect() -> redis.Redis:
 
 
 @pytest.fixture
-def redis_has_time(settings: Any) -> None:
+def redis_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Redis be slow. An answer that is late counts as a failure, after which the next puts are left out."""
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS_TIMEOUT": 10}
+    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", 10.0)
+    publisher.get.cache_clear()
 
 
 @pytest.fixture

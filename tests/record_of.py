@@ -9,7 +9,7 @@ from datetime import timedelta
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow
-from django_delayq.project import conf
+from django_delayq.worker.run.claim_ahead import CLAIM_AHEAD
 from tests.app.models import Effect
 from tests.workers import PATIENCE, eventually
 
@@ -65,7 +65,7 @@ def is_early(claim: Transition, *, clocks_differ: float = 0.0) -> bool:
     """
     if claim.ready_at is None:
         return claim.at < claim.due_at
-    ahead = timedelta(seconds=conf.get().CLAIM_AHEAD + clocks_differ)
+    ahead = timedelta(seconds=CLAIM_AHEAD + clocks_differ)
     return claim.ready_at < claim.due_at or claim.at < claim.due_at - ahead
 
 

@@ -22,6 +22,9 @@ from .base import Entry, Index
 
 logger = logging.getLogger("django_delayq")
 
+# How long a call that schedules waits to be connected to Redis, and how late an answer may be before Redis counts as
+# away. The message is safe without Redis: a sweep finds it. Seconds.
+REDIS_TIMEOUT = 0.25
 # After Redis failed to answer, no caller tries it again for this long. Seconds.
 RETRY_AFTER = 1.0
 # The clocks of hosts, of the database and of Redis may differ by nearly this much: a new message is put if it is due
@@ -111,7 +114,7 @@ class Publisher:
 @lru_cache(maxsize=16)
 def get(using: str) -> Publisher | None:
     """Return the publisher of a database alias; None when no Redis is configured."""
-    broker = index(using, timeout=conf.get().REDIS_TIMEOUT, identity_of=_identity)
+    broker = index(using, timeout=REDIS_TIMEOUT, identity_of=_identity)
     return None if broker is None else Publisher(using, broker)
 
 

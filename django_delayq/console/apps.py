@@ -13,6 +13,7 @@ class ConsoleConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import additions
+        from . import additions, checks
 
         additions.register()
+        checks.register()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from .. import restore
-from ..project import conf
+from ..core import bounds
 from ..record import transitions
 from ..record.sql import statements
 from .numbers import NONE, Capped, capped, total
@@ -76,7 +76,7 @@ def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
 
 def overdue_cutoff(now: datetime) -> datetime:
     """Return the moment OVERDUE_AFTER ago: scheduled messages that were due by then are overdue."""
-    return now - timedelta(seconds=conf.get().OVERDUE_AFTER)
+    return now - bounds.OVERDUE_AFTER
 
 
 def _queues(using: str, names: Sequence[str], now: datetime, cap: int) -> tuple[dict[str, QueueSnapshot], int]:

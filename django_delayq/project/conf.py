@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -34,51 +34,28 @@ class Settings:
     QUEUES: tuple[str, ...] = ()
     # How far ahead of now Redis is filled. Messages that are due later cost Redis nothing.
     HORIZON: float = 600.0
-    # A sweep puts a message into Redis again that is overdue by this much and missing in Redis.
-    GRACE: float = 2.0
-    # The time between two sweeps.
-    SWEEP_INTERVAL: float = 3.0
+    # A message that Redis lost is put there again when it is overdue by this much. Sweeps look for such messages at
+    # this interval.
+    GRACE: float = 2.5
     # The time between two queries for due messages of a worker that delivers without Redis.
     POLL_INTERVAL: float = 1.0
-    # How long before its due time a message may be claimed, so that its handler begins on time. 0: never before.
-    CLAIM_AHEAD: float = 0.05
     # How long a delivery belongs to its worker. A worker extends the lease of a longer handler each third of it.
     LEASE: float = 60.0
-    # A handler that runs longer than this is ended. None: never.
-    TIMEOUT: float | None = 600.0
+    # A handler that runs longer than this is ended. False: never.
+    TIMEOUT: float | Literal[False] = 600.0
     # The retry policy of messages that have none of their own and whose handler has none.
     RETRY: RetryPolicy = retry.DEFAULT
-    # A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
-    # process died of itself.
-    MAX_CRASHES: int = 3
-    # How long run_delayq waits for running handlers after the first SIGTERM.
-    GRACEFUL_TIMEOUT: float = 30.0
     # Payloads with more bytes of JSON are refused at the call.
     PAYLOAD_MAX_BYTES: int = 262_144
-    # Payloads that are nested deeper are refused at the call.
-    PAYLOAD_MAX_DEPTH: int = 64
-    # How long scheduling waits for Redis. The message is safe without Redis: a sweep finds it.
-    REDIS_TIMEOUT: float = 0.25
-    # Finished messages and their log are deleted after this time (dead ones: DEAD_RETENTION). None: never.
-    RETENTION: float | None = 30 * 86_400.0
-    DEAD_RETENTION: float | None = 90 * 86_400.0
-    # A message not started this long after its due time counts as overdue in statistics and checks.
-    OVERDUE_AFTER: float = 5.0
-    # True: the console shows everything and refuses every action, even to users with its permission.
-    ADMIN_READ_ONLY: bool = False
-    # A word that every page of the console shows, such as "production", so that nobody takes one site for another.
-    ENVIRONMENT: str = ""
-    # The name of the module in each installed app that holds its handlers.
-    HANDLERS_MODULE: str = "handlers"
+    # Finished messages and their log are deleted after this time (dead ones: DEAD_RETENTION). False: never.
+    RETENTION: float | Literal[False] = 30 * 86_400.0
+    DEAD_RETENTION: float | Literal[False] = 90 * 86_400.0
     # Dotted paths of the middleware around handlers and calls that schedule, the outermost first.
     MIDDLEWARE: tuple[str, ...] = ()
     # The limits of queues: queue → {"limit": 5, "rate": "100/m", "burst": 10}, a limit, a rate or both. None: none.
     LIMITS: Mapping[str, Limit] | None = None
     # True: workers log the whole exception of a handler. False: its class and a digest. None: as DEBUG says.
     LOG_ERRORS: bool | None = None
-    # For tests, without Redis. "manual": messages wait until the test drains them; "immediate": a handler runs at the
-    # call that makes its message due. None: production.
-    TESTING: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +95,15 @@ def _or_none(parse: Parser) -> Parser:
     return lambda value: None if value is None else parse(value)
 
 
+def _or_never(parse: Parser) -> Parser:
+    def parse_or_never(value: Any) -> Any:
+        if value is None:
+            raise ValueError("must not be None: write False for never, or leave the setting out for its default")
+        return False if value is False else parse(value)
+
+    return parse_or_never
+
+
 def plain(value: str) -> str:
     """Return a plain str: a subclass, such as a member of an enum, may print as something else."""
     return value if type(value) is str else str.__str__(value)
@@ -152,24 +138,10 @@ def _dotted_paths(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _flag(value: Any) -> bool:
+def flag(value: Any) -> bool:
+    """Check a switch: True or False. Raises ``ValueError``."""
     if not isinstance(value, bool):
         raise ValueError("must be True or False")
-    return value
-
-
-def _one_of(*words: str) -> Parser:
-    def parse(value: Any) -> str:
-        if value not in words:
-            raise ValueError(f"must be one of {', '.join(words)}, or None")
-        return str(value)
-
-    return parse
-
-
-def _label(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 40 or not (value.isprintable() or not value):
-        raise ValueError("must be text of at most 40 printable characters")
     return value
 
 
@@ -212,47 +184,80 @@ PARSERS: dict[str, Parser] = {
     "QUEUES": _queues,
     "HORIZON": _span(5, _YEAR),
     "GRACE": _span(0.1, 3600),
-    "SWEEP_INTERVAL": _span(0.1, 3600),
     "POLL_INTERVAL": _span(0.05, 60),
-    "CLAIM_AHEAD": _span(0, 1),
     "LEASE": _span(1, 86_400),
-    "TIMEOUT": _or_none(_span(0.01, 30 * 86_400)),
+    "TIMEOUT": _or_never(_span(0.01, 30 * 86_400)),
     "RETRY": _policy,
-    "MAX_CRASHES": _whole(2, 1000),
-    "GRACEFUL_TIMEOUT": _span(0, 86_400),
     "PAYLOAD_MAX_BYTES": _whole(1, 64 * 1024 * 1024),
-    "PAYLOAD_MAX_DEPTH": _whole(1, 200),
-    "REDIS_TIMEOUT": _span(0.01, 10),
-    "RETENTION": _or_none(_span(0, 100 * _YEAR)),
-    "DEAD_RETENTION": _or_none(_span(0, 100 * _YEAR)),
-    "OVERDUE_AFTER": _span(0, 86_400),
-    "ADMIN_READ_ONLY": _flag,
-    "ENVIRONMENT": _label,
-    "HANDLERS_MODULE": _word(100),
+    "RETENTION": _or_never(_span(0, 100 * _YEAR)),
+    "DEAD_RETENTION": _or_never(_span(0, 100 * _YEAR)),
     "MIDDLEWARE": _dotted_paths,
     "LIMITS": _or_none(_limits),
-    "LOG_ERRORS": _or_none(_flag),
-    "TESTING": _or_none(_one_of("manual", "immediate")),
+    "LOG_ERRORS": _or_none(flag),
 }
 
 
-def parse(given: Any) -> tuple[Settings, list[Problem]]:
-    """Read a ``DELAYQ`` dict. Return the settings and every problem of the dict."""
+# Parts of the dict that others read and check: the console and ``django_delayq.testing``.
+ELSEWHERE = frozenset({"CONSOLE", "TESTING"})
+
+# What to do instead of a setting that there was once.
+FORMER = {
+    "ADMIN_READ_ONLY": "Write DELAYQ = {'CONSOLE': {'READ_ONLY': True}}",
+    "ENVIRONMENT": "Write DELAYQ = {'CONSOLE': {'ENVIRONMENT': 'production'}}",
+    "SWEEP_INTERVAL": "Remove it: sweeps follow each other by GRACE",
+    "GRACEFUL_TIMEOUT": "Remove it, and start workers with run_delayq --graceful-timeout",
+    "HANDLERS_MODULE": "Remove it, and import other modules with handlers in the module handlers of an app",
+    "CLAIM_AHEAD": "Remove it: a worker claims messages up to 50 ms before their due times",
+    "MAX_CRASHES": "Remove it: a message is dead after 3 crashes",
+    "OVERDUE_AFTER": "Remove it: a message that has not started 5 s after its due time is overdue",
+    "PAYLOAD_MAX_DEPTH": "Remove it: a payload may be nested 64 deep",
+    "REDIS_TIMEOUT": "Remove it: a call waits 250 ms for Redis at most",
+}
+
+
+def read(
+    given: Any, parsers: Mapping[str, Parser], place: str = "DELAYQ", former: Mapping[str, str] = FORMER
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Read a dict of settings. Return the values, and every problem of the dict, which is called ``place``."""
     if not isinstance(given, Mapping):
-        return Settings(), [Problem("E001", "DELAYQ is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
+        return {}, [Problem("E001", f"{place} is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in given.items():
-        parser = PARSERS.get(name)
+        parser = parsers.get(name)
         if parser is None:
-            problems.append(
-                Problem("E002", f"DELAYQ has no setting {name!r}.", f"It has: {', '.join(sorted(PARSERS))}.")
-            )
+            hint = former.get(name) or f"It has: {', '.join(sorted(parsers))}"
+            problems.append(Problem("E002", f"{place} has no setting {name!r}.", f"{hint}."))
             continue
         try:
             values[name] = parser(value)
         except (ValueError, TypeError) as error:
-            problems.append(Problem("E003", f"DELAYQ[{name!r}] is impossible.", f"{error}."))
+            problems.append(Problem("E003", f"{place}[{name!r}] is impossible.", f"{error}."))
+    return values, problems
+
+
+def insist(problems: list[Problem]) -> None:
+    """Raise ``ImproperlyConfigured`` with every problem, if there is any."""
+    if problems:
+        raise ImproperlyConfigured(" ".join(f"{problem.message} {problem.hint}" for problem in problems))
+
+
+def given() -> Any:
+    """Return ``settings.DELAYQ``, as the project wrote it."""
+    return getattr(django_settings, "DELAYQ", {})
+
+
+def section(name: str) -> Any:
+    """Return a part of the dict that is read elsewhere; None when the project wrote none."""
+    everything = given()
+    return everything.get(name) if isinstance(everything, Mapping) else None
+
+
+def parse(given: Any) -> tuple[Settings, list[Problem]]:
+    """Read a ``DELAYQ`` dict. Return the settings and every problem of the dict, but for those of ``ELSEWHERE``."""
+    if isinstance(given, Mapping):
+        given = {name: value for name, value in given.items() if name not in ELSEWHERE}
+    values, problems = read(given, PARSERS)
     settings = Settings(**values)
     if settings.QUEUES and settings.DEFAULT_QUEUE not in settings.QUEUES:
         problems.append(
@@ -265,7 +270,7 @@ def parse(given: Any) -> tuple[Settings, list[Problem]]:
     return settings, problems
 
 
-# True while ``django_delayq.testing`` is in use: a project that sets no TESTING then has "manual".
+# True while ``django_delayq.testing`` is in use, whatever the project wrote: there is no Redis.
 in_tests = False
 
 
@@ -273,13 +278,12 @@ in_tests = False
 def get() -> Settings:
     """Return the project's settings. Raises ``ImproperlyConfigured`` with every problem that was found.
 
-    In tests there is no Redis.
+    In tests, those with ``DELAYQ["TESTING"]`` included, there is no Redis.
     """
-    settings, problems = parse(getattr(django_settings, "DELAYQ", {}))
-    if problems:
-        raise ImproperlyConfigured(" ".join(f"{problem.message} {problem.hint}" for problem in problems))
-    if in_tests or settings.TESTING is not None:
-        return dataclasses.replace(settings, TESTING=settings.TESTING or "manual", REDIS=None)
+    settings, problems = parse(given())
+    insist(problems)
+    if in_tests or section("TESTING") is not None:
+        return dataclasses.replace(settings, REDIS=None)
     return settings
 
 

@@ -164,7 +164,7 @@ class Handler:
 
     @property
     def timeout(self) -> float | None:
-        return conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout or None
+        return (conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout) or None
 
 
 # Finds the concurrency key of a message; None: it has none.
@@ -401,8 +401,7 @@ def default_priority(topic: str) -> int:
 
 def autodiscover() -> None:
     """Import the handlers module of each installed app, and the modules in which its task backends look for tasks."""
-    own, _problems = conf.parse(getattr(settings, "DELAYQ", {}))
-    autodiscover_modules(own.HANDLERS_MODULE, *_modules_of_tasks())
+    autodiscover_modules("handlers", *_modules_of_tasks())
 
 
 def _modules_of_tasks() -> set[str]:

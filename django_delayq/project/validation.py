@@ -14,6 +14,8 @@ from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage, PayloadTooLarge
 from . import conf
 
+# A payload or a result that is nested deeper is refused at the call.
+PAYLOAD_MAX_DEPTH = 64
 HEADERS_MAX_BYTES = 16_384
 # The farthest due time from now: 100 years.
 FARTHEST = timedelta(days=36_525)
@@ -174,7 +176,7 @@ def payload_and_value(value: Any) -> tuple[str, dict[str, Any] | None]:
     """Return the payload as JSON text, and the value of that text; None where only decoding the text would tell it."""
     settings = conf.get()
     is_flat = _is_flat(value)
-    text, size = _encode("payload", value, settings.PAYLOAD_MAX_DEPTH, is_flat=is_flat)
+    text, size = _encode("payload", value, PAYLOAD_MAX_DEPTH, is_flat=is_flat)
     if size > settings.PAYLOAD_MAX_BYTES:
         raise PayloadTooLarge(
             f"the payload has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = "
@@ -188,7 +190,7 @@ def result(value: Any) -> str | None:
     if value is None:
         return None
     settings = conf.get()
-    text, size = _encode("result", value, settings.PAYLOAD_MAX_DEPTH)
+    text, size = _encode("result", value, PAYLOAD_MAX_DEPTH)
     if size > settings.PAYLOAD_MAX_BYTES:
         raise PayloadTooLarge(
             f"the result has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = {settings.PAYLOAD_MAX_BYTES}"

@@ -23,7 +23,7 @@ from .. import signals
 from ..core import actors
 from ..core.exceptions import InvalidMessage
 from ..models import Message
-from ..project import conf
+from ..project import console_conf
 from ..project.message_options import OnConflict
 from ..record.sql.moves import writing
 from . import definition as definitions
@@ -107,7 +107,7 @@ class ScheduleAdmin(_ModelAdmin):
     # --- who may do what ----------------------------------------------------------------------------------------------
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return super().has_add_permission(request) and not conf.get().ADMIN_READ_ONLY
+        return super().has_add_permission(request) and not console_conf.get().READ_ONLY
 
     def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
         return super().has_change_permission(request, obj) and self._is_open(obj)
@@ -123,11 +123,11 @@ class ScheduleAdmin(_ModelAdmin):
 
     def _may(self, request: HttpRequest, action: str) -> bool:
         allowed = request.user.has_perm(f"delayq_recurring.{action}_schedule") and self.has_view_permission(request)
-        return allowed and not conf.get().ADMIN_READ_ONLY
+        return allowed and not console_conf.get().READ_ONLY
 
     @staticmethod
     def _is_open(schedule: Schedule | None) -> bool:
-        return not conf.get().ADMIN_READ_ONLY and not (schedule is not None and schedule.declared)
+        return not console_conf.get().READ_ONLY and not (schedule is not None and schedule.declared)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from django.db.models import Count, Min, Q, QuerySet
 from .. import signals
 from ..api import pausing
 from ..broker.base import IDS_PER_CALL, Entry, Index, Put
-from ..core import actors
+from ..core import actors, bounds
 from ..core.clock import SECOND, from_tenths, from_us, to_us
 from ..core.exceptions import BrokerUnavailable
 from ..core.states import State
@@ -82,7 +82,7 @@ class Restore:
         self._stages = [Stage.PUT] if overdue == Overdue.RUN else list(Stage)
         self._from = None if resume is None else Position(*json.loads(resume))
         self._began = transitions.now(using) if self._from is None else from_us(self._from.began_us)
-        self._cutoff = self._began - timedelta(seconds=conf.get().OVERDUE_AFTER)
+        self._cutoff = self._began - bounds.OVERDUE_AFTER
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
         # True: everything counts as loaded when it was restored from the beginning to the end.
         self._counts_as_load = self.selection.is_everything and self._from is None

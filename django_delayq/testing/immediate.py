@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from ..broker import publisher
 from ..models import Message
-from ..project import conf
-from . import helper, topics
+from . import helper, setting, topics
 from .deliverer import Deliverer, at_work, raise_error
 
 # More deliveries than this from one call do not end.
@@ -16,7 +15,7 @@ MOST = 1000
 
 def run_if_wanted(using: str, ids: Sequence[int]) -> None:
     """Run the messages if the settings of the project, which a test may change, say so."""
-    if conf.get().TESTING == "immediate":
+    if setting.mode() == "immediate":
         run(using, ids)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.workers import Worker
 
-HASTY: dict[str, Any] = {"GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1}
+HASTY: dict[str, Any] = {"GRACE": 0.3, "POLL_INTERVAL": 0.1}
 # For tests in which leases of a second run out again and again. A lease that is late is still confirmed for longer than
 # a busy machine delays its renewal.
 QUICK_TAKE_OVER: dict[str, float] = {

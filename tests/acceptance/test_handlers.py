@@ -145,7 +145,7 @@ def test_messages_of_a_new_topic_go_from_old_workers_to_a_new_one_at_once(
     redis_client: redis.Redis, start: Start, configure: Callable[..., None]
 ) -> None:
     """No sweep helps, and no id is parked for longer than a second."""
-    configure(GRACE=300, SWEEP_INTERVAL=300)
+    configure(GRACE=300)
     old = [start("--threads", "2", unknown=("t.new",)) for _ in range(2)]
     early = schedule_messages({"topic": "t.new"} for _ in range(10))
     eventually(lambda: any(worker.count("No handler for topic t.new") for worker in old), "they are parked")

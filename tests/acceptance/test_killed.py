@@ -245,7 +245,7 @@ def test_a_message_that_runs_alone_for_long_keeps_no_other_waiting(start: Start,
 
 @pytest.mark.usefixtures("quick_take_over")
 def test_workers_killed_again_and_again_lose_nothing(start: Start, configure: Callable[..., None]) -> None:
-    configure(LEASE=1, MAX_CRASHES=100)
+    configure(LEASE=1)
     messages = schedule_messages({"topic": "t.tx", "delay": 0.003 * n} for n in range(600))
     for done in (50, 200, 350):
         worker = start("--processes", "2")

@@ -41,12 +41,14 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer, client: redis.Redis, configure: Callable[..., None]) -> Iterator[Proxy]:
+def proxy(
+    redis_server: RedisServer, client: redis.Redis, configure: Callable[..., None], redis_has_time: None
+) -> Iterator[Proxy]:
     known_scripts.teach(client)
     client.config_resetstat()
     with Proxy(redis_server.port) as there:
         # After a call that timed out, this process would leave out calls whose replies are to be lost.
-        configure(REDIS=there.url, REDIS_TIMEOUT=10)
+        configure(REDIS=there.url)
         yield there
 
 

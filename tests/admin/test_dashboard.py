@@ -24,6 +24,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
 from django_delayq.console.models import Rollup
 from django_delayq.console.statistics import throughput, upcoming
+from django_delayq.core import bounds
 from django_delayq.inspector import snapshot, worker_list
 from django_delayq.inspector.migrations import pending_migrations
 from django_delayq.inspector.numbers import Capped, total
@@ -125,8 +126,8 @@ def test_only_the_overdue_tile_may_be_red(viewer: Client) -> None:
     assert page.content.decode().count("dq-tile dq-alert") == 1
 
 
-def test_a_message_that_is_due_but_not_overdue_is_ready(viewer: Client, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60}
+def test_a_message_that_is_due_but_not_overdue_is_ready(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
     late(3, seconds=30)
     found = tiles(viewer.get(URL))
     assert (found["Ready"][0], found["Overdue"][0]) == ("3", "0")
@@ -188,8 +189,8 @@ def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> N
     assert found.total == Capped(4)
 
 
-def test_a_message_that_is_due_but_not_overdue_is_in_the_first_bar(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 3600}
+def test_a_message_that_is_due_but_not_overdue_is_in_the_first_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=3600))
     late(3, seconds=1800)
     found = upcoming.count_upcoming(samples.DB, "hour", ["default"], ago(seconds=0))
     assert (found.overdue.number, found.bars[0].number) == (Capped(0), Capped(3))

@@ -182,7 +182,7 @@ def test_a_viewer_is_offered_nothing_and_refused(viewer: Client) -> None:
 
 
 def test_a_read_only_admin_refuses(restorer: Client, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
     assert url("check") not in restorer.get(url()).content.decode()
     assert restorer.post(url("check")).status_code == 403
     assert restorer.post(url("restore"), {"overdue": "run", "typed": "restore"}).status_code == 403

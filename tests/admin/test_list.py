@@ -20,6 +20,7 @@ from django_delayq import schedule_message
 from django_delayq.console.admin import MessageAdmin, paginator
 from django_delayq.console.search import language, listing
 from django_delayq.console.statements import TooSlow, statement_timeout
+from django_delayq.core import bounds
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
 from django_delayq.record.transitions import now
@@ -70,8 +71,8 @@ def test_a_finished_state_is_listed_last_finished_first(viewer: Client) -> None:
     assert listed(viewer, state="dead") == [second.pk, first.pk]
 
 
-def test_overdue_messages_and_those_due_soon_can_be_listed(viewer: Client, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 0}
+def test_overdue_messages_and_those_due_soon_can_be_listed(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=0))
     overdue = samples.scheduled(delay=0)
     in_minutes = samples.scheduled(delay="10m", queue="mails")
     in_hours = samples.scheduled(delay="10h")
@@ -208,8 +209,8 @@ def tabs(client: Client, **query: Any) -> dict[str, str]:
     return {tab.label: tab.count for tab in response.context["cl"].tabs()}
 
 
-def test_each_tab_says_how_many_of_the_search_are_in_it(viewer: Client, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 0}
+def test_each_tab_says_how_many_of_the_search_are_in_it(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=0))
     samples.one_of_each()
     samples.scheduled(delay=0, queue="mails")
     expected = {"Live": "4", "All": "8", "Scheduled": "2", "Overdue": "1", "Running": "1"}

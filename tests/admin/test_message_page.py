@@ -127,7 +127,7 @@ def test_nothing_is_put_back_without_the_permission_by_a_get_or_while_all_is_rea
     assert operator.post(restore_url(message)).status_code == 403
     assert without_view.post(restore_url(message)).status_code == 403
     assert trusted.get(restore_url(message)).status_code == 302
-    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
     assert trusted.post(restore_url(message)).status_code == 403
     assert restore_url(message) not in page_of(trusted, message).content.decode()
     assert redis_client.dbsize() == 0
@@ -270,7 +270,7 @@ def test_the_timeline_ends_with_the_next_expected_step(viewer: Client, settings:
     assert to_come(samples.running()) == [("running", "end of the lease")]
     assert to_come(samples.consumed()) == [("consumed", "purged")]
     assert to_come(overdue()) == []
-    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": None}
+    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": False}
     assert to_come(samples.consumed()) == []
 
 

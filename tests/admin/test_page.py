@@ -81,7 +81,7 @@ def test_the_navigation_leaves_out_pages_that_the_user_may_not_view() -> None:
 def test_the_environment_and_the_read_only_badge_are_on_every_page(boss: Client, settings: Any) -> None:
     for page in OURS:
         assert "dq-environment" not in boss.get(page).content.decode()
-    settings.DELAYQ = {**settings.DELAYQ, "ENVIRONMENT": "<production>", "ADMIN_READ_ONLY": True}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"ENVIRONMENT": "<production>", "READ_ONLY": True}}
     panels.forget()
     for page in OURS:
         html = boss.get(page).content.decode()

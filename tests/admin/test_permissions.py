@@ -103,7 +103,7 @@ def test_an_admin_that_is_read_only_refuses_everybody(chief: Client, settings: A
     message = NEEDED[action]()
     asked = ask(chief, action, message)
     before = everything()
-    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
     assert ask(chief, action, message).status_code == 403
     assert ask_for_search(chief, action, "").status_code == 403
     given = {"token": asked.context["token"], "reason": "so", "typed": "1", **GIVEN.get(action, {})}
@@ -281,7 +281,7 @@ def test_a_read_only_admin_stops_and_resumes_nothing(
 ) -> None:
     operation = make()
     before = everything()
-    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
     assert chief.post(operation_url(action, operation)).status_code == 403
     assert operation_url(action, operation) not in chief.get(operation_url("change", operation)).content.decode()
     assert everything() == before
@@ -298,7 +298,7 @@ def test_dead_letters_are_offered_to_who_may_requeue_or_purge_many(
         return [action for action in ACTIONS if samples.action_url(action) in page]
 
     assert (offered(viewer), offered(operator), offered(chief)) == ([], [], ["requeue", "purge"])
-    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
     assert offered(chief) == []
 
 

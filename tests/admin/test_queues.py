@@ -261,7 +261,7 @@ def test_a_viewer_is_offered_nothing_and_refused(viewer: Client, action: str) ->
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_read_only_admin_refuses(pauser: Client, settings: Any, action: str) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
     assert url("pause") not in pauser.get(url()).content.decode()
     assert pauser.post(url(action), {}).status_code == 403
     assert not pausing.paused(DB)

@@ -163,7 +163,7 @@ def test_an_unconfirmed_or_impossible_restore_is_asked_again(restorer: Client, g
 
 
 def test_the_name_of_the_environment_confirms_a_restore(restorer: Client, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "ENVIRONMENT": "production"}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"ENVIRONMENT": "production"}}
     assert "Type production to confirm" in text(restorer.get(reverse(URL)))
     restorer.post(reverse(URL), YES)
     assert not Operation.objects.exists()

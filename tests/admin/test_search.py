@@ -11,6 +11,7 @@ from django.utils import timezone
 from django_delayq import schedule_message
 from django_delayq.console.search import language
 from django_delayq.console.search.language import Search
+from django_delayq.core import bounds
 from django_delayq.core.states import FINAL, LIVE, State
 from django_delayq.models import Message
 
@@ -389,8 +390,8 @@ def test_errors_are_found_by_a_part_of_their_kind_in_any_case() -> None:
 
 
 @pytest.mark.django_db
-def test_overdue_retrying_running_and_finished_messages_are_found(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60.0}
+def test_overdue_retrying_running_and_finished_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
     overdue = samples.scheduled(delay=0)
     Message._base_manager.filter(pk=overdue.pk).update(due_at=timezone.now() - timedelta(seconds=61))
     waiting = samples.scheduled(delay=0)

@@ -42,7 +42,7 @@ def url(name: str, *args: object) -> str:
 
 @pytest.fixture
 def seeded(boss: User, configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> dict[State, Message]:
-    configure(ENVIRONMENT="staging")
+    configure(CONSOLE={"ENVIRONMENT": "staging"})
     monkeypatch.setattr(MessageAdmin, "list_per_page", 12)
     return installation()
 

@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -37,6 +36,7 @@ from django_delayq.contrib.prometheus import counts, gauges, server
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
 from django_delayq.contrib.prometheus.gauges import Gauges
 from django_delayq.contrib.prometheus.server import LOOK_INTERVAL, MetricsServer, _listen
+from django_delayq.core import bounds
 from django_delayq.core.states import State
 from django_delayq.management.commands import run_delayq
 from django_delayq.models import Worker
@@ -367,8 +367,8 @@ RECORD = pytest.mark.django_db(transaction=True)
 
 @RECORD
 @pytest.mark.usefixtures("puts_are_flushed")
-def test_the_gauges_tell_what_is_in_the_record(redis_client: redis.Redis, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60}
+def test_the_gauges_tell_what_is_in_the_record(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
     schedule(3, due=600)
     schedule(2, due=-1, queue="mail")
     schedule(1, due=-100, queue="mail")

@@ -34,7 +34,7 @@ from django_delayq.broker.keys import Keys, keys, namespace
 from django_delayq.core.states import MOVES, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
-from django_delayq.project import conf
+from django_delayq.project import conf, console_conf
 from django_delayq.recurring import checks as recurring_checks
 from django_delayq.worker.parts.roles import ROLES
 from tests.commands.conftest import run
@@ -76,13 +76,16 @@ def documented_defaults() -> dict[str, Any]:
     return {name: eval(default, names) for name, default in table}
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(conf.Settings), ids=lambda field: str(field.name))
-def test_the_default_of_a_setting_is_the_documented_one(field: dataclasses.Field[Any]) -> None:
-    assert conf.PARSERS[field.name](documented_defaults()[field.name]) == field.default
+def defaults() -> dict[str, Any]:
+    """The defaults of all settings: of the queue, of the console, and of the testing module."""
+    fields = (*dataclasses.fields(conf.Settings), *dataclasses.fields(console_conf.ConsoleSettings))
+    return {**{field.name: field.default for field in fields}, "TESTING": None}
 
 
-def test_only_settings_are_documented() -> None:
-    assert documented_defaults().keys() <= set(conf.names())
+def test_all_settings_are_documented_with_their_defaults() -> None:
+    parsers: dict[str, Any] = {**conf.PARSERS, **console_conf.PARSERS, "TESTING": lambda value: value}
+    documented = {name: parsers[name](default) for name, default in documented_defaults().items()}
+    assert documented == defaults()
 
 
 def test_the_example_of_settings_is_valid() -> None:

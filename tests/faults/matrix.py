@@ -66,7 +66,6 @@ ACTIONS = ("kill", "power", "stop", "delay", "raise", "reset", "lose")
 LEASE = 1.0
 HASTY: dict[str, Any] = {
     "GRACE": 0.3,
-    "SWEEP_INTERVAL": 0.3,
     "POLL_INTERVAL": 0.1,
     "LEASE": LEASE,
     "RETRY": ["0.05s"] * 50,

@@ -16,7 +16,7 @@ SETTINGS = "env DJANGO_SETTINGS_MODULE=tests.hostile.worker_settings"
 @pytest.fixture
 def worker(transactional_db: None, settings: Any) -> Iterator[Callable[..., Worker]]:
     """Start a worker, which is killed after the test."""
-    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1}
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.3, "POLL_INTERVAL": 0.1}
     with ExitStack() as stack:
 
         def start(*arguments: str, **delayq: object) -> Worker:

@@ -67,11 +67,11 @@ def test_a_segfault_is_the_end_of_its_message_after_three_times_and_of_no_other(
 
 
 def test_a_handler_that_ends_its_process_does_not_end_the_worker_whatever_code_it_chose(worker: Start) -> None:
-    there = worker("--threads", "1", MAX_CRASHES=2)
+    there = worker("--threads", "1")
     for code in (0, 70, 72):
         poison = wait_until(schedule_message("h.exit", code), State.DEAD)
-        assert (poison.deliveries, poison.crashes) == (2, 2)
-        wait_until_told(there, rf"died \(exit code {code}\)", 2)
+        assert (poison.deliveries, poison.crashes) == (3, 3)
+        wait_until_told(there, rf"died \(exit code {code}\)", 3)
         wait_until(schedule_message("t.tx"), State.CONSUMED)
     assert there.process.poll() is None
 

@@ -34,7 +34,7 @@ from tests.workers import eventually
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DB = QUEUE = "default"
-# So many times the default of the setting that nothing depends on how long the test takes. Seconds.
+# So many times what is usual that nothing depends on how long the test takes. Seconds.
 CLAIM_AHEAD = 10.0
 
 
@@ -349,14 +349,12 @@ def test_handlers_are_slow_until_they_turn_out_to_be_quick(assembled: Assemble) 
     assert found == [False, True, False]
 
 
-@pytest.mark.parametrize(("setting", "longest"), [(0.5, NEAR), (0.002, 0.002)])
 def test_a_message_that_may_have_a_limit_has_its_place_only_a_moment_early(
-    setting: float, longest: float, assembled: Assemble, settings: Any, monkeypatch: pytest.MonkeyPatch
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "CLAIM_AHEAD": setting}
-    assert assembled().consumer.claim_ahead.longest == setting
+    assert assembled().consumer.claim_ahead.longest == 0.05
     monkeypatch.setattr("django_delayq.record.admission.any_declared", lambda: True)
-    assert assembled().consumer.claim_ahead.longest == longest
+    assert assembled().consumer.claim_ahead.longest == NEAR
 
 
 def test_a_delivery_claimed_ahead_is_late_when_it_begins_after_its_due_time() -> None:
@@ -370,10 +368,9 @@ def test_a_delivery_claimed_ahead_is_late_when_it_begins_after_its_due_time() ->
 
 
 def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
-    redis_client: redis.Redis, assembled: Assemble, settings: Any
+    redis_client: redis.Redis, assembled: Assemble
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "CLAIM_AHEAD": 0}
-    consumer = assembled(threads=3).consumer
+    consumer = assembled(threads=3, claim_ahead=0.0).consumer
     (message,) = due_in_an_hour(consumer)
     set_clock_before(consumer, message, 0.0001)
     broker = consumer.brokers.redis

@@ -21,6 +21,7 @@ from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations import consistency_check
 from django_delayq.console.operations import restore_work as restoring
 from django_delayq.console.operations.restore_work import RestoreOperation
+from django_delayq.core import bounds
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
@@ -215,8 +216,10 @@ def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Star
     assert not Queue.objects.exists()
 
 
-def test_queues_are_held_from_the_question_to_the_end_of_the_spread(redis_client: redis.Redis, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "OVERDUE_AFTER": 60}
+def test_queues_are_held_from_the_question_to_the_end_of_the_spread(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
     ids = overdue(6)
     soon = schedule(2, due=-1)
     pause_queue("busy", reason="by hand")

@@ -17,7 +17,7 @@ from tests.workers import Worker
 
 __all__ = ["trio"]
 
-HASTY: dict[str, Any] = {"GRACE": 0.3, "SWEEP_INTERVAL": 0.3, "POLL_INTERVAL": 0.1}
+HASTY: dict[str, Any] = {"GRACE": 0.3, "POLL_INTERVAL": 0.1}
 
 Configure = Callable[..., None]
 Start = Callable[..., Worker]

@@ -51,8 +51,9 @@ def port(request: pytest.FixtureRequest, authority: Authority) -> Iterator[int]:
         yield number
 
 
+@pytest.mark.usefixtures("redis_has_time")
 def test_a_worker_delivers_over_tls(start: Start, configure: Configure, port: int, authority: Authority) -> None:
-    configure(REDIS=f"rediss://localhost:{port}/0?ssl_ca_certs={authority.certificate}", REDIS_TIMEOUT=2)
+    configure(REDIS=f"rediss://localhost:{port}/0?ssl_ca_certs={authority.certificate}")
     worker = start()
     worker.wait_for("Loaded Redis")
     message = wait_until(schedule_message("t.tx", delay=0.2), State.CONSUMED)

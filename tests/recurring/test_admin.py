@@ -179,7 +179,7 @@ def client_with_reveal() -> Client:
 
 def test_a_console_that_is_read_only_refuses_every_change(chief: Client, settings: Any) -> None:
     create_schedule("s", "t.ok", every="1h")
-    settings.DELAYQ = {**settings.DELAYQ, "ADMIN_READ_ONLY": True}
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
     assert chief.post(page(), FORM).status_code == 403
     assert chief.post(reverse(ADD), {**FORM, "name": "other"}).status_code == 403
     act(chief, "pause", "s")

@@ -23,7 +23,7 @@ SECONDS = timedelta(seconds=1)
 
 @pytest.fixture(autouse=True)
 def _short_times(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": 0.5, "GRACE": 0.5}
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.5}
 
 
 def consumed(name: str) -> int:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from django_delayq.record.transitions import MAX_CRASHES
 from tests.torture import oracle
 from tests.torture.arena import Arena, eventually
 from tests.torture.nemesis import Nemesis
@@ -28,7 +29,7 @@ MARKS = {
     "worker": DELAYQ["LEASE"] + 5.0,
     "redis": 10.0,
     "database": 15.0,
-    "push": DELAYQ["GRACE"] + DELAYQ["SWEEP_INTERVAL"] + 1.0,
+    "push": 2 * DELAYQ["GRACE"] + 1.0,
 }
 # With no fault near, 99 of a hundred messages are at most so many seconds late.
 STEADY = 0.25
@@ -70,7 +71,7 @@ def torture(folder: Path, name: str, size: Size, seed: str, only: Sequence[str] 
             "seconds": time.time() - began,
             "until": until,
             "lease": DELAYQ["LEASE"],
-            "max_crashes": DELAYQ["MAX_CRASHES"],
+            "max_crashes": MAX_CRASHES,
             "marks": MARKS,
             "steady": STEADY,
             "replaced": REPLACED,

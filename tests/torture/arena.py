@@ -26,7 +26,7 @@ from tests.proxy import Proxy
 from tests.skewed import SkewedRedis, why_no_clock_can_be_set
 from tests.torture.full_disk import FillablePostgres, find_compiler
 from tests.torture.journal import Journal
-from tests.torture.sizes import DELAYQ, LIFETIME, REPLACED, Size
+from tests.torture.sizes import DELAYQ, GRACEFUL_TIMEOUT, LIFETIME, REPLACED, Size
 
 ROOT = Path(__file__).resolve().parents[2]
 # Waits fail after so many seconds.
@@ -204,6 +204,7 @@ class Arena:
 
     def start_worker(self, place: int) -> Process:
         options = ["--processes", str(self.size.processes), "--threads", str(self.size.threads)]
+        options += ["--graceful-timeout", GRACEFUL_TIMEOUT]
         if place == 0:
             options += ["--worker-name", REPLACED, "--max-tasks-per-child", str(LIFETIME)]
         return Process(self, self._name("worker"), "django", "run_delayq", *options, place=place + 1)

@@ -62,10 +62,8 @@ REPLACED = "replaced"
 DELAYQ: dict[str, Any] = {
     "HORIZON": 8,
     "GRACE": 1,
-    "SWEEP_INTERVAL": 1,
     "POLL_INTERVAL": 0.25,
     "LEASE": 5,
     "TIMEOUT": 60,
-    "GRACEFUL_TIMEOUT": 15,
-    "MAX_CRASHES": 4,
 }
+GRACEFUL_TIMEOUT = "15s"

@@ -9,7 +9,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_delayq.core.retry import RetryPolicy
-from django_delayq.project import conf
+from django_delayq.project import conf, console_conf
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -27,16 +27,50 @@ def test_every_setting_has_a_parser_that_accepts_its_default() -> None:
 
 
 def test_times_may_be_written_as_people_write_them() -> None:
-    settings, problems = conf.parse({"HORIZON": "10m", "GRACE": timedelta(seconds=3), "LEASE": 90, "TIMEOUT": None})
+    settings, problems = conf.parse({"HORIZON": "10m", "GRACE": timedelta(seconds=3), "LEASE": 90, "TIMEOUT": False})
     assert not problems
-    assert (settings.HORIZON, settings.GRACE, settings.LEASE, settings.TIMEOUT) == (600.0, 3.0, 90.0, None)
+    assert (settings.HORIZON, settings.GRACE, settings.LEASE, settings.TIMEOUT) == (600.0, 3.0, 90.0, False)
 
 
-@pytest.mark.parametrize(("given", "seconds"), [(0, 0.0), ("5ms", 0.005), ("1s", 1.0)])
-def test_claim_ahead_may_be_any_time_up_to_a_second(given: Any, seconds: float) -> None:
-    settings, problems = conf.parse({"CLAIM_AHEAD": given})
+@pytest.mark.parametrize("name", ["TIMEOUT", "RETENTION", "DEAD_RETENTION"])
+def test_never_is_false_and_nothing_else(name: str) -> None:
+    settings, problems = conf.parse({name: False})
     assert not problems
-    assert seconds == settings.CLAIM_AHEAD
+    assert getattr(settings, name) is False
+    settings, (problem,) = conf.parse({name: None})
+    assert getattr(settings, name) == getattr(conf.Settings(), name)
+    assert (problem.id, "write False for never" in problem.hint) == ("E003", True)
+
+
+def test_there_are_few_settings() -> None:
+    assert len(conf.names()) <= 16
+
+
+@pytest.mark.parametrize("name", conf.FORMER)
+def test_a_former_setting_is_e002_and_the_hint_says_what_to_write(name: str) -> None:
+    assert name not in conf.names()
+    _settings, (problem,) = conf.parse({name: 1})
+    assert problem == conf.Problem("E002", f"DELAYQ has no setting {name!r}.", f"{conf.FORMER[name]}.")
+
+
+def test_the_settings_of_the_console_are_its_own(settings: Settings) -> None:
+    settings.DELAYQ = {"CONSOLE": {"READ_ONLY": "yes", "ENVIRONMENT": "production", "COLOUR": "red"}}
+    assert conf.get() == conf.Settings()
+    found, problems = console_conf.parse(conf.section("CONSOLE"))
+    assert found == console_conf.ConsoleSettings(ENVIRONMENT="production")
+    assert [(problem.id, problem.message) for problem in problems] == [
+        ("E003", "DELAYQ['CONSOLE']['READ_ONLY'] is impossible."),
+        ("E002", "DELAYQ['CONSOLE'] has no setting 'COLOUR'."),
+    ]
+    with pytest.raises(ImproperlyConfigured, match=r"READ_ONLY.*impossible.*COLOUR"):
+        console_conf.get()
+
+
+@pytest.mark.parametrize("given", [True, [], "production", {"ENVIRONMENT": "x" * 41}], ids=repr)
+def test_an_impossible_console_is_a_problem(given: Any) -> None:
+    found, (problem,) = console_conf.parse(given)
+    assert found == console_conf.ConsoleSettings()
+    assert "DELAYQ['CONSOLE']" in problem.message
 
 
 def test_a_list_of_delays_is_a_retry_policy() -> None:
@@ -80,8 +114,6 @@ def test_an_unknown_key_is_e002_and_named() -> None:
         ("HORIZON", None),
         ("HORIZON", [600]),
         ("GRACE", -1),
-        ("CLAIM_AHEAD", -0.01),
-        ("CLAIM_AHEAD", "2s"),
         ("LEASE", 10**400),
         ("TIMEOUT", 0),
         ("RETRY", "5m"),
@@ -89,12 +121,9 @@ def test_an_unknown_key_is_e002_and_named() -> None:
         ("RETRY", 5),
         ("RETRY", lambda attempt, error: -1),
         ("RETRY", lambda attempt, error: error.args),
-        ("MAX_CRASHES", 1),
-        ("MAX_CRASHES", 2.5),
-        ("MAX_CRASHES", True),
-        ("PAYLOAD_MAX_DEPTH", 10_000),
-        ("REDIS_TIMEOUT", 60),
-        ("HANDLERS_MODULE", "my handlers"),
+        ("PAYLOAD_MAX_BYTES", 0),
+        ("PAYLOAD_MAX_BYTES", 2.5),
+        ("PAYLOAD_MAX_BYTES", True),
         ("MIDDLEWARE", "mysite.middleware.Tenants"),
         ("MIDDLEWARE", ["Tenants"]),
         ("MIDDLEWARE", ["mysite.middleware."]),

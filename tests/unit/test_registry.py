@@ -157,21 +157,21 @@ def test_a_topic_that_could_not_be_scheduled_is_refused() -> None:
         handler("two words")
 
 
-def test_handlers_are_found_in_the_module_that_the_settings_name(
+def test_handlers_are_found_in_the_module_of_that_name_in_each_app(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "discovered_app"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "receivers.py").write_text(
+    (package / "handlers.py").write_text(
         f"from django_delayq import handler\n@handler({TOPIC!r})\ndef receive(message): ...\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     installed = [config.name for config in apps.get_app_configs()]
-    with override_settings(INSTALLED_APPS=[*installed, "discovered_app"], DELAYQ={"HANDLERS_MODULE": "receivers"}):
+    with override_settings(INSTALLED_APPS=[*installed, "discovered_app"]):
         registry.autodiscover()
-    assert found().name == "discovered_app.receivers.receive"
-    for name in ("discovered_app", "discovered_app.receivers"):
+    assert found().name == "discovered_app.handlers.receive"
+    for name in ("discovered_app", "discovered_app.handlers"):
         sys.modules.pop(name, None)
 
 

@@ -14,7 +14,7 @@ from django.utils.translation import ngettext_lazy, pgettext_lazy
 from ...api import actions
 from ...core.states import FINAL, State
 from ...core.verdicts import DONE, Verdict
-from ...project import conf
+from ...project import console_conf
 from .forms import ReasonForm, RequeueForm, RescheduleForm, SpreadForm
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class ConsoleAction:
 
     def allowed(self, request: HttpRequest) -> bool:
         """Tell whether the user has the permission of this action and the admin is not read-only."""
-        return not conf.get().ADMIN_READ_ONLY and request.user.has_perm(f"django_delayq.{self.name}_message")
+        return not console_conf.get().READ_ONLY and request.user.has_perm(f"django_delayq.{self.name}_message")
 
 
 def may_bulk(request: HttpRequest) -> bool:
     """Tell whether the user may act on more than a few messages, and on all that a search finds."""
-    return not conf.get().ADMIN_READ_ONLY and request.user.has_perm("django_delayq.bulk_message")
+    return not console_conf.get().READ_ONLY and request.user.has_perm("django_delayq.bulk_message")
 
 
 _AGAIN = _("will be scheduled again, unless another message holds the same key")

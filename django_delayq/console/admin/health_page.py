@@ -268,5 +268,5 @@ def _database(data: PageData, panel: Panel[DatabaseState]) -> list[Fact]:
         (_("Finished messages are kept"), settings.RETENTION),
         (_("Dead messages are kept"), settings.DEAD_RETENTION),
     ):
-        found.append(Fact(name, _("forever") if kept is None else span(timedelta(seconds=kept))))
+        found.append(Fact(name, _("forever") if kept is False else span(timedelta(seconds=kept))))
     return found

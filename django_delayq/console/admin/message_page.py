@@ -30,7 +30,7 @@ from ...inspector import lines
 from ...inspector.consistency import Mismatch
 from ...inspector.numbers import capped
 from ...models import Message
-from ...project import conf
+from ...project import console_conf
 from ...record import transitions
 from .. import audit
 from ..search import language as searches
@@ -66,7 +66,7 @@ class MessagePage(_Base):
 
     def has_restore_permission(self, request: HttpRequest) -> bool:
         allowed = self.has_view_permission(request) and request.user.has_perm("django_delayq.restore_message")
-        return allowed and not conf.get().ADMIN_READ_ONLY
+        return allowed and not console_conf.get().READ_ONLY
 
     def get_urls(self) -> list[URLPattern]:
         view = partial(page.admin_view, self)

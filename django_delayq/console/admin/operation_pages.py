@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...inspector import stats
-from ...project import conf
+from ...project import console_conf
 from ...record import transitions
 from ...record.sql.moves import writing
 from .. import audit, operations
@@ -95,14 +95,14 @@ class OperationAdmin(Page, _ModelAdmin):
     def may_resume(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may resume an operation, which takes the permissions to start it."""
         work = operations.WORKS.get(operation.action)
-        if work is None or conf.get().ADMIN_READ_ONLY or not self.has_view_permission(request):
+        if work is None or console_conf.get().READ_ONLY or not self.has_view_permission(request):
             return False
         needed = {work.permission, "bulk_message"} if issubclass(work, operations.BulkAction) else {work.permission}
         return request.user.has_perms([f"django_delayq.{name}" for name in needed])
 
     def may_stop(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may stop an operation: one that the user started or could start."""
-        if conf.get().ADMIN_READ_ONLY or not self.has_view_permission(request):
+        if console_conf.get().READ_ONLY or not self.has_view_permission(request):
             return False
         return operation.started_by == page.actor_of(request) or self.may_resume(request, operation)
 

@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 
 from ...core import actors
 from ...models import Message, Queue, Worker
-from ...project import conf
+from ...project import console_conf
 from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
 from .readonly import ReadOnly
 
@@ -61,12 +61,12 @@ class Link:
 
 def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict[str, Any]:
     """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include."""
-    settings = conf.get()
+    settings = console_conf.get()
     return {
         "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_of_theme("admin/nav_sidebar.html"),
         "links": _links(model_admin, request),
         "environment": settings.ENVIRONMENT,
-        "read_only": settings.ADMIN_READ_ONLY,
+        "read_only": settings.READ_ONLY,
         # The answer to a POST has no address that a browser could fetch again.
         "live": request.get_full_path() if request.method == "GET" else "",
     }

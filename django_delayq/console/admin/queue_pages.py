@@ -30,7 +30,7 @@ from ...inspector.snapshot import QueueSnapshot
 from ...models import Message, Queue
 from ...models.record import not_expired
 from ...models.workers import WorkerState
-from ...project import conf, validation
+from ...project import conf, console_conf, validation
 from ...record import transitions
 from ...record.sql.moves import writing
 from .. import audit, operations
@@ -153,7 +153,7 @@ class QueueAdmin(Page, _ModelAdmin):
     def may_pause(self, request: HttpRequest) -> bool:
         """Tell whether the user may pause and resume queues."""
         allowed = request.user.has_perm("django_delayq.pause_queue") and self.has_view_permission(request)
-        return allowed and not conf.get().ADMIN_READ_ONLY
+        return allowed and not console_conf.get().READ_ONLY
 
     def get_urls(self) -> list[URLPattern]:
         view = partial(page.admin_view, self)

@@ -25,7 +25,7 @@ from ...inspector import stats, worker_list
 from ...inspector.numbers import NONE, Capped
 from ...models import Message
 from ...models.workers import WorkerState
-from ...project import conf
+from ...project import conf, console_conf
 from ...record import transitions
 from ...record.sql.moves import writing
 from ...restore import Overdue, Report, Selection, Tally
@@ -158,7 +158,7 @@ class RestorePage(_Base):
 
     def _is_allowed(self, request: HttpRequest) -> bool:
         allowed = request.user.has_perm("django_delayq.restore_message") and self.has_view_permission(request)
-        return allowed and not conf.get().ADMIN_READ_ONLY
+        return allowed and not console_conf.get().READ_ONLY
 
     def running_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
         """Return the restore that is queued or running, and its address."""
@@ -187,7 +187,7 @@ class RestorePage(_Base):
         is_post = request.method == "POST"
         given = request.POST if is_post else request.GET
         form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
-        word = conf.get().ENVIRONMENT or "restore"
+        word = console_conf.get().ENVIRONMENT or "restore"
         confirm = ConfirmForm(request.POST if is_post else None, word)
         running = self.running_restore(request, using)
         if is_post and form.is_valid() and running is not None:

@@ -97,7 +97,7 @@ def _to_come(message: Message, now: datetime) -> list[TimelineStep]:
         return [step(until, state_label(State.RUNNING), _("end of the lease"))]
     settings = conf.get()
     kept = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
-    if message.finished_at is None or kept is None:
+    if message.finished_at is None or kept is False:
         return []
     return [step(message.finished_at + timedelta(seconds=kept), state_label(message.state), _("purged"))]
 

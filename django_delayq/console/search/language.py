@@ -11,16 +11,16 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import reduce
 from operator import or_
 
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
+from ...core import bounds
 from ...core.states import FINAL, LIVE, State
 from ...models import Message
-from ...project import conf
 from ..statements.values import Scalar
 from . import periods
 from .payloads import PayloadHas
@@ -355,7 +355,7 @@ def _is(name: str, value: Value, now: datetime) -> Term:
         case "retrying":
             return Term(Q(attempts__gt=0), _("retrying"), "is:retrying", frozenset({State.SCHEDULED}))
         case "overdue":
-            late = now - timedelta(seconds=conf.get().OVERDUE_AFTER)
+            late = now - bounds.OVERDUE_AFTER
             frozen = f"state:{State.SCHEDULED} due:{periods.Period(end=late).frozen()}"
             return Term(Q(due_at__lt=late), _("overdue"), frozen, frozenset({State.SCHEDULED}), range_column="due_at")
     raise _Problem(_("unknown. Write is:overdue, is:live, is:finished or is:retrying."))

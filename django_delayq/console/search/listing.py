@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import reduce
 from typing import Any
 
@@ -19,11 +19,11 @@ from django.db import connections
 from django.db.models import Count, OrderBy, Q, QuerySet
 from django.db.models.functions import Coalesce
 
+from ...core import bounds
 from ...core.states import FINAL, LIVE, REQUEUEABLE, WAITING, State
 from ...inspector.numbers import Capped
 from ...inspector.waiting import queues_of_limited
 from ...models import Message
-from ...project import conf
 from ...record import transitions
 from ..statements import TooSlow, statement_timeout
 from .language import Search, of_states
@@ -199,7 +199,7 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
 
 
 def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
-    late = now - timedelta(seconds=conf.get().OVERDUE_AFTER)
+    late = now - bounds.OVERDUE_AFTER
     found: Counter[State] = Counter()
     more: set[State] = set()
     overdue, more_overdue = 0, False

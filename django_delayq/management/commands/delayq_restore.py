@@ -41,7 +41,7 @@ class Command(common.DelayqCommand):
             default=(Overdue.RUN, 0.0),
             metavar="{run,cancel,dead,spread=TIME}",
             help=(
-                "what to do with overdue messages, which should have started more than DELAYQ['OVERDUE_AFTER'] ago. "
+                "what to do with overdue messages, which should have started more than 5 s ago. "
                 "run (default): put them, so that they start at once. cancel: cancel them. dead: give them up. "
                 "spread=10m: give them new due times, evenly over that time from now. What is cancelled or dead can be "
                 "requeued. All but run change the record, and ask first, or need --yes"

@@ -104,6 +104,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--graceful-timeout",
             type=common.duration,
+            default=30.0,
             help="how long running handlers may go on after the first signal (default 30s)",
         )
         parser.add_argument(
@@ -123,7 +124,7 @@ class Command(BaseCommand):
                 returncode=common.MISCONFIGURED,
             )
         with common.errors_as_exit_codes():
-            settings = check_settings()
+            check_settings()
         using = common.database(options)
         name = options["worker_name"]
         if name and (len(name) > 60 or not conf.WORD.fullmatch(name)):
@@ -136,7 +137,6 @@ class Command(BaseCommand):
             raise CommandError(f"{flags}: only for a worker that stays; leave out --once", returncode=common.USAGE)
         _check_lifetimes(options)
         queues, weights = _queues(options["queue"])
-        given = options["graceful_timeout"]
         chosen = Options(
             using=using,
             queues=queues,
@@ -149,7 +149,7 @@ class Command(BaseCommand):
             max_runtime=options["max_runtime"],
             max_tasks_per_child=options["max_tasks_per_child"],
             max_memory_per_child=options["max_memory_per_child"],
-            graceful_timeout=settings.GRACEFUL_TIMEOUT if given is None else given,
+            graceful_timeout=options["graceful_timeout"],
             name=name,
             heartbeat_file=options["heartbeat_file"],
         )

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ...core.outcomes import Release
-from ...project import conf
 from ...record import transitions
 from ..parts.budget import Budget
 from ..parts.delivery import Delivery
@@ -42,7 +41,7 @@ class Quarantine:
         self._worker = worker
         self._actor = f"worker:{worker}"
         self._lock = lock
-        self._suspect_crashes = transitions.suspect_crashes(conf.get().MAX_CRASHES)
+        self._suspect_crashes = transitions.suspect_crashes(transitions.MAX_CRASHES)
         # The moment until which the message may wait (monotonic).
         self._wait_ends = 0.0
 

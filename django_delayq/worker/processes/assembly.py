@@ -20,7 +20,7 @@ from ..parts.budget import Budget
 from ..parts.processlock import ProcessLock
 from ..parts.queue_finder import QueueFinder
 from ..parts.service import ServiceTurns
-from ..run.claim_ahead import NEAR
+from ..run.claim_ahead import CLAIM_AHEAD, NEAR
 from ..run.event_loop import EventLoop
 from ..run.handler_threads import HandlerThreads
 from ..run.lease_renewer import LeaseRenewer
@@ -64,7 +64,7 @@ def assemble(
     ``name`` is the name of the worker (None: a new one). The processes of a worker share ``budget``, and each shares
     its ``page`` with their supervisor. With ``redis=False`` the worker delivers by query only. ``stopping`` ends the
     turns of the consumer when it is set. ``on_recorded`` is called with the number of deliveries that the recorder has
-    written. ``claim_ahead`` (seconds) replaces what the setting and the limits say.
+    written. ``claim_ahead`` (seconds) replaces what is usual.
     """
     using = options.using
     name = worker_name(options) if name is None else name
@@ -74,7 +74,7 @@ def assemble(
     budget = Budget(options.max_messages) if budget is None else budget
     gate = Gate(using, name) if admission.any_declared() else None
     if claim_ahead is None:
-        claim_ahead = settings.CLAIM_AHEAD if gate is None else min(settings.CLAIM_AHEAD, NEAR)
+        claim_ahead = CLAIM_AHEAD if gate is None else NEAR
     extensions = WorkerExtensions(using, name, () if gate is None else (gate,))
     # The consumer is made after the brokers and the pool.
     brokers = BrokerSwitch(using, lambda: consumer.rooms.topics(), redis=redis)  # noqa: PLW0108

@@ -22,7 +22,7 @@ from ...core import actors
 from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
 from ...models import Worker
-from ...project import conf, registry
+from ...project import registry
 from ...record import transitions
 from ...record.sql.troubles import in_words
 from ..parts import connections
@@ -333,7 +333,7 @@ class Supervisor:
                 moved = transitions.release_worker(
                     self.options.using,
                     name,
-                    max_crashes=conf.get().MAX_CRASHES,
+                    max_crashes=transitions.MAX_CRASHES,
                     actor=f"supervisor:{actors.host()}/{os.getpid()}",
                     shutdown=dead.shutdown,
                     death=dead.death,

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from ..parts.delivery import Delivery
 from .due_timer import DueTimer
 
+# How long before its due time a message is claimed at most, so that its handler begins on time. Seconds.
+CLAIM_AHEAD = 0.05
 # Messages that fall due within this time are claimed together. A claim for each would cost more, and with a longer time
 # one process would take what several could share. Seconds.
 TOGETHER = 0.005
@@ -20,8 +22,8 @@ class ClaimAhead:
     """Decides how early this process asks for messages, and holds early claims until their due times.
 
     A claim is a commit, which waits for the disk: usually a millisecond, but up to a tenth of a second while the disk
-    is busy. The process asks so early that slow claims end in time, too. The setting ``CLAIM_AHEAD`` (``longest``, in
-    seconds) says how early a message is claimed at most; 0 turns all of it off. Any thread may hold and release
+    is busy. The process asks so early that slow claims end in time, too. ``longest``
+    (seconds) says how early a message is claimed at most; 0 turns all of it off. Any thread may hold and release
     deliveries: the due timer guards them by its own lock.
     """
 

@@ -56,7 +56,7 @@ class Janitor(Service):
         settings = conf.get()
         kept = ((FINAL - {State.DEAD}, settings.RETENTION), ({State.DEAD}, settings.DEAD_RETENTION))
         for states, retention in kept:
-            if retention is None:
+            if retention is False:
                 continue
             deleted = 0
             doomed = finished(self.using, states, retention)

@@ -6,7 +6,6 @@ import time
 
 from ...core import failpoints
 from ...extensions import Service, WorkerExtensions
-from ...project import conf
 from ...record import transitions
 from ...record.sql.rows import Moved
 from ..parts.reporting import report_moves
@@ -51,7 +50,7 @@ class Reaper(Service):
         if not leased:
             self._suspects = {}
         if confirmed and transitions.may_reap(self.using):
-            max_crashes = conf.get().MAX_CRASHES
+            max_crashes = transitions.MAX_CRASHES
             suspects, self._suspects = self._suspects, {}
             moved += transitions.reap(self.using, max_crashes=max_crashes, actor=self.actor, among=confirmed)
             # After an error, such as a wait for a lock that was too long, the two looks begin anew.

@@ -30,7 +30,7 @@ CLAIMING = 0.3
 class Sweeper(Service):
     """Searches the record for messages overdue by more than the grace, and puts the ones that Redis lacks.
 
-    A lost message, however it got lost, is late by the grace and the interval at most. The work of a tick is bounded: a
+    A lost message, however it got lost, is late by twice the grace at most. The work of a tick is bounded: a
     long backlog is swept in pages, in the order of the due times, whatever the queues.
     """
 
@@ -60,10 +60,10 @@ class Sweeper(Service):
 
     def tick(self) -> float:
         """Sweep some pages, unless no message is overdue or Redis is away."""
-        interval = conf.get().SWEEP_INTERVAL
+        interval = conf.get().GRACE
         if self.brokers.current() is not self.broker:
             return interval
-        overdue_since = transitions.now(self.using) - timedelta(seconds=conf.get().GRACE)
+        overdue_since = transitions.now(self.using) - timedelta(seconds=interval)
         try:
             put = self._sweep(overdue_since)
         except BrokerUnavailable as error:

@@ -1,0 +1,52 @@
+"""The settings in ``DELAYQ["CONSOLE"]``, for the pages of the admin. Nothing that delivers messages reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from . import conf
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """The settings of the console, and of the pages of schedules."""
+
+    # True: the pages show everything and refuse every action, even to users with its permission.
+    READ_ONLY: bool = False
+    # A word that every page of the console shows, such as "production", so that nobody takes one site for another.
+    ENVIRONMENT: str = ""
+
+
+def _label(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 40 or not (value.isprintable() or not value):
+        raise ValueError("must be text of at most 40 printable characters")
+    return value
+
+
+PARSERS: dict[str, conf.Parser] = {"READ_ONLY": conf.flag, "ENVIRONMENT": _label}
+
+
+def parse(given: Any) -> tuple[ConsoleSettings, list[conf.Problem]]:
+    """Read ``DELAYQ["CONSOLE"]``, None for nothing. Return the settings and every problem."""
+    values, problems = conf.read({} if given is None else given, PARSERS, "DELAYQ['CONSOLE']", {})
+    return ConsoleSettings(**values), problems
+
+
+@lru_cache(maxsize=1)
+def get() -> ConsoleSettings:
+    """Return the console's settings. Raises ``ImproperlyConfigured`` with every problem that was found."""
+    settings, problems = parse(conf.section("CONSOLE"))
+    conf.insist(problems)
+    return settings
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "DELAYQ":
+        get.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_delayq.project.console_conf")
