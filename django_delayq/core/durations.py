@@ -6,6 +6,8 @@ import math
 import re
 from datetime import timedelta
 
+from .text import shown
+
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
 
@@ -36,12 +38,11 @@ def seconds(value: Duration) -> float:
         parts = _PART.findall(text)
         if parts and "".join(number + unit for number, unit in parts) == text:
             return _finite(sum(float(number) * _UNITS[unit] for number, unit in parts))
-    # Never show a bad value in full: it may be endless, and str() of it may raise.
     given: object = value
-    shown = repr(given[:40]) if isinstance(given, str) else type(given).__name__
+    what = shown(given)
     if isinstance(given, str) and given.lstrip().startswith("-"):
-        shown += " is negative"
-    raise ValueError(f"not a duration: {shown}; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'")
+        what += " is negative"
+    raise ValueError(f"not a duration: {what}; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'")
 
 
 def _finite(number: float) -> float:

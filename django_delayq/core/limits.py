@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from . import values
 from .durations import brief, seconds
 
 # "topic … key …", with the longest topic and the longest key.
@@ -66,8 +67,10 @@ def declare(limit: Any = None, rate: Any = None, burst: Any = None) -> Limit | N
 
 
 def _whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise ValueError(f"{name} must be a whole number from 1 to {MOST}")
+    try:
+        values.whole(value, 1, MOST)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
 
 
 def _interval(rate: Any) -> timedelta:

@@ -10,11 +10,11 @@ import re
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -24,8 +24,9 @@ from django.utils.dateparse import parse_datetime
 from .. import signals
 from ..broker import check_settings, index
 from ..broker.base import Index
-from ..core import actors, durations
-from ..core.exceptions import BrokerUnavailable, InvalidMessage, UnusableBroker
+from ..core import actors, values
+from ..core.exceptions import BrokerUnavailable, UnusableBroker
+from ..core.text import shown
 from ..models import Message
 from ..project import validation
 from ..record.sql import commits_nothing, unsupported
@@ -188,23 +189,25 @@ def moment(text: str) -> datetime:
     return found
 
 
-def duration(text: str) -> float:
-    """Read a duration of 0 or more, such as ``90s``. Return seconds."""
+T = TypeVar("T")
+
+
+def checked(check: Callable[..., T], *given: Any) -> T:
+    """Return what a check returns. Raises ``ArgumentTypeError`` with the words of its ``ValueError``."""
     try:
-        found = durations.seconds(text)
+        return check(*given)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if found < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return found
+
+
+def duration(text: str) -> float:
+    """Read a duration from 0 to 100 years, such as ``90s``. Return seconds."""
+    return checked(values.span, text)
 
 
 def span(text: str) -> timedelta:
     """Read a time from 0 to 100 years, such as ``90s``."""
-    try:
-        return validation.delay(text)
-    except InvalidMessage as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return timedelta(seconds=duration(text))
 
 
 def signed_span(text: str) -> timedelta:
@@ -214,10 +217,7 @@ def signed_span(text: str) -> timedelta:
 
 def due(text: str) -> datetime:
     """Read a due time that a message may have: an aware moment in ISO 8601, not in the past."""
-    try:
-        return validation.due(moment(text), "the due time")
-    except InvalidMessage as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return checked(validation.due, moment(text), "the due time")
 
 
 def due_or_delay(text: str) -> datetime | timedelta:
@@ -238,18 +238,17 @@ def _is_moment(text: str) -> bool:
 
 def positive(text: str) -> int:
     """Read a whole number of 1 or more."""
-    found = int(text)
-    if found < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return found
+    return checked(values.whole, _number(text), 1)
 
 
 def count(text: str) -> int:
     """Read a whole number of 0 or more."""
-    found = int(text)
-    if found < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return found
+    return checked(values.whole, _number(text), 0)
+
+
+def _number(text: str) -> int | str:
+    """Return the number that a text is, or the text, which no check takes for a number."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def memory(text: str) -> int:
@@ -264,24 +263,18 @@ def memory(text: str) -> int:
 def message_id(text: str) -> int:
     """Read the id of a message."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:20]) < 2**63:
-        raise argparse.ArgumentTypeError(f"not the id of a message: {text[:40]!r}")
+        raise argparse.ArgumentTypeError(f"not the id of a message: {shown(text)}")
     return int(text)
 
 
 def queue_name(text: str) -> str:
     """Read the name of a queue."""
-    try:
-        return validation.queue(text)
-    except InvalidMessage as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return checked(validation.queue, text)
 
 
 def topic_name(text: str) -> str:
     """Read the name of a topic."""
-    try:
-        return validation.topic(text)
-    except InvalidMessage as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return checked(validation.topic, text)
 
 
 def database(options: dict[str, Any]) -> str:

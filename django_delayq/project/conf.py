@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from ..core import retry
-from ..core.durations import seconds
+from ..core import retry, values
+from ..core.bounds import QUEUE_LENGTH
 from ..core.limits import Limit, declare
 from ..core.retry import RetryPolicy
 
@@ -67,28 +65,7 @@ class Problem:
     hint: str
 
 
-WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
-
 Parser = Callable[[Any], Any]
-
-
-def _span(lowest: float, highest: float) -> Parser:
-    def parse(value: Any) -> float:
-        span = seconds(value)
-        if not lowest <= span <= highest or math.isnan(span):
-            raise ValueError(f"must be between {lowest:g} and {highest:g} seconds")
-        return span
-
-    return parse
-
-
-def _whole(lowest: int, highest: int) -> Parser:
-    def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-            raise ValueError(f"must be a whole number between {lowest} and {highest}")
-        return value
-
-    return parse
 
 
 def _or_none(parse: Parser) -> Parser:
@@ -104,26 +81,10 @@ def _or_never(parse: Parser) -> Parser:
     return parse_or_never
 
 
-def plain(value: str) -> str:
-    """Return a plain str: a subclass, such as a member of an enum, may print as something else."""
-    return value if type(value) is str else str.__str__(value)
-
-
-def _word(limit: int) -> Parser:
-    def parse(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > limit or not WORD.fullmatch(value):
-            raise ValueError(
-                f"must be 1 to {limit} of the characters A-Z a-z 0-9 _ . - and begin with a letter or digit"
-            )
-        return plain(value)
-
-    return parse
-
-
 def _queues(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple):
         raise ValueError("must be a list of queue names")
-    names = tuple(_word(64)(name) for name in value)
+    names = tuple(values.word(name, QUEUE_LENGTH) for name in value)
     if len(set(names)) != len(names):
         raise ValueError("names a queue twice")
     return names
@@ -138,13 +99,6 @@ def _dotted_paths(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def flag(value: Any) -> bool:
-    """Check a switch: True or False. Raises ``ValueError``."""
-    if not isinstance(value, bool):
-        raise ValueError("must be True or False")
-    return value
-
-
 def _redis(value: Any) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return value
@@ -156,7 +110,7 @@ def _limits(value: Any) -> dict[str, Limit]:
         raise ValueError("must be a dict of queue names and their limits")
     limits = {}
     for name, options in value.items():
-        _word(64)(name)
+        values.word(name, QUEUE_LENGTH)
         if not isinstance(options, Mapping) or not options or not options.keys() <= {"limit", "rate", "burst"}:
             raise ValueError(f"of queue {name!r} must be a dict with limit, rate or burst")
         limit = declare(**options)
@@ -175,25 +129,23 @@ def _policy(value: Any) -> RetryPolicy:
     return policy
 
 
-_YEAR = 366 * 86_400.0
-
 PARSERS: dict[str, Parser] = {
     "REDIS": _redis,
-    "PREFIX": _word(40),
-    "DEFAULT_QUEUE": _word(64),
+    "PREFIX": partial(values.word, limit=40),
+    "DEFAULT_QUEUE": partial(values.word, limit=QUEUE_LENGTH),
     "QUEUES": _queues,
-    "HORIZON": _span(5, _YEAR),
-    "GRACE": _span(0.1, 3600),
-    "POLL_INTERVAL": _span(0.05, 60),
-    "LEASE": _span(1, 86_400),
-    "TIMEOUT": _or_never(_span(0.01, 30 * 86_400)),
+    "HORIZON": partial(values.span, lowest=5, highest=values.YEAR),
+    "GRACE": partial(values.span, lowest=0.1, highest=3600),
+    "POLL_INTERVAL": partial(values.span, lowest=0.05, highest=60),
+    "LEASE": partial(values.span, lowest=1, highest=values.DAY),
+    "TIMEOUT": _or_never(partial(values.span, lowest=0.01, highest=30 * values.DAY)),
     "RETRY": _policy,
-    "PAYLOAD_MAX_BYTES": _whole(1, 64 * 1024 * 1024),
-    "RETENTION": _or_never(_span(0, 100 * _YEAR)),
-    "DEAD_RETENTION": _or_never(_span(0, 100 * _YEAR)),
+    "PAYLOAD_MAX_BYTES": partial(values.whole, lowest=1, highest=64 * 1024 * 1024),
+    "RETENTION": _or_never(values.span),
+    "DEAD_RETENTION": _or_never(values.span),
     "MIDDLEWARE": _dotted_paths,
     "LIMITS": _or_none(_limits),
-    "LOG_ERRORS": _or_none(flag),
+    "LOG_ERRORS": _or_none(values.flag),
 }
 
 
@@ -221,7 +173,7 @@ def read(
     """Read a dict of settings. Return the values, and every problem of the dict, which is called ``place``."""
     if not isinstance(given, Mapping):
         return {}, [Problem("E001", f"{place} is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
-    values: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in given.items():
         parser = parsers.get(name)
@@ -230,10 +182,10 @@ def read(
             problems.append(Problem("E002", f"{place} has no setting {name!r}.", f"{hint}."))
             continue
         try:
-            values[name] = parser(value)
+            found[name] = parser(value)
         except (ValueError, TypeError) as error:
             problems.append(Problem("E003", f"{place}[{name!r}] is impossible.", f"{error}."))
-    return values, problems
+    return found, problems
 
 
 def insist(problems: list[Problem]) -> None:
@@ -257,8 +209,8 @@ def parse(given: Any) -> tuple[Settings, list[Problem]]:
     """Read a ``DELAYQ`` dict. Return the settings and every problem of the dict, but for those of ``ELSEWHERE``."""
     if isinstance(given, Mapping):
         given = {name: value for name, value in given.items() if name not in ELSEWHERE}
-    values, problems = read(given, PARSERS)
-    settings = Settings(**values)
+    found, problems = read(given, PARSERS)
+    settings = Settings(**found)
     if settings.QUEUES and settings.DEFAULT_QUEUE not in settings.QUEUES:
         problems.append(
             Problem(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django.core.signals import setting_changed
 
+from ..core import values
 from . import conf
 
 
@@ -21,19 +22,13 @@ class ConsoleSettings:
     ENVIRONMENT: str = ""
 
 
-def _label(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 40 or not (value.isprintable() or not value):
-        raise ValueError("must be text of at most 40 printable characters")
-    return value
-
-
-PARSERS: dict[str, conf.Parser] = {"READ_ONLY": conf.flag, "ENVIRONMENT": _label}
+PARSERS: dict[str, conf.Parser] = {"READ_ONLY": values.flag, "ENVIRONMENT": partial(values.text, limit=40)}
 
 
 def parse(given: Any) -> tuple[ConsoleSettings, list[conf.Problem]]:
     """Read ``DELAYQ["CONSOLE"]``, None for nothing. Return the settings and every problem."""
-    values, problems = conf.read({} if given is None else given, PARSERS, "DELAYQ['CONSOLE']", {})
-    return ConsoleSettings(**values), problems
+    found, problems = conf.read({} if given is None else given, PARSERS, "DELAYQ['CONSOLE']", {})
+    return ConsoleSettings(**found), problems
 
 
 @lru_cache(maxsize=1)

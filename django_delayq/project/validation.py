@@ -2,125 +2,84 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.serializers.json import DjangoJSONEncoder
 
+from ..core import values
 from ..core.bounds import KEY_LENGTH, PRIORITIES, QUEUE_LENGTH, TOPIC_LENGTH
 from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage, PayloadTooLarge
+from ..core.text import shown
 from . import conf
 
 # A payload or a result that is nested deeper is refused at the call.
 PAYLOAD_MAX_DEPTH = 64
 HEADERS_MAX_BYTES = 16_384
 # The farthest due time from now: 100 years.
-FARTHEST = timedelta(days=36_525)
+FARTHEST = timedelta(seconds=values.CENTURY)
 # Clocks of two hosts differ a little: a due time this far in the past still means "now".
 PAST_TOLERANCE = timedelta(seconds=60)
 
-_TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/\-]*")
+T = TypeVar("T")
+
+
+def checked(what: str, check: Callable[..., T], *given: Any) -> T:
+    """Return what a check of ``values`` returns. Raises ``InvalidMessage`` with the name of the argument."""
+    try:
+        return check(*given)
+    except ValueError as error:
+        raise InvalidMessage(f"{what} {error}") from None
 
 
 def topic(value: Any) -> str:
     """Check a topic: 1 to 100 of ``A-Z a-z 0-9 _ . : / -``, beginning with a letter or digit."""
-    if not isinstance(value, str) or len(value) > TOPIC_LENGTH or not _TOPIC.fullmatch(value):
-        raise InvalidMessage(
-            f"not a topic: {_shown(value)}; a topic is 1 to {TOPIC_LENGTH} of the characters"
-            " A-Z a-z 0-9 _ . : / - and begins with a letter or digit"
-        )
-    return conf.plain(value)
+    return checked("topic", values.topic, value, TOPIC_LENGTH)
 
 
 def queue(value: Any) -> str:
     """Check a queue: 1 to 64 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or digit."""
-    if not isinstance(value, str) or len(value) > QUEUE_LENGTH or not conf.WORD.fullmatch(value):
-        raise InvalidMessage(
-            f"not a queue: {_shown(value)}; a queue is 1 to {QUEUE_LENGTH} of the characters"
-            " A-Z a-z 0-9 _ . - and begins with a letter or digit"
-        )
-    return conf.plain(value)
+    return checked("queue", values.word, value, QUEUE_LENGTH)
 
 
 def key(value: Any) -> str | None:
     """Check a key: 1 to 200 printable characters, without a space at either end; or None."""
-    if value is None:
-        return None
-    if (
-        not isinstance(value, str)
-        or not 1 <= len(value) <= KEY_LENGTH
-        or not value.isprintable()
-        or value != value.strip()
-    ):
-        raise InvalidMessage(
-            f"not a key: {_shown(value)}; a key is 1 to {KEY_LENGTH} printable characters without a space at either end"
-        )
-    return conf.plain(value)
+    return None if value is None else checked("key", values.key, value, KEY_LENGTH)
 
 
 def concurrency_key(value: Any) -> str:
     """Check a concurrency key: as a key, or a whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value) if -(10**KEY_LENGTH) < value < 10**KEY_LENGTH else value
-    try:
-        checked = key(value)
-    except InvalidMessage as error:
-        raise InvalidMessage(str(error).replace("a key", "a concurrency key")) from None
-    if checked is None:
-        raise InvalidMessage("not a concurrency key: None")
-    return checked
+    return checked("concurrency key", values.key, value, KEY_LENGTH)
 
 
 def priority(value: Any) -> int:
     """Check a priority: a whole number from -100 to 100; the greater one goes first."""
-    if isinstance(value, bool) or not isinstance(value, int) or not PRIORITIES[0] <= value <= PRIORITIES[1]:
-        raise InvalidMessage(f"not a priority: {_shown(value)}; it is a whole number from -100 to 100")
-    return int(value)
+    return checked("priority", values.whole, value, *PRIORITIES)
 
 
 def delay(value: Duration) -> timedelta:
     """Check a delay: 0 or more, up to 100 years."""
-    span = _seconds("delay", value)
-    if span < 0:
-        raise InvalidMessage(f"the delay is negative: {_shown(value)}")
-    if span > FARTHEST.total_seconds():
-        raise InvalidMessage("the delay is more than 100 years")
-    return timedelta(seconds=span)
+    return timedelta(seconds=checked("delay", values.span, value))
 
 
 def due(value: Any, what: str = "due_at") -> datetime:
-    """Check a due time: an aware datetime, not in the past, at most 100 years ahead. Return it in UTC.
-
-    In UTC no change to or from summer time affects the times that are computed from it later (rounding, expiry).
-    """
-    if not isinstance(value, datetime):
-        raise InvalidMessage(f"{what} must be an aware datetime, not {_shown(value)}")
-    if value.tzinfo is not UTC and (value.tzinfo is None or value.utcoffset() is None):
-        raise InvalidMessage(f"{what} has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
-    try:
-        ahead = value - datetime.now(UTC)
-    except OverflowError:
-        raise InvalidMessage(f"{what} is out of range: {_shown(value)}") from None
+    """Check a due time: an aware datetime, not in the past, at most 100 years ahead. Return it in UTC."""
+    found = checked(what, values.moment, value)
+    ahead = found - datetime.now(UTC)
     if ahead > FARTHEST:
         raise InvalidMessage(f"{what} is more than 100 years ahead")
     if ahead < -PAST_TOLERANCE:
         raise InvalidMessage(f"{what} is in the past: {value.isoformat()}")
-    return value if value.tzinfo is UTC else value.astimezone(UTC)
+    return found
 
 
 def expires(value: Duration | None) -> timedelta | None:
     """Check how long after its due time a message may still start: more than 0, at most 100 years; or None."""
-    if value is None:
-        return None
-    span = _seconds("expires", value)
-    if not 0 < span <= FARTHEST.total_seconds():
-        raise InvalidMessage(
-            f"expires must be more than 0 and at most 100 years after the due time, not {_shown(value)}"
-        )
-    return timedelta(seconds=span)
+    return None if value is None else timedelta(seconds=checked("expires", values.span, value, values.SHORTEST))
 
 
 def unique(value: Duration) -> tuple[int | None, float | None]:
@@ -128,43 +87,29 @@ def unique(value: Duration) -> tuple[int | None, float | None]:
     if isinstance(value, str) and value in ("live", "scheduled"):
         return (None, None) if value == "live" else (0, None)
     try:
-        span = seconds(value)
+        seconds(value)
     except ValueError:
         raise InvalidMessage(
-            f'unique is "live", "scheduled", or a duration such as "1h", not {_shown(value)}'
+            f'unique must be "live", "scheduled", or a duration such as "1h", not {shown(value)}'
         ) from None
-    if not 0 < span <= FARTHEST.total_seconds():
-        raise InvalidMessage(f"unique must be more than 0 and at most 100 years, not {_shown(value)}")
-    return None, span
+    return None, checked("unique", values.span, value, values.SHORTEST)
 
 
 def max_attempts(value: Any) -> int | None:
     """Check the greatest number of attempts: a whole number from 1 to 10000; or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
-        raise InvalidMessage(f"max_attempts must be a whole number from 1 to 10000, not {_shown(value)}")
-    return int(value)
+    return None if value is None else checked("max_attempts", values.whole, value, 1, 10_000)
 
 
 def timeout(value: Duration | None) -> float | None:
     """Check a timeout: 10 ms to 30 days, in seconds; False for none, which is 0; or None."""
     if value is None or value is False:
         return None if value is None else 0.0
-    span = _seconds("timeout", value)
-    if not 0.01 <= span <= 30 * 86_400:
-        raise InvalidMessage(f"timeout must be between 10 ms and 30 days, or False for none, not {_shown(value)}")
-    return span
+    return checked("timeout (False: none)", values.span, value, 0.01, 30 * values.DAY)
 
 
 def lease(value: Duration | None) -> float | None:
     """Check a lease: 1 second to 1 day, in seconds; or None."""
-    if value is None:
-        return None
-    span = _seconds("lease", value)
-    if not 1 <= span <= 86_400:
-        raise InvalidMessage(f"lease must be between 1 second and 1 day, not {_shown(value)}")
-    return span
+    return None if value is None else checked("lease", values.span, value, 1, values.DAY)
 
 
 def payload(value: Any) -> str:
@@ -279,7 +224,7 @@ def _walk(value: Any, depth: int) -> None:
             raise _Unfit("is nested too deep")
         for name, item in value.items():
             if not isinstance(name, str):
-                raise _Unfit(f"has a key that is not a string: {_shown(name)}")
+                raise _Unfit(f"has a key that is not a string: {shown(name)}")
             if "\x00" in name:
                 raise _Unfit("has a key with a NUL character, which PostgreSQL cannot store")
             try:
@@ -320,7 +265,7 @@ def _not_json(what: str, value: Any, path: tuple[Any, ...] = ()) -> str | None:
 
 def _place(what: str, path: Sequence[Any]) -> str:
     """Return the place of a value as Python writes it: ``payload['orders'][0]``."""
-    steps = [f"[{_shown(step)}]" for step in reversed(path)]
+    steps = [f"[{shown(step)}]" for step in reversed(path)]
     if len(steps) > _STEPS_SHOWN:
         steps[_STEPS_SHOWN:] = ["[…]"]
     return what + "".join(steps) if steps else f"the {what}"
@@ -328,19 +273,3 @@ def _place(what: str, path: Sequence[Any]) -> str:
 
 # Steps to a value inside of a payload that an error shows at most.
 _STEPS_SHOWN = 8
-
-
-def _seconds(what: str, value: Duration) -> float:
-    try:
-        return seconds(value)
-    except ValueError as error:
-        raise InvalidMessage(f"{what}: {error}") from None
-
-
-def _shown(value: Any) -> str:
-    """Return a part of a bad value for an error message. The whole value may be a secret, or endless."""
-    if isinstance(value, str):
-        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
-    if isinstance(value, int | float):
-        return ascii(value) if abs(value) < 1e18 else type(value).__name__
-    return type(value).__name__

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..core import values
+from ..core.bounds import TOPIC_LENGTH
 from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage
+from ..core.text import shown
 from ..project import registry, validation
 from .times import Times
 
@@ -99,7 +102,7 @@ def checked(
         given = "neither" if cron is None else "both"
         raise InvalidMessage(f"give a schedule a cron expression or an interval (every), not {given}")
     if missed not in Missed.values:
-        raise InvalidMessage(f"missed is one of {', '.join(Missed.values)}, not {_shown(missed)}")
+        raise InvalidMessage(f"missed is one of {', '.join(Missed.values)}, not {shown(missed)}")
     validation.expires(expires)
     handler = registry.find(topic)
     definition = Definition(
@@ -124,24 +127,19 @@ def checked(
 
 def name(value: Any) -> str:
     """Check the name of a schedule, which has the characters of a topic."""
-    try:
-        return validation.topic(value)
-    except InvalidMessage as error:
-        raise InvalidMessage(f"the name of a schedule is written like a topic: {error}") from None
+    return validation.checked("the name of a schedule", values.topic, value, TOPIC_LENGTH)
 
 
 def _text(what: str, value: Any, limit: int) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > limit or not value.isprintable():
-        raise InvalidMessage(f"{what} must be text of at most {limit} printable characters, not {_shown(value)}")
-    return " ".join(value.split())
+    found = " ".join(validation.checked(what, values.text, value, limit).split())
+    if not found:
+        raise InvalidMessage(f"{what} must not be empty")
+    return found
 
 
 def _span(what: str, value: Duration) -> str:
     """Return a span as text. A text stays as it is."""
-    try:
-        span = seconds(value)
-    except ValueError as error:
-        raise InvalidMessage(f"{what}: {error}") from None
+    span = validation.checked(what, values.span, value)
     if isinstance(value, str):
         return _text(what, value, SPAN_LENGTH)
     return f"{span:.6f}".rstrip("0").rstrip(".") + "s"
@@ -150,12 +148,7 @@ def _span(what: str, value: Duration) -> str:
 def _moment(what: str, value: Any) -> datetime | None:
     if value is None:
         return None
-    if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise InvalidMessage(f"{what} must be an aware datetime, not {_shown(value)}")
-    if not 2000 <= value.year < 2200:
+    found = validation.checked(what, values.moment, value)
+    if not 2000 <= found.year < 2200:
         raise InvalidMessage(f"{what} is out of range")
-    return value.astimezone(UTC)
-
-
-def _shown(value: Any) -> str:
-    return ascii(value[:40]) if isinstance(value, str) else type(value).__name__
+    return found

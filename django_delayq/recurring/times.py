@@ -11,12 +11,12 @@ from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ..core.durations import seconds
+from ..core import text, values
 from ..core.exceptions import InvalidMessage
+from ..project import validation
 
 # Intervals are counted from here, unless the schedule has a start: "10m" means :00, :10, :20 and so on.
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SHORTEST = timedelta(seconds=1)
 LONGEST = timedelta(days=366)
 # Times that a change of the clocks puts before the moment that was asked for, at most.
 BACKWARD = 100
@@ -64,7 +64,7 @@ class Times:
         if self.starts_at is not None and self.ends_at is not None and self.ends_at < self.starts_at:
             raise InvalidMessage("the schedule ends before it starts")
         if self.after(self.starts_at or EPOCH) is None and self.ends_at is None:
-            raise InvalidMessage(f"no day has the time {_shown(self.cron)}")
+            raise InvalidMessage(f"no day has the time {text.shown(self.cron)}")
 
     def _interval_after(self, moment: datetime) -> datetime:
         step, start = interval(self.every), self.starts_at or EPOCH
@@ -81,18 +81,12 @@ class Times:
                 return None
             if found > moment:
                 return found
-        raise InvalidMessage(f"the times of {_shown(self.cron)} do not go on")
+        raise InvalidMessage(f"the times of {text.shown(self.cron)} do not go on")
 
 
 def interval(text: str) -> timedelta:
     """Return the interval that a text such as ``10m`` means. Raises ``InvalidMessage``."""
-    try:
-        found = timedelta(seconds=seconds(text))
-    except (ValueError, OverflowError) as error:
-        raise InvalidMessage(f"every: {error}") from None
-    if not SHORTEST <= found <= LONGEST:
-        raise InvalidMessage(f"every must be between 1 second and {LONGEST.days} days, not {_shown(text)}")
-    return found
+    return timedelta(seconds=validation.checked("every", values.span, text, 1, LONGEST.total_seconds()))
 
 
 @lru_cache(maxsize=256)
@@ -101,7 +95,7 @@ def zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
-        raise InvalidMessage(f"not a time zone: {_shown(name)}; it is a name such as 'Europe/Berlin'") from None
+        raise InvalidMessage(f"not a time zone: {text.shown(name)}; it is a name such as 'Europe/Berlin'") from None
 
 
 def shown(moment: datetime, name: str) -> str:
@@ -120,8 +114,4 @@ def _parsed(cron: str, start: datetime) -> Any:
     try:
         return CronSim(cron, start)
     except (CronSimError, ValueError) as error:
-        raise InvalidMessage(f"not a cron expression: {_shown(cron)}: {str(error)[:60]}") from None
-
-
-def _shown(text: str) -> str:
-    return ascii(text[:40]) + ("…" if len(text) > 40 else "")
+        raise InvalidMessage(f"not a cron expression: {text.shown(cron)}: {str(error)[:60]}") from None

@@ -15,6 +15,7 @@ from redis.crc import key_slot
 
 from django_delayq.broker import scripts
 from django_delayq.broker.keys import keys, namespace
+from django_delayq.core import values
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.project import conf, validation
 
@@ -117,7 +118,7 @@ def test_an_error_in_a_script_is_raised(bench: Bench) -> None:
         bench.take(1)
 
 
-words = st.from_regex(conf.WORD, fullmatch=True)
+words = st.from_regex(values.WORD, fullmatch=True)
 
 
 @given(words, words, st.sampled_from(["default", "other", "shard-7"]))

@@ -182,7 +182,7 @@ def test_a_queue_that_the_queue_cannot_have_is_refused() -> None:
         object.__setattr__(task, name, value)
     object.__setattr__(task, "takes_context", False)
     object.__setattr__(task, "backend", "default")
-    with pytest.raises(InvalidTask, match="not a queue"):
+    with pytest.raises(InvalidTask, match="queue must be"):
         backend.validate_task(task)
 
 

@@ -140,8 +140,8 @@ def test_impossible_options_are_refused_at_the_decorator(terms: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("terms", "message"),
     [
-        ({"lease": "soon"}, "lease: not a duration: 'soon'"),
-        ({"timeout": "soon"}, "timeout: not a duration: 'soon'"),
+        ({"lease": "soon"}, "lease is not a duration: 'soon'"),
+        ({"timeout": "soon"}, "timeout (False: none) is not a duration: 'soon'"),
         ({"retry": 5}, "retry is a RetryPolicy, a list of delays, a function, or False for never: a list of"),
     ],
     ids=repr,

@@ -19,6 +19,7 @@ from django.utils import autoreload
 
 from ... import __version__, extensions
 from ...broker import check_settings, describe
+from ...core import values
 from ...core.worker_options import Options
 from ...extensions import WorkerOption
 from ...inspector.migrations import pending_migrations
@@ -127,10 +128,10 @@ class Command(BaseCommand):
             check_settings()
         using = common.database(options)
         name = options["worker_name"]
-        if name and (len(name) > 60 or not conf.WORD.fullmatch(name)):
-            raise CommandError(
-                "--worker-name takes up to 60 of the characters A-Z a-z 0-9 _ . -", returncode=common.USAGE
-            )
+        try:
+            name = name and values.word(name, 60)
+        except ValueError as error:
+            raise CommandError(f"--worker-name {error}", returncode=common.USAGE) from None
         added = {option: value for option in extensions.worker_options() if (value := options[option.name]) is not None}
         if added and options["once"]:
             flags = ", ".join(option.flag for option in added)

@@ -1,0 +1,20 @@
+"""Texts: how an error shows a bad value, and plain strings."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+
+def shown(value: Any) -> str:
+    """Return a part of a bad value for an error message. The whole value may be a secret, or endless."""
+    if isinstance(value, str):
+        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
+    if isinstance(value, int | float):
+        return ascii(value) if abs(value) < 1e18 else type(value).__name__
+    return str(value) if isinstance(value, timedelta) else type(value).__name__
+
+
+def plain(value: str) -> str:
+    """Return a plain str: a subclass, such as a member of an enum, may print as something else."""
+    return value if type(value) is str else str.__str__(value)

@@ -1,0 +1,109 @@
+"""The checks of single values, for settings, calls, commands, schedules and forms.
+
+Each returns the value as it is kept. Each raises ``ValueError`` with words that follow the name of the value: *must be
+a whole number from 1 to 9, not 'x'*. Whoever asks adds the name, and makes it an error of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from .durations import Duration, seconds
+from .text import plain, shown
+
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/\-]*")
+
+DAY = 86_400.0
+YEAR = 365.25 * DAY
+CENTURY = 100 * YEAR
+# The shortest span that a database keeps. Seconds.
+SHORTEST = 1e-6
+
+_UNITS = (("year", YEAR), ("day", DAY), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
+
+
+def whole(value: Any, lowest: int, highest: int | None = None) -> int:
+    """Check a whole number, bounds included; True and False are none."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and lowest <= value and (highest is None or value <= highest):
+        return int(value)
+    bounds = f"of {lowest} or more" if highest is None else f"from {lowest} to {highest}"
+    raise ValueError(f"must be a whole number {bounds}, not {shown(value)}")
+
+
+def span(value: Duration, lowest: float = 0.0, highest: float = CENTURY) -> float:
+    """Check a length of time, bounds included. Return seconds."""
+    try:
+        found = seconds(value)
+    except ValueError as error:
+        raise ValueError(f"is {error}") from None
+    if lowest <= found <= highest:
+        return found
+    between = f"between {_in_words(lowest)} and" if lowest != SHORTEST else "more than 0 and at most"
+    raise ValueError(f"must be {between} {_in_words(highest)}, not {shown(value)}")
+
+
+def _in_words(bound: float) -> str:
+    """Return a bound in its largest whole unit: ``"30 days"``."""
+    for unit, size in _UNITS:
+        if bound >= size and not bound % size:
+            return f"{bound / size:g} {unit}{'' if bound == size else 's'}"
+    return f"{bound * 1000:g} ms" if bound else "0"
+
+
+def word(value: Any, limit: int) -> str:
+    """Check a name of at most ``limit`` characters, such as that of a queue."""
+    return _spelled(value, limit, WORD, "_ . -")
+
+
+def topic(value: Any, limit: int) -> str:
+    """Check the name of a topic: a word in which ``:`` and ``/`` may be, too."""
+    return _spelled(value, limit, TOPIC, "_ . : / -")
+
+
+def _spelled(value: Any, limit: int, pattern: re.Pattern[str], signs: str) -> str:
+    if isinstance(value, str) and len(value) <= limit and pattern.fullmatch(value):
+        return plain(value)
+    raise ValueError(
+        f"must be 1 to {limit} of the characters A-Z a-z 0-9 {signs} and begin with a letter or digit,"
+        f" not {shown(value)}"
+    )
+
+
+def key(value: Any, limit: int) -> str:
+    """Check an exact text: 1 to ``limit`` printable characters, without a space at either end."""
+    is_fit = isinstance(value, str) and 1 <= len(value) <= limit and value.isprintable() and value == value.strip()
+    if is_fit:
+        return plain(value)
+    raise ValueError(f"must be 1 to {limit} printable characters without a space at either end, not {shown(value)}")
+
+
+def text(value: Any, limit: int) -> str:
+    """Check a text for people: at most ``limit`` printable characters, or none at all."""
+    if isinstance(value, str) and len(value) <= limit and (value.isprintable() or not value):
+        return plain(value)
+    raise ValueError(f"must be text of at most {limit} printable characters, not {shown(value)}")
+
+
+def flag(value: Any) -> bool:
+    """Check a switch: True or False."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"must be True or False, not {shown(value)}")
+
+
+def moment(value: Any) -> datetime:
+    """Check an aware datetime. Return it in UTC: no change to or from summer time affects what is computed from it."""
+    if not isinstance(value, datetime):
+        raise ValueError(f"must be an aware datetime, not {shown(value)}")
+    if value.tzinfo is UTC:
+        return value
+    if value.utcoffset() is None:
+        raise ValueError("has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"is out of range: {value.isoformat()}") from None
