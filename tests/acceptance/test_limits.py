@@ -11,9 +11,10 @@ import redis
 from django.db import connection
 
 from django_delayq import schedule_messages
-from django_delayq.core import failpoints, limits
+from django_delayq.core import limits
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
+from tests import failpoints
 from tests.acceptance.conftest import Start
 from tests.limits import oracle
 from tests.record_of import states, wait_until_all

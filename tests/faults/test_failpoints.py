@@ -1,4 +1,4 @@
-"""Only the environment of a starting process switches failpoints on. The process refuses unknown names."""
+"""Only the settings of the tests switch failpoints on. They refuse unknown names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections
 
-from django_delayq.core import failpoints
+import django_delayq
+from tests import failpoints
 
-PACKAGE = Path(failpoints.__file__).parents[1]
+PACKAGE = Path(django_delayq.__file__).parent
+INSTALL = "from tests import failpoints as machinery; machinery.install()"
 
 
-def reaching(text: str | None, code: str = "") -> subprocess.CompletedProcess[str]:
+def reaching(text: str | None, code: str = "", install: str = INSTALL) -> subprocess.CompletedProcess[str]:
     """Run a process that starts with these failpoints and reaches after_claim three times."""
     environment = {name: value for name, value in os.environ.items() if name != failpoints.ENVIRONMENT}
     if text is not None:
@@ -28,6 +30,7 @@ def reaching(text: str | None, code: str = "") -> subprocess.CompletedProcess[st
     program = f"""
 import os
 from django_delayq.core import failpoints
+{install}
 {code}
 for number in range(1, 4):
     try:
@@ -57,9 +60,14 @@ def test_nothing_done_after_the_start_switches_them_on() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n2\n3\n", "")
 
 
-def test_no_other_module_can_switch_them_on() -> None:
+def test_no_variable_switches_them_on_in_the_package() -> None:
+    ended = reaching("after_claim:kill:1", install="")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n2\n3\n", "")
+
+
+def test_no_module_of_the_package_can_switch_them_on() -> None:
     for path in PACKAGE.rglob("*.py"):
-        for use in re.findall(r"failpoints\.(\w+)", path.read_text()):
+        for use in re.findall(r"failpoints\.(?!py\b)(\w+)", path.read_text()):
             assert use == "reach", path
 
 
