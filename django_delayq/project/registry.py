@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -226,8 +225,9 @@ def handler(
 
         close.schedule({"order": 5}, delay="15m", key="5")
 
-    Raises ``HandlerConflict`` when the topic has a handler already, ``TypeError`` for what cannot handle a message (a
-    class, a generator function, a function that does not take one argument), and ``ValueError`` for impossible options.
+    Raises ``HandlerConflict`` when the topic has a handler already, ``TypeError`` for what is no function
+    (a method, a partial, a function in C, an object with ``__call__``, a class) or cannot handle a message (a generator
+    function, a function that does not take one argument), and ``ValueError`` for impossible options.
     """
     if callable(topic):
         raise InvalidMessage('@handler needs the topic of its messages: write @handler("orders.close")')
@@ -258,7 +258,7 @@ def handler(
             own_queue,
             own_priority,
             keep_result,
-            any(map(iscoroutinefunction, _layers(function))),
+            iscoroutinefunction(function),
             own_limit,
             limit_key,
         )
@@ -269,30 +269,14 @@ def handler(
 
 
 def _schedulable(topic: str, function: Any) -> Any:
-    """Give the function its topic and the methods of ``RegisteredHandler``.
+    """Give the function its topic and the methods of ``RegisteredHandler``, which are its own.
 
-    What takes no attributes (methods, functions in C) is returned inside of a ``functools.partial``, which takes them.
+    They replace those that ``functools.wraps`` copied from another handler.
     """
-    present: Any = getattr(function, "schedule", None)
-    is_ours = getattr(present, "__func__", None) is RegisteredHandler.schedule
-    if present is not None and not is_ours:
-        # An object that has a method of this name of its own.
-        return function
-    if not is_ours or present.__self__ is not function:
-        # The method may be that of a handler which this function wraps: functools.wraps copies attributes.
-        try:
-            function.schedule = MethodType(RegisteredHandler.schedule, function)
-        except AttributeError:
-            return _schedulable(topic, functools.partial(function))
-        function.aschedule = MethodType(RegisteredHandler.aschedule, function)
-        function.topic = topic
-        return function
-    former = _handlers.get(function.topic)
-    if function.topic != _SEVERAL and (former is None or former.function is not function):
-        # Only tests forget handlers.
-        function.topic = topic
-    elif function.topic != topic:
-        function.topic = _SEVERAL
+    has_others = any(known.function is function for name, known in _handlers.items() if name != topic)
+    function.topic = _SEVERAL if has_others else topic
+    function.schedule = MethodType(RegisteredHandler.schedule, function)
+    function.aschedule = MethodType(RegisteredHandler.aschedule, function)
     return function
 
 
@@ -307,41 +291,20 @@ def _topic(function: Any) -> str:
     return topic
 
 
-def _layers(function: Any) -> list[Any]:
-    """Return the object and the functions that a call of it runs: behind partials, methods and ``__call__``.
-
-    A function behind ``functools.wraps`` is not among them: only its wrapper knows what becomes of it.
-    """
-    layers = [function]
-    while not inspect.isfunction(function) and not inspect.isclass(function):
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, MethodType | staticmethod):
-            function = function.__func__
-        else:
-            function = getattr(type(function), "__call__", None)  # noqa: B004
-            if not inspect.isfunction(function):
-                break
-        layers.append(function)
-    return layers
-
-
 def _check(function: Any) -> None:
-    """Refuse what would never run, or never with one message."""
-    if not callable(function) or inspect.isclass(function):
-        raise TypeError(f"a handler is a function or an object that can be called, not {_described(function)}")
-    for layer in _layers(function):
-        if inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer):
-            raise TypeError(
-                f"{_name(function)} is a generator function: a call of it runs none of its code; "
-                "a handler returns when its work is done, and does not yield"
-            )
-    try:
-        # The signature of the wrapper itself is the one that is called.
-        signature = inspect.signature(function, follow_wrapped=False)
-    except ValueError:
-        # Functions in C may have none.
-        return
+    """Refuse what is no function, and a function that would never run, or never with one message."""
+    if not inspect.isfunction(function):
+        raise TypeError(
+            f"a handler is a function, not {_described(function)}: write a function that calls it, and decorate that:"
+            ' @handler("orders.close") above def close(message): ...'
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"{_name(function)} is a generator function: a call of it runs none of its code; "
+            "a handler returns when its work is done, and does not yield"
+        )
+    # The signature of the wrapper itself is the one that is called.
+    signature = inspect.signature(function, follow_wrapped=False)
     try:
         signature.bind(None)
     except TypeError as error:
@@ -351,12 +314,12 @@ def _check(function: Any) -> None:
         ) from None
 
 
-def _described(function: Any) -> str:
-    return f"the class {function.__qualname__}" if inspect.isclass(function) else type(function).__name__
+def _described(value: Any) -> str:
+    return f"the class {value.__qualname__}" if inspect.isclass(value) else f"a {type(value).__name__} object"
 
 
 def _name(function: Any) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _policy(value: Any) -> retry.RetryPolicy:
@@ -365,11 +328,7 @@ def _policy(value: Any) -> retry.RetryPolicy:
 
 def _same(one: Any, other: Any) -> bool:
     """Tell whether two handlers are the same one: a module that is imported again registers its functions again."""
-    if one is other:
-        return True
-    names = [(function.__module__, getattr(function, "__qualname__", None)) for function in (one, other)]
-    # Two partials, or two objects of one class, have no names by which they could be told apart.
-    return names[0] == names[1] and names[0][1] is not None and "<locals>" not in names[0][1]
+    return one is other or (_name(one) == _name(other) and "<locals>" not in one.__qualname__)
 
 
 def find(topic: str) -> Handler | None:

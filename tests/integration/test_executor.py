@@ -136,9 +136,6 @@ async def gathered(message: Delivery) -> Awaitable[Any]:
 
 
 class Callee:
-    async def __call__(self, message: Delivery) -> None:
-        await affect(message)
-
     async def method(self, message: Delivery) -> None:
         await affect(message)
 
@@ -158,11 +155,9 @@ AWAITED: dict[str, Callable[[Any], Any]] = {
     "async that returns a task": in_a_task,
     "async that returns a gather": gathered,
     "async that returns an awaitable by a sync one": decorated(twice),
-    "object": Callee(),
-    "method": Callee().method,
+    "method": decorated(Callee().method),
     "static method": Callee.static,
-    "partial": functools.partial(with_more, None),
-    "partial of an object": functools.partial(Callee()),
+    "partial": decorated(functools.partial(with_more, None)),
 }
 
 

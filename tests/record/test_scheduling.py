@@ -88,7 +88,7 @@ def test_members_of_enums_are_written_as_their_values() -> None:
 
 def test_members_of_enums_in_settings_and_handlers_are_written_as_their_values(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "DEFAULT_QUEUE": Named.QUEUE}
-    handler("record.named", queue=Named.TOPIC, priority=Level.HIGH)(print)
+    handler("record.named", queue=Named.TOPIC, priority=Level.HIGH)(lambda message: None)
     try:
         for topic, queue, priority in (("record.named", TOPIC, 7), (TOPIC, "slow", 0)):
             for returned in (schedule_message(topic), *schedule_messages([{"topic": topic}])):
@@ -181,7 +181,7 @@ def test_an_expiry_over_a_change_of_the_clocks_keeps_its_length() -> None:
 
 
 def test_a_message_has_its_handlers_queue_and_priority_unless_the_call_names_others() -> None:
-    handler("record.queued", queue="slow", priority=7)(print)
+    handler("record.queued", queue="slow", priority=7)(lambda message: None)
     try:
         own = schedule_message("record.queued")
         assert (own.queue, own.priority) == ("slow", 7)
@@ -354,7 +354,7 @@ def test_a_payload_that_the_caller_changes_later_stays_in_the_message_as_it_was(
 
 
 def test_the_limit_key_is_found_for_each_of_many_messages() -> None:
-    handler("record.limited", limit=1, limit_key=lambda new: new.payload["customer"])(print)
+    handler("record.limited", limit=1, limit_key=lambda new: new.payload["customer"])(lambda message: None)
     try:
         rows = schedule_messages([{"topic": "record.limited", "payload": {"customer": n}} for n in range(3)])
     finally:

@@ -70,14 +70,7 @@ def wait_for_a_place(message: Delivered) -> None: ...
 def accept_anything(message: Any) -> None: ...
 
 
-class Callee:
-    def __call__(self, message: object) -> None: ...
-
-    def method(self, message: Delivered) -> None: ...
-
-
-registered = handler("orders.object", retry=False)(Callee())
-method = handler("orders.method", retry=DELAYS)(Callee().method)
+registered = handler("orders.again", retry=DELAYS)(accept_anything)
 wrapped: Callable[[HandlerFunction], RegisteredHandler] = handler("orders.wrapped")
 several: HandlerFunction = close
 
@@ -98,8 +91,7 @@ def schedule() -> None:
     assert_type(close.topic, str)
     tell.schedule(payload=[1, 2, 3], priority=5)
     accept_anything.schedule({"order": 5})
-    method.schedule({"order": 5}, using="other")
-    registered.schedule({"order": 5})
+    registered.schedule({"order": 5}, using="other")
 
 
 def act(message: Message, rows: QuerySet[Message]) -> None:
