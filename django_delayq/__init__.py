@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from .core.exceptions import (
         DelayqError,
+        HandlerConflict,
         HandlerTimeout,
         InvalidMessage,
         KeyConflict,
@@ -60,6 +61,7 @@ _HOMES = {
     "project.answers": ("Reject", "RetryLater"),
     "core.exceptions": (
         "DelayqError",
+        "HandlerConflict",
         "HandlerTimeout",
         "InvalidMessage",
         "KeyConflict",
@@ -118,6 +120,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "InvalidMessage",
     "PayloadTooLarge",
     "KeyConflict",
+    "HandlerConflict",
 ]
 
 

@@ -27,7 +27,7 @@ class InvalidTransition(DelayqError):
 
 
 class HandlerConflict(DelayqError):
-    """Two handlers were registered for one topic."""
+    """Two functions were registered as the handler of one topic."""
 
 
 class BrokerUnavailable(DelayqError):

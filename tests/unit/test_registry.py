@@ -15,9 +15,9 @@ from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from django.apps import apps
 from django.test import override_settings
 
-from django_delayq import Delivered, RetryPolicy, handler
+from django_delayq import Delivered, HandlerConflict, RetryPolicy, handler
 from django_delayq.api import scheduling
-from django_delayq.core.exceptions import HandlerConflict, InvalidMessage
+from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.project import registry
 
 if TYPE_CHECKING:
