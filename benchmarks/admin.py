@@ -158,7 +158,7 @@ def pages() -> Iterator[Task]:
 
     dead = Message.objects.filter(state="dead", key__isnull=False).order_by("-finished_at").values_list("pk", flat=True)
     known = dead[0]
-    messages = reverse("admin:django_delayq_message_changelist")
+    messages = reverse("admin:delayq_message_changelist")
 
     def listed(**query: Any) -> str:
         return f"{messages}?{urlencode(query)}" if query else messages
@@ -173,10 +173,10 @@ def pages() -> Iterator[Task]:
     for search in SEARCHES:
         text = search.format(dead=known)
         yield page(f"list, {text}", listed(q=text), LIST)
-    yield page("message", reverse("admin:django_delayq_message_change", args=[known]), MESSAGE)
+    yield page("message", reverse("admin:delayq_message_change", args=[known]), MESSAGE)
     yield from _dashboards()
     for name in ("deadletters", "queue", "worker", "health", "operation", "auditevent"):
-        app = "django_delayq" if name in ("queue", "worker") else "delayq_console"
+        app = "delayq" if name in ("queue", "worker") else "delayq_console"
         yield page(name, reverse(f"admin:{app}_{name}_changelist"))
     yield from _requeues("all dead", "state:dead")
 
@@ -246,7 +246,7 @@ def _answer(client: Client, fields: dict[str, str]) -> None:
 def _action_url() -> str:
     from django.urls import reverse
 
-    return reverse("admin:django_delayq_message_action", args=["requeue"])
+    return reverse("admin:delayq_message_action", args=["requeue"])
 
 
 def _claim() -> list[int]:

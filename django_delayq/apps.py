@@ -15,6 +15,7 @@ class DelayqConfig(AppConfig):
     """The queue: registers the checks and finds the handlers of the project."""
 
     name = "django_delayq"
+    label = "delayq"
     verbose_name = _("Delayed messages")
     default_auto_field = "django.db.models.BigAutoField"
 

@@ -16,7 +16,7 @@ def refuse_other_vendors(apps: Any, schema_editor: Any) -> None:
     if connection.vendor not in ("postgresql", "sqlite"):
         raise CommandError(
             f"django-delayq keeps messages in PostgreSQL or SQLite, and the database {connection.alias!r} is"
-            f" {connection.display_name}: give the app django_delayq a database of its own with a database router."
+            f" {connection.display_name}: give the app delayq a database of its own with a database router."
         )
 
 
@@ -420,7 +420,7 @@ class Migration(migrations.Migration):
                         db_index=False,
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="+",
-                        to="django_delayq.message",
+                        to="delayq.message",
                     ),
                 ),
             ],
@@ -489,7 +489,7 @@ class Migration(migrations.Migration):
                         db_index=False,
                         on_delete=django.db.models.deletion.DO_NOTHING,
                         related_name="transitions",
-                        to="django_delayq.message",
+                        to="delayq.message",
                     ),
                 ),
             ],

@@ -136,7 +136,7 @@ class ScheduleAdmin(_ModelAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
         shown = list(ScheduleForm.Meta.fields)
-        may_see = self.has_change_permission(request, obj) or request.user.has_perm("django_delayq.reveal_message")
+        may_see = self.has_change_permission(request, obj) or request.user.has_perm("delayq.reveal_message")
         if obj is not None and not may_see:
             shown.remove("payload")
         return shown if obj is None else [*shown, *self.readonly_fields]
@@ -174,9 +174,7 @@ class ScheduleAdmin(_ModelAdmin):
         if schedule.message_id is None:
             return "–"
         try:
-            url = reverse(
-                "admin:django_delayq_message_change", args=[schedule.message_id], current_app=self.admin_site.name
-            )
+            url = reverse("admin:delayq_message_change", args=[schedule.message_id], current_app=self.admin_site.name)
         except NoReverseMatch:
             return f"#{schedule.message_id}"
         return format_html('<a href="{}">#{}</a>', url, schedule.message_id)

@@ -22,13 +22,13 @@ from tests.workers import eventually
 TOPIC = "t.admin"
 WORKER = "host/1-worker"
 DB = DEFAULT_DB_ALIAS
-LIST = "admin:django_delayq_message_changelist"
+LIST = "admin:delayq_message_changelist"
 CONSOLE = ("dashboard", "deadletters", "limits", "health", "operation", "auditevent")
 
 
 def admin_url(name: str, *args: object) -> str:
     """Return the address of a page of the admin, by the name of its model and view: "message_change"."""
-    app = "delayq_console" if name.partition("_")[0] in CONSOLE else "django_delayq"
+    app = "delayq_console" if name.partition("_")[0] in CONSOLE else "delayq"
     return reverse(f"admin:{app}_{name}", args=args)
 
 
@@ -118,11 +118,11 @@ def record() -> list[Any]:
 
 
 def change_url(message: Message) -> str:
-    return reverse("admin:django_delayq_message_change", args=[message.pk])
+    return reverse("admin:delayq_message_change", args=[message.pk])
 
 
 def action_url(action: str) -> str:
-    return reverse("admin:django_delayq_message_action", args=[action])
+    return reverse("admin:delayq_message_action", args=[action])
 
 
 def ids(*messages: Message) -> str:

@@ -245,11 +245,11 @@ def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Cli
 @pytest.mark.parametrize(
     "url",
     [
-        lambda message: reverse("admin:django_delayq_message_reveal", args=[message.pk]),
-        lambda message: reverse("admin:django_delayq_message_restore", args=[message.pk]),
-        lambda message: reverse("admin:django_delayq_message_export"),
-        lambda message: reverse("admin:django_delayq_queue_pause", args=["mail"]),
-        lambda message: reverse("admin:django_delayq_queue_resume", args=["mail"]),
+        lambda message: reverse("admin:delayq_message_reveal", args=[message.pk]),
+        lambda message: reverse("admin:delayq_message_restore", args=[message.pk]),
+        lambda message: reverse("admin:delayq_message_export"),
+        lambda message: reverse("admin:delayq_queue_pause", args=["mail"]),
+        lambda message: reverse("admin:delayq_queue_resume", args=["mail"]),
         lambda message: reverse("admin:delayq_console_health_check"),
         lambda message: reverse("admin:delayq_console_health_restore"),
     ],

@@ -39,7 +39,7 @@ from .conftest import logged_in, person
 pytestmark = pytest.mark.django_db
 
 URL = "/admin/delayq_console/dashboard/"
-WORKERS = "/admin/django_delayq/worker/"
+WORKERS = "/admin/delayq/worker/"
 HOSTILE = '<script>"&'
 
 
@@ -313,7 +313,7 @@ def test_a_healthy_installation_has_no_banner(viewer: Client) -> None:
     assert problems(viewer.get(URL)) == []
 
 
-ALARMED = (URL, "/admin/delayq_console/health/", "/admin/django_delayq/queue/", WORKERS)
+ALARMED = (URL, "/admin/delayq_console/health/", "/admin/delayq/queue/", WORKERS)
 
 
 def test_an_emptied_redis_without_a_worker_alarms_on_every_page_of_state(

@@ -21,7 +21,7 @@ BLOCKS = [textwrap.dedent(block) for block in re.findall(r":: \w+\n\n((?:(?:   .
 
 
 def test_every_permission_is_described() -> None:
-    models = apps.get_app_config("django_delayq").get_models()
+    models = apps.get_app_config("delayq").get_models()
     codenames = set(
         chain.from_iterable(
             [f"{action}_{model._meta.model_name}" for action in model._meta.default_permissions]

@@ -23,7 +23,7 @@ from .conftest import logged_in, person
 
 pytestmark = pytest.mark.django_db
 
-URL = "admin:django_delayq_message_export"
+URL = "admin:delayq_message_export"
 
 
 @pytest.fixture

@@ -263,7 +263,7 @@ def test_an_export_tells_the_limit_of_a_limited_message(declare: Declare) -> Non
     declare(limit=1)
     begun, waits, moved = in_line(3, concurrency_key="k")
     reschedule_message(moved, delay="1h")
-    answer = client.post(reverse("admin:django_delayq_message_export"), {"state": "all", "format": "csv"})
+    answer = client.post(reverse("admin:delayq_message_export"), {"state": "all", "format": "csv"})
     lines = csv.DictReader(StringIO(answer.getvalue().decode()))
     assert {int(line["id"]): (line["concurrency_key"], line["limited_by"]) for line in lines} == {
         begun.pk: ("k", ""),
@@ -314,7 +314,7 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
     waits = in_line(3, queue="default")[1:]
     aged(*waits, hours=0.5)
     panels.forget()
-    queues = viewer.get(reverse("admin:django_delayq_queue_changelist"))
+    queues = viewer.get(reverse("admin:delayq_queue_changelist"))
     (row,) = [row for row in queues.context["queues"] if row.name == "default"]
     assert (row.limited, row.overdue, row.scheduled, row.unserved) == ("2", "0", "0", False)
     assert len(viewer.get(row.limited_url).context["cl"].result_list) == 2
@@ -330,7 +330,7 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
 
 def test_a_queue_that_holds_limited_messages_alone_is_listed(viewer: Client) -> None:
     samples.limited(queue="alone")
-    queues = viewer.get(reverse("admin:django_delayq_queue_changelist"))
+    queues = viewer.get(reverse("admin:delayq_queue_changelist"))
     assert [row.limited for row in queues.context["queues"] if row.name == "alone"] == ["1"]
 
 

@@ -524,17 +524,17 @@ def test_workers_are_listed_with_the_moment_they_were_last_seen(viewer: Client) 
     Worker.objects.create(
         name=samples.WORKER, host="host", pid=1, queues=["default", "mails"], started_at=seen, seen_at=seen
     )
-    page = samples.text(viewer.get(reverse("admin:django_delayq_worker_changelist")))
+    page = samples.text(viewer.get(reverse("admin:delayq_worker_changelist")))
     assert "default, mails" in page
     assert re.search(r"\d\sm?s ago", page)
-    detail = viewer.get(reverse("admin:django_delayq_worker_change", args=[samples.WORKER.replace("/", "_2F")]))
+    detail = viewer.get(reverse("admin:delayq_worker_change", args=[samples.WORKER.replace("/", "_2F")]))
     assert samples.WORKER in samples.text(detail)
 
 
 def test_the_page_of_a_worker_offers_no_history(viewer: Client) -> None:
     seen = now(samples.DB)
     Worker.objects.create(name="alone", host="host", pid=1, queues=["default"], started_at=seen, seen_at=seen)
-    history = reverse("admin:django_delayq_worker_history", args=["alone"])
-    detail = viewer.get(reverse("admin:django_delayq_worker_change", args=["alone"]))
+    history = reverse("admin:delayq_worker_history", args=["alone"])
+    detail = viewer.get(reverse("admin:delayq_worker_change", args=["alone"]))
     assert history not in detail.content.decode()
     assert viewer.get(history).status_code == 404

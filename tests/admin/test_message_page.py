@@ -109,11 +109,11 @@ def test_a_message_missing_in_redis_can_be_put_back(redis_client: Any) -> None:
 
 
 def restore_url(message: Message) -> str:
-    return reverse("admin:django_delayq_message_restore", args=[message.pk])
+    return reverse("admin:delayq_message_restore", args=[message.pk])
 
 
 def reveal_url(message: Message) -> str:
-    return reverse("admin:django_delayq_message_reveal", args=[message.pk])
+    return reverse("admin:delayq_message_reveal", args=[message.pk])
 
 
 def test_nothing_is_put_back_without_the_permission_by_a_get_or_while_all_is_read_only(
@@ -480,7 +480,7 @@ def test_a_message_is_offered_the_actions_that_change_it(operator: Client, state
         State.CONSUMED: [],
     }.get(state, ["requeue"])
     response = page_of(operator, samples.MAKERS[state]())
-    assert re.findall(r'action="/admin/django_delayq/message/action/(\w+)/"', response.content.decode()) == expected
+    assert re.findall(r'action="/admin/delayq/message/action/(\w+)/"', response.content.decode()) == expected
 
 
 @pytest.mark.parametrize("state", State)

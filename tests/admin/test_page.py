@@ -26,14 +26,14 @@ from .conftest import logged_in, person
 pytestmark = pytest.mark.django_db
 
 ROOT = "/admin/delayq_console/"
-OURS = ("/admin/delayq_console/dashboard/", "/admin/django_delayq/worker/")
+OURS = ("/admin/delayq_console/dashboard/", "/admin/delayq/worker/")
 # The pages that refresh themselves, but for those of single rows.
 REFRESHED = (
     "/admin/delayq_console/dashboard/",
-    "/admin/django_delayq/message/",
+    "/admin/delayq/message/",
     "/admin/delayq_console/deadletters/",
-    "/admin/django_delayq/queue/",
-    "/admin/django_delayq/worker/",
+    "/admin/delayq/queue/",
+    "/admin/delayq/worker/",
     "/admin/delayq_console/health/",
     "/admin/delayq_console/operation/",
 )

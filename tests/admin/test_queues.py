@@ -29,12 +29,12 @@ from .samples import DB, fresh, many, record, said, scheduled, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PAGE = "admin:django_delayq_queue_changelist"
+PAGE = "admin:delayq_queue_changelist"
 ACTIONS = ("pause", "resume")
 
 
 def url(action: str = "", queue: str = "mail") -> str:
-    return reverse(PAGE) if not action else reverse(f"admin:django_delayq_queue_{action}", args=[queue])
+    return reverse(PAGE) if not action else reverse(f"admin:delayq_queue_{action}", args=[queue])
 
 
 def row(response: Any, queue: str = "mail") -> str:

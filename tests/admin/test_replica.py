@@ -54,14 +54,14 @@ def test_a_page_asks_redis_for_that_database(boss: Client, redis_client: Any) ->
 @pytest.mark.parametrize(("view", "done"), [("restore", "restore"), ("reveal", "reveal")])
 def test_a_restored_and_a_revealed_message_are_written_to_the_audit_there(boss: Client, view: str, done: str) -> None:
     message = samples.scheduled({"api_key": "leak-1"})
-    page = boss.post(reverse(f"admin:django_delayq_message_{view}", args=[message.pk]), follow=True)
+    page = boss.post(reverse(f"admin:delayq_message_{view}", args=[message.pk]), follow=True)
     assert page.status_code == 200
     assert (AuditEvent.objects.get().action, AuditEvent.objects.get().message_id) == (done, message.pk)
 
 
 def test_an_export_is_written_to_the_audit_there(boss: Client) -> None:
     message = samples.scheduled()
-    page: Any = boss.post(reverse("admin:django_delayq_message_export"), {"format": "jsonl"})
+    page: Any = boss.post(reverse("admin:delayq_message_export"), {"format": "jsonl"})
     assert str(message.pk) in b"".join(page.streaming_content).decode()
     assert AuditEvent.objects.get().action == "export"
 

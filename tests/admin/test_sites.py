@@ -15,7 +15,7 @@ from .conftest import logged_in, person
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.admin.urls")]
 
-LIST = "/backstage/django_delayq/message/"
+LIST = "/backstage/delayq/message/"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_every_link_and_form_stays_on_its_site(boss: Client) -> None:
         boss.get(f"{LIST}{message.pk}/change/"),
         boss.post(LIST, {"action": "cancel_selected", "_selected_action": [message.pk], "index": "0"}),
         boss.post(f"{LIST}action/reschedule/", {"ids": str(message.pk)}),
-        boss.get("/backstage/django_delayq/worker/"),
+        boss.get("/backstage/delayq/worker/"),
     ]
     for page in pages:
         assert page.status_code == 200

@@ -98,7 +98,7 @@ def test_the_redis_of_another_database_is_exit_code_78(redis_client: redis.Redis
 
 
 def test_pending_migrations_are_exit_code_78() -> None:
-    call_command("migrate", "django_delayq", "zero", verbosity=0)
+    call_command("migrate", "delayq", "zero", verbosity=0)
     try:
         ran = run("delayq_check")
         assert ran.code == 78

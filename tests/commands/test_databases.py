@@ -22,7 +22,7 @@ from tests.workers import ROOT
 
 REFUSAL = (
     "django-delayq keeps messages in PostgreSQL or SQLite, and the database 'default' is MySQL:"
-    " give the app django_delayq a database of its own with a database router."
+    " give the app delayq a database of its own with a database router."
 )
 Manage = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -62,7 +62,7 @@ def on_mysql(tmp_path: Path) -> Manage:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("migrate", "django_delayq", "--skip-checks"),
+        ("migrate", "delayq", "--skip-checks"),
         ("run_delayq", "--once", "--skip-checks"),
         ("run_delayq", "--skip-checks"),
         ("delayq_stats",),
@@ -82,7 +82,7 @@ def test_the_system_check_refuses_another_vendor(on_mysql: Manage) -> None:
     answer = on_mysql("check", "--tag", "delayq")
     assert answer.returncode == 1
     assert "(delayq.E011) django-delayq keeps messages in PostgreSQL or SQLite, and the database" in answer.stderr
-    assert "HINT: Give the app django_delayq a database of its own with a database router." in answer.stderr
+    assert "HINT: Give the app delayq a database of its own with a database router." in answer.stderr
 
 
 @pytest.mark.django_db

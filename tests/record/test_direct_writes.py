@@ -93,7 +93,7 @@ def test_the_log_of_a_message_is_not_written_directly(write: Callable[[Any], Any
 def test_messages_and_their_log_travel_as_fixtures(tmp_path: Path) -> None:
     message = schedule_message("t.ok", {"n": 1}, key="k", delay="1h")
     file = tmp_path / "messages.json"
-    call_command("dumpdata", "django_delayq.message", "django_delayq.transition", output=str(file), verbosity=0)
+    call_command("dumpdata", "delayq.message", "delayq.transition", output=str(file), verbosity=0)
     Message._base_manager.filter(pk=message.pk).delete()
     assert not everything()
     call_command("loaddata", str(file), verbosity=0)

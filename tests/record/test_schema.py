@@ -8,6 +8,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.management import call_command
 from django.db import IntegrityError, connection, connections, transaction
 from django.db.models import Q
@@ -108,9 +109,15 @@ def test_live_messages_are_read_along_partial_indexes() -> None:
     assert all(index.condition is not None for index in Message._meta.indexes)
 
 
+def test_the_labels_of_the_apps_are_of_one_family() -> None:
+    """Permissions, addresses of the admin and migrations have them in their names: ``delayq.cancel_message``."""
+    ours = {config.name: config.label for config in apps.get_app_configs() if config.name.startswith("django_delayq")}
+    assert ours == {name: name.removeprefix("django_").replace(".contrib", "").replace(".", "_") for name in ours}
+
+
 def test_the_migrations_agree_with_the_models() -> None:
     out = StringIO()
-    call_command("makemigrations", "django_delayq", check=True, dry_run=True, stdout=out)
+    call_command("makemigrations", check=True, dry_run=True, stdout=out)
     assert "No changes" in out.getvalue()
 
 
@@ -145,7 +152,7 @@ def test_the_migrations_can_be_taken_back_and_applied_again() -> None:
     before = tables()
     later(using="other")
     try:
-        call_command("migrate", "django_delayq", "zero", **terms)
+        call_command("migrate", "delayq", "zero", **terms)
         assert tables() == set()
     finally:
         call_command("migrate", **terms)

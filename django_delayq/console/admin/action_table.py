@@ -44,12 +44,12 @@ class ConsoleAction:
 
     def allowed(self, request: HttpRequest) -> bool:
         """Tell whether the user has the permission of this action and the admin is not read-only."""
-        return not console_conf.get().READ_ONLY and request.user.has_perm(f"django_delayq.{self.name}_message")
+        return not console_conf.get().READ_ONLY and request.user.has_perm(f"delayq.{self.name}_message")
 
 
 def may_bulk(request: HttpRequest) -> bool:
     """Tell whether the user may act on more than a few messages, and on all that a search finds."""
-    return not console_conf.get().READ_ONLY and request.user.has_perm("django_delayq.bulk_message")
+    return not console_conf.get().READ_ONLY and request.user.has_perm("delayq.bulk_message")
 
 
 _AGAIN = _("will be scheduled again, unless another message holds the same key")

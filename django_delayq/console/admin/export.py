@@ -75,7 +75,7 @@ class ExportView(_Base):
     """A mixin for ``ModelAdmin``: the view that exports."""
 
     def has_export_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request) and request.user.has_perm("django_delayq.export_message")
+        return self.has_view_permission(request) and request.user.has_perm("delayq.export_message")
 
     def get_urls(self) -> list[URLPattern]:
         view = page.admin_view(self, self.export_view)
@@ -98,7 +98,7 @@ class ExportView(_Base):
             ids = Listing(rows, asked.whole).ids(EXPORT_CAP + 1, milliseconds=_EXPORT_TIMEOUT_MS)
         except TooSlow:
             return self._refused(request, asked, _("The search took too long: nothing was exported. Narrow it."))
-        masked = not request.user.has_perm("django_delayq.reveal_message")
+        masked = not request.user.has_perm("delayq.reveal_message")
         target = _("%(messages)s, as %(format)s") if masked else _("%(messages)s, as %(format)s, unmasked")
         with page.acting_as_user(request):
             audit.record(

@@ -62,10 +62,10 @@ class MessagePage(_Base):
     """A mixin for ``ModelAdmin``: the page of a message, and its buttons that reveal it and put it back into Redis."""
 
     def has_reveal_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request) and request.user.has_perm("django_delayq.reveal_message")
+        return self.has_view_permission(request) and request.user.has_perm("delayq.reveal_message")
 
     def has_restore_permission(self, request: HttpRequest) -> bool:
-        allowed = self.has_view_permission(request) and request.user.has_perm("django_delayq.restore_message")
+        allowed = self.has_view_permission(request) and request.user.has_perm("delayq.restore_message")
         return allowed and not console_conf.get().READ_ONLY
 
     def get_urls(self) -> list[URLPattern]:

@@ -98,7 +98,7 @@ class OperationAdmin(Page, _ModelAdmin):
         if work is None or console_conf.get().READ_ONLY or not self.has_view_permission(request):
             return False
         needed = {work.permission, "bulk_message"} if issubclass(work, operations.BulkAction) else {work.permission}
-        return request.user.has_perms([f"django_delayq.{name}" for name in needed])
+        return request.user.has_perms([f"delayq.{name}" for name in needed])
 
     def may_stop(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may stop an operation: one that the user started or could start."""

@@ -181,7 +181,7 @@ class Page(ReadOnly, _Base):
     has_detail = False
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm("django_delayq.view_message")
+        return request.user.has_perm("delayq.view_message")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)

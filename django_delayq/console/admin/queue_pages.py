@@ -152,7 +152,7 @@ class QueueAdmin(Page, _ModelAdmin):
 
     def may_pause(self, request: HttpRequest) -> bool:
         """Tell whether the user may pause and resume queues."""
-        allowed = request.user.has_perm("django_delayq.pause_queue") and self.has_view_permission(request)
+        allowed = request.user.has_perm("delayq.pause_queue") and self.has_view_permission(request)
         return allowed and not console_conf.get().READ_ONLY
 
     def get_urls(self) -> list[URLPattern]:

@@ -157,7 +157,7 @@ class RestorePage(_Base):
         return self._is_allowed(request) and conf.get().REDIS is not None
 
     def _is_allowed(self, request: HttpRequest) -> bool:
-        allowed = request.user.has_perm("django_delayq.restore_message") and self.has_view_permission(request)
+        allowed = request.user.has_perm("delayq.restore_message") and self.has_view_permission(request)
         return allowed and not console_conf.get().READ_ONLY
 
     def running_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:

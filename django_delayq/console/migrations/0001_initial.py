@@ -7,7 +7,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ("django_delayq", "0001_initial"),
+        ("delayq", "0001_initial"),
     ]
 
     operations = [
@@ -64,7 +64,7 @@ class Migration(migrations.Migration):
                 "indexes": [],
                 "constraints": [],
             },
-            bases=("django_delayq.message",),
+            bases=("delayq.message",),
         ),
         migrations.CreateModel(
             name="Limits",
@@ -77,7 +77,7 @@ class Migration(migrations.Migration):
                 "indexes": [],
                 "constraints": [],
             },
-            bases=("django_delayq.message",),
+            bases=("delayq.message",),
         ),
         migrations.CreateModel(
             name="DeadLetters",
@@ -90,7 +90,7 @@ class Migration(migrations.Migration):
                 "indexes": [],
                 "constraints": [],
             },
-            bases=("django_delayq.message",),
+            bases=("delayq.message",),
         ),
         migrations.CreateModel(
             name="Health",
@@ -103,7 +103,7 @@ class Migration(migrations.Migration):
                 "indexes": [],
                 "constraints": [],
             },
-            bases=("django_delayq.message",),
+            bases=("delayq.message",),
         ),
         migrations.CreateModel(
             name="Operation",

@@ -121,7 +121,7 @@ def unsupported(using: str) -> str | None:
         return None
     return (
         f"django-delayq keeps messages in PostgreSQL or SQLite, and the database {using!r} is"
-        f" {connection.display_name}: give the app django_delayq a database of its own with a database router."
+        f" {connection.display_name}: give the app delayq a database of its own with a database router."
     )
 
 

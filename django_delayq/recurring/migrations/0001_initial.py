@@ -5,7 +5,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = [("django_delayq", "0001_initial")]
+    dependencies = [("delayq", "0001_initial")]
 
     operations = [
         migrations.CreateModel(
