@@ -30,7 +30,7 @@ CAPTIONS = {
     ),
     "insert-2": "The same with two worker processes, for django-delayq alone.",
     "limits": (
-        "The handler has a limit of one for each concurrency key, and each key has two messages. Then a hundred"
+        "The handler has a limit of one for each limit key, and each key has two messages. Then a hundred"
         " messages for each of fewer keys, so that nearly all become limited and are promoted one after another."
     ),
     "late-200": (

@@ -27,8 +27,8 @@ topic = "bench.mark"
 # The queues that the next messages go to in turn.
 queues = itertools.cycle(["default"])
 
-# The concurrency keys that the next messages in bulk have in turn; None: they have none.
-concurrency_keys: Iterator[str] | None = None
+# The limit keys that the next messages in bulk have in turn; None: they have none.
+limit_keys: Iterator[str] | None = None
 
 # A payload of 200 bytes.
 PAYLOAD = "jsonb_build_object('n', n, 'due', 0, 'pad', repeat('x', 168))"
@@ -97,9 +97,9 @@ def spread(over: int) -> None:
 
 
 def spread_over_keys(over: int) -> None:
-    """Have the next messages in bulk have so many concurrency keys."""
-    global concurrency_keys  # noqa: PLW0603
-    concurrency_keys = itertools.cycle([f"customer-{n}" for n in range(over)])
+    """Have the next messages in bulk have so many limit keys."""
+    global limit_keys  # noqa: PLW0603
+    limit_keys = itertools.cycle([f"customer-{n}" for n in range(over)])
 
 
 def send(payload: dict[str, Any], due: float | None) -> None:
@@ -112,12 +112,12 @@ def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
     from django_delayq import schedule_messages
 
     at = _datetime(due)
-    if concurrency_keys is None:
+    if limit_keys is None:
         schedule_messages({"topic": topic, "payload": payload, "due_at": at} for payload in payloads)
         return
     schedule_messages(
-        {"topic": topic, "payload": payload, "due_at": at, "concurrency_key": key}
-        for payload, key in zip(payloads, concurrency_keys, strict=False)
+        {"topic": topic, "payload": payload, "due_at": at, "limit_key": key}
+        for payload, key in zip(payloads, limit_keys, strict=False)
     )
 
 

@@ -61,7 +61,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "timeout": validation.timeout,
     "lease": validation.lease,
     "headers": validation.headers,
-    "concurrency_key": validation.concurrency_key,
+    "limit_key": validation.limit_key,
 }
 _NAMES = MessageDict.__required_keys__ | MessageDict.__optional_keys__
 _OPTIONS = _NAMES - {"topic", "payload"}
@@ -103,9 +103,9 @@ def checked(topic: str, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     if new.key is None:
         _refuse_without_key(new)
     handler = registry.find(topic)
-    if handler is None or (handler.limit_key is None and new.concurrency_key is None):
+    if handler is None or (handler.limit_key is None and new.limit_key is None):
         return new
-    return _with_concurrency_key(new, handler, payload, options.get("headers"))
+    return _with_limit_key(new, handler, payload, options.get("headers"))
 
 
 def _refuse_without_key(new: NewMessage) -> None:
@@ -129,16 +129,16 @@ class ToSchedule:
     headers: Mapping[str, Any]
 
 
-def _with_concurrency_key(
+def _with_limit_key(
     new: NewMessage, handler: registry.Handler, payload: Any, headers: Mapping[str, Any] | None
 ) -> NewMessage:
-    """Return the message with the concurrency key of the call, or else with the one that its handler finds."""
+    """Return the message with the limit key of the call, or else with the one that its handler finds."""
     if handler.limit is None:
-        raise InvalidMessage(f"concurrency_key has no effect: the handler of {new.topic!r} has no limit and no rate")
-    if new.concurrency_key is not None or handler.limit_key is None:
+        raise InvalidMessage(f"limit_key has no effect: the handler of {new.topic!r} has no limit and no rate")
+    if new.limit_key is not None or handler.limit_key is None:
         return new
     found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
-    return new if found is None else new._replace(concurrency_key=validation.concurrency_key(found))
+    return new if found is None else new._replace(limit_key=validation.limit_key(found))
 
 
 class ManyChecks:

@@ -57,7 +57,7 @@ def schedule_message(
     due time.
     ``retry`` (a policy, a list of delays, or False for never; no function) and ``max_attempts`` override the handler's,
     which keeps its choice of exceptions; so do ``timeout`` (False: none) and ``lease``. ``headers``: a small dict that
-    travels along. ``concurrency_key``: the limits of the handler count the messages with this text by themselves
+    travels along. ``limit_key``: the limits of the handler count the messages with this text by themselves
     (default: what the handler's ``limit_key`` returns).
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
@@ -293,7 +293,7 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
         values["expires_at"] = inserted.due_at + new.expires
     if new.retry is not None:
         values["retry"] = decoded(new.retry)
-    values["timeout"], values["lease"], values["concurrency_key"] = new.timeout, new.lease, new.concurrency_key
+    values["timeout"], values["lease"], values["limit_key"] = new.timeout, new.lease, new.limit_key
     values["key_deliveries"], values["key_for"] = new.key_deliveries, new.key_for
     return message
 

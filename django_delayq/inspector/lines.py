@@ -55,7 +55,7 @@ class Lines:
 
 
 def parts(name: str) -> tuple[str, str, str | None]:
-    """Return what a limit counts, from its name: "topic" or "queue", its name, and the concurrency key or None."""
+    """Return what a limit counts, from its name: "topic" or "queue", its name, and the limit key or None."""
     kind, what, *rest = name.split(" ", 3)
     return kind, what, rest[1] if kind == "topic" and len(rest) == 2 else None
 

@@ -64,7 +64,7 @@ SEARCHED = [
     "due_at",
     "expires_at",
     "created_at",
-    "concurrency_key",
+    "limit_key",
     "state",
     "finished_at",
     "attempts",
@@ -187,8 +187,8 @@ class Migration(migrations.Migration):
                 ),
                 ("next_id", models.BigIntegerField(editable=False, null=True)),
                 (
-                    "concurrency_key",
-                    models.CharField(blank=True, max_length=200, null=True, verbose_name="concurrency key"),
+                    "limit_key",
+                    models.CharField(blank=True, max_length=200, null=True, verbose_name="limit key"),
                 ),
                 ("created_by", models.CharField(editable=False, max_length=200, null=True)),
                 (

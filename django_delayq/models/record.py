@@ -117,8 +117,8 @@ class Message(_Record):
     timeout = models.FloatField(_("timeout"), null=True, blank=True)
     lease = models.FloatField(_("lease"), null=True, blank=True)
     # The limits of the topic count the messages with this key by themselves. NULL: those without a key.
-    concurrency_key = models.CharField(  # noqa: DJ001
-        _("concurrency key"), max_length=bounds.KEY_LENGTH, null=True, blank=True
+    limit_key = models.CharField(  # noqa: DJ001
+        _("limit key"), max_length=bounds.KEY_LENGTH, null=True, blank=True
     )
     # The time for which the message holds its key after its end. Seconds; NULL: its end frees the key.
     key_for = models.FloatField(_("key held after the end"), null=True, blank=True)

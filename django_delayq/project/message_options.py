@@ -45,7 +45,7 @@ class MessageOptions(TypedDict, total=False):
     timeout: Duration | Literal[False] | None
     lease: Duration | None
     headers: Mapping[str, Any] | None
-    concurrency_key: str | None
+    limit_key: str | None
 
 
 class MessageDict(MessageOptions, total=False):

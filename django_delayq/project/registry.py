@@ -112,7 +112,7 @@ class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
 
         The options are those of ``schedule_message``: ``delay`` or ``due_at``, ``key`` with ``unique`` and
         ``on_conflict``, ``queue``, ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease``,
-        ``headers`` and ``concurrency_key``.
+        ``headers`` and ``limit_key``.
         """
         message: Message = calls().schedule_message(_topic(self), payload, using=using, **options)
         return message
@@ -140,7 +140,7 @@ class Handler:
     priority: int
     keep_result: bool
     is_async: bool
-    # The limit that its topic declares, and the function that finds the concurrency key of a message.
+    # The limit that its topic declares, and the function that finds the limit key of a message.
     limit: limits.Limit | None = None
     limit_key: LimitKey | None = None
 
@@ -166,7 +166,7 @@ class Handler:
         return (conf.get().TIMEOUT if self.own_timeout is None else self.own_timeout) or None
 
 
-# Finds the concurrency key of a message; None: it has none.
+# Finds the limit key of a message; None: it has none.
 LimitKey = Callable[[Any], str | int | None]
 
 _handlers: dict[str, Handler] = {}
@@ -212,8 +212,8 @@ def handler(
 
     ``limit``: so many messages of the topic run at once, over all workers. ``rate``, such as ``"100/m"``: so many begin
     in a second, minute, hour or day, evenly spaced; up to ``burst`` may begin together after a quiet time (default 1).
-    ``limit_key``: a function of the message, which is called where the message is scheduled and returns a text: the
-    limit and the rate count the messages with each text by themselves (``concurrency_key``).
+    ``limit_key``: a function of the message, which is called where the message is scheduled and returns a text, its
+    limit key: the limit and the rate count the messages with each text by themselves.
 
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.

@@ -49,11 +49,11 @@ def key(value: Any) -> str | None:
     return None if value is None else checked("key", values.key, value, KEY_LENGTH)
 
 
-def concurrency_key(value: Any) -> str:
-    """Check a concurrency key: as a key, or a whole number."""
+def limit_key(value: Any) -> str:
+    """Check a limit key: as a key, or a whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value) if -(10**KEY_LENGTH) < value < 10**KEY_LENGTH else value
-    return checked("concurrency key", values.key, value, KEY_LENGTH)
+    return checked("limit key", values.key, value, KEY_LENGTH)
 
 
 def priority(value: Any) -> int:

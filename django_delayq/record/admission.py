@@ -60,7 +60,7 @@ def declared(name: str) -> Limit | None:
 
 
 def _limits(row: Candidate) -> dict[str, Limit]:
-    return limits_of(row.topic, row.queue, row.concurrency_key)
+    return limits_of(row.topic, row.queue, row.limit_key)
 
 
 def _place(row: Candidate) -> LinePlace:

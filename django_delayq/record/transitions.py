@@ -204,7 +204,7 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
             "max_attempts": new.max_attempts,
             "timeout": new.timeout,
             "lease": new.lease,
-            "concurrency_key": new.concurrency_key,
+            "limit_key": new.limit_key,
             "key_deliveries": None if new.key_deliveries is None else message.deliveries,
             "key_for": new.key_for,
             "attempts": 0,

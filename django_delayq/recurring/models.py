@@ -46,10 +46,10 @@ class Schedule(models.Model):
     missed = models.CharField(_("missed"), max_length=4, choices=Missed.choices, default=Missed.ONCE)
     expires = models.CharField(_("expires after"), max_length=SPAN_LENGTH, default="", blank=True)
     # What the handler of the topic said where the definition was written, "" and None where nobody knew it, and the
-    # concurrency key of the last message that was made where it was known: for processes that do not know it.
+    # limit key of the last message that was made where it was known: for processes that do not know it.
     topic_queue = models.CharField(max_length=bounds.QUEUE_LENGTH, default="", editable=False)
     topic_priority = models.SmallIntegerField(null=True, editable=False)
-    concurrency_key = models.CharField(max_length=bounds.KEY_LENGTH, null=True, editable=False)  # noqa: DJ001
+    limit_key = models.CharField(max_length=bounds.KEY_LENGTH, null=True, editable=False)  # noqa: DJ001
     # True: @recurring in the code declares it, and its definition follows the code.
     declared = models.BooleanField(_("declared in code"), default=False)
     created_at = UTCDateTimeField(_("created"), default=timezone.now)

@@ -263,7 +263,7 @@ def _change(
     # An occurrence whose time has come keeps the definition that it was made with.
     _withdraw(using, schedule, "was changed", now, after=now)
     if (schedule.topic, schedule.payload) != (definition.topic, definition.payload):
-        _update(schedule, concurrency_key=None)
+        _update(schedule, limit_key=None)
     _update(schedule, ended=False, **_fields(definition))
     if not schedule.paused:
         _advance(using, schedule, now)
@@ -348,9 +348,9 @@ def _make(using: str, schedule: Schedule, definition: Definition, times: list[da
 
 
 def _note_key(schedule: Schedule, made: list[Message]) -> None:
-    """Note the concurrency key that the handler found, for processes that do not know it."""
-    if made and registry.find(schedule.topic) is not None and made[-1].concurrency_key != schedule.concurrency_key:
-        _update(schedule, concurrency_key=made[-1].concurrency_key)
+    """Note the limit key that the handler found, for processes that do not know it."""
+    if made and registry.find(schedule.topic) is not None and made[-1].limit_key != schedule.limit_key:
+        _update(schedule, limit_key=made[-1].limit_key)
 
 
 def _due(definition: Definition, at: datetime, now: datetime) -> dict[str, Any]:
@@ -377,7 +377,7 @@ def _content(schedule: Schedule) -> dict[str, Any]:
         content["queue"] = content["queue"] or schedule.topic_queue or None
         content["priority"] = schedule.topic_priority if schedule.priority is None else schedule.priority
     if not is_known:
-        content["concurrency_key"] = schedule.concurrency_key
+        content["limit_key"] = schedule.limit_key
     return content
 
 

@@ -56,7 +56,7 @@ def test_limits_hold_while_workers_are_killed_and_frozen_and_redis_is_flushed(
     for number in range(20):
         work.append({"topic": "t.limited", "payload": {"seconds": 0.06, "fails": number % 3}})
         work += [
-            {"topic": "t.limited", "payload": {"seconds": 0.01}, "concurrency_key": f"c-{key}", "queue": "narrow"}
+            {"topic": "t.limited", "payload": {"seconds": 0.01}, "limit_key": f"c-{key}", "queue": "narrow"}
             for key in range(6)
         ]
         work.append({"topic": "t.sleep", "payload": {"seconds": 0.01}, "queue": "narrow"})
@@ -98,10 +98,7 @@ def test_limits_hold_when_a_process_ends_or_freezes_on_the_way(
     faulty = start("--threads", "4")
     faulty.wait_for_children(1)
     schedule_messages(
-        [
-            {"topic": "t.limited", "payload": {"seconds": 0.02}, "concurrency_key": f"c-{number % 5}"}
-            for number in range(60)
-        ]
+        [{"topic": "t.limited", "payload": {"seconds": 0.02}, "limit_key": f"c-{number % 5}"} for number in range(60)]
     )
     faulty.wait_for(r"Failpoint before_limited_claim:\w+:")
     monkeypatch.delenv(failpoints.ENVIRONMENT)
@@ -120,7 +117,7 @@ def test_a_rate_is_kept_over_several_workers(start: Start) -> None:
 
 
 def test_once_delivers_what_waits_for_a_place(start: Start) -> None:
-    schedule_messages([{"topic": "t.limited", "payload": {"seconds": 0}, "concurrency_key": "c"} for _ in range(9)])
+    schedule_messages([{"topic": "t.limited", "payload": {"seconds": 0}, "limit_key": "c"} for _ in range(9)])
     assert start("--once", "--threads", "4").wait() == 0
     assert states() == {State.CONSUMED: 9}
     assert oracle.faults(limits_of) == []

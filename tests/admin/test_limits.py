@@ -134,11 +134,11 @@ def test_the_explanation_of_a_limited_message_says_that_its_queue_is_not_served(
 
 def test_the_page_shows_the_keys_links_and_steps_of_a_limited_message(viewer: Client, declare: Declare) -> None:
     declare(limit=1)
-    message = in_line(2, concurrency_key="c 1")[1]
+    message = in_line(2, limit_key="c 1")[1]
     answer = viewer.get(samples.change_url(message))
     facts = dict(answer.context["facts"])
-    assert (facts["concurrency key"], facts["limited by"]) == ("c 1", f"{LINE} key c 1")
-    assert "concurrency_key='c 1'" in answer.context["call"]
+    assert (facts["limit key"], facts["limited by"]) == ("c 1", f"{LINE} key c 1")
+    assert "limit_key='c 1'" in answer.context["call"]
     step = answer.context["timeline"][-1]
     assert (step.before, step.after, step.reason) == (
         "scheduled",
@@ -149,7 +149,7 @@ def test_the_page_shows_the_keys_links_and_steps_of_a_limited_message(viewer: Cl
     for label, number in (("running under its limit", 1), ("waiting for the same limit", 1)):
         listed = viewer.get(urls[label])
         assert len(listed.context["cl"].result_list) == number
-    assert len(viewer.get(urls["same concurrency key"]).context["cl"].result_list) == 2
+    assert len(viewer.get(urls["same limit key"]).context["cl"].result_list) == 2
 
 
 def test_a_limited_message_that_goes_on_is_told_in_the_timeline(viewer: Client, declare: Declare) -> None:
@@ -216,16 +216,16 @@ def test_limited_messages_have_a_tab_and_a_badge_that_names_their_limit(viewer: 
 
 def test_searches_find_limited_messages_by_state_limit_and_key(viewer: Client, declare: Declare) -> None:
     declare(limit=1)
-    one = in_line(3, concurrency_key="a b")
-    other = in_line(2, concurrency_key="c", queue="mail")
+    one = in_line(3, limit_key="a b")
+    other = in_line(2, limit_key="c", queue="mail")
     plain = samples.scheduled()
     assert sorted(found(viewer, "state:limited")) == [one[1].pk, one[2].pk, other[1].pk]
     assert found(viewer, "state:limited queue:mail") == [other[1].pk]
     assert found(viewer, f'limit:"{LINE} key a b"') == [one[1].pk, one[2].pk]
     assert sorted(found(viewer, f'limit:"{LINE}*')) == []
     assert found(viewer, "limit:topic*") == found(viewer, "state:limited")
-    assert sorted(found(viewer, "concurrency_key:c")) == sorted(message.pk for message in other)
-    assert found(viewer, 'state:limited,scheduled concurrency_key:"a b"') == [one[1].pk, one[2].pk]
+    assert sorted(found(viewer, "limit_key:c")) == sorted(message.pk for message in other)
+    assert found(viewer, 'state:limited,scheduled limit_key:"a b"') == [one[1].pk, one[2].pk]
     assert plain.pk not in found(viewer, "limit:x")
     # A message that has left its line may still name it.
     reschedule_message(one[1], delay="1h")
@@ -261,11 +261,11 @@ def test_an_export_tells_the_limit_of_a_limited_message(declare: Declare) -> Non
     client = Client()
     client.force_login(admin)
     declare(limit=1)
-    begun, waits, moved = in_line(3, concurrency_key="k")
+    begun, waits, moved = in_line(3, limit_key="k")
     reschedule_message(moved, delay="1h")
     answer = client.post(reverse("admin:delayq_message_export"), {"state": "all", "format": "csv"})
     lines = csv.DictReader(StringIO(answer.getvalue().decode()))
-    assert {int(line["id"]): (line["concurrency_key"], line["limited_by"]) for line in lines} == {
+    assert {int(line["id"]): (line["limit_key"], line["limited_by"]) for line in lines} == {
         begun.pk: ("k", ""),
         waits.pk: ("k", f"{LINE} key k"),
         moved.pk: ("k", ""),
@@ -362,8 +362,8 @@ def test_without_a_worker_limited_messages_are_told_as_waiting(viewer: Client) -
 def test_the_limits_page_lists_what_runs_and_what_waits(viewer: Client, declare: Declare, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"mail": {"rate": "60/m", "burst": 5}}}
     declare(limit=1)
-    in_line(3, concurrency_key="k")
-    in_line(1, concurrency_key="runs")
+    in_line(3, limit_key="k")
+    in_line(1, limit_key="runs")
     answer = viewer.get(samples.admin_url("limits_changelist"))
     shown = {limit.name: (limit.use, limit.running, limit.waiting) for limit in answer.context["limits"]}
     assert shown[f"{LINE} key k"] == ("1 of 1 run", "1", "2")

@@ -93,7 +93,7 @@ def test_the_handlers_of_the_guide_to_limits_have_them(run_page: Run, settings: 
     names = run_page("howto/limits")
     settings.DELAYQ = {**settings.DELAYQ, **names["DELAYQ"]}
     report = names["order_report"]("anna")
-    assert report.concurrency_key == "customer-anna"
+    assert report.limit_key == "customer-anna"
     found = {topic: admission.limits_of(topic, "emails", "k") for topic in ("bank.transfer", "mails.send")}
     assert [str(limit) for limits in found.values() for limit in limits.values()] == [
         "5 at once",
@@ -101,7 +101,7 @@ def test_the_handlers_of_the_guide_to_limits_have_them(run_page: Run, settings: 
         "one in 600 ms, 10 together",
         "5 at once; one in 600 ms, 10 together",
     ]
-    assert schedule_message("reports.build", {"customer": 7}).concurrency_key == "7"
+    assert schedule_message("reports.build", {"customer": 7}).limit_key == "7"
     schedule_message("reports.build", {"customer": 7})
     deliver()
     assert Message.objects.filter(state="consumed").count() == 3

@@ -31,7 +31,7 @@ def runs(limits_of: LimitsOf) -> dict[str, list[Run]]:
     """Return the deliveries under each limit, from the log."""
     names = {
         pk: tuple(limits_of(topic, queue, key))
-        for pk, topic, queue, key in Message.objects.values_list("pk", "topic", "queue", "concurrency_key")
+        for pk, topic, queue, key in Message.objects.values_list("pk", "topic", "queue", "limit_key")
     }
     found: dict[str, list[Run]] = defaultdict(list)
     open_runs: dict[int, Transition] = {}
@@ -86,7 +86,7 @@ def faults(limits_of: LimitsOf, declared: Mapping[str, limits.Limit] | None = No
     found = []
     names = runs(limits_of)
     by_name: dict[str, limits.Limit] = dict(declared or {})
-    for kind in Message.objects.values_list("topic", "queue", "concurrency_key").distinct():
+    for kind in Message.objects.values_list("topic", "queue", "limit_key").distinct():
         by_name |= limits_of(*kind)
     for name, these in names.items():
         limit = by_name[name]

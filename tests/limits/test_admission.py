@@ -51,7 +51,7 @@ def test_messages_without_a_limit_are_claimed_as_ever(declare: Declare) -> None:
 
 def test_each_key_has_a_limit_of_its_own(declare: Declare) -> None:
     declare("l.one", limit=1)
-    made = [schedule_message("l.one", concurrency_key=key) for key in ("a", "a", "b", None, None)]
+    made = [schedule_message("l.one", limit_key=key) for key in ("a", "a", "b", None, None)]
     begun = admit(*made)
     assert begun == [made[0].pk, made[2].pk, made[3].pk]
     assert Message.objects.get(pk=made[1].pk).limited_by == "topic l.one key a"
@@ -173,9 +173,9 @@ def test_a_line_before_two_limits_moves_to_the_full_one_by_as_many_as_its_room(
 ) -> None:
     declare("l.one", limit=1)
     queue_limits(default={"limit": 1})
-    first, *line = (schedule_message("l.one", concurrency_key="a") for _ in range(6))
-    elsewhere = schedule_message("l.one", concurrency_key="a", queue="elsewhere")
-    other = schedule_message("l.one", concurrency_key="b")
+    first, *line = (schedule_message("l.one", limit_key="a") for _ in range(6))
+    elsewhere = schedule_message("l.one", limit_key="a", queue="elsewhere")
+    other = schedule_message("l.one", limit_key="b")
     assert admit(first, *line, elsewhere) == [first.pk]
     succeed(first)
     assert admit(other) == [other.pk]
@@ -273,10 +273,10 @@ def test_a_limited_message_that_is_rescheduled_leaves_the_line(declare: Declare)
 
 def test_a_limited_message_has_its_key_and_can_be_replaced(declare: Declare) -> None:
     declare("l.one", limit=1)
-    first, second = schedule_message("l.one"), schedule_message("l.one", key="k", concurrency_key=None)
+    first, second = schedule_message("l.one"), schedule_message("l.one", key="k", limit_key=None)
     admit(first, second)
-    replaced = schedule_message("l.one", {"new": 1}, key="k", on_conflict="replace", concurrency_key="c")
-    assert (replaced.pk, replaced.state, replaced.concurrency_key) == (second.pk, State.SCHEDULED, "c")
+    replaced = schedule_message("l.one", {"new": 1}, key="k", on_conflict="replace", limit_key="c")
+    assert (replaced.pk, replaced.state, replaced.limit_key) == (second.pk, State.SCHEDULED, "c")
 
 
 def test_a_late_success_ends_a_limited_message(declare: Declare) -> None:
@@ -326,7 +326,7 @@ def test_a_line_of_an_unknown_topic_belongs_to_others(declare: Declare) -> None:
 
 def test_the_lines_are_read_page_by_page(declare: Declare) -> None:
     declare("l.one", limit=1)
-    made = [schedule_message("l.one", concurrency_key=key) for key in "aabbcc"]
+    made = [schedule_message("l.one", limit_key=key) for key in "aabbcc"]
     admit(*made)
     assert admission.lines_that_move(DB, "", 2) == (set(), set(), "topic l.one key b")
     succeed(made[4])
@@ -335,8 +335,8 @@ def test_the_lines_are_read_page_by_page(declare: Declare) -> None:
 
 def test_a_flood_of_one_key_does_not_keep_others_out(declare: Declare) -> None:
     declare("l.one", limit=1)
-    flood = schedule_messages([{"topic": "l.one", "concurrency_key": "flood"} for _ in range(200)])
-    others = schedule_messages([{"topic": "l.one", "concurrency_key": f"c-{n}"} for n in range(10)])
+    flood = schedule_messages([{"topic": "l.one", "limit_key": "flood"} for _ in range(200)])
+    others = schedule_messages([{"topic": "l.one", "limit_key": f"c-{n}"} for n in range(10)])
     assert admit(*flood[:150]) == [flood[0].pk]
     assert admit(*flood[150:], *others) == [other.pk for other in others]
 
@@ -398,34 +398,34 @@ def test_what_is_not_needed_any_more_is_deleted(declare: Declare) -> None:
 
 def test_the_key_of_a_limit_is_found_where_the_message_is_scheduled(declare: Declare) -> None:
     declare("l.one", limit=1, limit_key=lambda message: message.payload["customer"])
-    assert schedule_message("l.one", {"customer": 7}).concurrency_key == "7"
-    assert schedule_message("l.one", {"customer": None}).concurrency_key is None
-    assert schedule_message("l.one", {"customer": "a"}, concurrency_key="b").concurrency_key == "b"
+    assert schedule_message("l.one", {"customer": 7}).limit_key == "7"
+    assert schedule_message("l.one", {"customer": None}).limit_key is None
+    assert schedule_message("l.one", {"customer": "a"}, limit_key="b").limit_key == "b"
     made = schedule_messages([{"topic": "l.one", "payload": {"customer": "tab\\n"}}])
-    assert Message.objects.get(pk=made[0].pk).concurrency_key == "tab\\n"
+    assert Message.objects.get(pk=made[0].pk).limit_key == "tab\\n"
 
 
 def test_a_limit_key_that_raises_writes_nothing(declare: Declare) -> None:
     declare("l.one", limit=1, limit_key=lambda message: message.payload["customer"])
     with pytest.raises(KeyError):
         schedule_message("l.one", {})
-    with pytest.raises(InvalidMessage, match="concurrency key must be"):
+    with pytest.raises(InvalidMessage, match="limit key must be"):
         schedule_message("l.one", {"customer": 1.5})
     assert not Message.objects.exists()
 
 
 @pytest.mark.parametrize("key", ["", " a", "a" * 201, "a\nb", 1.5, True, object()])
-def test_an_impossible_concurrency_key_is_refused(declare: Declare, key: object) -> None:
+def test_an_impossible_limit_key_is_refused(declare: Declare, key: object) -> None:
     declare("l.one", limit=1)
-    with pytest.raises(InvalidMessage, match="concurrency key must be"):
-        schedule_message("l.one", concurrency_key=key)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="limit key must be"):
+        schedule_message("l.one", limit_key=key)  # type: ignore[arg-type]
 
 
-def test_a_concurrency_key_without_a_limit_is_an_error_where_the_handler_is_known(declare: Declare) -> None:
+def test_a_limit_key_without_a_limit_is_an_error_where_the_handler_is_known(declare: Declare) -> None:
     declare("l.free")
     with pytest.raises(InvalidMessage, match="has no limit and no rate"):
-        schedule_message("l.free", concurrency_key="a")
-    assert schedule_message("l.elsewhere", concurrency_key="a").concurrency_key == "a"
+        schedule_message("l.free", limit_key="a")
+    assert schedule_message("l.elsewhere", limit_key="a").limit_key == "a"
 
 
 def test_the_claims_come_in_the_order_of_the_tickets(declare: Declare) -> None:

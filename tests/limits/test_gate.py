@@ -108,7 +108,7 @@ def test_a_look_goes_through_all_lines(declare: Declare, monkeypatch: pytest.Mon
     monkeypatch.setattr(worker_limits, "LINES_PER_LOOK", 2)
     monkeypatch.setattr(worker_limits, "LONGEST_LOOK", 60.0)
     declare("l.one", limit=1)
-    made = [schedule_message("l.one", concurrency_key=f"c-{number // 2}") for number in range(10)]
+    made = [schedule_message("l.one", limit_key=f"c-{number // 2}") for number in range(10)]
     admit(*made)
     for message in made[::2]:
         succeed(message)
@@ -116,7 +116,7 @@ def test_a_look_goes_through_all_lines(declare: Declare, monkeypatch: pytest.Mon
     assert states(*made[1::2]) == [State.SCHEDULED] * 5
     # A look that takes long goes on later.
     monkeypatch.setattr(worker_limits, "LONGEST_LOOK", -1.0)
-    admit(*made[1::2], *[schedule_message("l.one", concurrency_key=f"c-{number}") for number in range(5)])
+    admit(*made[1::2], *[schedule_message("l.one", limit_key=f"c-{number}") for number in range(5)])
     keeper = LineKeeper(DB, "w", knows_limits=True)
     assert [keeper.tick() for _ in range(3)] == [0.05, 0.05, INTERVAL]
 

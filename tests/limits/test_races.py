@@ -54,7 +54,7 @@ def may_pause() -> None:
 def test_processes_that_admit_at_once_keep_to_the_limit_together(declare: Declare) -> None:
     declare("l.one", limit=2)
     for _round in range(5):
-        made = due(2 * THREADS, concurrency_key=f"round-{_round}")
+        made = due(2 * THREADS, limit_key=f"round-{_round}")
         parts = [made[number::THREADS] for number in range(THREADS)]
         begun = answers(at_once(THREADS, lambda number: admit(parts[number])))  # noqa: B023  at once
         assert sum(map(len, begun)) == 2
@@ -71,7 +71,7 @@ def test_processes_that_take_the_same_messages_begin_each_once(declare: Declare)
 def test_a_message_that_becomes_limited_while_its_place_becomes_free_is_promoted(declare: Declare) -> None:
     declare("l.one", limit=1)
     for _round in range(10):
-        first, second = due(2, concurrency_key=f"round-{_round}")
+        first, second = due(2, limit_key=f"round-{_round}")
         assert admit([first]) == [first.pk]
 
         def step(number: int, ending: Message = first, new: Message = second, key: int = _round) -> object:
@@ -102,7 +102,7 @@ def test_deliveries_under_two_limits_deadlock_in_no_order(
 
     def work(number: int) -> None:
         for _round in range(6):
-            made = due(2, concurrency_key=f"c-{number % 2}")
+            made = due(2, limit_key=f"c-{number % 2}")
             begun = admit([*Message.objects.filter(state=State.SCHEDULED), *made])
             for pk in begun:
                 transitions.succeed(DB, [Success(pk, 1, "worker:w")])
@@ -167,13 +167,13 @@ def test_a_message_that_is_replaced_meanwhile_is_left_for_the_next_time(
     declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare("l.one", limit=1)
-    (message,) = due(1, concurrency_key="a")
+    (message,) = due(1, limit_key="a")
     statements = limit_statements(DB)
     topics_of = type(statements).topics_of
 
     def read_and_replace(self: Any, ids: Any) -> Any:
         found = topics_of(self, ids)
-        Message._base_manager.filter(pk=message.pk).update(concurrency_key="b")
+        Message._base_manager.filter(pk=message.pk).update(limit_key="b")
         return found
 
     monkeypatch.setattr(type(statements), "topics_of", read_and_replace)

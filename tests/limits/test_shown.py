@@ -62,8 +62,8 @@ def test_a_number_of_limited_messages_is_capped(declare: Declare) -> None:
 
 def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:
     declare("l.one", limit=2)
-    fill("l.one", 3, concurrency_key="a")
-    fill("l.one", 5, concurrency_key="b b")
+    fill("l.one", 3, limit_key="a")
+    fill("l.one", 5, limit_key="b b")
     found = lines.longest_lines(DB, 10)
     assert found.number == Capped(2)
     assert [(line.name, line.waiting.count, line.running, line.is_full) for line in found.longest] == [
@@ -78,7 +78,7 @@ def test_lines_beyond_the_cap_are_counted_one_by_one(declare: Declare, monkeypat
     declare("l.one", limit=1)
     monkeypatch.setattr(waiting, "LEAST_COUNTED", 2)
     for key, number in (("a", 3), ("b", 4), ("c", 6), ("d", 2)):
-        fill("l.one", number, concurrency_key=key)
+        fill("l.one", number, limit_key=key)
     found = [(line.name[-1], line.number, line.more) for line in waiting.count_lines(DB, 4)]
     assert found == [("a", 2, False), ("b", 2, True), ("c", 2, True), ("d", 1, False)]
     assert sum(line.number for line in waiting.count_lines(DB, 100)) == 11
@@ -88,7 +88,7 @@ def test_all_limits_have_those_that_are_declared_and_those_that_run(declare: Dec
     queue_limits(slow={"rate": "60/m", "burst": 1})
     declare("l.one", limit=1, limit_key=lambda message: message.payload.get("key"))
     declare("l.free", limit=7)
-    fill("l.one", 1, concurrency_key="runs")
+    fill("l.one", 1, limit_key="runs")
     fill("l.two", 1)
     found = {line.name: line for line in lines.all_limits(DB, 50).longest}
     assert set(found) == {"topic l.one key runs", "topic l.free", "queue slow"}

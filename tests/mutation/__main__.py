@@ -1186,7 +1186,7 @@ MUTANTS = [
         (TRANSITIONS, "if message.state == State.LIMITED and start <= at:", "if False:"),
     ),
     mutant(
-        "concurrency key without a limit",
+        "limit key without a limit",
         ("django_delayq/api/new_messages.py", "if handler.limit is None:", "if False:"),
     ),
     mutant("due times rounded down", ("django_delayq/core/clock.py", "return -(-us // 100)", "return us // 100 - 1")),

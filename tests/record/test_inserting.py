@@ -192,7 +192,7 @@ news = st.builds(
     max_attempts=st.none() | st.integers(1, 10_000),
     timeout=st.none() | st.floats(0, 1e6),
     lease=st.none() | st.floats(1, 86_400),
-    concurrency_key=st.none() | texts,
+    limit_key=st.none() | texts,
 )
 
 

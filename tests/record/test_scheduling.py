@@ -359,7 +359,7 @@ def test_the_limit_key_is_found_for_each_of_many_messages() -> None:
         rows = schedule_messages([{"topic": "record.limited", "payload": {"customer": n}} for n in range(3)])
     finally:
         registry.unregister("record.limited")
-    assert [message(row.pk).concurrency_key for row in rows] == ["0", "1", "2"]
+    assert [message(row.pk).limit_key for row in rows] == ["0", "1", "2"]
 
 
 def test_an_error_in_a_batch_has_the_type_of_the_single_call() -> None:

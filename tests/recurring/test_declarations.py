@@ -198,7 +198,7 @@ def of_a_shop(message: Any) -> str:
 
 
 def scheduled_as(message: Message) -> tuple[str, int, str | None]:
-    return message.queue, message.priority, message.concurrency_key
+    return message.queue, message.priority, message.limit_key
 
 
 @database

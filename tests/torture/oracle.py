@@ -166,7 +166,7 @@ class Message(NamedTuple):
     deliveries: int
     # The deliveries that changed the payload, as the payload itself says.
     left: list[int]
-    # The limit that counts it: its topic and its concurrency key.
+    # The limit that counts it: its topic and its limit key.
     line: tuple[str, str] = ("", "")
 
     @property
@@ -275,7 +275,7 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
         evidence.effects[pk].append(delivery)
     evidence.gone.update(connection.execute("SELECT id, state FROM torture.gone").fetchall())
     of_messages = """
-        SELECT id, topic, state, deliveries, coalesce(payload -> 'left', '[]'), coalesce(concurrency_key, '')
+        SELECT id, topic, state, deliveries, coalesce(payload -> 'left', '[]'), coalesce(limit_key, '')
           FROM delayq_message
     """
     for pk, topic, state, deliveries, left, key in connection.execute(of_messages):

@@ -111,7 +111,7 @@ class Producer:
             payload,
             queue=f"lane-{lane}" if lane < self.queues else None,
             priority=self.random.choice((-10, 0, 0, 0, 10)),
-            concurrency_key=f"c-{self.random.randrange(KEYS)}" if topic == "torture.limited" else None,
+            limit_key=f"c-{self.random.randrange(KEYS)}" if topic == "torture.limited" else None,
             **when,
             **keyed,
         )

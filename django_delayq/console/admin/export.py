@@ -50,7 +50,7 @@ _FIELDS = (
     "topic",
     "queue",
     "key",
-    "concurrency_key",
+    "limit_key",
     "state",
     "limited_by",
     "priority",

@@ -85,5 +85,5 @@ def running_text(limit: str) -> str:
     kind, what, key = lines.parts(limit)
     texts = [f"state:{State.RUNNING}", searches.term_text(kind, what)]
     if key is not None:
-        texts.append(searches.term_text("concurrency_key", key))
+        texts.append(searches.term_text("limit_key", key))
     return " ".join(texts)

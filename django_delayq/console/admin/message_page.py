@@ -193,7 +193,7 @@ class MessagePage(_Base):
             (_("queue"), message.queue),
             (_("key"), message.key),
             (_("holds its key"), _holding(message)),
-            (_("concurrency key"), message.concurrency_key),
+            (_("limit key"), message.limit_key),
             (_("limited by"), message.limited_by if message.state == State.LIMITED else None),
             (_("priority"), message.priority),
             (_("due"), message.due_at),
@@ -224,8 +224,8 @@ class MessagePage(_Base):
         if message.error:
             texts.append((_("same error"), searches.term_text("error", message.error)))
         texts.append((_("same queue"), searches.term_text("queue", message.queue)))
-        if message.concurrency_key is not None:
-            texts.append((_("same concurrency key"), searches.term_text("concurrency_key", message.concurrency_key)))
+        if message.limit_key is not None:
+            texts.append((_("same limit key"), searches.term_text("limit_key", message.limit_key)))
         if message.state == State.LIMITED and message.limited_by is not None:
             texts.append((_("running under its limit"), running_text(message.limited_by)))
             texts.append((_("waiting for the same limit"), searches.term_text("limit", message.limited_by)))
@@ -328,8 +328,8 @@ def _call(message: Message) -> str:
         given.append(f"key={message.key!r}")
         if message.unique != "live":
             given.append(f"unique={message.key_for or message.unique!r}")
-    if message.concurrency_key is not None:
-        given.append(f"concurrency_key={message.concurrency_key!r}")
+    if message.limit_key is not None:
+        given.append(f"limit_key={message.limit_key!r}")
     if message.expires_at is not None:
         given.append(f"expires={(message.expires_at - message.due_at).total_seconds()!r}")
     if message.max_attempts is not None:

@@ -40,7 +40,7 @@ HELP = (
     ("error:Timeout", _("the last error contains this")),
     ("worker:web-1", _("running on a worker whose name begins with this")),
     ('limit:"queue mails"', _("waiting for this limit")),
-    ("concurrency_key:c-1", _("a concurrency key")),
+    ("limit_key:c-1", _("a limit key")),
     ("payload.order.id:42", _("a value in the payload")),
     ('key:"two words"', _("quotation marks around a value with blanks")),
 )

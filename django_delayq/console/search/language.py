@@ -317,8 +317,8 @@ def _queue(name: str, value: Value, now: datetime) -> Term:
     return Term(*_of_text("queue", _("queue"), value), queue=value.text if value.prefix is None else None)
 
 
-def _concurrency_key(name: str, value: Value, now: datetime) -> Term:
-    return Term(*_of_text("concurrency_key", _("concurrency key"), value))
+def _limit_key(name: str, value: Value, now: datetime) -> Term:
+    return Term(*_of_text("limit_key", _("limit key"), value))
 
 
 def _limit(name: str, value: Value, now: datetime) -> Term:
@@ -475,5 +475,5 @@ _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {
     "error": _error,
     "worker": _worker,
     "limit": _limit,
-    "concurrency_key": _concurrency_key,
+    "limit_key": _limit_key,
 }

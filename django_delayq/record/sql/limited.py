@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     id: int
     topic: str
     queue: str
-    concurrency_key: str | None
+    limit_key: str | None
     priority: int
     due_at: datetime
     deliveries: int
@@ -93,7 +93,7 @@ class LimitStatements(Protocol):
         """Return the time by the database's clock."""
 
     def topics_of(self, ids: Sequence[int]) -> list[tuple[int, str, str, str | None]]:
-        """Return the id, topic, queue and concurrency key of those messages that are scheduled. Locks nothing."""
+        """Return the id, topic, queue and limit key of those messages that are scheduled. Locks nothing."""
 
     def claimable(
         self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
@@ -154,7 +154,7 @@ class PortableLimits:
 
     def topics_of(self, ids: Sequence[int]) -> list[tuple[int, str, str, str | None]]:
         rows = Message.objects.using(self.using).filter(pk__in=list(ids), state=State.SCHEDULED)
-        return list(rows.values_list("pk", "topic", "queue", "concurrency_key"))
+        return list(rows.values_list("pk", "topic", "queue", "limit_key"))
 
     def claimable(
         self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
@@ -183,9 +183,7 @@ class PortableLimits:
         found: list[Candidate] = []
         for name, room in rooms.items():
             rows = self._line(name).filter(not_expired(now))
-            left = (
-                row for row in rows if not {topic_name(row.topic, row.concurrency_key), queue_name(row.queue)} & {*full}
-            )
+            left = (row for row in rows if not {topic_name(row.topic, row.limit_key), queue_name(row.queue)} & {*full})
             found += [_candidate(row) for row in islice(left, room)]
         return found
 
@@ -286,7 +284,7 @@ def _candidate(row: Message, is_kept: bool = False) -> Candidate:
         row.pk,
         row.topic,
         row.queue,
-        row.concurrency_key,
+        row.limit_key,
         row.priority,
         row.due_at,
         row.deliveries,

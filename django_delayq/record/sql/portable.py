@@ -68,7 +68,7 @@ class Portable:
                 max_attempts=one.max_attempts,
                 timeout=one.timeout,
                 lease=one.lease,
-                concurrency_key=one.concurrency_key,
+                limit_key=one.limit_key,
                 key_deliveries=one.key_deliveries,
                 key_for=one.key_for,
             )

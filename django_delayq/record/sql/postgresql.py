@@ -62,8 +62,7 @@ FRESH = {
 # The columns that a statement names only when the message has a value for them: each parameter costs both sides time.
 GIVEN = {
     **{
-        name: f"%({name})s"
-        for name in ("topic", "queue", "key", "priority", "max_attempts", "concurrency_key", "created_by")
+        name: f"%({name})s" for name in ("topic", "queue", "key", "priority", "max_attempts", "limit_key", "created_by")
     },
     **{name: f"%({name})s::jsonb" for name in ("payload", "headers", "retry")},
     **{name: f"%({name})s::float8" for name in ("timeout", "lease", "key_for")},
@@ -126,7 +125,7 @@ SELECT clock_timestamp(), array_agg(nextval(sequence)), ({IDENTITY})
 
 COPY_MESSAGES = """
 COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts,
-    timeout, lease, concurrency_key, created_at, created_by, state, attempts, deliveries, reported, excused, moves,
+    timeout, lease, limit_key, created_at, created_by, state, attempts, deliveries, reported, excused, moves,
     worker, cancel_requested)
     FROM STDIN
 """
@@ -554,7 +553,7 @@ class PostgreSQL:
             "max_attempts": new.max_attempts,
             "timeout": new.timeout,
             "lease": new.lease,
-            "concurrency_key": new.concurrency_key,
+            "limit_key": new.limit_key,
             "created_by": actor,
             "key_deliveries": new.key_deliveries,
             "key_for": new.key_for,
@@ -781,7 +780,7 @@ def _copied(number: int, message: NewMessage, due: datetime, due_text: str) -> s
     attempts = NULL if message.max_attempts is None else message.max_attempts
     timeout = NULL if message.timeout is None else message.timeout
     lease = NULL if message.lease is None else message.lease
-    group = NULL if message.concurrency_key is None else message.concurrency_key.replace("\\", "\\\\")
+    group = NULL if message.limit_key is None else message.limit_key.replace("\\", "\\\\")
     return (
         f"{number}\t{message.topic}\t{message.queue}\t{message.priority}\t{payload}\t{headers}\t{due_text}"
         f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t{group}\t"

@@ -35,11 +35,11 @@ SELECT set_config('idle_in_transaction_session_timeout', '{LONGEST_PAUSE}', true
 }
 
 TOPICS_OF = f"""
-SELECT id, topic, queue, concurrency_key FROM delayq_message m
+SELECT id, topic, queue, limit_key FROM delayq_message m
  WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW} AND {IS_SCHEDULED}
 """  # noqa: S608
 
-COLUMNS = "m.id, m.topic, m.queue, m.concurrency_key, m.priority, m.due_at, m.deliveries"
+COLUMNS = "m.id, m.topic, m.queue, m.limit_key, m.priority, m.due_at, m.deliveries"
 
 CLAIMABLE = f"""
 SELECT {COLUMNS},
@@ -53,7 +53,7 @@ SELECT {COLUMNS},
 """  # noqa: S608
 # The names of the limits under which a message stands, as ``core/limits.py`` makes them.
 QUEUE_NAME = "'queue ' || m.queue"
-TOPIC_NAME = "'topic ' || m.topic || coalesce(' key ' || m.concurrency_key, '')"
+TOPIC_NAME = "'topic ' || m.topic || coalesce(' key ' || m.limit_key, '')"
 
 WAITING = f"""
 SELECT w.* FROM unnest(%(names)s::text[], %(rooms)s::int[]) n(name, room)

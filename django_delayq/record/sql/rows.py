@@ -51,7 +51,7 @@ class NewMessage(NamedTuple):
     # Seconds; a timeout of 0 is none. None: the handler's.
     timeout: float | None = None
     lease: float | None = None
-    concurrency_key: str | None = None
+    limit_key: str | None = None
     # The columns that say how long it holds its key.
     key_deliveries: int | None = None
     key_for: float | None = None

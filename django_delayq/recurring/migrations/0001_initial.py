@@ -66,7 +66,7 @@ class Migration(migrations.Migration):
                 ("expires", models.CharField(blank=True, default="", max_length=40, verbose_name="expires after")),
                 ("topic_queue", models.CharField(default="", editable=False, max_length=64)),
                 ("topic_priority", models.SmallIntegerField(editable=False, null=True)),
-                ("concurrency_key", models.CharField(editable=False, max_length=200, null=True)),
+                ("limit_key", models.CharField(editable=False, max_length=200, null=True)),
                 ("declared", models.BooleanField(default=False, verbose_name="declared in code")),
                 ("created_at", models.DateTimeField(default=django.utils.timezone.now, verbose_name="created")),
                 ("paused", models.BooleanField(default=False, verbose_name="paused")),

@@ -73,7 +73,7 @@ class Gate(WorkerExtension):
         self._note(moves)
 
     def _note(self, messages: Iterable[MessageFacts | Moved]) -> None:
-        # The concurrency key is not known here, and makes no difference.
+        # The limit key is not known here, and makes no difference.
         ended = {message.id for message in messages if admission.limits_of(message.topic, message.queue, None)}
         if ended:
             with self._lock:
