@@ -107,7 +107,7 @@ def _reschedule(using: str, ids: Sequence[int], times: DueTimes, reason: str) ->
     )
 
 
-def _run_now(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
+def _run(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
     return _reschedule(using, ids, times, reason or "run now")
 
 
@@ -179,11 +179,11 @@ def _by_state(rows: QuerySet[Message], states: frozenset[State], done: Verdict) 
 
 CANCEL = Action("cancel", LIVE, _cancel, foresee_cancel)
 RESCHEDULE = Action("reschedule", WAITING, _reschedule, foresee_reschedule)
-RUN_NOW = Action("run", WAITING, _run_now, foresee_reschedule)
+RUN = Action("run", WAITING, _run, foresee_reschedule)
 REQUEUE = Action("requeue", REQUEUEABLE, _requeue, foresee_requeue)
 PURGE = Action("purge", FINAL, _purge, foresee_purge)
 
-ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN_NOW, REQUEUE, PURGE)}
+ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, REQUEUE, PURGE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,12 +287,12 @@ def reschedule_message(
 
 
 @overload
-def run_message_now(target: Target, *, reason: str = ..., using: str | None = ...) -> Answer: ...
+def run_message(target: Target, *, reason: str = ..., using: str | None = ...) -> Answer: ...
 @overload
-def run_message_now(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
+def run_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
 @overload
-def run_message_now(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
-def run_message_now(
+def run_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+def run_message(
     target: Target | QuerySet[Message] | None = None,
     *,
     topic: str = "",
@@ -304,7 +304,7 @@ def run_message_now(
 
     One that is limited already was due: its limit is looked at once more, and it keeps its place in the line.
     """
-    return _apply(RUN_NOW, target, topic, key, using, reason=reason)
+    return _apply(RUN, target, topic, key, using, reason=reason)
 
 
 @overload
@@ -428,5 +428,5 @@ def selected(queryset: QuerySet[Message]) -> array[int]:
 
 acancel_message = async_twin(cancel_message)
 areschedule_message = async_twin(reschedule_message)
-arun_message_now = async_twin(run_message_now)
+arun_message = async_twin(run_message)
 arequeue_message = async_twin(requeue_message)

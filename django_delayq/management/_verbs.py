@@ -129,7 +129,7 @@ VERBS = {
             _when_rescheduled,
         ),
         Verb(
-            actions.RUN_NOW,
+            actions.RUN,
             "Make messages that wait due now: workers run them at once, except in paused queues and over a limit. (The "
             "worker itself is the command run_delayq.) The time of expiry moves by as much. Verdicts: rescheduled, too "
             "late (running, or finished), not found.",

@@ -43,7 +43,7 @@ AModel = TypeVar("AModel", bound=models.Model)
 def _refuse_write(model: type[models.Model]) -> NoReturn:
     raise TypeError(
         f"rows of {model.__name__} are not written directly, for that would bypass the log and "
-        "Redis: schedule_message() makes a message; reschedule_message(), run_message_now(), cancel_message() and "
+        "Redis: schedule_message() makes a message; reschedule_message(), run_message(), cancel_message() and "
         "requeue_message() change one"
     )
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import redis
 
-from django_delayq import run_message_now, schedule_message
+from django_delayq import run_message, schedule_message
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from tests.acceptance.conftest import Start
@@ -60,7 +60,7 @@ def test_a_message_whose_retry_comes_after_the_later_steps_neither_doubles_nor_e
         lambda: Message.objects.filter(payload__turn=4, state=State.CONSUMED).exists(), "the chain comes to its end"
     )
     assert Message.objects.get(pk=first.pk).state == State.SCHEDULED
-    assert run_message_now(first)
+    assert run_message(first)
     wait_until(first, State.DEAD if rejected else State.CONSUMED)
     eventually(lambda: not Message.objects.filter(state__in=LIVE).exists(), "everything is over")
     assert list(Message.objects.order_by("pk").values_list("payload__turn", flat=True)) == [1, 2, 3, 4]

@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 
-from django_delayq import Verdict, run_message_now
+from django_delayq import Verdict, run_message
 from django_delayq.models import Message
 from testproject.shop import orders
 from testproject.shop.bank import Bank
@@ -110,13 +110,13 @@ def test_pieces_come_back_once_though_the_first_delivery_failed_after_giving_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order = place(pieces=3)
-    run_message_now(topic="orders.close", key=f"order-{order}")
+    run_message(topic="orders.close", key=f"order-{order}")
     with monkeypatch.context() as broken:
         broken.setattr(Deed, "save", _fail)
         assert deliver() == "1 delivered"
     assert (status(order), available(), message("orders.close").attempts) == ("new", 7, 1)
 
-    run_message_now(topic="orders.close", key=f"order-{order}")
+    run_message(topic="orders.close", key=f"order-{order}")
     assert deliver() == "1 delivered"
 
     assert (status(order), available()) == ("closed", 10)
@@ -147,14 +147,14 @@ def test_a_paid_order_is_not_closed(bank: Bank) -> None:
 
     closing = message("orders.close")
     assert closing.state == Message.State.CANCELLED
-    assert run_message_now(closing).verdict == Verdict.TOO_LATE
+    assert run_message(closing).verdict == Verdict.TOO_LATE
     deliver()
     assert (status(order), available()) == ("paid", 7)
 
 
 def test_whoever_pays_too_late_is_told_so() -> None:
     order = place()
-    run_message_now(topic="orders.close", key=f"order-{order}")
+    run_message(topic="orders.close", key=f"order-{order}")
     deliver()
 
     assert pay(order, expect=409) == {"error": f"too late: order {order} is closed"}
@@ -175,7 +175,7 @@ def test_paying_twice_is_paying_once() -> None:
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="SQLite locks no rows: one waits for the other's end")
 def test_a_payment_that_meets_the_closing_half_way_wins_and_the_pieces_stay_sold() -> None:
     order = place(pieces=3)
-    run_message_now(topic="orders.close", key=f"order-{order}")
+    run_message(topic="orders.close", key=f"order-{order}")
     delivering = threading.Thread(target=_deliver_elsewhere)
 
     with transaction.atomic():
@@ -209,7 +209,7 @@ def test_the_bank_is_called_by_its_schedule_until_it_answers(bank: Bank) -> None
         callback = message("payments.callback")
         assert callback.attempts == failures
         assert timedelta(minutes=minutes - 1) < due_in(callback) <= timedelta(minutes=minutes)
-        run_message_now(callback)
+        run_message(callback)
     deliver()
 
     callback = message("payments.callback")
@@ -227,7 +227,7 @@ def test_the_bank_is_given_up_after_eight_calls(bank: Bank) -> None:
 
     for _call in range(9):
         deliver()
-        run_message_now(message("payments.callback"))
+        run_message(message("payments.callback"))
 
     assert message("payments.callback").state == Message.State.DEAD
     assert bank.calls[order] == 8
@@ -246,7 +246,7 @@ def test_the_reminder_comes_once_and_later_the_longer_somebody_is_busy_with_the_
     reminder = message("orders.remind")
     assert reminder.due_at > first
     assert reminder.transitions.filter(reason="debounced").count() == 2
-    run_message_now(reminder)
+    run_message(reminder)
     assert deliver() == "1 delivered"
     assert Deed.objects.filter(what="reminded", order=order).count() == 1
 
@@ -258,7 +258,7 @@ def test_nobody_is_reminded_of_an_order_that_is_over(end: str) -> None:
     if end == "paid":
         pay(order)
     else:
-        run_message_now(topic="orders.close", key=f"order-{order}")
+        run_message(topic="orders.close", key=f"order-{order}")
         deliver()
 
     assert (status(order), message("orders.remind").state) == (end, Message.State.CANCELLED)

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import requeue_message, reschedule_message, run_message_now, schedule_messages
+from django_delayq import requeue_message, reschedule_message, run_message, schedule_messages
 from django_delayq.api import actions as table
 from django_delayq.console import operations
 from django_delayq.console.admin import action_pages, action_table, explanation, preview
@@ -394,7 +394,7 @@ def test_selected_messages_that_somebody_changed_after_the_question_are_left_alo
     for message in moved:
         assert reschedule_message(message.pk, delay="2h")
     for message in (started, done):
-        assert run_message_now(message.pk)
+        assert run_message(message.pk)
         samples.claimed(message)
     samples.succeeded(samples.fresh(done))
     left = {message.pk: samples.fresh(message).due_at for message in moved}

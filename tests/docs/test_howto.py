@@ -19,7 +19,7 @@ from django.contrib.auth.models import Group
 from django.db import connection
 from django.utils import translation
 
-from django_delayq import Verdict, cancel_message, extensions, handler, run_message_now, schedule_message
+from django_delayq import Verdict, cancel_message, extensions, handler, run_message, schedule_message
 from django_delayq.core import actors
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.project import registry
@@ -64,7 +64,7 @@ def test_the_first_page_closes_an_order(run_page: Run) -> None:
     order = names["place_order"]("anna@example.com")
     message = Message.objects.get(topic="orders.close")
     assert message.due_at - message.created_at == pytest.approx(timedelta(minutes=15), abs=timedelta(seconds=1))
-    assert run_message_now(message)
+    assert run_message(message)
     deliver()
     order.refresh_from_db()
     assert order.status == "closed"
@@ -77,7 +77,7 @@ def test_an_order_is_closed_or_paid_as_in_the_other_queues(run_page: Run) -> Non
     names = run_page("howto/coming-from")
     paid, unpaid = (names["place_order"]("anna@example.com") for _ in range(2))
     names["pay_order"](paid)
-    assert run_message_now(topic="orders.close", key=f"order-{unpaid.pk}")
+    assert run_message(topic="orders.close", key=f"order-{unpaid.pk}")
     deliver()
     paid.refresh_from_db()
     unpaid.refresh_from_db()
@@ -171,7 +171,7 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     if connection.vendor == "postgresql":
         assert Message.objects.get(topic="orders.count").result == 1
     assert Message.objects.get(pk=imported.pk).payload == {"page": 3}
-    assert run_message_now(imported)
+    assert run_message(imported)
     deliver()
     assert state("bank.import") == "consumed"
     assert Message.objects.get(topic="invoices.send", key=f"order-{order.pk}").state == "scheduled"
@@ -211,7 +211,7 @@ def test_the_tasks_of_the_guide_do_what_it_says(run_page: Run, monkeypatch: pyte
     assert names["stop"](later)
     assert close.get_result(later).errors[0].traceback.endswith("TaskCancelled: the customer has paid\n")
     assert names["repeat"](later)
-    assert run_message_now(later)
+    assert run_message(later)
     deliver()
     assert close.get_result(later).attempts == 1
     once = names["total_once"](8)
@@ -281,7 +281,7 @@ def test_a_handler_schedules_the_next_message_under_its_own_key(free_topics: Non
     for account in (7, 7, 8):
         names["watch"](account)
     for _turn in range(2):
-        assert run_message_now(topic="bank.balance", key="account-7")
+        assert run_message(topic="bank.balance", key="account-7")
         deliver()
     found = Message.objects.filter(key="account-7").order_by("pk").values_list("state", flat=True)
     assert list(found) == ["consumed", "consumed", "scheduled"]
@@ -298,7 +298,7 @@ def test_changes_and_events_are_handled_once_as_the_guide_says(run_page: Run) ->
         names["order_changed"](order)
     message = Message.objects.get(topic="orders.index")
     assert (message.key, message.unique, message.moves) == (f"order-{order.pk}", "scheduled", 2)
-    assert run_message_now(message)
+    assert run_message(message)
     deliver()
     handler("orders.paid")(lambda message: None)
     answers = [names["received"]({"id": "e1"}) for _ in range(2)]

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.http import JsonResponse
 from django.test import RequestFactory
 
-from django_delayq import handler, run_message_now, schedule_message
+from django_delayq import handler, run_message, schedule_message
 from django_delayq.models import Message
 from django_delayq.project import registry
 from testproject.servers import RedisServer
@@ -41,7 +41,7 @@ import json
 from types import SimpleNamespace
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django_delayq import run_message_now
+from django_delayq import run_message
 from orders import views
 from orders.models import Order
 
@@ -60,7 +60,7 @@ assert Order.objects.get(pk=1).status == "paid"
 views.create(request)
 deliver()
 assert Order.objects.get(pk=2).status == "new"
-assert run_message_now(topic="orders.close", key="order-2")
+assert run_message(topic="orders.close", key="order-2")
 deliver()
 assert answer(views.pay(request, 2)) == (409, {"error": "too late"})
 closed = Order.objects.get(pk=2)
@@ -84,7 +84,7 @@ def test_the_first_example_closes_an_order(rf: RequestFactory) -> None:
     assert message.payload is not None
     order = Order.objects.get(pk=message.payload["order"])
     assert (message.due_at - order.created_at).total_seconds() == pytest.approx(900, abs=60)
-    assert run_message_now(message)
+    assert run_message(message)
     assert run("run_delayq", "--once", "--threads", "1").code == 0
     order.refresh_from_db()
     assert order.status == "closed"

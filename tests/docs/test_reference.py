@@ -25,7 +25,7 @@ from django_delayq import (
     extensions,
     handler,
     recurring,
-    run_message_now,
+    run_message,
     schedule_message,
     signals,
 )
@@ -220,7 +220,7 @@ def test_every_signal_has_the_documented_arguments() -> None:
             due_at=late.due_at - timedelta(hours=2), expires_at=late.due_at - timedelta(hours=2)
         )
         deliver()
-        run_message_now(failing)
+        run_message(failing)
         deliver()
         schedule_message("docs.ok", delay="1m")
         assert run("delayq_restore").code == 0

@@ -26,7 +26,7 @@ from django_delayq import (
     cancel_message,
     requeue_message,
     reschedule_message,
-    run_message_now,
+    run_message,
     schedule_message,
     schedule_messages,
 )
@@ -322,7 +322,7 @@ def test_all_arguments_together_are_stored_or_refused_whole(horizon: redis.Redis
 VERBS: list[Callable[[Any], Any]] = [
     cancel_message,
     requeue_message,
-    run_message_now,
+    run_message,
     lambda target: reschedule_message(target, delay=1),
 ]
 ids = (

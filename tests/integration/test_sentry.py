@@ -14,7 +14,7 @@ from sentry_sdk.envelope import Envelope  # noqa: E402
 from sentry_sdk.integrations import _installed_integrations, _processed_integrations  # noqa: E402
 from sentry_sdk.transport import Transport  # noqa: E402
 
-from django_delayq import Reject, RetryLater, extensions, handler, middleware, run_message_now, schedule_message  # noqa: E402
+from django_delayq import Reject, RetryLater, extensions, handler, middleware, run_message, schedule_message  # noqa: E402
 from django_delayq import schedule_messages as schedule_many  # noqa: E402
 from django_delayq.contrib import sentry  # noqa: E402
 from django_delayq.contrib.sentry import DelayqIntegration  # noqa: E402
@@ -150,7 +150,7 @@ def test_a_retry_is_what_was_chosen(init: Init, retries: Any) -> None:
     message = run(fail_in_turn, retry=["1h"])
     first = sent.events
     assert [event["level"] for event in first] == (["warning"] if retries == "event" else [])
-    assert run_message_now(message)
+    assert run_message(message)
     deliver()
     dead = sent.events[len(first)]
     crumbs = [crumb for crumb in dead["breadcrumbs"]["values"] if crumb["category"] == "delayq"]

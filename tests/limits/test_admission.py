@@ -13,7 +13,7 @@ from django_delayq import (
     pause_queue,
     reschedule_message,
     resume_queue,
-    run_message_now,
+    run_message,
     schedule_message,
     schedule_messages,
 )
@@ -253,7 +253,7 @@ def test_a_limited_message_that_is_to_run_now_keeps_its_place_in_the_line(declar
     first, second, third = (schedule_message("l.one") for _ in range(3))
     admit(first, second, third)
     due = Message.objects.get(pk=second.pk).due_at
-    assert run_message_now(second)
+    assert run_message(second)
     row = Message.objects.get(pk=second.pk)
     assert (row.state, row.due_at, row.limited_by) == (State.SCHEDULED, due, None)
     assert admit(row) == []

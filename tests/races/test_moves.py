@@ -17,7 +17,7 @@ from django_delayq import (
     cancel_message,
     requeue_message,
     reschedule_message,
-    run_message_now,
+    run_message,
     schedule_message,
 )
 from django_delayq.core.states import State, is_legal
@@ -111,7 +111,7 @@ def test_a_reschedule_against_a_claim_has_one_winner(together: Together) -> None
 def test_two_reschedules_are_both_logged_and_the_last_one_stands(together: Together) -> None:
     for _ in rounds():
         message = schedule_message("t.ok", delay=60)
-        answers = together(lambda m=message: reschedule_message(m, delay=600), lambda m=message: run_message_now(m))
+        answers = together(lambda m=message: reschedule_message(m, delay=600), lambda m=message: run_message(m))
         assert all(answers)
         assert_the_log_tells_the_whole_story(message)
         last = Transition.objects.filter(message=message).order_by("-number")[0]

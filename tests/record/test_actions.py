@@ -20,11 +20,11 @@ from django_delayq import (
     acancel_message,
     arequeue_message,
     areschedule_message,
-    arun_message_now,
+    arun_message,
     cancel_message,
     requeue_message,
     reschedule_message,
-    run_message_now,
+    run_message,
     schedule_messages,
 )
 from django_delayq.api import actions
@@ -145,7 +145,7 @@ def test_an_impossible_time_is_refused_and_nothing_moves(times: dict[str, Any]) 
 
 def test_run_now_makes_a_message_due_now() -> None:
     id_ = later().pk
-    answer = run_message_now(id_)
+    answer = run_message(id_)
     assert answer.verdict == Verdict.RESCHEDULED
     assert message(id_).due_at - timezone.now() < timedelta(milliseconds=2)
 
@@ -233,7 +233,7 @@ def test_one_of_two_messages_with_one_key_is_requeued_and_the_other_refused() ->
 VERBS = {
     "cancel": cancel_message,
     "reschedule": lambda *args, **options: reschedule_message(*args, **options, delay=60),
-    "run now": run_message_now,
+    "run now": run_message,
     "requeue": requeue_message,
 }
 
@@ -336,7 +336,7 @@ def test_a_message_scheduled_while_a_queryset_is_worked_off_is_left_alone(monkey
 
 def test_a_queryset_with_a_message_in_several_rows_counts_it_once() -> None:
     row = later()
-    run_message_now(row.pk)
+    run_message(row.pk)
     assert cancel_message(Message.objects.filter(transitions__number__gte=0)) == {Verdict.CANCELLED: 1}
 
 
@@ -370,7 +370,7 @@ def test_messages_together_with_a_topic_or_a_key_are_refused(more: dict[str, str
 
 def test_an_empty_queryset_is_answered_by_no_counts() -> None:
     assert cancel_message(Message.objects.none()) == {}
-    assert run_message_now(Message.objects.filter(topic="nobody")) == {}
+    assert run_message(Message.objects.filter(topic="nobody")) == {}
 
 
 @pytest.mark.django_db(databases=["default", "other"])
@@ -389,8 +389,8 @@ MOVES: list[tuple[Callable[..., Any], State, State]] = [
     (acancel_message, State.SCHEDULED, State.CANCELLED),
     (partial(reschedule_message, delay=60), State.SCHEDULED, State.SCHEDULED),
     (partial(areschedule_message, delay=60), State.SCHEDULED, State.SCHEDULED),
-    (run_message_now, State.SCHEDULED, State.SCHEDULED),
-    (arun_message_now, State.SCHEDULED, State.SCHEDULED),
+    (run_message, State.SCHEDULED, State.SCHEDULED),
+    (arun_message, State.SCHEDULED, State.SCHEDULED),
     (requeue_message, State.CANCELLED, State.SCHEDULED),
     (arequeue_message, State.CANCELLED, State.SCHEDULED),
 ]

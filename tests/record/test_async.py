@@ -16,7 +16,7 @@ from django_delayq import (
     acancel_message,
     arequeue_message,
     areschedule_message,
-    arun_message_now,
+    arun_message,
     aschedule_message,
     aschedule_messages,
 )
@@ -27,7 +27,7 @@ from .steps import TOPIC, message, moves
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-VERBS = [name for name in django_delayq.__all__ if name.endswith(("_message", "_messages", "_message_now"))]
+VERBS = [name for name in django_delayq.__all__ if name.endswith(("_message", "_messages"))]
 
 
 def test_every_function_has_an_async_twin() -> None:
@@ -45,7 +45,7 @@ def test_the_async_twins_do_what_the_functions_do() -> None:
         return [
             one.pk,
             await areschedule_message(one, delay=60),
-            await arun_message_now(one.pk),
+            await arun_message(one.pk),
             await acancel_message(topic=TOPIC, key="k", reason="why"),
             await arequeue_message(one),
             await acancel_message(Message.objects.filter(pk__in=[two.pk, three.pk])),

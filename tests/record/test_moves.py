@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import Q
 
-from django_delayq import cancel_message, requeue_message, reschedule_message, run_message_now
+from django_delayq import cancel_message, requeue_message, reschedule_message, run_message
 from django_delayq.core.actors import acting_as
 from django_delayq.core.exceptions import InvalidTransition
 from django_delayq.core.states import MOVES, State
@@ -181,7 +181,7 @@ def test_a_move_outside_the_table_is_refused(pair: tuple[State, State]) -> None:
 VERBS: dict[str, tuple[Callable[[int], Any], set[State]]] = {
     "cancel": (cancel_message, {S, L, R}),
     "reschedule": (lambda id_: reschedule_message(id_, delay=60), {S, L}),
-    "run now": (run_message_now, {S, L}),
+    "run now": (run_message, {S, L}),
     "requeue": (requeue_message, {D, E, CAN}),
 }
 
@@ -274,7 +274,7 @@ def test_the_log_of_a_long_life_shows_every_move_in_order() -> None:
     claim(id_, worker="b")
     fail(id_, 2, dead=True, error="second")
     requeue_message(id_, reason="fixed")
-    run_message_now(id_)
+    run_message(id_)
     Message._base_manager.filter(pk=id_).update(due_at=ago())
     claim(id_, worker="c")
     succeed(id_, 3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
-from django_delayq import KeyConflict, cancel_message, handler, requeue_message, run_message_now
+from django_delayq import KeyConflict, cancel_message, handler, requeue_message, run_message
 from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
@@ -102,7 +102,7 @@ def test_a_message_that_ends_badly_does_not_end_the_schedule(clock: Clock, state
 
 def test_a_message_that_somebody_runs_early_is_not_made_again(clock: Clock) -> None:
     hourly()
-    run_message_now(message_of().pk)
+    run_message(message_of().pk)
     Message._base_manager.update(state="consumed", deliveries=1, reported=1, finished_at=clock.now)
     look()
     assert occurrences() == ["13:00"]

@@ -13,7 +13,7 @@ from django_delayq import (
     handler,
     pause_queue,
     requeue_message,
-    run_message_now,
+    run_message,
     schedule_message,
     schedule_messages,
 )
@@ -58,7 +58,7 @@ def test_a_due_message_runs_at_the_call_and_a_later_one_waits(immediate: None) -
         assert effects_per_message() == {message.pk: 1}
     assert path_of(message) == ["scheduled", "running", "consumed"]
     assert path_of(later) == ["scheduled"]
-    assert run_message_now(later)
+    assert run_message(later)
     assert path_of(later)[-1] == "consumed"
     assert len(schedule_messages([{"topic": "t.tx"}, {"topic": "t.tx", "queue": "mail"}])) == 2
     assert sum(effects_per_message().values()) == 4

@@ -28,7 +28,7 @@ from django_delayq import (
     handler,
     requeue_message,
     reschedule_message,
-    run_message_now,
+    run_message,
     schedule_message,
     schedule_messages,
 )
@@ -98,7 +98,7 @@ def act(message: Message, rows: QuerySet[Message]) -> None:
     assert_type(cancel_message(5), Answer)
     assert_type(cancel_message(topic="orders.close", key="5", reason="paid"), Answer)
     assert_type(cancel_message(rows), Counter[Verdict])
-    assert_type(run_message_now(message), Answer)
+    assert_type(run_message(message), Answer)
     assert_type(reschedule_message(message, delay="15m"), Answer)
     assert_type(reschedule_message(topic="orders.close", key="5", due_at=WHEN), Answer)
     assert_type(reschedule_message(rows, delay=60, due_at=None), Counter[Verdict])

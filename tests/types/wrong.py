@@ -22,7 +22,7 @@ from django_delayq import (
     handler,
     requeue_message,
     reschedule_message,
-    run_message_now,
+    run_message,
     schedule_message,
     schedule_messages,
 )
@@ -106,7 +106,7 @@ cancel_message()  # type: ignore[call-overload]  # pyright: ignore[reportCallIss
 cancel_message(5.0)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 cancel_message(topic="orders.close")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 cancel_message(5, topic="orders.close", key="5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-run_message_now(key="5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+run_message(key="5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 reschedule_message(5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 reschedule_message(5, "15m")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 reschedule_message(5, delay="15m", due_at=WHEN)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -77,7 +77,7 @@ _TABLE = (
         RescheduleForm,
     ),
     ConsoleAction(
-        actions.RUN_NOW,
+        actions.RUN,
         _("Run now"),
         _("Run messages now"),
         {

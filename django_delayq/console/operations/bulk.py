@@ -185,7 +185,7 @@ class Reschedule(BulkAction, action=actions.RESCHEDULE):
 
 
 @register
-class RunNow(BulkAction, action=actions.RUN_NOW):
+class RunNow(BulkAction, action=actions.RUN):
     """Makes messages due now. With "resume", the name of a paused queue, that is resumed when all is done."""
 
     def step(self, using: str, operation: Operation) -> Step:

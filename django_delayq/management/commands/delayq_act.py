@@ -239,7 +239,7 @@ def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
     if by_ids and by_selectors:
         raise CommandError("Give ids or selectors, not both.", returncode=common.USAGE)
     if not by_ids and not by_selectors:
-        hint = " To start a worker: run_delayq." if verb.action is actions.RUN_NOW else ""
+        hint = " To start a worker: run_delayq." if verb.action is actions.RUN else ""
         raise CommandError(
             f"Give ids of messages, or selectors such as --topic and --queue.{hint}", returncode=common.USAGE
         )
