@@ -89,7 +89,7 @@ class Command(BaseCommand):
             "--roles", type=_roles, help=f"have only these roles, separated by commas: {', '.join(all_roles())}"
         )
         parser.add_argument("--once", action="store_true", help="deliver the messages that are due now, and exit")
-        parser.add_argument("--max-messages", type=common.positive, help="exit after this number of deliveries")
+        parser.add_argument("--max-messages", type=common.positive, help="exit after this number of messages")
         parser.add_argument("--max-runtime", type=common.duration, help="exit after this time, e.g. 1h")
         parser.add_argument(
             "--max-tasks-per-child",
