@@ -32,8 +32,9 @@ except ImportError as error:
 SYSTEM = "django_delayq"
 # Milliseconds that a worker waits in the end for spans and metrics that are on their way.
 FLUSH_TIMEOUT = 2000
-# Upper bounds of histograms, in seconds: those that the conventions name, and smaller ones for lateness.
+# Upper bounds of histograms, in seconds, as the conventions name them.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+# Upper bounds for the lateness, which has smaller and greater ones.
 LATENESS = (0.001, 0.0025, *SECONDS, 30.0, 60.0, 300.0)
 
 Attributes = dict[str, str | int | float]

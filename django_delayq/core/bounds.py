@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-# Characters of a topic, of the name of a queue, and of a key.
+# A topic has at most this many characters.
 TOPIC_LENGTH = 100
+# The name of a queue has at most this many characters.
 QUEUE_LENGTH = 64
+# A key has at most this many characters.
 KEY_LENGTH = 200
 # The least and the greatest priority.
 PRIORITIES = (-100, 100)

@@ -32,8 +32,11 @@ class State(TextChoices):
 
 # The states of a message that waits: for its due time, or for a place or a slot under a limit.
 WAITING = frozenset({State.SCHEDULED, State.LIMITED})
+# The states of a message that is not finished.
 LIVE = WAITING | {State.RUNNING}
+# The states of a finished message.
 FINAL = frozenset(set(State) - LIVE)
+# The states from which a message can be requeued.
 REQUEUEABLE = frozenset({State.DEAD, State.EXPIRED, State.CANCELLED})
 
 # (from, to) → the name of the move. A message that did not exist before comes from None.

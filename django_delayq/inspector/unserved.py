@@ -11,8 +11,9 @@ from ..project import registry
 from ..record import transitions
 from .waiting import queues_of_limited
 
-# The waiting messages that are looked at for their topics: in all queues together, and in each at least.
+# Waiting messages that are looked at for their topics, in all queues together.
 MESSAGES = 10_000
+# Waiting messages of each queue that are looked at at least.
 MESSAGES_PER_QUEUE = 50
 # A queue counts as unserved when its next message is older than this: workers search for new queues every 30 seconds,
 # and write down every 10 seconds which they serve. Seconds.

@@ -59,8 +59,9 @@ LINE = """
     ) x) y
     """
 
-# Lines that are counted one by one, and the least number that each of them is counted to.
+# Lines that are counted one by one.
 LINES_COUNTED = 200
+# The least number that each of them is counted to.
 LEAST_COUNTED = 50
 
 

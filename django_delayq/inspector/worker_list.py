@@ -10,8 +10,9 @@ from ..models import Message, Worker
 from ..models.workers import WorkerList
 from ..record import transitions
 
-# Workers that are listed, and running messages that are read.
+# At most this many workers are listed.
 MOST_WORKERS = 500
+# At most this many running messages are read.
 MOST_RUNNING = 1000
 
 

@@ -26,8 +26,9 @@ from .sql.limited import Candidate, LimitStatements, Promoted, Refused, TakenPla
 from .sql.moves import writing
 from .sql.rows import Claimed, Moved, Ticket
 
-# Limits that one transaction locks and looks at, at most, and messages that it moves out of their lines.
+# One transaction locks and looks at this many limits at most.
 LINES_TOGETHER = 100
+# One transaction moves this many messages out of each line at most.
 PROMOTED_TOGETHER = 500
 
 

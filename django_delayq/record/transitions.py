@@ -39,12 +39,14 @@ SUSPECT_CRASHES = 2
 # When a whole worker dies, the messages that it held are not accused. But a message may be what kills it: each such end
 # counts whose number, among all deliveries of the message that did not report, can be divided by this.
 WORKERS_PER_CRASH = 5
-# A message that crashed alone is delivered again after the first time, which doubles with each further crash, up to the
-# second: other suspects go first, and who kills processes from outside kills another one meanwhile. Seconds.
+# A message that crashed alone is delivered again after this time, which doubles with each further crash: other suspects
+# go first, and who kills processes from outside kills another one meanwhile. Seconds.
 FIRST_RETREAT = 1.0
+# It never waits longer than this. Seconds.
 LONGEST_RETREAT = 30.0
 # ``Message.worker`` ends with this while a delivery runs alone in its process.
 ALONE = "/alone"
+# The error of a message that crashed then ends with this.
 RAN_ALONE = "; it ran alone"
 # After a restart of PostgreSQL, holders of leases have this long to report before the reaper takes them for dead.
 # Seconds.

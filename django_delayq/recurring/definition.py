@@ -23,9 +23,11 @@ from .times import Times
 ROLE = "scheduler"
 # Declarations that no worker has announced for this long are not known any more. Seconds.
 FORGOTTEN_AFTER = 90.0
-# Characters.
+# A cron expression has at most this many characters.
 CRON_LENGTH = 200
+# The name of a time zone has at most this many characters.
 ZONE_LENGTH = 64
+# An interval has at most this many characters.
 SPAN_LENGTH = 40
 # With "skip", an occurrence that did not start this long after its time is missed, unless the schedule says otherwise.
 SKIPPED_AFTER = timedelta(minutes=1)

@@ -30,8 +30,9 @@ logger = logging.getLogger("django_delayq")
 
 # Schedules that one tick advances at most.
 ADVANCED_TOGETHER = 50
-# Seconds between two looks at the schedules, at most; and while an occurrence that is due waits for its delivery.
+# Seconds between two looks at the schedules, at most.
 LOOK_INTERVAL = 5.0
+# Seconds between two looks while an occurrence that is due waits for its delivery.
 WAITING_INTERVAL = 1.0
 # A look comes this long after the time of an occurrence, when its delivery has begun. Seconds.
 AFTER_DUE = 0.05

@@ -17,6 +17,7 @@ from ..project import validation
 
 # Intervals are counted from here, unless the schedule has a start: "10m" means :00, :10, :20 and so on.
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The longest interval of a schedule.
 LONGEST = timedelta(days=366)
 # Times that a change of the clocks puts before the moment that was asked for, at most.
 BACKWARD = 100

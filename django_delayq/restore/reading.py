@@ -19,8 +19,9 @@ from ..record.sql import statements
 from ..record.sql.expressions import After
 from ..record.sql.rows import BEGINNING
 
-# The rows of each queue that one query for many queues finds, and the queues in such a query.
+# One query for many queues finds this many rows of each.
 HEAD = 50
+# One query asks for this many queues.
 QUEUES_PER_QUERY = 200
 
 

@@ -14,12 +14,15 @@ from ..search.payloads import small
 from ..statements import TooSlow, statement_timeout
 from . import payload
 
-# The newest messages whose payloads are looked at, the size of those payloads in bytes, and the milliseconds for it.
+# The names in the payloads of this many newest messages are offered.
 MESSAGES_READ = 300
+# Larger payloads are not looked at.
 SMALL_BYTES = 4096
+# The statement that looks at them is stopped after this time.
 TIMEOUT_MS = 300
-# Searches that are offered, and names of a path at most.
+# At most this many searches are offered.
 MOST = 5
+# A path that is offered has at most this many names.
 DEEPEST = 5
 
 

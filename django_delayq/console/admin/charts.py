@@ -18,6 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 24
 _FLOOR = HEIGHT - _BOTTOM
 # The least distance of two ticks under the axis, in units.
 _TICK = 55
+
 _NOTHING = SafeString("")
 
 

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-# Topics that have a colour of their own, and queues that the table shows.
+# Topics that have a colour of their own.
 _TOPICS_SHOWN = 5
+# Queues that the table shows.
 _QUEUES_SHOWN = 10
 
 _AHEAD = {"hour": gettext_lazy("Next hour"), "day": gettext_lazy("Next day"), "week": gettext_lazy("Next week")}

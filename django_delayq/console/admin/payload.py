@@ -9,8 +9,9 @@ from typing import Any
 from django.views.debug import SafeExceptionReporterFilter, get_default_exception_reporter_filter
 
 MASK = "********"
-# Characters of JSON that the page of a message shows, and that each row of a list shows.
+# Characters of JSON that the page of a message shows.
 PAGE_CHARACTERS = 65_536
+# Characters of JSON that each row of a list shows.
 LIST_CHARACTERS = 80
 # Characters that a row of a list shows under the mouse.
 HOVER_CHARACTERS = 1000

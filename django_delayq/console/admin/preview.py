@@ -31,13 +31,15 @@ else:
 
 # Messages that the page names one by one.
 MESSAGES_NAMED = 10
-# Messages whose topics are counted, and topics that are shown.
+# Messages whose topics are counted.
 TOPICS_SAMPLE = 1000
+# Topics that are shown.
 TOPICS_SHOWN = 5
-# How long the database may count the messages that change, exactly; and how long it may look for the first of them, and
-# count those of each state that stay as they are. Milliseconds.
+# How long the database may count exactly the messages that change.
 EXACT_TIMEOUT_MS = 15_000
+# How long it may look for the first of them.
 HEAD_TIMEOUT_MS = 800
+# How long it may count the messages of each state that stay as they are.
 UNCHANGED_TIMEOUT_MS = 200
 
 

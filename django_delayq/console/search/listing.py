@@ -38,6 +38,7 @@ NEAREST_ROWS = 5_000
 PAGE_TIMEOUT_MS = 500
 # The statement timeout for the rows of a page that somebody is willing to wait for.
 LONGER_TIMEOUT_MS = 15_000
+# The counts beside the rows are left out when they take longer than this.
 COUNTS_TIMEOUT_MS = 150
 
 _SOONEST = ("due_at", "id")

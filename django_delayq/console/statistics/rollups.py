@@ -23,13 +23,14 @@ from ..statements.values import RollupKey
 
 logger = logging.getLogger("django_delayq")
 
-# The two lengths of a rollup.
+# A rollup counts what happened in a time of one of these two lengths.
 MINUTE_SECONDS = 60
 HOUR_SECONDS = 3600
 # The pause between two writes of one process.
 WRITE_SECONDS = 10.0
-# Minutes are kept for this long before hours take their place; hours are kept for that long.
+# Rollups of minutes are kept for this long; then those of hours take their place.
 MINUTES_KEPT = timedelta(days=2)
+# Rollups of hours are kept for this long.
 HOURS_KEPT = timedelta(days=90)
 # Rollups that a process holds at most while the database does not take them. Counts for further ones are dropped.
 MAX_UNWRITTEN_ROLLUPS = 20_000

@@ -20,8 +20,9 @@ from .upcoming import Upcoming, count_upcoming
 
 # The spans in full minutes that throughput is shown for.
 SPANS = (1, 15, 60)
-# Lines for the coming hour, and the length of the longest bar in characters.
+# Lines for the coming hour.
 LINES = 12
+# The length of the longest bar, in characters.
 BAR_WIDTH = 40
 
 

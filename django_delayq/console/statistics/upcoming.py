@@ -13,12 +13,13 @@ from ..statements import console_statements
 from ..statements.values import DueRange
 from . import steps
 
-# Rows that are counted in each bar, shared by the queues, but at least so many of each queue. PostgreSQL estimates
-# the number of a bar that has more.
+# Rows that are counted in each bar, shared by the queues. PostgreSQL estimates the number of a bar that has more.
 BAR_CAP = 300
+# Rows of each queue that are counted in a bar at least, however many queues share it.
 QUEUE_CAP = 100
-# Rows whose topics are read, shared in the same way: they are all over the table, so each costs a page.
+# Rows of each bar whose topics are read, shared by the queues: they are all over the table, so each costs a page.
 BAR_SAMPLE = 30
+# Rows of each queue in a bar whose topics are read at least.
 QUEUE_SAMPLE = 5
 
 

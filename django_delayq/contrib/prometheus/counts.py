@@ -28,6 +28,7 @@ BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 
 # The label of whatever has no label of its own: topics without a handler in this process, and queues beyond the limit.
 OTHER = "other"
+# Queues that have a label of their own.
 MOST_QUEUES = 100
 
 # A row has a key, which is a queue and a topic in ASCII, and numbers: one for each outcome, and for each histogram its

@@ -34,9 +34,9 @@ logger = logging.getLogger("django_delayq")
 CLIENT_TIMEOUT = 5.0
 # How often a process looks whether it is to end. Seconds.
 LOOK_INTERVAL = 0.5
-# The file of metrics that a process has just made is empty for a moment. It is read again so often, after pauses of so
-# many seconds.
+# The file of metrics that a process has just made is empty for a moment. It is read again at most this many times.
 READ_AGAIN = 20
+# Seconds before it is read again.
 READ_AGAIN_AFTER = 0.05
 
 

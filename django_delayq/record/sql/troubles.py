@@ -20,6 +20,7 @@ class Trouble(StrEnum):
 _AWAY = ("08", "57P", "53300")
 # A table, a column, a schema or a function that is missing.
 _OUTDATED = ("42P01", "42703", "3F000", "42883")
+# A right that the user of the database lacks.
 _FORBIDDEN = ("42501",)
 # SQLite has words only.
 _MISSING_IN_SQLITE = ("no such table", "no such column", "has no column")
