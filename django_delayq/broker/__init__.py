@@ -6,12 +6,15 @@ Other packages import only this module, ``base`` and ``database``: the modules t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
 from ..project import conf
 from .address import describe, problem
-from .base import Index
+
+if TYPE_CHECKING:
+    from .base import Index
 
 __all__ = ["WORKER_TIMEOUT", "check_settings", "describe", "index", "problem"]
 
