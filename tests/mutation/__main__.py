@@ -159,7 +159,11 @@ MUTANTS = [
     ),
     mutant(
         "key that is free as soon as its message has finished",
-        ("django_delayq/project/validation.py", "return None, span", "return None, None"),
+        (
+            "django_delayq/project/validation.py",
+            'return None, checked("unique", values.span, value, values.SHORTEST)',
+            "return None, None",
+        ),
     ),
     mutant(
         "key taken from a finished message before its time is over",
@@ -548,7 +552,11 @@ MUTANTS = [
     ),
     mutant(
         "member of an enum as the default queue",
-        ("django_delayq/project/conf.py", "return plain(value)", "return value"),
+        (
+            "django_delayq/core/values.py",
+            "and pattern.fullmatch(value): return plain(value)",
+            "and pattern.fullmatch(value): return value",
+        ),
     ),
     mutant(
         "cursor that is kept with all the rows of its last answer",
