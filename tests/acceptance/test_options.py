@@ -71,19 +71,19 @@ def test_once_isolates_a_failure_and_leaves_its_retry_for_later(start: Start) ->
 
 
 @BOTH
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_max_messages_delivers_exactly_so_many(start: Start, processes: str) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_process_delivers_exactly_max_messages(start: Start, processes: int) -> None:
     schedule_messages({"topic": "t.effect"} for _ in range(60))
-    worker = start("--max-messages", "25", "--processes", processes)
+    worker = start("--max-messages", "25", "--processes", str(processes))
     assert worker.wait() == 0
-    assert states() == {State.CONSUMED: 25, State.SCHEDULED: 35}
-    assert sum(effects_per_message().values()) == 25
+    assert states() == {State.CONSUMED: 25 * processes, State.SCHEDULED: 60 - 25 * processes}
+    assert sum(effects_per_message().values()) == 25 * processes
 
 
 def test_max_messages_waits_for_slow_handlers(start: Start) -> None:
-    schedule_messages({"topic": "t.sleep", "payload": {"seconds": 0.7}} for _ in range(8))
+    schedule_messages({"topic": "t.sleep", "payload": {"seconds": 0.7}} for _ in range(12))
     assert start("--max-messages", "5", "--processes", "2", "--threads", "2").wait() == 0
-    assert states() == {State.CONSUMED: 5, State.SCHEDULED: 3}
+    assert states() == {State.CONSUMED: 10, State.SCHEDULED: 2}
 
 
 def test_max_messages_counts_what_was_claimed_ahead_of_a_slow_one(start: Start) -> None:
@@ -196,6 +196,7 @@ def test_a_worker_without_consumers_delivers_nothing_but_makes_it_ready(start: S
         ["--max-messages", "-1"],
         ["--max-runtime", "soon"],
         ["--max-tasks-per-child", "0"],
+        ["--max-tasks-per-child", "9", "--max-messages", "9"],
         ["--max-tasks-per-child", "9", "--once"],
         ["--max-memory-per-child", "200"],
         ["--max-memory-per-child", "0M"],

@@ -46,7 +46,7 @@ from django_delayq.record.sql.rows import Claimed, Moved
 from testproject.servers import RedisServer
 from tests.acceptance.conftest import Start, configure, start
 from tests.commands.conftest import run, schedule
-from tests.integration.test_budget import forked
+from tests.integration.test_processlock import forked
 from tests.transactions import lock_table, unfinished
 from tests.workers import eventually
 

@@ -35,11 +35,11 @@ class Asked:
 
 def test_a_process_claims_its_share_and_asks_once_for_a_successor() -> None:
     process = Asked(max_tasks_per_child=5)
-    assert process.budget.reserve(3) == 3
-    process.budget.commit(3, 2)
-    assert (process.budget.reserve(100), process.budget.left) == (3, True)
-    process.budget.commit(3, 3)
-    assert (process.budget.reserve(100), process.budget.left) == (0, False)
+    assert process.budget.grant(3) == 3
+    process.budget.count(2)
+    assert (process.budget.grant(100), process.budget.left) == (3, True)
+    process.budget.count(3)
+    assert (process.budget.grant(100), process.budget.left) == (0, False)
     assert (process.page.spent, process.times) == (True, 1)
     # A delivery that it released unstarted does not make it claim again.
     process.budget.refund()
@@ -49,40 +49,44 @@ def test_a_process_claims_its_share_and_asks_once_for_a_successor() -> None:
 
 def test_a_released_delivery_may_be_claimed_again_by_a_process_that_is_not_spent() -> None:
     process = Asked(max_tasks_per_child=5)
-    process.budget.commit(4, 4)
+    process.budget.count(4)
     process.budget.refund()
     process.budget.refund()
-    assert process.budget.reserve(100) == 3
+    assert process.budget.grant(100) == 3
 
 
-def test_a_common_budget_and_a_share_both_limit_a_claim() -> None:
+def test_two_limits_both_limit_a_claim() -> None:
     process = Asked(max_tasks_per_child=5)
     budget = Budget(7)
     budget.lifetime = process.lifetime
-    assert budget.reserve(100) == 5
-    budget.commit(5, 1)
-    assert budget.reserve(100) == 4
-    budget.commit(4, 0)
+    assert budget.grant(100) == 5
+    budget.count(1)
+    assert budget.grant(100) == 4
+    budget.count(0)
     assert (process.page.spent, budget.empty) == (False, False)
-    budget.commit(budget.reserve(2), 2)
-    budget.commit(budget.reserve(2), 2)
+    budget.count(budget.grant(2))
+    budget.count(budget.grant(2))
     assert (process.page.spent, budget.empty) == (True, False)
+    budget.count(2)
+    assert budget.empty
+    budget.refund()
+    assert not budget.empty
 
 
 def test_a_process_that_gets_no_successor_goes_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Asked(max_tasks_per_child=5)
-    process.budget.commit(5, 5)
+    process.budget.count(5)
     assert not process.lifetime.check()
     monkeypatch.setattr(process.lifetime, "_spent_at", process.lifetime._spent_at - PATIENCE)
     assert process.lifetime.check()
-    assert process.budget.reserve(100) == 5
-    process.budget.commit(5, 5)
+    assert process.budget.grant(100) == 5
+    process.budget.count(5)
     assert (process.page.spent, process.times) == (True, 2)
 
 
 def test_a_process_that_was_replaced_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Asked(max_tasks_per_child=1)
-    process.budget.commit(1, 1)
+    process.budget.count(1)
     process.page.replace()
     monkeypatch.setattr(process.lifetime, "_spent_at", 0.0)
     assert not process.lifetime.check()
@@ -90,10 +94,10 @@ def test_a_process_that_was_replaced_does_not_go_on(monkeypatch: pytest.MonkeyPa
 
 
 def test_processes_are_not_spent_at_the_same_moment() -> None:
-    shares = {Asked(max_tasks_per_child=1000).budget.reserve(10_000) for _ in range(50)}
+    shares = {Asked(max_tasks_per_child=1000).budget.grant(10_000) for _ in range(50)}
     assert len(shares) > 5
     assert 900 <= min(shares) <= max(shares) <= 1000
-    assert {Asked(max_tasks_per_child=9).budget.reserve(100) for _ in range(20)} == {9}
+    assert {Asked(max_tasks_per_child=9).budget.grant(100) for _ in range(20)} == {9}
 
 
 def test_a_process_is_spent_when_it_uses_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +109,7 @@ def test_a_process_is_spent_when_it_uses_too_much_memory(monkeypatch: pytest.Mon
     process.lifetime.check()
     # Its successor would need as much before its first message.
     assert process.budget.left
-    process.budget.commit(1, 1)
+    process.budget.count(1)
     used = 99 * MB
     process.lifetime.check()
     assert process.budget.left

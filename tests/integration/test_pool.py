@@ -16,7 +16,6 @@ from django_delayq.core.states import State
 from django_delayq.middleware import Handled, Middleware
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.worker.parts.budget import Budget
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import handler_threads, timeouts
 from django_delayq.worker.run.handler_threads import rest
@@ -97,9 +96,9 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
 ) -> None:
     monkeypatch.setattr(timeouts, "LONGEST_QUEUED", 60.0)
     first, *others = claimed("t.ok", "t.ok", "t.ok")
-    budget = Budget(3)
-    budget.commit(budget.reserve(3), 3)
-    parts = assembled(budget=budget)
+    parts = assembled(max_messages=3)
+    budget = parts.budget
+    budget.count(3)
     pool, recorder = parts.pool, parts.recorder
     pool.threads._mean.seconds = 0.0001
     room = pool.threads.size
@@ -118,7 +117,7 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
     assert [state(delivery) for delivery in (first, *others)] == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
     assert room > 2
     assert pool.threads.size == 1
-    assert budget.reserve(3) == 2
+    assert budget.grant(3) == 2
 
 
 # --- a database that takes no connection ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from django_delayq.worker.parts.processlock import ProcessLock
 from django_delayq.worker.processes.once import drain
 from tests.integration.claims import DB, claimed
 from tests.integration.conftest import Assemble
-from tests.integration.test_budget import forked
+from tests.integration.test_processlock import forked
 from tests.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.worker.parts.begun_page import BegunPage
+from django_delayq.worker.processes.process import BROKEN, EXHAUSTED
 from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor, _collect_less_often
 from tests.workers import PATIENCE, ROOT
 
@@ -41,7 +41,7 @@ def page() -> BegunPage:
 @pytest.fixture
 def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
     made = Supervisor(Options("default", graceful_timeout=GRACEFUL))
-    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), page, 0)
+    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), page)
     return made
 
 
@@ -156,26 +156,31 @@ def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor:
     assert heartbeat.exists()
 
 
-def test_the_reservation_of_a_dead_child_is_left_for_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervisor(Options("default", max_messages=5))
-    supervisor.budget.reserve(9)
-    assert not supervisor.budget.left
-    left: list[bool] = []
+def ended(supervisor: Supervisor, pid: int, code: int) -> None:
+    """Have a child end in order, with this exit code."""
+    page = BegunPage(1)
+    page.end()
+    supervisor._handle_death(Child(pid, f"host/{pid}", time.monotonic(), page), code)
 
-    def fork(place: int) -> None:
-        left.append(supervisor.budget.left)
-        supervisor._start_after = math.inf
+
+def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(Options("default", processes=2, max_messages=5))
+    started: list[str] = []
+
+    def fork() -> None:
+        started.append("child")
+        supervisor.children[9] = Child(9, "host/9", time.monotonic(), BegunPage(1))
 
     monkeypatch.setattr(supervisor, "_fork", fork)
+    ended(supervisor, 1, EXHAUSTED)
+    # Another one that died has one, which counts anew.
+    ended(supervisor, 2, BROKEN)
     supervisor._start_missing()
-    assert left == [True]
-
-
-def test_no_child_is_started_when_all_messages_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervisor(Options("default", max_messages=5))
-    supervisor.budget.commit(supervisor.budget.reserve(5), 5)
-    monkeypatch.setattr(supervisor, "_fork", lambda place: pytest.fail("started"))
+    assert started == ["child"]
+    del supervisor.children[9]
+    ended(supervisor, 9, EXHAUSTED)
     supervisor._start_missing()
+    assert started == ["child"]
 
 
 def test_no_more_spent_children_finish_than_children_work() -> None:
@@ -183,12 +188,12 @@ def test_no_more_spent_children_finish_than_children_work() -> None:
     assert supervisor.options.most_processes == 5
     pages = {pid: BegunPage(1) for pid in range(5)}
     for pid in range(3):
-        supervisor.children[pid] = Child(pid, f"host/{pid}", time.monotonic(), pages[pid], pid)
+        supervisor.children[pid] = Child(pid, f"host/{pid}", time.monotonic(), pages[pid])
         pages[pid].spent = True
     supervisor._replace_spent()
     assert [pages[pid].replaced for pid in range(3)] == [True, True, False]
     # A message that runs alone has a place of its own.
-    supervisor.children[3] = Child(3, "host/3", time.monotonic(), pages[3], 3)
+    supervisor.children[3] = Child(3, "host/3", time.monotonic(), pages[3])
     pages[3].suspect_since = time.monotonic() - 60.0
     supervisor._replace_quarantined()
     assert pages[3].replaced

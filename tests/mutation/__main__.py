@@ -311,7 +311,7 @@ MUTANTS = [
     ),
     mutant(
         "unstarted delivery that counts for the lifetime of a process",
-        (f"{WORKER}/parts/budget.py", "self.lifetime.count(-1)", "pass"),
+        (f"{WORKER}/parts/budget.py", "self.lifetime.count(claimed)", "self.lifetime.count(max(0, claimed))"),
     ),
     mutant(
         "spent process that never goes on",
@@ -719,7 +719,7 @@ MUTANTS = [
     ),
     mutant(
         "refund that is lost",
-        (f"{WORKER}/parts/budget.py", "numbers[0] += self._refunded", "numbers[0] += 0"),
+        (f"{WORKER}/parts/budget.py", "self._left -= claimed", "self._left -= max(0, claimed)"),
     ),
     mutant(
         "two suspects at a time",

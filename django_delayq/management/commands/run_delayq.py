@@ -27,7 +27,6 @@ from ...models import Message
 from ...project import conf, registry
 from ...record.sql import has_one_writer
 from ...record.sql.troubles import Trouble, in_words, trouble
-from ...worker.parts.budget import Budget
 from ...worker.parts.connections import leave_pools
 from ...worker.parts.lifetime import in_megabytes, resident_memory
 from ...worker.parts.reporting import log_whole_errors
@@ -89,7 +88,9 @@ class Command(BaseCommand):
             "--roles", type=_roles, help=f"have only these roles, separated by commas: {', '.join(all_roles())}"
         )
         parser.add_argument("--once", action="store_true", help="deliver the messages that are due now, and exit")
-        parser.add_argument("--max-messages", type=common.positive, help="exit after this number of messages")
+        parser.add_argument(
+            "--max-messages", type=common.positive, help="each process ends after this number of messages"
+        )
         parser.add_argument("--max-runtime", type=common.duration, help="exit after this time, e.g. 1h")
         parser.add_argument(
             "--max-tasks-per-child",
@@ -210,7 +211,7 @@ class Command(BaseCommand):
         """Run one worker process here, under the reloader, which ends this process when code changes."""
         self._banner(options)
         _begin(options, added)
-        process = WorkerProcess(options, Budget(options.max_messages))
+        process = WorkerProcess(options)
         ended = threading.Event()
 
         def end() -> None:
@@ -245,6 +246,12 @@ def _check_lifetimes(options: Mapping[str, Any]) -> None:
                 f"leave out --{flag}",
                 returncode=common.USAGE,
             )
+    if options["max_messages"]:
+        raise CommandError(
+            "--max-tasks-per-child and --max-memory-per-child replace a process, and --max-messages ends it for good; "
+            "leave one of them out",
+            returncode=common.USAGE,
+        )
     # This process has loaded the project, as its children will have.
     used = resident_memory()
     if limit and used >= limit:

@@ -247,13 +247,13 @@ class Consumer(threading.Thread):
         waits_for_room = is_full = False
         self.rooms.open()
         for take in steps:
-            room = 0 if is_full else self.budget.reserve(self._room)
+            room = 0 if is_full else self.budget.grant(self._room)
             kept = 0
             try:
                 deliveries, found = self._take_and_claim(broker, partial(take, room))
                 kept = self._hand_over(deliveries)
             finally:
-                self.budget.commit(room, kept)
+                self.budget.count(kept)
             if self.shares is not None:
                 self.shares.learn(Counter(delivery.queue for delivery in deliveries))
             for queue, taken in found.taken.items():

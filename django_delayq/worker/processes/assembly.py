@@ -51,7 +51,6 @@ def assemble(
     options: Options,
     *,
     name: str | None = None,
-    budget: Budget | None = None,
     redis: bool = True,
     quarantine_lock: ProcessLock | None = None,
     page: BegunPage | None = None,
@@ -61,17 +60,17 @@ def assemble(
 ) -> Parts:
     """Wire the parts of a worker process.
 
-    ``name`` is the name of the worker (None: a new one). The processes of a worker share ``budget``, and each shares
-    its ``page`` with their supervisor. With ``redis=False`` the worker delivers by query only. ``stopping`` ends the
-    turns of the consumer when it is set. ``on_recorded`` is called with the number of deliveries that the recorder has
-    written. ``claim_ahead`` (seconds) replaces what is usual.
+    ``name`` is the name of the worker (None: a new one). It shares its ``page`` with its supervisor. With
+    ``redis=False`` the worker delivers by query only. ``stopping`` ends the turns of the consumer when it is set.
+    ``on_recorded`` is called with the number of deliveries that the recorder has written. ``claim_ahead`` (seconds)
+    replaces what is usual.
     """
     using = options.using
     name = worker_name(options) if name is None else name
     settings = conf.get()
     # A wrong path in the settings is an error now, not in each handler.
     middleware.chain()
-    budget = Budget(options.max_messages) if budget is None else budget
+    budget = Budget(options.max_messages)
     gate = Gate(using, name) if admission.any_declared() else None
     if claim_ahead is None:
         claim_ahead = CLAIM_AHEAD if gate is None else NEAR

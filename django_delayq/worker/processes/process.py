@@ -18,7 +18,6 @@ from ..claim.line_keeper import LineKeeper
 from ..claim.unknown_topics import NewTopics
 from ..parts import connections
 from ..parts.begun_page import BegunPage
-from ..parts.budget import Budget
 from ..parts.delivery import Delivery
 from ..parts.processlock import ProcessLock
 from ..parts.service import in_threads
@@ -39,7 +38,7 @@ logger = logging.getLogger("django_delayq")
 FINISHED = 0
 UNFINISHED = 70  # it was told to end, and handlers still ran, or outcomes could not be recorded
 STUCK = 71  # a handler did not end at its timeout; start another process in its place
-EXHAUSTED = 72  # --max-messages is reached
+EXHAUSTED = 72  # --max-messages is reached; no process takes its place
 BROKEN = 73  # one of its threads has died; start another process in its place
 
 
@@ -53,7 +52,6 @@ class WorkerProcess:
     def __init__(
         self,
         options: Options,
-        budget: Budget,
         quarantine_lock: ProcessLock | None = None,
         page: BegunPage | None = None,
         *,
@@ -70,7 +68,7 @@ class WorkerProcess:
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
-        self.parts = parts = assemble(options, budget=budget, quarantine_lock=quarantine_lock, page=page)
+        self.parts = parts = assemble(options, quarantine_lock=quarantine_lock, page=page)
         self.name = parts.name
         self.pool = parts.pool
         self.recorder = parts.recorder

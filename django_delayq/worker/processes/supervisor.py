@@ -27,13 +27,12 @@ from ...record import transitions
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.begun_page import BegunPage
-from ..parts.budget import Budget
 from ..parts.lifetime import Lifetime
 from ..parts.processlock import ProcessLock
 from ..parts.reporting import report_moves
 from ..parts.service import backoff
 from . import output, plain_signals
-from .process import BROKEN, STUCK, WorkerProcess
+from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess
 
 logger = logging.getLogger("django_delayq")
 
@@ -65,8 +64,6 @@ class Child:
     name: str
     started: float
     page: BegunPage
-    # Its place among the processes of this worker, from 0.
-    place: int
     killed: bool = False
     # True when it showed no life and was killed for that.
     hung: bool = False
@@ -107,7 +104,8 @@ class Supervisor:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.budget = Budget(options.max_messages, options.most_processes)
+        # Children that have reached --max-messages.
+        self._exhausted = 0
         # The process that holds this lock may run a message alone.
         self.quarantine_lock = ProcessLock()
         self.children: dict[int, Child] = {}
@@ -148,8 +146,8 @@ class Supervisor:
             self._reap_children()
             self._release_claims()
             self._act_on_signals()
-            # When --max-messages is reached, children finish the messages that they have claimed and end by themselves.
-            if (self._stopping or self.budget.empty) and not self.children:
+            # Children that reach --max-messages finish what they have claimed and end by themselves.
+            if (self._stopping or not self._wanted) and not self.children:
                 return
             if self._stopping:
                 # The children keep the graceful timeout themselves; this deadline is for a child that hangs in its
@@ -196,20 +194,20 @@ class Supervisor:
             if child.page.spent and not child.page.replaced and finishing < self.options.processes:
                 child.page.replace()
 
-    def _start_missing(self) -> None:
-        """Start processes until there are as many as were asked for, without those that were replaced."""
-        while time.monotonic() >= self._start_after:
-            places = set(range(self.options.most_processes)) - {child.place for child in self.children.values()}
-            working = sum(not child.page.replaced for child in self.children.values())
-            if working >= self.options.processes or not places:
-                return
-            place = min(places)
-            # The reservations of the dead process in this place are returned before another process takes the place.
-            if not self.budget.release_reservations_of(place) or self.budget.empty:
-                return
-            self._fork(place)
+    @property
+    def _wanted(self) -> int:
+        """The number of children that are to work: those that have reached ``--max-messages`` have no successors."""
+        return self.options.processes - self._exhausted
 
-    def _fork(self, place: int) -> None:
+    def _start_missing(self) -> None:
+        """Start processes until there are as many as are wanted, without those that were replaced."""
+        while time.monotonic() >= self._start_after:
+            working = sum(not child.page.replaced for child in self.children.values())
+            if working >= self._wanted or len(self.children) >= self.options.most_processes:
+                return
+            self._fork()
+
+    def _fork(self) -> None:
         """Start one process."""
         # The child must not share any connection that is open here.
         connections.close_all()
@@ -222,12 +220,11 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             os.close(name_read)
-            self.budget.place = place
             os._exit(self._be_child(page, name_write))
         os.close(name_write)
         with os.fdopen(name_read) as pipe:
             name = pipe.read()
-        self.children[pid] = Child(pid, name, time.monotonic(), page, place)
+        self.children[pid] = Child(pid, name, time.monotonic(), page)
         logger.debug("Started worker process %s", name)
 
     def _be_child(self, page: BegunPage, name_write: int) -> int:
@@ -240,7 +237,7 @@ class Supervisor:
             signal.signal(signal.SIGINT, lambda *_: None)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._alive_write)
-            process = WorkerProcess(self.options, self.budget, self.quarantine_lock, page)
+            process = WorkerProcess(self.options, self.quarantine_lock, page)
             _collect_less_often()
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
             plain_signals.switch(on=True)
@@ -251,7 +248,7 @@ class Supervisor:
                     self._wake()
                     process.look()
 
-                lifetime = self.budget.lifetime = Lifetime(self.options, page, process.name, ask)
+                lifetime = process.parts.budget.lifetime = Lifetime(self.options, page, process.name, ask)
             os.write(name_write, process.name.encode())
             os.close(name_write)
 
@@ -299,6 +296,9 @@ class Supervisor:
             self._to_release.append(DeadChild(child.name, ended or child.killed, death, time.monotonic()))
             self._excuse_all()
         if self._stopping or (ended and child.page.replaced):
+            return
+        if ended and code == EXHAUSTED:
+            self._exhausted += 1
             return
         if ended and code == 0 and self.options.max_runtime is not None:
             # It ended by itself. If no limit is reached, somebody sent a signal to this child alone, and it is

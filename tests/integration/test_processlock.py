@@ -1,4 +1,4 @@
-"""The lock and the budget of ``--max-messages`` that the processes of a worker share, also when a process dies."""
+"""The lock that the processes of a worker share, also when a process dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_delayq.worker.parts.budget import Budget
 from django_delayq.worker.parts.processlock import ProcessLock
 
 
@@ -52,38 +51,3 @@ def test_a_process_holds_the_lock_until_it_dies(build: str, monkeypatch: pytest.
         lock.release()
     with forked(lambda: lock.acquire(wait=False)):
         pass
-
-
-def test_the_reservation_of_a_dead_process_is_released() -> None:
-    budget = Budget(10, 2)
-    budget.place = 1
-    with forked(lambda: budget.reserve(7) == 7):
-        budget.place = 0
-        assert budget.reserve(5) == 3
-        budget.commit(3, 3)
-        assert (budget.left, budget.empty) == (False, False)
-    budget.release_reservations_of(1)
-    assert budget.left
-    assert budget.reserve(10) == 7
-    budget.commit(7, 7)
-    assert budget.empty
-
-
-def test_a_frozen_process_that_holds_the_lock_delays_only_reservations() -> None:
-    budget = Budget(10, 2)
-    with forked(budget._processes.acquire) as holder:
-        budget.refund()
-        budget.refund()
-        assert not budget.release_reservations_of(1)
-        assert not budget.empty
-        kill(holder)
-    assert budget.release_reservations_of(1)
-    assert budget.reserve(100) == 12
-
-
-def test_without_a_limit_there_is_always_something_left() -> None:
-    budget = Budget(None, 2)
-    assert budget.reserve(1000) == 1000
-    budget.commit(1000, 1000)
-    budget.release_reservations_of(1)
-    assert (budget.left, budget.empty) == (True, False)
