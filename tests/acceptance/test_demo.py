@@ -129,7 +129,7 @@ def browse(root: str, user: str, password: str) -> dict[str, str]:
     client.open(f"{root}login/", urlencode(fields).encode())
     pages = {}
     for state in ("scheduled", "dead", "expired", "consumed"):
-        url = f"{root}django_delayq/message/?{urlencode({'q': f'state:{state}'})}"
+        url = f"{root}delayq/message/?{urlencode({'q': f'state:{state}'})}"
         pages[state] = re.sub(r"<[^>]+>", " ", client.open(url).read().decode())
     return pages
 
