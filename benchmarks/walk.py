@@ -45,12 +45,11 @@ def main() -> None:
         from django_delayq import schedule_message
         from django_delayq.core.worker_options import Options
         from django_delayq.models import Message
-        from django_delayq.worker.parts.budget import Budget
         from django_delayq.worker.processes.process import WorkerProcess
 
         delivered, scheduled = Trace(), Trace()
         threading.setprofile(delivered)
-        worker = WorkerProcess(Options(using="default"), Budget(None))
+        worker = WorkerProcess(Options(using="default"))
         threading.Thread(target=_deliver_two, args=(schedule_message, Message, delivered, scheduled, worker)).start()
         worker.run()
         _print(delivered, scheduled)
