@@ -345,7 +345,7 @@ def requeue_message(
     one holds the key.
     """
     wait = None if delay is None else validation.delay(delay)
-    over = NO_TIME if spread is None else validation.delay(spread)
+    over = NO_TIME if spread is None else validation.delay(spread, "spread")
     return _apply(REQUEUE, target, topic, key, using, times=DueTimes(delay=wait, spread=over), reason=reason)
 
 

@@ -84,7 +84,7 @@ def pause(using: str, name: str, *, until: datetime | None, duration: Duration |
         raise InvalidMessage("give until or duration, not both")
     if until is not None:
         until = validation.due(until, "until")
-    lasting = None if duration is None else validation.delay(duration)
+    lasting = None if duration is None else validation.delay(duration, "duration")
     queue = _pause(using, name, until, lasting, storable(reason))
     on_commit(using, lambda: _await_claims(using))
     return queue

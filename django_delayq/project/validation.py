@@ -61,9 +61,9 @@ def priority(value: Any) -> int:
     return checked("priority", values.whole, value, *PRIORITIES)
 
 
-def delay(value: Duration) -> timedelta:
-    """Check a delay: 0 or more, up to 100 years."""
-    return timedelta(seconds=checked("delay", values.span, value))
+def delay(value: Duration, what: str = "delay") -> timedelta:
+    """Check a delay: 0 or more, up to 100 years. ``what`` is its name in an error."""
+    return timedelta(seconds=checked(what, values.span, value))
 
 
 def due(value: Any, what: str = "due_at") -> datetime:

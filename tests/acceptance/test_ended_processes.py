@@ -34,7 +34,7 @@ def test_redis_knows_what_a_process_scheduled_right_before_its_end(redis_client:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "DJANGO_SETTINGS_MODULE": "tests.worker_settings",
-            "DELAYQ_TEST_SETTINGS": json.dumps({**settings.DELAYQ, "REDIS_TIMEOUT": 10}),
+            "DELAYQ_TEST_SETTINGS": json.dumps(settings.DELAYQ),
         },
         check=True,
         timeout=250,

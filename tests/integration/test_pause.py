@@ -133,7 +133,7 @@ def test_an_end_that_has_passed_is_refused() -> None:
         (QUEUE, {"until": ago(-60), "duration": 60}, "not both"),
         (QUEUE, {"until": datetime(2100, 1, 1)}, "time zone"),  # noqa: DTZ001
         (QUEUE, {"duration": 0}, "over already"),
-        (QUEUE, {"duration": -1}, "negative"),
+        (QUEUE, {"duration": -1}, "duration must be between 0"),
         (QUEUE, {"duration": "soon"}, "duration"),
     ],
 )

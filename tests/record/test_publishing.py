@@ -296,9 +296,14 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
+# Before a fixture lets Redis be slow.
+USUAL_TIMEOUT = publisher.REDIS_TIMEOUT
+
+
 @pytest.fixture
-def away(own_server: RedisServer, settings: Settings) -> Iterator[RedisServer]:
-    """Return the project's Redis, to be stopped or frozen."""
+def away(own_server: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """Return the project's Redis, to be stopped or frozen. Calls wait for it as long as in production."""
+    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", USUAL_TIMEOUT)
     own_server.start()
     settings.DELAYQ = {"REDIS": own_server.url}
     settings.ROOT_URLCONF = __name__
