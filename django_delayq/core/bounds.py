@@ -14,3 +14,6 @@ KEY_LENGTH = 200
 PRIORITIES = (-100, 100)
 # A message that has not started this long after its due time counts as overdue, in statistics, checks and restores.
 OVERDUE_AFTER = timedelta(seconds=5)
+# A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
+# process died of itself.
+MAX_CRASHES = 3

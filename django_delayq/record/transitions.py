@@ -31,9 +31,6 @@ from .sql.sessions import own_transaction
 
 # Rows that one transaction locks and moves at most.
 MOVES_PER_TRANSACTION = 1000
-# A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
-# process died of itself.
-MAX_CRASHES = 3
 # A message with this many crashes runs alone in its process, or after one less than MAX_CRASHES if that is fewer.
 SUSPECT_CRASHES = 2
 # When a whole worker dies, the messages that it held are not accused. But a message may be what kills it: each such end

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from ...core import bounds
 from ...core.outcomes import Release
 from ...record import transitions
 from ..parts.budget import Budget
@@ -41,7 +42,7 @@ class Quarantine:
         self._worker = worker
         self._actor = f"worker:{worker}"
         self._lock = lock
-        self._suspect_crashes = transitions.suspect_crashes(transitions.MAX_CRASHES)
+        self._suspect_crashes = transitions.suspect_crashes(bounds.MAX_CRASHES)
         # The moment until which the message may wait (monotonic).
         self._wait_ends = 0.0
 

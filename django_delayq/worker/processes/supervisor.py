@@ -18,7 +18,7 @@ from django.db import Error as DatabaseError
 from django.db import connections as django_connections
 
 from ...broker import publisher
-from ...core import actors
+from ...core import actors, bounds
 from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
 from ...models import Worker
@@ -333,7 +333,7 @@ class Supervisor:
                 moved = transitions.release_worker(
                     self.options.using,
                     name,
-                    max_crashes=transitions.MAX_CRASHES,
+                    max_crashes=bounds.MAX_CRASHES,
                     actor=f"supervisor:{actors.host()}/{os.getpid()}",
                     shutdown=dead.shutdown,
                     death=dead.death,

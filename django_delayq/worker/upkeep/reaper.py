@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...core import failpoints
+from ...core import bounds, failpoints
 from ...extensions import Service, WorkerExtensions
 from ...record import transitions
 from ...record.sql.rows import Moved
@@ -50,7 +50,7 @@ class Reaper(Service):
         if not leased:
             self._suspects = {}
         if confirmed and transitions.may_reap(self.using):
-            max_crashes = transitions.MAX_CRASHES
+            max_crashes = bounds.MAX_CRASHES
             suspects, self._suspects = self._suspects, {}
             moved += transitions.reap(self.using, max_crashes=max_crashes, actor=self.actor, among=confirmed)
             # After an error, such as a wait for a lock that was too long, the two looks begin anew.
