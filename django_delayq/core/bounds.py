@@ -1,4 +1,4 @@
-"""The bounds of what a message may hold: calls check them, columns and constraints are made for them."""
+"""The bounds of messages: what one may hold, when it counts as overdue, and how often it may crash."""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ from typing import Any
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-# Values of psycopg's transaction_status: no transaction is open; a statement runs; a transaction is open; a statement
-# failed, and only a rollback is possible; the connection is broken.
-IDLE, ACTIVE, IN_TRANSACTION, FAILED, UNKNOWN = range(5)
+# psycopg's transaction_status while no transaction is open.
+IDLE = 0
+# The same when a statement has failed, and only a rollback is possible.
+FAILED = 3
 # psycopg's number for this level of isolation.
 READ_COMMITTED = 2
 # A pooler makes up the process id that it tells its clients: it has no process for each of them.
