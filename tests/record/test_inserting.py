@@ -17,6 +17,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from psycopg.pq import TransactionStatus
 
 from django_delayq import schedule_message
 from django_delayq.api.new_messages import checked
@@ -25,7 +26,7 @@ from django_delayq.project import validation
 from django_delayq.record import transitions
 from django_delayq.record.identity import forget_identity, identity
 from django_delayq.record.sql.rows import NewMessage
-from django_delayq.record.sql.sessions import IDLE, UNKNOWN
+from django_delayq.record.sql.sessions import IDLE
 from tests.transactions import lock_table, unfinished, waits_for_a_lock
 from tests.workers import eventually
 
@@ -162,7 +163,7 @@ def test_a_statement_that_waits_for_a_lock_can_be_interrupted(in_transaction: bo
         with pytest.raises(KeyboardInterrupt), transaction.atomic() if in_transaction else nullcontext():
             schedule(1)
         thread.join()
-        assert connected.info.transaction_status in (IDLE, UNKNOWN)
+        assert connected.info.transaction_status in (IDLE, TransactionStatus.UNKNOWN)
         if is_left := connected.closed:
             # psycopg gives the server five seconds to stop the statement, which a busy machine may need for other work.
             connection.close()
