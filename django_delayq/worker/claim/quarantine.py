@@ -18,10 +18,11 @@ from ..run.pool import Pool
 
 logger = logging.getLogger("django_delayq")
 
-# A process takes nothing while a message waits in it to run alone; the supervisor soon starts another in its place. A
-# message that has waited for the first time is postponed by the second. It may wait twice as long the next time, up to
-# some minutes: longer than most handlers run. Seconds.
+# A message that is to run alone waits in its process for this long at first, and twice as long the next time, up to
+# some minutes: longer than most handlers run. The process takes nothing meanwhile; the supervisor soon starts another
+# in its place. Seconds.
 FIRST_WAIT = 5.0
+# A message that has waited in vain is postponed by this much. Seconds.
 POSTPONED = 30.0
 # While another process of this worker runs a message alone, a further one is put off for a random part of this time,
 # which doubles each time, up to POSTPONED: if every process ran one alone, nothing else would be delivered. Seconds.

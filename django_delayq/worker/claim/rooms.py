@@ -22,9 +22,10 @@ LEAST_SHARE = 1 / 16
 # While one lane is full, at least so many ids are taken to look for messages of the other one, but no more than four
 # times as many as it has room for.
 FEWEST = 20
-# After ids for a full lane were put back, no id is taken for this time, which doubles up to the second while none for
-# the other lane is found. Seconds.
+# After ids for a full lane were put back, no id is taken for this time. It doubles while none for the other lane is
+# found. Seconds.
 FIRST_PAUSE = 0.01
+# That pause is never longer than this. Seconds.
 LONGEST_PAUSE = 0.25
 
 Claim = Callable[[Sequence[Ticket], dict[str, float]], list[Claimed]]

@@ -18,15 +18,18 @@ from ...record import transitions
 from ...record.sql.rows import Ticket
 from ..parts.broker_switch import BrokerSwitch
 
-# An id whose topic another live worker knows becomes ready again at once, and this process leaves it to others for the
-# first time. When this process takes the id again, the other worker may be busy: the id becomes ready after the second
-# time, then after twice that, and so on up to the third. While no live worker knows the topic, it becomes ready after
-# the fourth, and then after twice that, and so on up to the fifth: many such ids of a high priority must not come back
-# before a slow worker has got past them. Seconds.
+# An id whose topic another live worker knows becomes ready again at once. For this long this process takes nothing, so
+# that the other worker gets it. Seconds.
 LEFT_TO_OTHERS = 0.01
+# An id that this process takes again becomes ready after this time, since the other worker may be busy; then after
+# twice that, and so on. Seconds.
 SECOND_HAND_OVER = 0.05
+# But after this time at the latest. Seconds.
 LONGEST_HAND_OVER = 1.0
+# An id whose topic no live worker knows becomes ready after this time, then after twice that, and so on: many such ids
+# of a high priority must not come back before a slow worker has got past them. Seconds.
 RETRY_UNKNOWN_AFTER = 30.0
+# But after this time at the latest. Seconds.
 LONGEST_UNKNOWN = 120.0
 # The ids of which a process remembers how often it handed them over.
 MOST_REMEMBERED = 10_000

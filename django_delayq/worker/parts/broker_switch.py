@@ -16,9 +16,10 @@ logger = logging.getLogger("django_delayq")
 
 # A process without a loader tries Redis again this long after it failed. Seconds.
 RETRY_REDIS_AFTER = 5.0
-# A Redis that fails so soon after it was back is flapping: some calls succeed and others fail. From the second time on
-# the switch waits before it is used again, each time longer, up to the last number. Seconds.
+# A Redis that fails so soon after it was back is flapping: some calls succeed and others fail. From the second such
+# failure on the switch waits before it uses Redis again, each time longer. Seconds.
 FLAPPING = 10.0
+# The switch waits no longer than this. Seconds.
 LONGEST_HOLD = 60.0
 
 

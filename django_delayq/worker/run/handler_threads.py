@@ -20,9 +20,11 @@ from .turns import Turns
 
 logger = logging.getLogger("django_delayq")
 
-# A thread that the database gave no transaction is offered nothing for the first time, then for twice that, and so on
-# up to the second. Seconds.
-FIRST_REST, LONGEST_REST = 5.0, 60.0
+# A thread that the database gave no transaction is offered nothing for this long, after the next refusal in a row for
+# twice that, and so on. Seconds.
+FIRST_REST = 5.0
+# A thread is offered nothing for this long at most. Seconds.
+LONGEST_REST = 60.0
 # While the database refuses a thread, the others close their connections when they had nothing to do for this long: the
 # recorder and other processes may need one. Seconds.
 SHORT_CLOSED_AFTER = 1.0

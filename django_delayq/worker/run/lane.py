@@ -18,10 +18,10 @@ from .recorder import Recorder
 
 logger = logging.getLogger("django_delayq")
 
-# Claims that wait in this process for a place: at most as many as end in the first time (seconds), and never more than
-# the second number, which a process ends in a tenth of a second if handlers do nothing. With fewer, handlers wait for
-# claims.
+# At most as many claims wait in this process for a place as end within this time. With fewer, handlers wait for claims.
+# Seconds.
 QUEUED_TIME = 0.05
+# Never more than this many wait: a process ends them in a tenth of a second if handlers do nothing.
 MOST_QUEUED = 1500
 # A delivery that the worker itself failed to run is tried again after this time.
 RETRY_FAILED_AFTER = timedelta(seconds=10)

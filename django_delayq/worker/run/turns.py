@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-# Handlers of a topic are quick while their mean run time is below the first number. A run counts with the second one at
-# most: Python may keep a thread waiting for longer than the handler takes. Seconds.
-QUICK, LONGEST_RUN = 0.00015, 0.001
+# Handlers of a topic are quick while their mean run time is below this. Seconds.
+QUICK = 0.00015
+# A run counts with this time at most: Python may keep a thread waiting for longer than the handler takes. Seconds.
+LONGEST_RUN = 0.001
 # The weight of the newest run in the mean. Quick handlers that had to wait for others, some of them in a row, must not
 # count as slow: side by side they would take longer, and stay so.
 RUN_WEIGHT = 0.02
