@@ -20,36 +20,45 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.record.identity import forget_identity
 from testproject.servers import PostgresServer, RedisServer, Server
 from tests import settings
-from tests.replica import replica
+from tests.support.replica import replica
 
 # A busy machine may take any time for an example.
 hypothesis_settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("unhurried")
 
+# Fixtures that tests of several folders use.
+pytest_plugins = [
+    f"tests.support.{module}" for module in ("assembled", "limits", "processes", "redis_servers", "together")
+]
+
 HERE = Path(__file__).parent
 
 # The console's own tests. Single tests elsewhere that need it have the marker "console".
-OF_THE_CONSOLE = [
-    "admin",
-    "browser",
-    "acceptance/test_operator.py",
-    "integration/test_restore_operations.py",
-    "integration/test_rollup.py",
-]
+OF_THE_CONSOLE = ["browser", "console"]
 
 if not apps.is_installed("django_delayq.console"):
     collect_ignore = OF_THE_CONSOLE
 
 # Tests that use a database, but for which any will do: docs/explanation/testing.rst tells by what right each is here.
 OF_ANY_DATABASE = [
-    "acceptance/test_lost_replies.py",
-    "acceptance/test_redis_faults.py",
     "browser",
     "docs",
-    "faults",
-    "integration/test_sentinel.py",
-    "operations",
+    "faults/test_access.py",
+    "faults/test_clock_skew.py",
+    "faults/test_cluster.py",
+    "faults/test_database_failover.py",
+    "faults/test_failpoints.py",
+    "faults/test_lost_replies.py",
+    "faults/test_matrix.py",
+    "faults/test_memory.py",
+    "faults/test_network.py",
+    "faults/test_oracle.py",
+    "faults/test_redis_faults.py",
+    "faults/test_sentinel.py",
+    "faults/test_servers.py",
+    "faults/test_tls.py",
     "torture",
+    "worker/test_load.py",
 ]
 assert all((HERE / place).exists() for place in [*OF_THE_CONSOLE, *OF_ANY_DATABASE])
 
@@ -143,7 +152,7 @@ def _replica() -> Iterator[None]:
 @pytest.fixture(params=["Router", "InstanceRouter"])
 def read_from_a_replica(_replica: None, settings: Any, request: pytest.FixtureRequest) -> None:
     """Have the project read from a replica. The test names ``REPLICA`` among its databases."""
-    settings.DATABASE_ROUTERS = [f"tests.replica.{request.param}"]
+    settings.DATABASE_ROUTERS = [f"tests.support.replica.{request.param}"]
 
 
 def close_publishers() -> None:

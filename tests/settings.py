@@ -38,7 +38,7 @@ import django  # noqa: E402
 
 from testproject.settings import *  # noqa: E402
 from testproject.settings import DATABASES, INSTALLED_APPS  # noqa: E402
-from tests import failpoints  # noqa: E402
+from tests.support import failpoints  # noqa: E402
 
 failpoints.install()
 

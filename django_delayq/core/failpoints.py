@@ -1,6 +1,7 @@
 """Failpoints: places with names at which a test makes a process die, freeze, wait or fail.
 
-They do nothing here: ``tests/failpoints.py`` has the names and what happens, and installs it by the settings of tests.
+They do nothing here: ``tests/support/failpoints.py`` has the names and what happens, and the settings of tests
+install it.
 """
 
 from __future__ import annotations

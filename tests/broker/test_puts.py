@@ -20,7 +20,7 @@ from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.project import conf
 from testproject.servers import RedisServer
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
 
 from .bench import connections_made
 

@@ -21,7 +21,7 @@ from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable, ForeignBroker
 from django_delayq.project import conf
 from testproject.servers import RedisServer
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 from .bench import QUEUE
 

@@ -14,7 +14,7 @@ from django_delayq.broker.scripted import ScriptConnections
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.project import conf
 from testproject.servers import RedisServer
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 from .bench import connections_made
 

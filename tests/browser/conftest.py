@@ -14,12 +14,9 @@ from pytest_django.live_server_helper import LiveServer
 
 from django_delayq.console.admin import panels, preview, restore_page
 from django_delayq.console.search import listing
-from tests.acceptance.conftest import Start, configure, start
 
 from .chromium import STEP_TIMEOUT_MS, launched
 from .middleware import wait_until_idle
-
-__all__ = ["Open", "Start", "configure", "start"]
 
 DESKTOP = {"width": 1400, "height": 900}
 

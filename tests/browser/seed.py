@@ -16,8 +16,8 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from tests.admin import samples
-from tests.workers import eventually
+from tests.console.admin import samples
+from tests.support.workers import eventually
 
 DB = samples.DB
 WORKER = "web-1.example.net/4711/a1b2c3"

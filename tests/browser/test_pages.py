@@ -14,7 +14,7 @@ from django_delayq.console.admin import MessageAdmin
 from django_delayq.console.models import Operation
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from tests.admin.samples import admin_url
+from tests.console.admin.samples import admin_url
 
 from .chromium import MISSING, inaccessible, settle
 from .conftest import DESKTOP, Open

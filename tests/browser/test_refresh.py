@@ -14,8 +14,8 @@ from django_delayq.console import operations
 from django_delayq.console.models import Operation
 from django_delayq.console.search import listing
 from django_delayq.console.statements import TooSlow
-from tests.admin import samples
-from tests.admin.samples import admin_url
+from tests.console.admin import samples
+from tests.console.admin.samples import admin_url
 
 from .chromium import MISSING, expect
 from .conftest import Open

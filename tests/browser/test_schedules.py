@@ -9,10 +9,11 @@ import pytest
 
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from tests.record_of import wait_until
+from tests.support.processes import Start
+from tests.support.record_of import wait_until
 
 from .chromium import MISSING, expect, inaccessible
-from .conftest import Open, Start
+from .conftest import Open
 
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=MISSING),

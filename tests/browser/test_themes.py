@@ -19,9 +19,9 @@ from django.test import Client
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from testproject.servers import free_port
-from tests.admin import samples
-from tests.admin.samples import admin_url
-from tests.workers import eventually
+from tests.console.admin import samples
+from tests.console.admin.samples import admin_url
+from tests.support.workers import eventually
 
 from .chromium import MISSING, STEP_TIMEOUT_MS, expect
 from .seed import installation

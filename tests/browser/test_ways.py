@@ -18,12 +18,13 @@ from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
 from testproject.servers import RedisServer
-from tests.admin import samples
-from tests.admin.samples import admin_url
-from tests.record_of import states, wait_until
+from tests.console.admin import samples
+from tests.console.admin.samples import admin_url
+from tests.support.processes import Start
+from tests.support.record_of import states, wait_until
 
 from .chromium import MISSING, expect
-from .conftest import Open, Start
+from .conftest import Open
 
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=MISSING),

@@ -24,9 +24,8 @@ from django_delayq.record.purge import purge
 from django_delayq.record.sql.sessions import lock_timeout
 from django_delayq.worker.upkeep import janitor
 from django_delayq.worker.upkeep.janitor import Janitor
-from tests.referring import ON_DELETE, table
-
-from .conftest import claim, run, schedule
+from tests.support.commands import claim, run, schedule
+from tests.support.referring import ON_DELETE, table
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,8 +13,7 @@ from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message
 from django_delayq.record import transitions
-
-from .conftest import claim, held, run, schedule
+from tests.support.commands import claim, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 

@@ -15,8 +15,7 @@ from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf
 from django_delayq.record import transitions
-
-from .conftest import claim, due_tenths, held, run, schedule
+from tests.support.commands import claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 

@@ -17,8 +17,7 @@ from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from testproject.servers import PostgresServer, RedisServer
-
-from .conftest import run, schedule
+from tests.support.commands import run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,8 +12,7 @@ from django_delayq import RetryPolicy, handler
 from django_delayq.models import Worker
 from django_delayq.project import registry
 from testproject.servers import PostgresServer
-
-from .conftest import run, schedule
+from tests.support.commands import run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,8 +12,7 @@ from django_delayq.core.clock import SECOND
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from testproject.servers import RedisServer
-
-from .conftest import Ran, claim, due_tenths, held, run, schedule
+from tests.support.commands import Ran, claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 

@@ -18,7 +18,7 @@ from django_delayq import schedule_message
 from django_delayq.record import sql
 from django_delayq.record.sql.troubles import Trouble, in_words, trouble
 from testproject.servers import PostgresServer
-from tests.workers import ROOT
+from tests.support.workers import ROOT
 
 REFUSAL = (
     "django-delayq keeps messages in PostgreSQL or SQLite, and the database 'default' is MySQL:"
@@ -48,7 +48,10 @@ def on_mysql(tmp_path: Path) -> Manage:
     file = str(tmp_path / "database")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {"DJANGO_SETTINGS_MODULE": "tests.other_vendor.settings", "DELAYQ_TEST_OTHER_VENDOR": file}
+        environment = {
+            "DJANGO_SETTINGS_MODULE": "tests.support.other_vendor.settings",
+            "DELAYQ_TEST_OTHER_VENDOR": file,
+        }
         answer = manage(*arguments, **environment)
         with sqlite3.connect(file) as database:
             names = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}

@@ -13,8 +13,7 @@ from django_delayq.broker import publisher
 from django_delayq.core.states import State
 from django_delayq.management import commands
 from django_delayq.models import Message
-
-from .conftest import run, schedule
+from tests.support.commands import run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,8 +11,7 @@ from django.utils import timezone
 
 from django_delayq.api import pausing
 from django_delayq.models import Queue
-
-from .conftest import run, schedule
+from tests.support.commands import run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

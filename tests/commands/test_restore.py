@@ -29,8 +29,7 @@ from django_delayq.record.identity import identity
 from django_delayq.record.sql.moves import move
 from django_delayq.restore import Overdue, Restore, Selection, engine, filling, reading
 from testproject.servers import RedisServer
-
-from .conftest import broker, claim, due_tenths, held, run, schedule
+from tests.support.commands import broker, claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 

@@ -15,9 +15,8 @@ from django_delayq.models.record import LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success
 from testproject.servers import RedisServer
-from tests.record_of import write_out_log
-
-from .conftest import claim, run, schedule
+from tests.support.commands import claim, run, schedule
+from tests.support.record_of import write_out_log
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,8 +11,7 @@ from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.management._verbs import VERBS
 from django_delayq.models import Message
-
-from .conftest import held, run, schedule
+from tests.support.commands import held, run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -20,7 +20,7 @@ from django_delayq import pause_queue
 from django_delayq.contrib.healthcheck import DelayqHealthCheck
 from django_delayq.models import Worker
 from testproject.servers import RedisServer
-from tests.commands.conftest import schedule
+from tests.support.commands import schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 

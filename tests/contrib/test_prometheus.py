@@ -44,13 +44,11 @@ from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Claimed, Moved
 from testproject.servers import RedisServer
-from tests.acceptance.conftest import Start, configure, start
-from tests.commands.conftest import run, schedule
-from tests.integration.test_processlock import forked
-from tests.transactions import lock_table, unfinished
-from tests.workers import eventually
-
-__all__ = ["configure", "start"]
+from tests.support.commands import run, schedule
+from tests.support.processes import Start
+from tests.support.transactions import lock_table, unfinished
+from tests.support.workers import eventually
+from tests.worker.test_processlock import forked
 
 Samples = dict[str, float]
 

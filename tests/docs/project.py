@@ -13,7 +13,7 @@ from typing import Self
 
 import redis
 
-from tests.workers import eventually
+from tests.support.workers import eventually
 
 from .blocks import ROOT, Block
 

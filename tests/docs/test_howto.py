@@ -28,7 +28,7 @@ from django_delayq.recurring import declarations
 from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
-from tests.commands.conftest import run
+from tests.support.commands import run
 
 from .blocks import DOCS, blocks
 from .conftest import Run

@@ -18,7 +18,7 @@ from django.urls import resolve
 from django_delayq import pause_queue, schedule_message
 from django_delayq.contrib.prometheus.counts import BOUNDS, OUTCOMES, Counting, SharedCounts
 from django_delayq.contrib.prometheus.gauges import Gauges
-from tests.commands.conftest import run
+from tests.support.commands import run
 
 from .blocks import DOCS, blocks, text_of
 
@@ -158,7 +158,7 @@ def test_the_commands_of_the_manifests_are_understood() -> None:
         load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(words)
 
 
-@pytest.mark.urls("tests.integration.test_probes")
+@pytest.mark.urls("tests.test_urls")
 def test_the_probes_of_the_manifests_lead_to_the_pages() -> None:
     probed = [one[probe]["httpGet"]["path"] for one in containers() for probe in one if "httpGet" in (one[probe] or {})]
     assert [resolve(path).view_name for path in probed] == ["delayq:live", "delayq:ready"]

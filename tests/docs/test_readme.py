@@ -16,7 +16,7 @@ from django_delayq.models import Message
 from django_delayq.project import registry
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
-from tests.commands.conftest import run
+from tests.support.commands import run
 
 from .blocks import README, blocks
 from .project import Project

@@ -37,7 +37,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.project import conf, console_conf
 from django_delayq.recurring import checks as recurring_checks
 from django_delayq.worker.parts.roles import ROLES
-from tests.commands.conftest import run
+from tests.support.commands import run
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of
 

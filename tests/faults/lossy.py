@@ -10,7 +10,7 @@ from django.conf import settings
 
 from django_delayq.broker import scripts
 from tests import settings as servers
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
 
 
 class Said(NamedTuple):

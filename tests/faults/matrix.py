@@ -24,9 +24,9 @@ from django_delayq.models import Worker as WorkerRow
 from django_delayq.models.record import lease_is_over
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from tests import known_scripts
 from tests import settings as servers
-from tests.workers import Worker, eventually
+from tests.support import known_scripts
+from tests.support.workers import Worker, eventually
 
 from .lossy import NEXT, Network
 from .messages import NUMBER, SPREAD, committed, schedule, schedule_all

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from django_delayq.core.states import MOVES, State
 from django_delayq.models import Message, Transition
 from tests.app.models import Effect
-from tests.record_of import is_early
+from tests.support.record_of import is_early
 
 TRANSACTIONAL = "t.tx"
 # The reasons in the log of a delivery that crashed.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from tests.workers import Worker, eventually
+from tests.support.workers import Worker, eventually
 
 from .lossy import Network
 

@@ -16,10 +16,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections
 
 import django_delayq
-from tests import failpoints
+from tests.support import failpoints
 
 PACKAGE = Path(django_delayq.__file__).parent
-INSTALL = "from tests import failpoints as machinery; machinery.install()"
+INSTALL = "from tests.support import failpoints as machinery; machinery.install()"
 
 
 def reaching(text: str | None, code: str = "", install: str = INSTALL) -> subprocess.CompletedProcess[str]:

@@ -16,9 +16,9 @@ from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from testproject.servers import PostgresServer, RedisServer
 from tests.conftest import close_publishers
-from tests.proxy import Proxy
-from tests.record_of import effects_per_message, once_each, states, wait_until
-from tests.workers import Worker, eventually, is_quick
+from tests.support.proxy import Proxy
+from tests.support.record_of import effects_per_message, once_each, states, wait_until
+from tests.support.workers import Worker, eventually, is_quick
 
 from .matrix import HASTY
 from .oracle import LATE, Verdict, judge

@@ -12,7 +12,7 @@ from django_delayq.models.record import LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success, Ticket
 from tests.app.models import Effect
-from tests.record_of import write_out_log
+from tests.support.record_of import write_out_log
 
 from .messages import NUMBER, schedule_all
 from .oracle import DEATH, EXPIRY, KILLED, LATE, POWER_CUT, SHUT, TRANSACTIONAL, Verdict, Windows, judge

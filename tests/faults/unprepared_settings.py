@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.worker_settings import *  # noqa: F403
-from tests.worker_settings import DATABASES
+from tests.support.worker_settings import *  # noqa: F403
+from tests.support.worker_settings import DATABASES
 
 for _database in DATABASES.values():
     _database["DISABLE_SERVER_SIDE_CURSORS"] = True

@@ -22,7 +22,7 @@ from django_delayq.record.transitions import (
     mark_alone,
     suspect_crashes,
 )
-from tests.record.steps import ago, claim, due, message
+from tests.support.steps import ago, claim, due, message
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

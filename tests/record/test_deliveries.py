@@ -18,8 +18,7 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
-
-from .steps import (
+from tests.support.steps import (
     LEASES,
     TOPIC,
     ago,

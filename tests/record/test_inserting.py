@@ -27,10 +27,9 @@ from django_delayq.record import transitions
 from django_delayq.record.identity import forget_identity, identity
 from django_delayq.record.sql.rows import NewMessage
 from django_delayq.record.sql.sessions import IDLE
-from tests.transactions import lock_table, unfinished, waits_for_a_lock
-from tests.workers import eventually
-
-from .steps import TOPIC
+from tests.support.steps import TOPIC
+from tests.support.transactions import lock_table, unfinished, waits_for_a_lock
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -22,8 +22,7 @@ from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.limited import Promoted, Refused
 from django_delayq.record.sql.moves import Decision, move
 from django_delayq.record.sql.rows import Success
-
-from .steps import ago, bring, claim, due, fail, log, lose, message, moves, snapshot, state, succeed
+from tests.support.steps import ago, bring, claim, due, fail, log, lose, message, moves, snapshot, state, succeed
 
 pytestmark = pytest.mark.django_db
 

@@ -15,8 +15,7 @@ from django_delayq.record.sql import statements
 from django_delayq.record.sql.postgresql import MOST_ROWS_KEPT
 from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.record.sql.sessions import known_session
-
-from .steps import TOPIC, claim, due, fail, succeed
+from tests.support.steps import TOPIC, claim, due, fail, succeed
 
 pytestmark = pytest.mark.django_db
 

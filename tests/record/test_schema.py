@@ -21,8 +21,7 @@ from django_delayq.models.record import Identity, LogRow
 from django_delayq.record import transitions
 from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Ticket
-
-from .steps import TOPIC, bring, later
+from tests.support.steps import TOPIC, bring, later
 
 pytestmark = pytest.mark.django_db
 

@@ -19,8 +19,7 @@ from django_delayq.record import transitions
 from django_delayq.record.purge import finished as finished_messages
 from django_delayq.record.purge import purge
 from django_delayq.record.sql.rows import Failure
-
-from .steps import TOPIC, ago, claimed, due
+from tests.support.steps import TOPIC, ago, claimed, due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from django_delayq.models import Message
 from django_delayq.recurring import Schedule, create_schedule
-from tests.commands.conftest import run
+from tests.support.commands import run
 
 from .conftest import Clock, live
 

@@ -16,7 +16,7 @@ from django_delayq.recurring import create_schedule, pause_schedule, recurring, 
 from django_delayq.recurring.definition import FORGOTTEN_AFTER
 from django_delayq.recurring.models import Schedule
 from django_delayq.recurring.services import Declarer
-from tests.commands.conftest import run
+from tests.support.commands import run
 
 from .conftest import DB, Clock
 

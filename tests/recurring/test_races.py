@@ -15,11 +15,9 @@ from django.utils import timezone
 from django_delayq.models import Message
 from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule, schedules
 from django_delayq.recurring.models import Occurrence
-from tests.races.conftest import Together, together
+from tests.support.together import Together
 
 from .conftest import DB
-
-__all__ = ["together"]
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,7 +14,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.recurring import Schedule, create_schedule
 from django_delayq.recurring.models import Occurrence
 from tests.faults.program import Program
-from tests.workers import Worker, eventually
+from tests.support.workers import Worker, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -35,7 +35,7 @@ from django_delayq.project import registry
 from django_delayq.project.registry import Delivered, HandlerFunction
 from django_delayq.testing import Delayq, Ran, UnknownTopic
 from tests.app.models import Effect
-from tests.record_of import effects_per_message, path_of
+from tests.support.record_of import effects_per_message, path_of
 
 Register = Callable[..., Callable[[HandlerFunction], HandlerFunction]]
 

@@ -21,7 +21,7 @@ from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq, UnknownTopic
-from tests.record_of import effects_per_message, path_of
+from tests.support.record_of import effects_per_message, path_of
 
 pytestmark = pytest.mark.usefixtures("either_database")
 

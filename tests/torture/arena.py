@@ -22,8 +22,8 @@ from redis.retry import Retry
 from testproject.binaries import PGBOUNCER_ADVICE, find_pgbouncer
 from testproject.cleaner import PID_FILE, family, send
 from testproject.servers import PgBouncerServer, PostgresServer, RedisServer
-from tests.proxy import Proxy
-from tests.skewed import SkewedRedis, why_no_clock_can_be_set
+from tests.support.proxy import Proxy
+from tests.support.skewed import SkewedRedis, why_no_clock_can_be_set
 from tests.torture.full_disk import FillablePostgres, find_compiler
 from tests.torture.journal import Journal
 from tests.torture.sizes import DELAYQ, GRACEFUL_TIMEOUT, LIFETIME, REPLACED, Size

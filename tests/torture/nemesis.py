@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import redis
 
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
 from tests.torture.arena import Arena, Process, eventually, signal_all
 from tests.torture.full_disk import FillablePostgres
 from tests.torture.sizes import DELAYQ

@@ -1,0 +1,530 @@
+"""The actions cancel, reschedule, run now and requeue: by id, by key, as a queryset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.utils import timezone
+
+from django_delayq import (
+    InvalidMessage,
+    Verdict,
+    acancel_message,
+    arequeue_message,
+    areschedule_message,
+    arun_message,
+    cancel_message,
+    requeue_message,
+    reschedule_message,
+    run_message,
+    schedule_messages,
+)
+from django_delayq.api import actions
+from django_delayq.core import actors
+from django_delayq.core.states import State
+from django_delayq.models import Message, Transition
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Failure
+from tests.support.replica import REPLICA
+from tests.support.steps import TOPIC, at_once, bring, claim, claimed, due, later, lose, message, moves, state
+
+pytestmark = pytest.mark.django_db
+committed = pytest.mark.django_db(transaction=True)
+
+# --- cancel's four answers --------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_message_never_runs() -> None:
+    answer = cancel_message(later().pk, reason="paid")
+    assert (answer.verdict, answer.state) == (Verdict.CANCELLED, State.CANCELLED)
+    assert answer
+    assert answer.id is not None
+    row = message(answer.id)
+    assert row.finished_at is not None
+    last = row.transitions.last()
+    assert last is not None
+    assert last.reason == "paid"
+
+
+def test_a_cancel_of_a_running_message_is_requested() -> None:
+    row = claimed()
+    answer = cancel_message(row.id)
+    assert (answer.verdict, answer.state) == (Verdict.REQUESTED, State.RUNNING)
+    assert message(row.id).cancel_requested
+    assert message(row.id).leased_until is not None
+
+
+def test_a_cancel_requested_twice_is_logged_once() -> None:
+    row = claimed()
+    assert [cancel_message(row.id).verdict for _ in range(2)] == [Verdict.REQUESTED] * 2
+    assert moves(row.id) == ["scheduled", "scheduled>running", "running>running"]
+
+
+def test_a_cancel_after_a_crash_has_an_unknown_outcome() -> None:
+    row = claimed()
+    lose(row.id)
+    answer = cancel_message(row.id)
+    assert (answer.verdict, answer.state) == (Verdict.OUTCOME_UNKNOWN, State.CANCELLED)
+    assert claim(row.id) == []
+
+
+def test_a_cancel_after_a_reported_failure_has_a_known_outcome() -> None:
+    row = claimed()
+    transitions.fail("default", [Failure(row.id, 1, "a", delay=timedelta(0))])
+    assert cancel_message(row.id).verdict == Verdict.CANCELLED
+
+
+@pytest.mark.parametrize("where", [State.CONSUMED, State.DEAD, State.CANCELLED, State.EXPIRED])
+def test_a_cancel_that_is_too_late_names_the_state(where: State) -> None:
+    answer = cancel_message(bring(where))
+    assert (answer.verdict, answer.state) == (Verdict.TOO_LATE, where)
+    assert not answer
+
+
+@committed
+def test_a_cancel_and_a_claim_at_once_have_one_winner() -> None:
+    for _round in range(5):
+        id_ = due().pk
+        claims, answer = at_once(2, lambda number, id_=id_: cancel_message(id_) if number else claim(id_))  # type: ignore[misc]
+        assert isinstance(claims, list)
+        assert isinstance(answer, transitions.Answer)
+        if claims:
+            assert answer.verdict == Verdict.REQUESTED
+            assert state(id_) == State.RUNNING
+        else:
+            assert answer.verdict == Verdict.CANCELLED
+            assert state(id_) == State.CANCELLED
+
+
+# --- reschedule, run now, requeue -------------------------------------------------------------------------------------
+
+
+def test_a_rescheduled_message_is_due_anew_and_keeps_its_time_to_live() -> None:
+    id_ = later(expires="1h").pk
+    moment = datetime(2050, 1, 1, 12, tzinfo=UTC)
+    assert reschedule_message(id_, due_at=moment).verdict == Verdict.RESCHEDULED
+    row = message(id_)
+    assert row.due_at == moment
+    assert row.expires_at == moment + timedelta(hours=1)
+    assert moves(id_) == ["scheduled", "scheduled>scheduled"]
+
+
+def test_a_delay_counts_from_now_on_the_databases_clock() -> None:
+    id_ = later().pk
+    before = transitions.now("default")
+    reschedule_message(id_, delay="90s")
+    assert timedelta(0) <= message(id_).due_at - before - timedelta(seconds=90) < timedelta(seconds=10)
+    assert message(id_).due_at.microsecond % 100 == 0
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {},
+        {"due_at": datetime(2050, 1, 1, tzinfo=UTC), "delay": 5},
+        {"delay": -1},
+        {"due_at": datetime(2020, 1, 1, tzinfo=UTC)},
+    ],
+    ids=["none", "both", "negative", "past"],
+)
+def test_an_impossible_time_is_refused_and_nothing_moves(times: dict[str, Any]) -> None:
+    id_ = later().pk
+    with pytest.raises(InvalidMessage):
+        reschedule_message(id_, **times)
+    assert moves(id_) == ["scheduled"]
+
+
+def test_run_now_makes_a_message_due_now() -> None:
+    id_ = later().pk
+    answer = run_message(id_)
+    assert answer.verdict == Verdict.RESCHEDULED
+    assert message(id_).due_at - timezone.now() < timedelta(milliseconds=2)
+
+
+@pytest.mark.parametrize("where", [State.DEAD, State.EXPIRED, State.CANCELLED])
+def test_a_requeued_message_starts_anew_and_goes_on_counting_deliveries(where: State) -> None:
+    id_ = bring(where)
+    deliveries = message(id_).deliveries
+    assert requeue_message(id_).verdict == Verdict.REQUEUED
+    row = message(id_)
+    assert (row.state, row.attempts, row.deliveries, row.crashes) == (State.SCHEDULED, 0, deliveries, 0)
+    assert row.finished_at is None
+    assert not row.cancel_requested
+    assert abs(row.due_at - timezone.now()) < timedelta(seconds=10)
+
+
+def test_a_requeued_message_that_had_expired_has_its_time_to_live_again() -> None:
+    id_ = bring(State.EXPIRED)
+    requeue_message(id_, delay=60)
+    row = message(id_)
+    assert row.expires_at == row.due_at + timedelta(seconds=1)
+
+
+def test_a_requeued_message_keeps_a_due_time_that_is_still_to_come() -> None:
+    row = later(expires="1h")
+    cancel_message(row.pk)
+    assert requeue_message(row.pk).verdict == Verdict.REQUEUED
+    assert (message(row.pk).due_at, message(row.pk).expires_at) == (row.due_at, row.expires_at)
+
+
+def test_a_requeue_with_a_delay_gives_up_a_due_time_that_is_still_to_come() -> None:
+    for delay in (0, 60):
+        id_ = later().pk
+        cancel_message(id_)
+        before = transitions.now("default")
+        requeue_message(id_, delay=delay)
+        assert timedelta(0) <= message(id_).due_at - before - timedelta(seconds=delay) < timedelta(seconds=10)
+
+
+def test_a_requeue_spreads_what_is_due_over_all_batches_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "MOVES_PER_TRANSACTION", 4)
+    ids = [bring(State.DEAD) for _ in range(10)]
+    to_come = later()
+    cancel_message(to_come.pk)
+    ids.append(to_come.pk)
+    before = transitions.now("default")
+    assert requeue_message(Message.objects.filter(pk__in=ids), spread="110m") == {Verdict.REQUEUED: 11}
+    waits = [(message(id_).due_at - before).total_seconds() for id_ in ids[:10]]
+    assert waits == pytest.approx([600.0 * number for number in range(10)], abs=5)
+    assert message(to_come.pk).due_at == to_come.due_at
+
+
+@pytest.mark.parametrize("times", [{"delay": -1}, {"spread": -1}, {"spread": "soon"}, {"delay": "soon"}], ids=str)
+def test_an_impossible_time_of_a_requeue_is_refused_and_nothing_moves(times: dict[str, Any]) -> None:
+    id_ = bring(State.DEAD)
+    with pytest.raises(InvalidMessage):
+        requeue_message(id_, **times)
+    assert state(id_) == State.DEAD
+
+
+def test_a_requeue_is_refused_while_another_live_message_has_the_key() -> None:
+    old = due(key="k").pk
+    cancel_message(old)
+    new = later(key="k").pk
+    answer = requeue_message(old)
+    assert (answer.verdict, answer.state) == (Verdict.KEY_TAKEN, State.CANCELLED)
+    assert not answer
+    cancel_message(new)
+    assert requeue_message(old).verdict == Verdict.REQUEUED
+
+
+def test_one_of_two_messages_with_one_key_is_requeued_and_the_other_refused() -> None:
+    ids = []
+    for _ in range(2):
+        ids.append(due(key="k").pk)
+        cancel_message(ids[-1])
+    other = bring(State.CANCELLED)
+    counts = requeue_message(Message.objects.filter(pk__in=[*ids, other]))
+    assert counts == Counter({Verdict.REQUEUED: 2, Verdict.KEY_TAKEN: 1})
+    assert Message.objects.filter(pk__in=ids, state=State.SCHEDULED).count() == 1
+
+
+# --- which message ----------------------------------------------------------------------------------------------------
+
+VERBS = {
+    "cancel": cancel_message,
+    "reschedule": lambda *args, **options: reschedule_message(*args, **options, delay=60),
+    "run now": run_message,
+    "requeue": requeue_message,
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_unknown_message_is_not_found(verb: str) -> None:
+    act: Any = VERBS[verb]
+    for answer in (act(10**12), act(topic=TOPIC, key="nobody")):
+        assert (answer.verdict, answer.state, bool(answer)) == (Verdict.NOT_FOUND, None, False)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("target", ["x", 0, -1, 2**63, True, 1.5], ids=repr)
+def test_an_impossible_id_is_refused(verb: str, target: Any) -> None:
+    act: Any = VERBS[verb]
+    with pytest.raises(InvalidMessage, match="not the id"):
+        act(target)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_action_without_a_target_is_refused(verb: str) -> None:
+    act: Any = VERBS[verb]
+    for name in ({}, {"topic": TOPIC}, {"key": "k"}):
+        with pytest.raises(InvalidMessage, match="name the message by its id, or by topic and key"):
+            act(**name)
+
+
+def test_an_action_takes_a_message_an_id_or_a_topic_and_key() -> None:
+    assert cancel_message(later())
+    assert cancel_message(later().pk)
+    later(key="k")
+    assert cancel_message(topic=TOPIC, key="k")
+    assert cancel_message(topic=TOPIC, key="k").verdict == Verdict.NOT_FOUND
+
+
+def test_requeue_by_key_finds_the_youngest_finished_message() -> None:
+    for _ in range(2):
+        young = due(key="k").pk
+        cancel_message(young)
+    assert requeue_message(topic=TOPIC, key="k").id == young
+    answer = requeue_message(topic=TOPIC, key="k")
+    assert (answer.id, answer.verdict, answer.state) == (young, Verdict.TOO_LATE, State.SCHEDULED)
+
+
+# --- querysets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_queryset_is_answered_by_a_count_per_verdict() -> None:
+    ids = [bring(where) for where in State]
+    lost = claimed().id
+    lose(lost)
+    counts = cancel_message(Message.objects.filter(pk__in=[*ids, lost]))
+    assert counts == Counter(
+        {Verdict.CANCELLED: 2, Verdict.REQUESTED: 1, Verdict.OUTCOME_UNKNOWN: 1, Verdict.TOO_LATE: 4}
+    )
+
+
+def test_more_than_a_batch_of_messages_is_cancelled_and_requeued() -> None:
+    rows = schedule_messages([{"topic": TOPIC, "delay": "1h"} for _ in range(1_050)])
+    everything = Message.objects.filter(topic=TOPIC)
+    assert cancel_message(everything) == {Verdict.CANCELLED: 1_050}
+    # Requeued messages leave this queryset on the way.
+    assert requeue_message(Message.objects.filter(state=State.CANCELLED)) == {Verdict.REQUEUED: 1_050}
+    assert cancel_message(everything.order_by("-pk")[:1_020]) == {Verdict.CANCELLED: 1_020}
+    left = Message.objects.filter(state=State.SCHEDULED).order_by("pk").values_list("pk", flat=True)
+    assert list(left) == [row.pk for row in rows[:30]]
+
+
+def test_an_action_on_a_slice_in_a_subquery_touches_exactly_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "MOVES_PER_TRANSACTION", 2)
+    rows = schedule_messages([{"topic": TOPIC, "delay": "1h"} for _ in range(20)])
+    scheduled = Message.objects.filter(state=State.SCHEDULED).order_by("pk")
+    assert cancel_message(Message.objects.filter(pk__in=scheduled.values("pk")[:5])) == {Verdict.CANCELLED: 5}
+    left = Message.objects.filter(state=State.SCHEDULED).order_by("pk").values_list("pk", flat=True)
+    assert list(left) == [row.pk for row in rows[5:]]
+
+
+def test_an_action_on_an_ordered_slice_touches_exactly_its_rows() -> None:
+    rows = schedule_messages([{"topic": TOPIC, "delay": 100 - number} for number in range(10)])
+    assert cancel_message(Message.objects.order_by("due_at")[2:5]) == {Verdict.CANCELLED: 3}
+    gone = Message.objects.filter(state=State.CANCELLED).order_by("pk").values_list("pk", flat=True)
+    assert list(gone) == [row.pk for row in rows[5:8]]
+
+
+def test_a_message_scheduled_while_a_queryset_is_worked_off_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "MOVES_PER_TRANSACTION", 2)
+    for _ in range(5):
+        later()
+    added: list[int] = []
+    publish = actions.publish_moves
+
+    def publish_and_schedule(using: str, answers: Any) -> None:
+        publish(using, answers)
+        added.append(later().pk)
+
+    monkeypatch.setattr(actions, "publish_moves", publish_and_schedule)
+    assert cancel_message(Message.objects.all()) == {Verdict.CANCELLED: 5}
+    assert {state(id_) for id_ in added} == {State.SCHEDULED}
+
+
+def test_a_queryset_with_a_message_in_several_rows_counts_it_once() -> None:
+    row = later()
+    run_message(row.pk)
+    assert cancel_message(Message.objects.filter(transitions__number__gte=0)) == {Verdict.CANCELLED: 1}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda: Message.objects.values("pk"),
+        lambda: Message.objects.values_list("topic", flat=True).distinct(),
+        lambda: Message.objects.dates("due_at", "day"),
+        lambda: Message.objects.filter(topic="a").union(Message.objects.filter(topic="b")),
+        Transition.objects.all,
+    ],
+    ids=["values", "values_list", "dates", "union", "another model"],
+)
+@pytest.mark.parametrize("verb", ["cancel", "reschedule", "run now", "requeue"])
+def test_a_queryset_that_does_not_stand_for_messages_is_refused(verb: str, rows: Any) -> None:
+    id_ = later().pk
+    with pytest.raises(InvalidMessage, match="queryset"):
+        VERBS[verb](rows())  # type: ignore[operator]
+    assert moves(id_) == ["scheduled"]
+
+
+@pytest.mark.parametrize("more", [{"topic": TOPIC}, {"topic": TOPIC, "key": "k"}, {"key": "k"}])
+def test_messages_together_with_a_topic_or_a_key_are_refused(more: dict[str, str]) -> None:
+    row = later(key="k")
+    for target in (row, row.pk, Message.objects.all()):
+        with pytest.raises(InvalidMessage, match="either"):
+            cancel_message(target, **more)
+    assert moves(row.pk) == ["scheduled"]
+
+
+def test_an_empty_queryset_is_answered_by_no_counts() -> None:
+    assert cancel_message(Message.objects.none()) == {}
+    assert run_message(Message.objects.filter(topic="nobody")) == {}
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_queryset_of_another_database_is_worked_off_there() -> None:
+    here, there = later(), later(using="other")
+    assert cancel_message(Message.objects.using("other").all()) == {Verdict.CANCELLED: 1}
+    assert state(here.pk) == State.SCHEDULED
+    assert state(there.pk, "other") == State.CANCELLED
+
+
+# --- a replica for reading --------------------------------------------------------------------------------------------
+
+# On each message: the verb, the state in which it finds the message, and that in which it leaves it.
+MOVES: list[tuple[Callable[..., Any], State, State]] = [
+    (cancel_message, State.SCHEDULED, State.CANCELLED),
+    (acancel_message, State.SCHEDULED, State.CANCELLED),
+    (partial(reschedule_message, delay=60), State.SCHEDULED, State.SCHEDULED),
+    (partial(areschedule_message, delay=60), State.SCHEDULED, State.SCHEDULED),
+    (run_message, State.SCHEDULED, State.SCHEDULED),
+    (arun_message, State.SCHEDULED, State.SCHEDULED),
+    (requeue_message, State.CANCELLED, State.SCHEDULED),
+    (arequeue_message, State.CANCELLED, State.SCHEDULED),
+]
+
+
+with_replica = pytest.mark.django_db(transaction=True, databases=["default", REPLICA])
+
+
+@with_replica
+@pytest.mark.usefixtures("read_from_a_replica")
+@pytest.mark.parametrize(("verb", "before", "after"), MOVES)
+def test_a_message_that_was_read_from_a_replica_is_moved_in_the_database_behind_it(
+    verb: Callable[..., Any], before: State, after: State
+) -> None:
+    id_ = later(using="default").pk if before == State.SCHEDULED else bring(before)
+    read = Message.objects.get(pk=id_)
+    assert read._state.db == REPLICA
+    answer = async_to_sync(verb)(read) if iscoroutinefunction(verb) else verb(read)
+    assert (bool(answer), answer.state) == (True, after)
+    assert state(id_) == after
+
+
+@with_replica
+@pytest.mark.usefixtures("read_from_a_replica")
+@pytest.mark.parametrize(("verb", "before", "after"), MOVES)
+def test_a_queryset_that_reads_from_a_replica_is_moved_in_the_database_behind_it(
+    verb: Callable[..., Any], before: State, after: State
+) -> None:
+    id_ = later(using="default").pk if before == State.SCHEDULED else bring(before)
+    rows = Message.objects.filter(pk=id_)
+    assert rows.get()._state.db == REPLICA
+    counts = async_to_sync(verb)(rows) if iscoroutinefunction(verb) else verb(rows)
+    assert sum(counts.values()) == 1
+    assert state(id_) == after
+    assert message(id_).moves > 1
+
+
+@pytest.mark.parametrize("count", [1, 4, 12, 300])
+def test_a_batch_spread_over_a_time_keeps_its_order_and_everything_else(count: int) -> None:
+    ids = [later(number, priority=number % 7, expires="1h" if number % 2 else None).pk for number in range(count)]
+    moment = datetime(2050, 1, 1, tzinfo=UTC)
+    answers = transitions.reschedule("default", ids, due_at=moment, spread=timedelta(seconds=2 * count))
+    assert all(answers)
+    for number, id_ in enumerate(ids):
+        row = message(id_)
+        assert (row.payload, row.priority, row.moves) == (number, number % 7, 2)
+        assert row.due_at == moment + timedelta(seconds=2 * number)
+        assert row.expires_at == (row.due_at + timedelta(hours=1) if number % 2 else None)
+        assert [entry.due_at for entry in row.transitions.all()][1:] == [row.due_at]
+
+
+def test_many_messages_moved_together_keep_their_own_counts() -> None:
+    ids = [due().pk for _ in range(12)]
+    for place, id_ in enumerate(ids):
+        for _ in range(place):
+            claim(id_)
+            lose(id_)
+        transitions.cancel("default", [id_])
+    assert requeue_message(Message.objects.filter(pk__in=ids)) == {Verdict.REQUEUED: 12}
+    rows = [message(id_) for id_ in ids]
+    assert [(row.deliveries, row.excused, row.crashes) for row in rows] == [(n, n, 0) for n in range(12)]
+    assert all(row.transitions.count() == row.moves for row in rows)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", actions.ACTIONS.values(), ids=lambda action: action.name)
+@pytest.mark.parametrize("where", State)
+def test_an_action_is_done_in_exactly_its_states(action: actions.Action, where: State) -> None:
+    id_ = bring(where)
+    (answer,) = action.apply("default", [id_], times=actions.DueTimes(delay=timedelta(minutes=1)), reason="why")
+    assert bool(answer) == (where in action.states)
+    assert answer.id == id_
+
+
+def test_a_give_up_answers_given_up() -> None:
+    (answer,) = transitions.give_up("default", [later().pk], reason="why", actor="restore")
+    assert (answer.verdict, answer.state, bool(answer)) == (Verdict.GIVEN_UP, State.DEAD, True)
+
+
+def test_a_purge_answers_for_each_message_in_order() -> None:
+    ids = [bring(State.CONSUMED), later().pk, bring(State.DEAD), 10**12]
+    answers = actions.PURGE.apply("default", ids)
+    assert [answer.verdict for answer in answers] == [
+        Verdict.PURGED,
+        Verdict.TOO_LATE,
+        Verdict.PURGED,
+        Verdict.TOO_LATE,
+    ]
+    assert list(Message.objects.values_list("pk", flat=True)) == [ids[1]]
+
+
+def test_foreseen_verdicts_of_a_cancel_are_those_of_the_cancel() -> None:
+    ids = [bring(where) for where in State]
+    lost = claimed().id
+    lose(lost)
+    rows = Message.objects.filter(pk__in=[*ids, lost])
+    foreseen = actions.foresee_cancel(rows)
+    assert [state(id_) for id_ in ids] == list(State)
+    assert foreseen == cancel_message(rows)
+
+
+# --- who did it -------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_names_the_actor() -> None:
+    with actors.acting_as("user:anna"):
+        id_ = due().pk
+        with actors.acting_as("command:cancel\n"):
+            cancel_message(id_)
+    requeue_message(id_)
+    assert [row.actor for row in message(id_).transitions.all()][:2] == ["user:anna", "command:cancel?"]
+    assert message(id_).transitions.last().actor == actors.current()  # type: ignore[union-attr]
+    assert actors.current().startswith("process:")
+
+
+def test_a_very_long_name_of_an_actor_is_cut() -> None:
+    with actors.acting_as("x" * 1000):
+        id_ = due().pk
+    assert message(id_).transitions.get().actor == "x" * actors.LENGTH
+
+
+# --- in somebody's transaction ----------------------------------------------------------------------------------------
+
+
+class Undo(Exception):
+    """An exception that rolls a transaction back."""
+
+
+@committed
+def test_a_cancel_that_is_rolled_back_changes_nothing() -> None:
+    id_ = later().pk
+    with pytest.raises(Undo), transaction.atomic():
+        assert cancel_message(id_)
+        raise Undo
+    assert moves(id_) == ["scheduled"]
+    assert cancel_message(id_).verdict == Verdict.CANCELLED

@@ -1,0 +1,216 @@
+"""A topic and key have one live message at most, however many callers schedule at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_delayq import KeyConflict, OnConflict, cancel_message, schedule_message
+from django_delayq.core.states import LIVE, State
+from django_delayq.models import Message
+from django_delayq.record import transitions
+from tests.support.steps import ago, at_once, bring, claim, claimed, due, later, message, moves, snapshot, succeed
+
+pytestmark = pytest.mark.django_db
+committed = pytest.mark.django_db(transaction=True)
+
+
+def test_a_second_message_with_the_key_is_refused_and_the_first_left_alone() -> None:
+    first = later(key="k", payload=1)
+    before = snapshot(first.pk)
+    with pytest.raises(KeyConflict, match=f"message {first.pk}"):
+        later(key="k", payload=2)
+    assert snapshot(first.pk) == before
+    assert Message.objects.count() == 1
+
+
+def test_no_error_shows_the_key() -> None:
+    later(key="s3cret")
+    with pytest.raises(KeyConflict) as caught:
+        later(key="s3cret")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_key_belongs_to_its_topic() -> None:
+    later(key="k")
+    schedule_message("record.other", key="k")
+    later(key="K")
+    later()
+    later()
+    assert Message.objects.count() == 5
+
+
+def test_keep_returns_the_old_message_as_it_is() -> None:
+    first = later(key="k", payload=1)
+    before = snapshot(first.pk)
+    second = later(key="k", payload=2, on_conflict="keep")
+    assert (second.pk, second.payload, second.existed) == (first.pk, 1, True)
+    assert snapshot(first.pk) == before
+
+
+def test_replace_gives_the_old_message_everything_new() -> None:
+    first = later(key="k", payload=1, priority=1, expires="1h", retry=["4m"], headers={"h": 1}, timeout=3)
+    second = later(
+        key="k",
+        payload=2,
+        delay="2h",
+        priority=9,
+        queue="slow",
+        expires="2h",
+        max_attempts=5,
+        lease=9,
+        on_conflict="replace",
+    )
+    assert (second.pk, second.existed) == (first.pk, True)
+    row = message(first.pk)
+    assert (row.payload, row.priority, row.queue, row.headers, row.retry, row.max_attempts) == (
+        2,
+        9,
+        "slow",
+        {},
+        None,
+        5,
+    )
+    assert (row.timeout, row.lease) == (None, 9)
+    assert row.due_at - first.due_at > timedelta(hours=1)
+    assert row.expires_at == row.due_at + timedelta(hours=2)
+    assert moves(first.pk) == ["scheduled", "scheduled>scheduled"]
+    last = row.transitions.last()
+    assert last is not None
+    assert last.reason == "replaced"
+
+
+def test_debounce_pushes_the_due_time_out_and_keeps_the_rest() -> None:
+    first = later(key="k", payload=1, priority=1, expires="1h")
+    second = later(key="k", payload=2, priority=2, delay="20m", on_conflict=OnConflict.DEBOUNCE)
+    assert (second.pk, second.payload, second.priority, second.existed) == (first.pk, 1, 1, True)
+    assert second.due_at - first.due_at >= timedelta(minutes=10)
+    assert second.expires_at == second.due_at + timedelta(hours=1)
+
+
+def test_debounce_never_makes_a_message_earlier() -> None:
+    first = later(key="k", delay="2h")
+    second = later(key="k", delay="1m", on_conflict="debounce")
+    assert second.due_at == first.due_at == message(first.pk).due_at
+
+
+@pytest.mark.parametrize("policy", ["replace", "debounce", "error"])
+def test_a_running_message_cannot_be_replaced(policy: str) -> None:
+    row = claimed(key="k")
+    before = snapshot(row.id)
+    with pytest.raises(KeyConflict):
+        later(key="k", on_conflict=policy)
+    assert snapshot(row.id) == before
+
+
+def test_a_running_message_is_kept() -> None:
+    row = claimed(key="k")
+    kept = later(key="k", on_conflict="keep")
+    assert (kept.pk, kept.state, kept.existed) == (row.id, State.RUNNING, True)
+
+
+@pytest.mark.parametrize("where", [State.CONSUMED, State.DEAD, State.CANCELLED, State.EXPIRED])
+@pytest.mark.parametrize("policy", list(OnConflict))
+def test_the_key_is_free_again_when_the_message_is_over(where: State, policy: OnConflict) -> None:
+    old = bring(where, key="k")
+    new = later(key="k", on_conflict=policy)
+    assert new.pk != old
+    assert not new.existed
+    assert message(old).state == where
+
+
+@pytest.mark.parametrize("where", sorted(LIVE))
+def test_the_key_is_taken_as_long_as_the_message_lives(where: State) -> None:
+    bring(where, key="k")
+    with pytest.raises(KeyConflict):
+        later(key="k")
+
+
+def test_a_conflict_leaves_the_callers_transaction_usable() -> None:
+    with transaction.atomic():
+        later(key="k")
+        for policy in ("error", "keep", "replace", "debounce"):
+            try:
+                later(key="k", on_conflict=policy)
+            except KeyConflict:
+                assert policy == "error"
+        later()
+    assert Message.objects.count() == 2
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def raced(call: Callable[[int], Any]) -> tuple[list[Any], list[BaseException]]:
+    answers = at_once(8, call)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    return [answer for answer in answers if not isinstance(answer, BaseException)], errors
+
+
+@committed
+@pytest.mark.parametrize("policy", ["keep", "replace", "debounce"])
+def test_eight_threads_with_one_key_make_one_message(policy: str) -> None:
+    rows, errors = raced(lambda number: later(key="k", payload=number, on_conflict=policy))
+    assert errors == []
+    assert len({row.pk for row in rows}) == 1
+    assert sum(not row.existed for row in rows) == 1
+    row = Message.objects.get()
+    changes = 0 if policy == "keep" else 7
+    assert row.moves == row.transitions.count() == 1 + changes
+
+
+@committed
+def test_seven_of_eight_threads_with_one_key_get_a_conflict() -> None:
+    rows, errors = raced(lambda number: later(key="k", payload=number))
+    assert len(rows) == 1
+    assert [type(error) for error in errors] == [KeyConflict] * 7
+    assert Message.objects.get().payload == rows[0].payload
+
+
+@committed
+def test_eight_transactions_with_one_key_make_one_message() -> None:
+    if os.environ.get("DELAYQ_TEST_ISOLATION"):
+        pytest.skip("at this level of isolation the database refuses all but one of the caller's transactions")
+
+    def call(number: int) -> Message:
+        with transaction.atomic():
+            return later(key="k", payload=number, on_conflict="keep")
+
+    rows, errors = raced(call)
+    assert errors == []
+    assert len({row.pk for row in rows}) == 1
+    assert Message.objects.count() == 1
+
+
+@committed
+def test_a_key_that_changes_hands_meanwhile_never_has_two_live_messages() -> None:
+    def call(number: int) -> None:
+        for _round in range(5):
+            row = due(key="k", on_conflict="keep", due_at=ago())
+            if number % 2:
+                cancel_message(row.pk)
+            elif claim(row.pk):
+                succeed(row.pk)
+
+    _answers, errors = raced(call)
+    assert errors == []
+    assert Message.objects.filter(state__in=LIVE).count() <= 1
+    for row in Message.objects.all():
+        assert row.transitions.count() == row.moves
+
+
+@committed
+def test_many_requeues_of_one_key_at_once_requeue_one_message() -> None:
+    ids = []
+    for _ in range(6):
+        ids.append(due(key="k").pk)
+        cancel_message(ids[-1])
+    answers = at_once(6, lambda number: transitions.requeue("default", [ids[number]])[0])
+    assert all(isinstance(answer, transitions.Answer) for answer in answers), answers
+    assert sum(map(bool, answers)) == 1
+    assert Message.objects.filter(state=State.SCHEDULED).count() == 1

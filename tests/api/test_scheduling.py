@@ -1,0 +1,458 @@
+"""The rows that schedule_message and schedule_messages write, and the calls that they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from datetime import UTC, datetime, timedelta
+from enum import Enum, IntEnum
+from typing import Any, get_type_hints
+from zoneinfo import ZoneInfo
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+
+from django_delayq import (
+    Delivered,
+    InvalidMessage,
+    KeyConflict,
+    MessageDict,
+    MessageOptions,
+    OnConflict,
+    PayloadTooLarge,
+    RegisteredHandler,
+    RetryPolicy,
+    aschedule_message,
+    cancel_message,
+    handler,
+    reschedule_message,
+    schedule_message,
+    schedule_messages,
+)
+from django_delayq.api import new_messages, scheduling
+from django_delayq.core.states import State
+from django_delayq.models import Message, Transition
+from django_delayq.project import registry
+from django_delayq.record import transitions
+from tests.project.test_validation import good
+from tests.support.steps import TOPIC, claim, due, later, log, message
+
+pytestmark = pytest.mark.django_db
+both = pytest.mark.django_db(databases=["default", "other"])
+
+
+class Undo(Exception):
+    """An exception that rolls a transaction back."""
+
+
+FIELDS = [
+    *["topic", "queue", "key", "priority", "payload", "headers", "due_at", "expires_at", "created_at", "retry"],
+    *[
+        "max_attempts",
+        "timeout",
+        "lease",
+        "state",
+        "attempts",
+        "deliveries",
+        "reported",
+        "excused",
+        "moves",
+        "worker",
+        "finished_at",
+    ],
+]
+
+
+class Named(str, Enum):  # noqa: UP042
+    """An enum whose members print as their names, not as their values."""
+
+    TOPIC = TOPIC
+    QUEUE = "slow"
+
+
+class Level(IntEnum):
+    HIGH = 7
+
+
+def test_members_of_enums_are_written_as_their_values() -> None:
+    terms: Any = {"topic": Named.TOPIC, "queue": Named.QUEUE, "priority": Level.HIGH, "max_attempts": 3}
+    for returned in (schedule_message(**terms), *schedule_messages([terms])):
+        for row in (returned, message(returned.pk)):
+            assert (type(row.topic), row.topic, row.queue, row.priority) == (str, TOPIC, "slow", 7)
+
+
+def test_members_of_enums_in_settings_and_handlers_are_written_as_their_values(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "DEFAULT_QUEUE": Named.QUEUE}
+    handler("record.named", queue=Named.TOPIC, priority=Level.HIGH)(lambda message: None)
+    try:
+        for topic, queue, priority in (("record.named", TOPIC, 7), (TOPIC, "slow", 0)):
+            for returned in (schedule_message(topic), *schedule_messages([{"topic": topic}])):
+                for row in (returned, message(returned.pk)):
+                    assert (type(row.queue), row.queue, type(row.priority), row.priority) == (str, queue, int, priority)
+    finally:
+        registry.unregister("record.named")
+
+
+@pytest.mark.parametrize("payload", ["x", object()])
+def test_the_garbage_collector_runs_again_after_many_were_scheduled(payload: Any) -> None:
+    with contextlib.suppress(InvalidMessage):
+        schedule_messages([{"topic": TOPIC, "payload": payload}] * 3)
+    assert gc.isenabled()
+
+
+def test_the_returned_message_equals_the_written_row() -> None:
+    returned = schedule_message(
+        TOPIC,
+        {"order": 7, "list": [1, 2.5, None, True, "ü"]},
+        delay="15m",
+        queue="slow",
+        priority=-3,
+        key="order 7",
+        expires="1h",
+        max_attempts=4,
+        timeout="5m",
+        lease=90,
+        retry=["4m", "10m"],
+        headers={"trace": "abc"},
+    )
+    written = message(returned.pk)
+    for name in FIELDS:
+        assert getattr(returned, name) == getattr(written, name), name
+    assert returned == written
+    assert not returned.existed
+    (row,) = log(returned.pk)
+    assert (row.number, row.from_state, row.to_state, row.delivery) == (1, None, State.SCHEDULED, 0)
+    assert (row.at, row.due_at) == (written.created_at, written.due_at)
+
+
+def test_options_of_any_kind_are_written_alone_and_together_as_they_were_given() -> None:
+    at = datetime(2050, 1, 1, tzinfo=UTC)
+    given: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"due_at": at}, {"due_at": at}),
+        ({"timeout": False}, {"timeout": 0}),
+        ({"lease": 90}, {"lease": 90}),
+        ({"max_attempts": 4}, {"max_attempts": 4}),
+        ({"retry": False}, {"retry": {"fixed": []}}),
+        ({"headers": {"trace": "abc"}}, {"headers": {"trace": "abc"}}),
+        ({"expires": "1h", "due_at": at}, {"expires_at": at + timedelta(hours=1)}),
+        ({"key": "a"}, {"key_deliveries": None, "key_for": None}),
+        ({"key": "b", "unique": "scheduled"}, {"key_deliveries": 0, "key_for": None}),
+        ({"key": "c", "unique": "1h", "expires": "1h"}, {"key_deliveries": None, "key_for": 3600}),
+    ]
+    for options, values in given:
+        one_of_many: Any = {"topic": f"{TOPIC}.many", **options}
+        for returned in (schedule_message(TOPIC, **options), *schedule_messages([one_of_many])):
+            written = message(returned.pk)
+            assert {name: getattr(written, name) for name in values} == values
+            differing = [name for name in FIELDS if getattr(returned, name) != getattr(written, name)]
+            assert differing == []
+
+
+def test_the_defaults_are_now_the_default_queue_and_no_key() -> None:
+    before = transitions.now("default")
+    row = schedule_message(TOPIC)
+    assert (row.queue, row.priority, row.key, row.payload, row.headers) == ("default", 0, None, None, {})
+    assert timedelta(0) <= row.due_at - before < timedelta(seconds=10)
+
+
+def test_a_due_time_is_rounded_up_to_a_tenth_of_a_millisecond() -> None:
+    moment = datetime(2050, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+    expected = datetime(2050, 1, 1, 0, 0, 0, 100, tzinfo=UTC)
+    many = schedule_messages([{"topic": TOPIC, "due_at": moment}, {"topic": TOPIC, "due_at": expected}])
+    for row in (schedule_message(TOPIC, due_at=moment), schedule_message(TOPIC, due_at=expected), *many):
+        assert row.due_at == message(row.pk).due_at == expected
+
+
+def test_an_expiry_over_a_change_of_the_clocks_keeps_its_length() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    local = datetime(2050, 10, 30, 1, 30, tzinfo=berlin)
+    terms: Any = {"topic": TOPIC, "due_at": local, "expires": "2h"}
+    for row in (schedule_message(**terms), *schedule_messages([terms])):
+        stored = message(row.pk)
+        assert stored.expires_at == row.expires_at
+        assert stored.expires_at is not None
+        assert stored.expires_at - stored.due_at == timedelta(hours=2)
+        assert stored.due_at == local.astimezone(UTC)
+
+
+def test_a_message_has_its_handlers_queue_and_priority_unless_the_call_names_others() -> None:
+    handler("record.queued", queue="slow", priority=7)(lambda message: None)
+    try:
+        own = schedule_message("record.queued")
+        assert (own.queue, own.priority) == ("slow", 7)
+        for called in (
+            schedule_message("record.queued", queue="fast", priority=0),
+            *schedule_messages([{"topic": "record.queued", "queue": "fast", "priority": 0}]),
+        ):
+            assert (called.queue, called.priority) == ("fast", 0)
+    finally:
+        registry.unregister("record.queued")
+
+
+def test_a_policy_is_stored_as_json_and_one_with_code_is_refused() -> None:
+    policy = RetryPolicy.exponential("5s", max_attempts=3)
+    assert RetryPolicy.from_json(message(later(retry=policy).pk).retry) == policy
+    assert message(later(retry=False).pk).retry == {"fixed": []}
+    assert message(later(retry=None).pk).retry is None
+    with pytest.raises(InvalidMessage, match="function"):
+        later(retry=lambda attempt, error: 5)
+    with pytest.raises(InvalidMessage, match="names exceptions"):
+        later(retry=RetryPolicy.exponential(never=ValueError))
+    assert Message.objects.count() == 3
+
+
+@pytest.mark.parametrize("choice", ["keep", "replace", OnConflict.DEBOUNCE])
+def test_a_choice_on_conflict_without_a_key_is_refused(choice: Any) -> None:
+    with pytest.raises(InvalidMessage, match=rf"^on_conflict='{choice}' needs a key"):
+        schedule_message(TOPIC, on_conflict=choice)
+    with pytest.raises(InvalidMessage, match=r"^message 1: .* needs a key"):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "on_conflict": choice}])
+    assert not Message.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("countdown", "delay"),
+        ("eta", "due_at"),
+        ("at", "due_at"),
+        ("run_after", "due_at"),
+        ("kwargs", "payload"),
+        ("delya", "delay"),
+        ("max_retries", "max_attempts"),
+        ("zzz", None),
+    ],
+)
+def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, meant: str | None) -> None:
+    said = f"{name} (write {meant})" if meant else name
+    given: Any = {name: "5m"}
+    for call in (schedule_message, async_to_sync(aschedule_message)):
+        with pytest.raises(TypeError, match=rf"^schedule_message\(\) has no such argument: {re.escape(said)}$"):
+            call(TOPIC, **given)
+    batch: Any = [{"topic": TOPIC, **given}]
+    with pytest.raises(InvalidMessage, match=rf"^message 0: unknown: {re.escape(said)}$"):
+        schedule_messages(batch)
+    assert not Message.objects.exists()
+
+
+def test_every_argument_that_is_guessed_exists() -> None:
+    assert set(new_messages._MEANT.values()) <= new_messages._NAMES
+    assert not set(new_messages._MEANT) & new_messages._NAMES
+
+
+def test_the_texts_of_the_calls_name_each_option_that_there_is() -> None:
+    options = {*get_type_hints(MessageOptions)}
+    for call in (schedule_message, RegisteredHandler.schedule):
+        named = {*re.findall(r"``(\w+)``", call.__doc__ or "")}
+        assert named >= options, call
+    assert {*get_type_hints(MessageDict)} == options | {"topic", "payload"}
+
+
+def test_a_handler_schedules_messages_of_its_topic_by_itself() -> None:
+    @handler("record.own", queue="slow")
+    def own(message: Delivered[dict[str, int]]) -> None: ...
+
+    try:
+        one = own.schedule({"n": 1}, delay="10m", key="k")
+        two = async_to_sync(own.aschedule)({"n": 2}, priority=3)
+        assert own.schedule({"n": 3}, key="k", on_conflict="keep").pk == one.pk
+    finally:
+        registry.unregister("record.own")
+    assert [(row.topic, row.queue, row.payload) for row in (message(one.pk), message(two.pk))] == [
+        ("record.own", "slow", {"n": 1}),
+        ("record.own", "slow", {"n": 2}),
+    ]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "topic": {"topic": "two words"},
+    "payload": {"payload": {1: 2}},
+    "both times": {"delay": 1, "due_at": datetime(2050, 1, 1, tzinfo=UTC)},
+    "delay": {"delay": -1},
+    "due_at": {"due_at": datetime(2020, 1, 1, tzinfo=UTC)},
+    "queue": {"queue": "a b"},
+    "priority": {"priority": 101},
+    "key": {"key": ""},
+    "on_conflict": {"on_conflict": "overwrite"},
+    "expires": {"expires": 0},
+    "max_attempts": {"max_attempts": 0},
+    "retry": {"retry": [-1]},
+    "timeout": {"timeout": "31d"},
+    "no timeout": {"timeout": True},
+    "lease": {"lease": 0.5},
+    "headers": {"headers": []},
+}
+
+
+@pytest.mark.parametrize("terms", WRONG.values(), ids=list(WRONG))
+def test_an_impossible_message_is_refused_before_anything_is_written(terms: Any) -> None:
+    terms = {"topic": TOPIC, **terms}
+    with pytest.raises(InvalidMessage):
+        schedule_message(**terms)
+    with pytest.raises(InvalidMessage, match=r"^message 2: "):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "key": "k"}, terms])
+    assert not Message.objects.exists()
+    assert not Transition.objects.exists()
+
+
+@pytest.mark.parametrize("wrong", ["x", {}, {"payload": 1}, None, {"topic": TOPIC, "using": "other"}], ids=repr)
+def test_anything_but_a_dict_of_arguments_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"^message 0: "):
+        schedule_messages([wrong])
+
+
+# Two messages that differ in little: the second is wrong.
+LIKE_ANOTHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "payload": ({"payload": 1}, {"payload": object()}),
+    "large payload": ({"payload": 1}, {"payload": "x" * 300_000}),
+    "due_at": ({"due_at": datetime(2050, 1, 1, tzinfo=UTC)}, {"due_at": datetime(2020, 1, 1, tzinfo=UTC)}),
+    "due_at without zone": ({"due_at": datetime(2050, 1, 1, tzinfo=UTC)}, {"due_at": datetime(2050, 1, 1)}),  # noqa: DTZ001
+    "delay and due_at": ({"delay": 60}, {"delay": 60, "due_at": datetime(2050, 1, 1, tzinfo=UTC)}),
+    "True for 1": ({"priority": 1}, {"priority": True}),
+    "a name": ({"priority": 1}, {"prioritty": 1}),
+    "headers": ({"headers": {"a": 1}}, {"headers": {"a": object()}}),
+}
+
+
+@pytest.mark.parametrize(("good", "wrong"), LIKE_ANOTHER.values(), ids=list(LIKE_ANOTHER))
+def test_a_message_that_is_like_another_one_is_checked_too(good: dict[str, Any], wrong: dict[str, Any]) -> None:
+    batch: list[Any] = [{"topic": TOPIC, **terms} for terms in (good, wrong)]
+    with pytest.raises(InvalidMessage, match=r"^message 1: ") as together:
+        schedule_messages(batch)
+    with pytest.raises(type(together.value)):
+        schedule_messages(batch[1:])
+    assert not Message.objects.exists()
+
+
+def test_messages_that_are_like_each_other_keep_what_is_their_own() -> None:
+    at = datetime(2050, 1, 1, tzinfo=UTC)
+    wanted: list[MessageDict] = [
+        {"topic": TOPIC, "payload": [n], "due_at": at + timedelta(days=n), "priority": 3} for n in range(3)
+    ]
+    returned = schedule_messages([*wanted, {"topic": TOPIC, "priority": 3}])
+    for row, n in zip(returned[:3], range(3), strict=True):
+        for each in (row, message(row.pk)):
+            assert (each.payload, each.due_at, each.priority) == ([n], at + timedelta(days=n), 3)
+    last = message(returned[3].pk)
+    assert (last.payload, last.priority) == (None, 3)
+    assert last.due_at < at
+
+
+@pytest.mark.parametrize("payload", [{"n": 0}, {"n": 0, "all": [0]}])
+def test_a_payload_that_the_caller_changes_later_stays_in_the_message_as_it_was(payload: dict[str, Any]) -> None:
+    given = {**payload}
+    messages = [*schedule_messages([{"topic": TOPIC, "payload": payload}] * 3), schedule_message(TOPIC, payload)]
+    payload["n"] = 9
+    assert [message.payload for message in messages] == [given] * 4
+    messages[0].payload = None
+    assert [message.payload for message in messages[1:]] == [given] * 3
+
+
+def test_the_limit_key_is_found_for_each_of_many_messages() -> None:
+    handler("record.limited", limit=1, limit_key=lambda new: new.payload["customer"])(lambda message: None)
+    try:
+        rows = schedule_messages([{"topic": "record.limited", "payload": {"customer": n}} for n in range(3)])
+    finally:
+        registry.unregister("record.limited")
+    assert [message(row.pk).limit_key for row in rows] == ["0", "1", "2"]
+
+
+def test_an_error_in_a_batch_has_the_type_of_the_single_call() -> None:
+    with pytest.raises(PayloadTooLarge, match="message 1"):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "payload": "x" * 300_000}])
+
+
+def test_many_messages_are_written_in_their_order_with_all_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "INSERTED_TOGETHER", 100)
+    monkeypatch.setattr(scheduling, "COLLECTED_TOGETHER", 500)
+    monkeypatch.setattr(new_messages.ManyChecks, "_MOST_KINDS", 700)
+    wanted: list[MessageDict] = [
+        {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(1_203)
+    ]
+    wanted[5] |= {"key": "five", "expires": "1h", "retry": ["4m"], "max_attempts": 2, "headers": {"h": 1}}
+    wanted[6] |= {"timeout": 0.5, "lease": "2m"}
+    wanted[7] |= {"timeout": False}
+    returned = schedule_messages(wanted)
+    assert [row.payload for row in returned] == list(range(1_203))
+    assert len({row.pk for row in returned}) == 1_203
+    written = Message.objects.in_bulk([row.pk for row in returned])
+    for row in returned:
+        for name in FIELDS:
+            assert getattr(row, name) == getattr(written[row.pk], name), name
+    assert returned[5].key == "five"
+    numbers = Transition.objects.values_list("message_id", "number", "to_state")
+    assert sorted(numbers) == sorted((row.pk, 1, "scheduled") for row in returned)
+
+
+def test_an_empty_list_schedules_nothing() -> None:
+    assert schedule_messages([]) == []
+    assert schedule_messages(iter([])) == []
+
+
+def test_a_batch_with_one_bad_message_writes_nothing() -> None:
+    later(key="taken")
+    with pytest.raises(KeyConflict):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "key": "taken"}, {"topic": TOPIC}])
+    assert Message.objects.count() == 1
+    assert Transition.objects.count() == 1
+
+
+def test_a_batch_with_one_key_several_times_makes_one_message() -> None:
+    rows = schedule_messages([{"topic": TOPIC, "key": "k", "payload": n, "on_conflict": "keep"} for n in range(3)])
+    assert len({row.pk for row in rows}) == 1
+    assert [row.existed for row in rows] == [False, True, True]
+    assert message(rows[0].pk).payload == 0
+
+
+def test_a_batch_that_the_caller_rolls_back_leaves_no_rows() -> None:
+    with pytest.raises(Undo), transaction.atomic():
+        schedule_message(TOPIC)
+        schedule_messages([{"topic": TOPIC}] * 3)
+        raise Undo
+    assert not Message.objects.exists()
+    assert not Transition.objects.exists()
+
+
+@both
+def test_a_message_of_another_database_is_written_and_changed_there() -> None:
+    one = later(using="other", key="k")
+    (two,) = schedule_messages([{"topic": TOPIC, "delay": 60}], using="other")
+    assert one._state.db == "other"
+    assert not Message.objects.exists()
+    assert Message.objects.using("other").count() == Transition.objects.using("other").count() == 2
+    later(key="k")
+    assert reschedule_message(one, delay=5).state == State.SCHEDULED
+    assert cancel_message(topic=TOPIC, key="k", using="other").id == one.pk
+    assert cancel_message(two.pk, using="other")
+    assert set(Message.objects.using("other").values_list("state", flat=True)) == {State.CANCELLED}
+    assert set(Message.objects.values_list("state", flat=True)) == {State.SCHEDULED}
+
+
+def same(stored: Any, given_: Any) -> bool:
+    """Compare as JSON: a database may return a whole float as an integer."""
+    if isinstance(given_, dict):
+        return stored.keys() == given_.keys() and all(same(stored[name], given_[name]) for name in given_)
+    if isinstance(given_, list):
+        return len(stored) == len(given_) and all(map(same, stored, given_))
+    if isinstance(given_, float):
+        return float(stored) == given_
+    return bool(stored == given_ and isinstance(stored, type(given_)))
+
+
+@hypothesis_settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(good)
+def test_any_payload_that_is_accepted_is_stored_and_delivered_as_it_was(payload: Any) -> None:
+    one = due(payload)
+    (many,) = schedule_messages([{"topic": TOPIC, "payload": payload, "due_at": one.due_at}])
+    for row in (one, many):
+        assert same(row.payload, payload)
+        assert same(message(row.pk).payload, payload)
+    delivered = claim(one.pk, many.pk)
+    assert len(delivered) == 2
+    assert all(same(row.payload, payload) for row in delivered)

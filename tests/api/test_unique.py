@@ -1,0 +1,726 @@
+"""``unique`` says how long a message holds its key, and one message at a time holds it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+
+from django_delayq import (
+    InvalidMessage,
+    KeyConflict,
+    OnConflict,
+    aschedule_message,
+    cancel_message,
+    requeue_message,
+    reschedule_message,
+    schedule_message,
+    schedule_messages,
+)
+from django_delayq.api.actions import foresee_requeue
+from django_delayq.core.actors import handling
+from django_delayq.core.states import FINAL, LIVE, State
+from django_delayq.core.verdicts import Verdict
+from django_delayq.models import Message
+from django_delayq.record.purge import finished, purge_ids
+from tests.support.steps import (
+    TOPIC,
+    ago,
+    at_once,
+    bring,
+    claim,
+    claimed,
+    due,
+    fail,
+    later,
+    lose,
+    message,
+    moves,
+    snapshot,
+    state,
+    succeed,
+)
+
+pytestmark = pytest.mark.django_db
+committed = pytest.mark.django_db(transaction=True)
+
+POLICIES = list(OnConflict)
+
+
+def ended(seconds: float, where: State = State.CONSUMED, **options: Any) -> int:
+    """Bring a message to its end, so many seconds ago; return its id."""
+    pk = bring(where, **options)
+    Message._base_manager.filter(pk=pk).update(finished_at=ago(seconds))
+    return pk
+
+
+@contextmanager
+def own_run(pk: int) -> Iterator[None]:
+    """Run what is inside as the handler of a message."""
+    row = message(pk)
+    assert row.key is not None
+    with handling("default", row.topic, row.key, pk):
+        yield
+
+
+def holders() -> list[int]:
+    return sorted(row.pk for row in Message.objects.filter(key="k") if row.holds_key)
+
+
+# --- the argument -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["", "Live", "waiting", "1 hour", "-1h", 0, -1, "0s", True, None, b"1h", [], "40000d"]
+)
+def test_a_wrong_unique_is_refused_at_the_call(value: Any) -> None:
+    with pytest.raises(InvalidMessage, match="unique"):
+        later(key="k", unique=value)
+    with pytest.raises(InvalidMessage, match="message 1: unique"):
+        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "key": "k", "unique": value}])
+    assert not Message.objects.exists()
+
+
+@pytest.mark.parametrize("value", ["scheduled", "1h", timedelta(hours=1), 60])
+def test_unique_without_a_key_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidMessage, match="unique needs a key"):
+        later(unique=value)
+    assert not Message.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("live", "live"), ("scheduled", "scheduled"), ("1h30m", timedelta(minutes=90)), (60, timedelta(minutes=1))],
+)
+def test_a_message_tells_its_unique_as_scheduled_and_as_read(value: Any, shown: Any) -> None:
+    made = later(key="k", unique=value)
+    assert made.unique == message(made.pk).unique == shown
+    assert made.holds_key
+    assert not made.existed
+
+
+def test_the_async_twin_takes_unique() -> None:
+    first = async_to_sync(aschedule_message)(TOPIC, key="k", unique="scheduled", delay="1h")
+    assert first.unique == "scheduled"
+    second = async_to_sync(aschedule_message)(TOPIC, key="k", unique="scheduled", on_conflict="keep")
+    assert (second.pk, second.existed) == (first.pk, True)
+
+
+def test_many_messages_with_keys_are_scheduled_with_their_unique() -> None:
+    held = ended(60, key="h", unique="1h")
+    made = schedule_messages(
+        [
+            {"topic": TOPIC, "key": "s", "unique": "scheduled"},
+            {"topic": TOPIC},
+            {"topic": TOPIC, "key": "s", "unique": "scheduled", "on_conflict": "keep"},
+            {"topic": TOPIC, "key": "h", "on_conflict": "keep"},
+        ]
+    )
+    assert [row.existed for row in made] == [False, False, True, True]
+    assert (made[2].pk, made[3].pk) == (made[0].pk, held)
+
+
+# --- "scheduled" ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("second", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("first", ["live", "scheduled", "1h"])
+def test_a_waiting_message_holds_its_key_whatever_its_unique(first: str, second: str) -> None:
+    old = later(key="k", unique=first)
+    with pytest.raises(KeyConflict, match=f"message {old.pk}"):
+        later(key="k", unique=second)
+    kept = later(key="k", unique=second, on_conflict="keep")
+    assert (kept.pk, kept.existed) == (old.pk, True)
+
+
+@pytest.mark.parametrize("second", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_message_with_unique_scheduled_frees_its_key_when_its_delivery_begins(policy: str, second: str) -> None:
+    running = claimed(key="k", unique="scheduled")
+    before = snapshot(running.id)
+    new = later(key="k", unique=second, on_conflict=policy)
+    assert (new.pk != running.id, new.existed) == (True, False)
+    assert snapshot(running.id) == before
+    with pytest.raises(KeyConflict):
+        later(key="k", unique="scheduled")
+    assert holders() == [new.pk]
+
+
+@pytest.mark.parametrize("first", ["live", "1h"])
+@pytest.mark.parametrize("policy", ["error", "replace", "debounce"])
+def test_a_running_message_with_another_unique_holds_its_key(policy: str, first: str) -> None:
+    running = claimed(key="k", unique=first)
+    before = snapshot(running.id)
+    with pytest.raises(KeyConflict):
+        later(key="k", unique="scheduled", on_conflict=policy)
+    assert snapshot(running.id) == before
+
+
+@pytest.mark.parametrize("come_back", [fail, lambda pk: fail(pk, counts=False)])
+def test_a_message_that_comes_back_waits_beside_the_next_one(come_back: Callable[[int], bool]) -> None:
+    first = claimed(key="k", unique="scheduled")
+    second = later(key="k", unique="scheduled")
+    assert come_back(first.id)
+    assert (state(first.id), state(second.pk)) == (State.SCHEDULED, State.SCHEDULED)
+    with pytest.raises(KeyConflict, match=f"message {second.pk}"):
+        later(key="k", unique="scheduled")
+    assert claim(first.id)
+    assert succeed(first.id)
+    assert claim(second.pk) == []
+
+
+def test_a_message_whose_worker_died_waits_beside_the_next_one() -> None:
+    first = claimed(key="k", unique="scheduled")
+    second = later(key="k", unique="scheduled")
+    lose(first.id)
+    assert (state(first.id), state(second.pk)) == (State.SCHEDULED, State.SCHEDULED)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_message_is_scheduled_beside_one_that_waits_for_its_retry(policy: str) -> None:
+    first = claimed(key="k", unique="scheduled", payload=1)
+    assert fail(first.id, delay=timedelta(minutes=5))
+    if policy == "error":
+        with pytest.raises(KeyConflict, match=f"message {first.id}"):
+            later(key="k", unique="scheduled", on_conflict=policy)
+    else:
+        other = later(key="k", unique="scheduled", on_conflict=policy, payload=2)
+        assert (other.pk, other.existed, other.payload) == (first.id, True, 2 if policy == "replace" else 1)
+        assert (other.due_at > first.due_at + timedelta(minutes=9)) == (policy != "keep")
+    assert Message.objects.count() == 1
+    assert holders() == ([first.id] if policy == "replace" else [])
+
+
+def test_a_message_whose_delivery_crashed_counts_as_running() -> None:
+    first = claimed(key="k", unique="scheduled")
+    lose(first.id)
+    second = later(key="k", unique="scheduled", on_conflict="debounce")
+    assert second.pk != first.id
+    assert not second.existed
+
+
+def test_a_replaced_message_gets_the_unique_of_the_new_one() -> None:
+    first = later(key="k")
+    for value, shown in (("scheduled", "scheduled"), ("1h", timedelta(hours=1)), ("live", "live")):
+        assert later(key="k", unique=value, on_conflict="replace").unique == message(first.pk).unique == shown
+    assert later(key="k", unique="scheduled", on_conflict="debounce").unique == "live"
+
+
+@committed
+def test_a_kept_message_does_not_start_before_the_callers_transaction_ends() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("a transaction that writes keeps all others out")
+    if os.environ.get("DELAYQ_TEST_ISOLATION"):
+        pytest.skip("at this level of isolation the claim may fail first")
+    first = due(key="k", unique="scheduled")
+    with transaction.atomic():
+        kept = due(key="k", unique="scheduled", on_conflict="keep")
+        assert kept.pk == first.pk
+        # Several callers keep it at once.
+        [found] = at_once(1, lambda _number: due(key="k", unique="scheduled", on_conflict="keep"))
+        assert not isinstance(found, BaseException)
+        assert found.pk == first.pk
+        assert at_once(1, lambda _number: claim(first.pk)) == [[]]
+    assert claim(first.pk)
+
+
+# --- a time after the end ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", sorted(FINAL))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_message_holds_its_key_for_a_time_after_its_end_whatever_that_was(where: State, policy: str) -> None:
+    old = ended(3590, where, key="k", unique="1h")
+    before = snapshot(old)
+    if policy == "keep":
+        kept = later(key="k", unique="1h", on_conflict=policy)
+        assert (kept.pk, kept.existed, kept.state) == (old, True, where)
+    else:
+        with pytest.raises(KeyConflict, match=f"message {old} .* for 1 h after its end"):
+            later(key="k", unique="1h", on_conflict=policy)
+    assert snapshot(old) == before
+
+
+@pytest.mark.parametrize("where", sorted(FINAL))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_key_is_free_when_the_time_after_the_end_is_over(where: State, policy: str) -> None:
+    old = ended(3601, where, key="k", unique="1h")
+    new = later(key="k", unique="1h", on_conflict=policy)
+    assert (new.pk != old, new.existed) == (True, False)
+    assert state(old) == where
+    assert holders() == [new.pk]
+
+
+def test_a_message_that_fails_and_runs_again_holds_its_key_on() -> None:
+    row = claimed(key="k", unique="1h")
+    assert fail(row.id)
+    assert claim(row.id)
+    assert succeed(row.id, 2)
+    assert later(key="k", on_conflict="keep").pk == row.id
+
+
+# --- under the key of its own -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_handler_schedules_the_next_message_under_its_own_key(policy: str, unique: str) -> None:
+    last = claimed(key="k", unique=unique)
+    for _turn in range(3):
+        with own_run(last.id):
+            new = due(key="k", unique=unique, on_conflict=policy)
+        assert (new.pk > last.id, new.existed) == (True, False)
+        assert holders() == [new.pk]
+        assert succeed(last.id)
+        (last,) = claim(new.pk)
+    assert Message.objects.filter(state__in=LIVE).count() == 1
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("policy", ["error", "keep"])
+def test_a_handler_that_runs_again_finds_the_message_that_it_scheduled(policy: str, unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        new = due(key="k", unique=unique)
+    lose(first.id)
+    assert claim(first.id)
+    with own_run(first.id):
+        found = due(key="k", unique=unique, on_conflict=policy)
+    assert (found.pk, found.existed) == (new.pk, True)
+    assert succeed(first.id, 2)
+    assert Message.objects.count() == 2
+
+
+@pytest.mark.parametrize("where", ["running", "crashed", "ended"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_handler_that_runs_again_never_meets_its_next_message_as_a_conflict(policy: str, where: str) -> None:
+    first = claimed(key="k")
+    with own_run(first.id):
+        new = due(key="k", unique="1h")
+    lose(first.id)
+    assert claim(first.id)
+    (row,) = claim(new.pk)
+    if where == "crashed":
+        lose(row.id)
+    elif where == "ended":
+        assert succeed(row.id)
+    with own_run(first.id):
+        found = due(key="k", on_conflict=policy)
+    assert (found.pk, found.existed) == (new.pk, True)
+
+
+def test_a_delivery_that_lost_its_lease_schedules_the_next_message_too() -> None:
+    # Its success would be accepted, and the chain would end.
+    first = claimed(key="k")
+    lose(first.id)
+    with own_run(first.id):
+        new = due(key="k")
+    assert new.pk != first.id
+    assert succeed(first.id)
+    assert claim(first.id) == []
+    assert claim(new.pk)
+
+
+def test_a_retry_that_waits_finds_the_message_that_its_first_delivery_scheduled() -> None:
+    first = claimed(key="k")
+    with own_run(first.id):
+        new = later(key="k")
+    assert fail(first.id)
+    with pytest.raises(KeyConflict, match=f"message {new.pk}"):
+        later(key="k")
+    assert state(first.id) == State.SCHEDULED
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("come_back", ["retry", "release", "crash"])
+def test_a_message_that_waits_again_keeps_no_later_step_of_its_chain_out(
+    come_back: str, policy: str, unique: str
+) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        second = due(key="k", unique=unique)
+    if come_back == "crash":
+        lose(first.id)
+    else:
+        assert fail(first.id, counts=come_back == "retry")
+    assert claim(second.pk)
+    with own_run(second.pk):
+        third = due(3, key="k", unique=unique, on_conflict=policy)
+    assert (third.existed, third.pk > second.pk, third.payload) == (False, True, 3)
+    assert holders() == [third.pk]
+    assert succeed(second.pk)
+    # The first one runs again, and finds its own step, which is over.
+    assert claim(first.id)
+    with own_run(first.id):
+        found = due(2, key="k", unique=unique, on_conflict=policy)
+    assert (found.pk, found.existed, found.state, found.payload) == (second.pk, True, State.CONSUMED, None)
+    assert holders() == [third.pk]
+    assert Message.objects.count() == 3
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_a_chain_goes_on_when_an_earlier_message_of_it_is_given_up(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        second = due(key="k", unique=unique)
+    assert fail(first.id)
+    assert claim(second.pk)
+    with own_run(second.pk):
+        third = due(key="k", unique=unique)
+    assert succeed(second.pk)
+    assert claim(first.id)
+    assert fail(first.id, 2, dead=True)
+    assert holders() == [third.pk]
+    assert claim(third.pk)
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("end", ["consumed", "dead", "cancelled", "purged"])
+def test_a_step_is_made_once_whatever_became_of_it(end: str, unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        second = due(key="k")
+    assert fail(first.id)
+    if end == "cancelled":
+        assert cancel_message(topic=TOPIC, key="k").id == second.pk
+    else:
+        assert claim(second.pk)
+        assert fail(second.pk, dead=True) if end == "dead" else succeed(second.pk)
+    if end == "purged":
+        purge_ids("default", [second.pk])
+    assert claim(first.id)
+    with own_run(first.id):
+        found = due(key="k", unique=unique)
+    # A step that is purged cannot be returned: the message itself is.
+    assert (found.pk, found.existed) == (first.id if end == "purged" else second.pk, True)
+    assert Message.objects.filter(state__in=LIVE).count() == 1
+
+
+def test_a_handler_that_runs_again_changes_its_own_step_and_no_later_one() -> None:
+    first = claimed(key="k")
+    with own_run(first.id):
+        second = later(2, key="k")
+    assert fail(first.id)
+    assert claim(first.id)
+    with own_run(first.id):
+        assert later(20, key="k", on_conflict="replace").pk == second.pk
+    assert message(second.pk).payload == 20
+    assert fail(first.id, 2)
+    reschedule_message(second.pk, due_at=ago())
+    assert claim(second.pk)
+    with own_run(second.pk):
+        third = later(3, key="k")
+    # The second waits for a retry, and the third has the key.
+    assert fail(second.pk)
+    assert claim(first.id)
+    with own_run(first.id):
+        assert later(200, key="k", on_conflict="replace").pk == second.pk
+    assert (message(second.pk).payload, message(third.pk).payload) == (20, 3)
+    assert holders() == [third.pk]
+
+
+def test_a_message_that_scheduled_its_next_one_keeps_no_other_out_while_it_waits_again() -> None:
+    first = claimed(key="k", unique="scheduled")
+    with own_run(first.id):
+        second = due(key="k", unique="scheduled")
+    assert fail(first.id)
+    with pytest.raises(KeyConflict, match=f"message {second.pk}"):
+        later(key="k", unique="scheduled")
+    assert claim(second.pk)
+    other = later(key="k", unique="scheduled")
+    assert not other.existed
+    # That one is the next of both.
+    with own_run(second.pk):
+        assert later(key="k", unique="scheduled").pk == other.pk
+    assert fail(second.pk)
+    assert holders() == [other.pk]
+    assert cancel_message(other.pk)
+    assert not later(key="k", unique="scheduled").existed
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_a_handler_schedules_beside_another_message_that_waits_for_its_retry(unique: str) -> None:
+    # Whatever becomes of that one, the chain of this one goes on.
+    stranger = claimed(key="k", unique="scheduled")
+    first = due(key="k", unique=unique)
+    assert fail(stranger.id)
+    assert claim(first.pk)
+    with own_run(first.pk):
+        second = due(key="k", unique=unique)
+    assert not second.existed
+    assert holders() == [second.pk]
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_a_requeued_message_schedules_a_next_one_anew(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        second = later(key="k", unique=unique)
+    assert fail(first.id, dead=True)
+    assert cancel_message(second.pk)
+    Message._base_manager.filter(pk=second.pk).update(key_for=None)
+    assert requeue_message(first.id)
+    assert claim(first.id)
+    with own_run(first.id):
+        third = later(key="k", unique=unique)
+    assert (third.existed, third.pk > second.pk) == (False, True)
+    assert holders() == [third.pk]
+
+
+def test_a_finished_message_that_gave_its_key_to_the_next_one_is_purged() -> None:
+    first = claimed(key="k", unique="1h")
+    with own_run(first.id):
+        second = due(key="k", unique="1h")
+    assert succeed(first.id)
+    assert claim(second.pk)
+    assert succeed(second.pk)
+    assert list(finished("default", FINAL, 0).values_list("pk", flat=True)) == [first.id]
+
+
+@committed
+@pytest.mark.parametrize("unique", ["live", "scheduled"])
+def test_a_step_whose_transaction_is_rolled_back_is_not_the_next_one(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with pytest.raises(RuntimeError), transaction.atomic(), own_run(first.id):
+        due(key="k", unique=unique)
+        raise RuntimeError
+    assert holders() == ([first.id] if unique == "live" else [])
+    assert fail(first.id)
+    assert claim(first.id)
+    with transaction.atomic(), own_run(first.id):
+        second = due(key="k", unique=unique)
+    assert not second.existed
+    assert holders() == [second.pk]
+
+
+@committed
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_deliveries_of_one_message_at_once_schedule_one_next_message(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+
+    def call(number: int) -> Message:
+        with own_run(first.id):
+            return later(key="k", payload=number, unique=unique)
+
+    rows = raced(call)
+    assert len(rows) == 8
+    assert len({row.pk for row in rows} - {first.id}) == 1
+    assert sum(not row.existed for row in rows) == 1
+    assert Message.objects.count() == 2
+
+
+def test_another_key_and_another_topic_are_not_the_handlers_own() -> None:
+    row, other = claimed(key="k"), claimed(key="j")
+    with own_run(row.id):
+        with pytest.raises(KeyConflict, match=f"message {other.id}"):
+            due(key="j")
+        schedule_message("record.other", key="k")
+        with pytest.raises(KeyConflict):
+            schedule_message("record.other", key="k")
+    with pytest.raises(KeyConflict, match=f"message {row.id}"):
+        due(key="k")
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_names_the_message_that_holds_it() -> None:
+    first = claimed(key="k", unique="scheduled")
+    assert cancel_message(topic=TOPIC, key="k").id == first.id
+    second = later(key="k", unique="scheduled")
+    assert reschedule_message(topic=TOPIC, key="k", delay="1h").id == second.pk
+    assert cancel_message(topic=TOPIC, key="k").id == second.pk
+    assert cancel_message(topic=TOPIC, key="k").id == first.id
+    assert succeed(first.id)
+    assert not cancel_message(topic=TOPIC, key="k")
+
+
+def test_a_key_names_the_live_message_and_not_one_that_holds_it_after_its_end() -> None:
+    ended(60, key="k", unique="1h")
+    assert cancel_message(topic=TOPIC, key="k").verdict == Verdict.NOT_FOUND
+
+
+def test_a_requeue_by_key_passes_over_a_running_message_that_freed_the_key() -> None:
+    dead = bring(State.DEAD, key="k", unique="scheduled")
+    running = claimed(key="k", unique="scheduled")
+    answer = requeue_message(topic=TOPIC, key="k")
+    assert (answer.id, answer.verdict) == (dead, Verdict.REQUEUED)
+    assert holders() == [dead]
+    assert (requeue_message(topic=TOPIC, key="k").id, state(running.id)) == (dead, State.RUNNING)
+
+
+def test_a_requeued_message_holds_its_key_as_a_new_one_does() -> None:
+    row = claimed(key="k", unique="scheduled")
+    assert fail(row.id, dead=True)
+    assert requeue_message(row.id)
+    assert holders() == [row.id]
+    with pytest.raises(KeyConflict, match=f"message {row.id}"):
+        later(key="k", unique="scheduled")
+    assert claim(row.id)
+    assert holders() == []
+    assert not later(key="k", unique="scheduled").existed
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled"])
+def test_a_message_that_gave_its_key_to_the_next_one_has_it_again_after_a_requeue(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    with own_run(first.id):
+        new = later(key="k")
+    assert fail(first.id, dead=True)
+    assert cancel_message(new.pk)
+    assert requeue_message(first.id)
+    assert holders() == [first.id]
+    assert Message.objects.get(pk=first.id).unique == unique
+    assert claim(first.id)
+    assert holders() == ([first.id] if unique == "live" else [])
+
+
+@pytest.mark.parametrize("in_the_way", ["waiting", "retry", "ended"])
+def test_a_requeue_is_refused_while_another_message_keeps_the_key(in_the_way: str) -> None:
+    dead = bring(State.DEAD, key="k")
+    if in_the_way == "waiting":
+        later(key="k", unique="scheduled")
+    elif in_the_way == "retry":
+        assert fail(claimed(key="k", unique="scheduled").id)
+    else:
+        ended(60, key="k", unique="1h")
+    assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.KEY_TAKEN: 1}
+    assert requeue_message(dead).verdict == Verdict.KEY_TAKEN
+    assert state(dead) == State.DEAD
+
+
+def test_a_message_that_holds_its_key_after_its_end_is_requeued() -> None:
+    dead = ended(60, State.DEAD, key="k", unique="1h")
+    assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.REQUEUED: 1}
+    assert requeue_message(topic=TOPIC, key="k").verdict == Verdict.REQUEUED
+    assert moves(dead)[-1] == "dead>scheduled"
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def raced(call: Callable[[int], Message]) -> list[Message]:
+    rows = [row for row in at_once(8, call) if not isinstance(row, KeyConflict)]
+    assert [row for row in rows if isinstance(row, BaseException)] == []
+    return rows  # type: ignore[return-value]
+
+
+@committed
+@pytest.mark.parametrize("policy", ["keep", "error", "replace", "debounce"])
+def test_eight_threads_schedule_one_message_beside_the_running_one(policy: str) -> None:
+    claimed(key="k", unique="scheduled")
+    rows = raced(lambda number: later(key="k", payload=number, unique="scheduled", on_conflict=policy))
+    assert sum(not row.existed for row in rows) == 1
+    assert len({row.pk for row in rows}) == 1
+    assert Message.objects.count() == 2
+
+
+@committed
+@pytest.mark.parametrize("policy", ["keep", "error"])
+def test_eight_threads_schedule_one_message_when_the_time_after_the_end_is_over(policy: str) -> None:
+    old = ended(3601, key="k", unique="1h")
+    rows = raced(lambda number: later(key="k", payload=number, unique="1h", on_conflict=policy))
+    assert sum(not row.existed for row in rows) == 1
+    assert {row.pk for row in rows} != {old}
+    assert Message.objects.count() == 2
+
+
+@committed
+def test_of_eight_threads_that_publish_and_run_at_once_one_has_its_effect() -> None:
+    def publish(number: int) -> Message:
+        row = due(key="k", unique="1h", on_conflict="keep")
+        if claim(row.pk):
+            assert succeed(row.pk)
+        return row
+
+    rows = raced(publish)
+    assert len({row.pk for row in rows}) == 1
+    assert sum(not row.existed for row in rows) == 1
+
+
+@committed
+def test_messages_with_every_unique_in_a_race_never_have_two_that_were_not_begun() -> None:
+    seen: list[int] = []
+
+    def call(number: int) -> None:
+        unique = ("scheduled", "live", "10ms", "scheduled")[number % 4]
+        for turn in range(5):
+            row = due(key="k", unique=unique, on_conflict=("keep", "debounce")[turn % 2] if number % 4 == 3 else "keep")
+            seen.append(Message.objects.filter(key="k", state=State.SCHEDULED, deliveries=0).count())
+            for held in claim(row.pk):
+                if turn % 2:
+                    fail(held.id, held.deliveries)
+                else:
+                    succeed(held.id, held.deliveries)
+
+    answers = at_once(8, call)
+    assert [row for row in answers if row is not None and not isinstance(row, KeyConflict)] == []
+    assert max(seen) <= 1
+    for row in Message.objects.all():
+        assert row.transitions.count() == row.moves
+
+
+@committed
+def test_a_handler_and_others_at_once_schedule_one_next_message() -> None:
+    first = claimed(key="k")
+
+    def call(number: int) -> Message:
+        if number:
+            return later(key="k", payload=number, on_conflict="keep")
+        with own_run(first.id):
+            return later(key="k", payload=number)
+
+    rows = raced(call)
+    new = rows[0]
+    assert new.pk != first.id
+    assert {row.pk for row in rows} <= {first.id, new.pk}
+    assert Message.objects.count() == 2
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 1), ({"key": "k"}, 1), ({"key": "k", "unique": "scheduled"}, 1)])
+def test_a_message_is_scheduled_with_one_statement(options: dict[str, Any], most: int) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    from django_delayq.record.sql.postgresql import PostgreSQL
+
+    sent: list[str] = []
+    execute = PostgreSQL._execute
+    later(key="first")
+
+    def noted(connection: Any, sql: str, parameters: Any, **how: Any) -> Any:
+        sent.append(sql)
+        return execute(connection, sql, parameters, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PostgreSQL, "_execute", staticmethod(noted))
+        later(**options)
+    assert len(sent) == most
+    assert all(("key_deliveries" in sql) == ("key" in options) for sql in sent)
+
+
+def test_the_messages_of_a_key_are_found_by_an_index_that_holds_no_other_finished_one() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    from django_delayq.models.record import HOLDS_KEY, WAITS_AGAIN
+
+    schedule_messages([{"topic": TOPIC}] * 3_000)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE delayq_message SET key = 'k', state = 'consumed', finished_at = due_at")
+        cursor.execute("ANALYZE delayq_message")
+    rows = Message.objects.filter(topic=TOPIC, key="k").order_by()
+    assert "delayq_held_key" in rows.filter(HOLDS_KEY).explain()
+    for condition in (WAITS_AGAIN, HOLDS_KEY, WAITS_AGAIN):
+        found = rows.filter(condition).explain(analyze=True)
+        assert "Seq Scan" not in found
+        assert "Rows Removed by Filter" not in found
+    assert "delayq_key" in rows.filter(state__in=sorted(LIVE)).explain()

@@ -1,0 +1,176 @@
+"""Producers leave the Redis of another database alone: they notice without a query and without a round trip."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker import publisher
+from django_delayq.broker.keys import keys
+from django_delayq.models.record import Identity
+from django_delayq.record.identity import forget_identity, identity, known_identity
+from tests.broker.bench import redis_broker
+from tests.support.commands import run
+from tests.support.known_scripts import teach
+from tests.support.steps import TOPIC
+
+from .test_publishing import calls, held
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEYS = keys("delayq", "default")
+
+
+@pytest.fixture
+def foreign(redis_client: redis.Redis) -> redis.Redis:
+    """Redis as the worker of another database leaves it, with the ids of two of its messages."""
+    publisher.get.cache_clear()
+    broker = redis_broker(horizon=False)
+    terms: dict[str, Any] = {"ahead": 600.0, "worker": "w", "lease": 10.0, "lost": False}
+    begun = broker.load(**terms, identity=str(uuid4()), server=broker.server())
+    assert begun is not None
+    assert broker.loaded(worker="w", upto_tenths=begun[1], lease=None)
+    redis_client.zadd(KEYS.delayed, {"1": 2**44, "2": 2**44})
+    redis_client.zadd(KEYS.ready, {"3": 2**44, "4": 2**44})
+    broker.close()
+    return redis_client
+
+
+def content(client: redis.Redis) -> dict[Any, Any]:
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def flush() -> None:
+    there = publisher.get("default")
+    assert there is not None
+    there.broker.close()
+    publisher.get.cache_clear()
+
+
+@pytest.mark.parametrize("has_identity", [True, False], ids=["known database", "database of a test"])
+def test_the_redis_of_another_database_is_left_as_it_is(
+    foreign: redis.Redis, has_identity: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "RETRY_AFTER", 0.0)
+    if has_identity:
+        identity("default")
+        forget_identity("default")
+    with transaction.atomic():
+        moved, cancelled = schedule_message(TOPIC, delay=60).pk, schedule_message(TOPIC, delay=60).pk
+    # Theirs have the same ids.
+    foreign.zadd(KEYS.delayed, {str(moved): 2**44, str(cancelled): 2**44})
+    before = content(foreign)
+    for _ in range(3):
+        schedule_message(TOPIC)
+        schedule_messages([{"topic": TOPIC}] * 3)
+        reschedule_message(moved, delay=5)
+    cancel_message(cancelled)
+    flush()
+    assert content(foreign) == before
+
+
+def test_the_operator_is_told_once(foreign: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    identity("default")
+    with caplog.at_level(logging.INFO, "django_delayq"):
+        for _ in range(30):
+            cancel_message(schedule_message(TOPIC, delay=60).pk)
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+    assert "belongs to another database" in caplog.text
+    assert "safe in the record" in caplog.text
+    ran = run("delayq_check", "--min-workers", "0")
+    schedule_message(TOPIC, delay=60)
+    ran = run("delayq_check", "--min-workers", "0")
+    assert ran.code == 78
+    assert "CRITICAL Redis identity: " in ran.out
+
+
+def test_an_empty_redis_and_an_own_one_are_used(redis_client: redis.Redis) -> None:
+    publisher.get.cache_clear()
+    schedule_message(TOPIC, delay=60)
+    flush()
+    assert held(redis_client) == set()
+    redis_broker().close()
+    pk = schedule_message(TOPIC, delay=60).pk
+    flush()
+    assert held(redis_client) == {pk}
+    redis_client.flushall()
+    schedule_message(TOPIC, delay=60)
+    flush()
+    assert redis_client.dbsize() == 0
+
+
+def test_an_identity_that_was_made_anew_is_noticed(redis_client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    """A test that empties all tables takes the identity along, and a worker makes another one."""
+    publisher.get.cache_clear()
+    redis_broker().close()
+    schedule_message(TOPIC, delay=60)
+    flush()
+    Identity.objects.all().delete()
+    redis_client.flushall()
+    fresh = str(Identity.objects.create(id=1).value)
+    terms: dict[str, Any] = {"ahead": 600.0, "worker": "w", "lease": 10.0, "lost": False}
+    broker = redis_broker(horizon=False)
+    assert broker.load(**terms, identity=fresh, server=broker.server())
+    broker.close()
+    assert known_identity("default") != fresh
+    ids = [schedule_message(TOPIC, delay=60).pk for _ in range(60)]
+    flush()
+    assert known_identity("default") == fresh
+    assert ids[-1] in held(redis_client)
+    assert caplog.records == []
+
+
+def all_verbs(number: int) -> None:
+    message = schedule_message(TOPIC, delay=60, key=f"k{number}")
+    schedule_messages([{"topic": TOPIC, "delay": 60}] * 2)
+    reschedule_message(message, delay=70)
+    cancel_message(message)
+
+
+def test_the_identity_costs_no_query_and_no_round_trip(redis_client: redis.Redis) -> None:
+    redis_broker().close()
+    teach(redis_client)
+    counted = []
+    for number in range(2):
+        if number == 0:
+            forget_identity("default")
+            publisher.get.cache_clear()
+            calls(redis_client)
+        with CaptureQueriesContext(connection) as queries, transaction.atomic():
+            all_verbs(number)
+        flush()
+        counted.append((len(queries), calls(redis_client)))
+    assert counted[0] == counted[1]
+    assert known_identity("default") == str(Identity.objects.get().value)
+
+
+@pytest.mark.parametrize("verb", ["schedule", "schedule with a key", "schedule many", "cancel", "reschedule"])
+def test_every_verb_brings_the_identity_along(redis_client: redis.Redis, verb: str) -> None:
+    waiting = schedule_message(TOPIC, delay=60)
+    identity("default")
+    forget_identity("default")
+    verbs: dict[str, Callable[[], object]] = {
+        "schedule": lambda: schedule_message(TOPIC, delay=60),
+        "schedule with a key": lambda: schedule_message(TOPIC, delay=60, key="k"),
+        "schedule many": lambda: schedule_messages([{"topic": TOPIC, "delay": 60}]),
+        "cancel": lambda: cancel_message(waiting),
+        "reschedule": lambda: reschedule_message(waiting, delay=5),
+    }
+    verbs[verb]()
+    assert known_identity("default") == str(Identity.objects.get().value)
+
+
+def test_an_identity_is_forgotten_with_the_name_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test runner puts another database behind the alias."""
+    identity("default")
+    assert known_identity("default")
+    monkeypatch.setitem(connections.settings["default"], "NAME", "test_of_it")
+    assert known_identity("default") == ""

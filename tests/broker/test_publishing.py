@@ -1,0 +1,391 @@
+"""The publisher tells Redis after the commit, in as few calls as possible, and never harms a caller."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from django.db import connection, connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker import publisher
+from django_delayq.broker.keys import keys
+from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.models import Message
+from testproject.servers import RedisServer
+from tests.broker.bench import redis_broker
+from tests.conftest import close_publishers
+from tests.support.steps import TOPIC, at_once, claim, due, later
+from tests.support.workers import eventually, is_quick
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+both = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+# Django 6.1 has another name for it.
+savepoint: Any = getattr(transaction, "savepoint_create", None) or transaction.savepoint
+
+
+class Undo(Exception):
+    """An exception that rolls a transaction back."""
+
+
+@pytest.fixture(autouse=True)
+def _horizon(redis_client: redis.Redis) -> None:
+    """Return Redis as a loader leaves it: messages that are due within ten minutes go there."""
+    publisher.get.cache_clear()
+    redis_broker().close()
+
+
+def held(client: redis.Redis, queue: str = "default", namespace: str = "delayq") -> set[int]:
+    """Return the ids in both sets of a queue."""
+    of_queue = keys(namespace, queue)
+    members: Any = [id_ for name in (of_queue.delayed, of_queue.ready) for id_ in client.zrange(name, 0, -1)]
+    return {int(id_) for id_ in members}
+
+
+def calls(client: redis.Redis) -> int:
+    """Return how many scripts ran since the last call."""
+    stats = client.info("commandstats")
+    client.config_resetstat()
+    return sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval"))
+
+
+def soon(queue: str = "default") -> Message:
+    return schedule_message(TOPIC, delay=60, queue=queue)
+
+
+def test_a_message_outside_of_a_transaction_is_published_at_once(redis_client: redis.Redis) -> None:
+    waiting, ready = soon().pk, due().pk
+    assert held(redis_client) == {waiting, ready}
+    assert redis_client.zscore(keys("delayq", "default").ready, str(ready)) is not None
+
+
+def test_a_message_in_a_transaction_is_published_after_the_commit(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        id_ = soon().pk
+        assert held(redis_client) == set()
+    assert held(redis_client) == {id_}
+
+
+def test_a_message_that_is_rolled_back_is_not_published(redis_client: redis.Redis) -> None:
+    with pytest.raises(Undo), transaction.atomic():
+        soon()
+        schedule_messages([{"topic": TOPIC, "delay": 60}] * 3)
+        raise Undo
+    assert held(redis_client) == set()
+
+
+def test_only_the_messages_of_a_rolled_back_savepoint_are_not_published(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        kept = [soon().pk, soon().pk]
+        with pytest.raises(Undo), transaction.atomic():
+            soon()
+            with transaction.atomic():
+                soon()
+            soon()
+            raise Undo
+        kept.append(soon().pk)
+        with transaction.atomic():
+            kept.append(soon().pk)
+            with pytest.raises(Undo), transaction.atomic():
+                soon()
+                raise Undo
+            kept.append(soon().pk)
+        kept.append(soon().pk)
+    assert held(redis_client) == set(kept)
+    assert set(Message.objects.values_list("pk", flat=True)) == set(kept)
+
+
+def test_a_savepoint_rolled_back_by_hand_leaves_at_most_an_id_that_no_claim_finds(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        kept = due().pk
+        mark = savepoint()
+        gone = due().pk
+        transaction.savepoint_rollback(mark)
+        last = due().pk
+    assert {kept, last} <= held(redis_client) <= {kept, gone, last}
+    assert sorted(row.id for row in claim(kept, gone, last)) == [kept, last]
+
+
+def test_many_messages_of_one_transaction_are_published_in_one_call(redis_client: redis.Redis) -> None:
+    soon()
+    calls(redis_client)
+    with transaction.atomic():
+        ids = {soon().pk for _ in range(50)}
+    assert calls(redis_client) == 1
+    assert ids <= held(redis_client)
+
+
+def test_more_than_a_thousand_messages_are_published_in_calls_of_a_thousand(redis_client: redis.Redis) -> None:
+    soon()
+    calls(redis_client)
+    rows = schedule_messages([{"topic": TOPIC, "delay": 60}] * 2_300)
+    assert calls(redis_client) == 3
+    assert {row.pk for row in rows} <= held(redis_client)
+
+
+def test_the_queues_of_one_transaction_are_published_apart(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        here, there, again = soon().pk, soon("slow").pk, soon().pk
+    assert held(redis_client) == {here, again}
+    assert held(redis_client, "slow") == {there}
+
+
+def test_a_batch_of_one_transaction_does_not_grow_in_the_next(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        first = soon().pk
+    with transaction.atomic():
+        second = soon().pk
+    with pytest.raises(Undo), transaction.atomic():
+        soon()
+        raise Undo
+    assert held(redis_client) == {first, second}
+
+
+def test_a_message_scheduled_and_cancelled_in_one_transaction_is_not_left_in_redis(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        id_, kept = soon().pk, soon().pk
+        cancel_message(id_)
+    assert held(redis_client) == {kept}
+
+
+def test_a_message_that_moves_in_the_record_moves_in_redis(redis_client: redis.Redis) -> None:
+    delayed = keys("delayq", "default").delayed
+    message = soon()
+    id_ = message.pk
+
+    def due_there() -> int:
+        score = redis_client.zscore(delayed, str(id_))
+        assert score is not None
+        return int(float(score))
+
+    assert due_there() == to_tenths(message.due_at)
+    reschedule_message(id_, delay=120)
+    before, after = message.due_at, Message.objects.get(pk=id_).due_at
+    assert after > before
+    assert due_there() == to_tenths(after)
+    reschedule_message(id_, delay="2h")
+    assert held(redis_client) == set()
+    reschedule_message(id_, delay=60)
+    assert held(redis_client) == {id_}
+    cancel_message(id_)
+    assert held(redis_client) == set()
+    requeue_message(id_)
+    assert held(redis_client) == {id_}
+
+
+def test_a_message_due_in_ten_years_costs_redis_nothing(redis_client: redis.Redis) -> None:
+    before = redis_client.dbsize()
+    schedule_message(TOPIC, delay="520w")
+    assert held(redis_client) == set()
+    assert redis_client.dbsize() == before
+
+
+@pytest.mark.parametrize("delay", ["1d", "12m"])
+def test_a_new_message_due_beyond_the_horizon_costs_no_round_trip(redis_client: redis.Redis, delay: str) -> None:
+    soon()
+    calls(redis_client)
+    schedule_message(TOPIC, delay=delay)
+    with transaction.atomic():
+        schedule_message(TOPIC, delay=delay, key="k")
+        schedule_messages([{"topic": TOPIC, "delay": delay}] * 3)
+    assert calls(redis_client) == 0
+    near = schedule_messages([{"topic": TOPIC, "delay": wait} for wait in (delay, 60, delay, 5)])
+    assert calls(redis_client) == 1
+    assert {near[1].pk, near[3].pk} < held(redis_client)
+    assert not {near[0].pk, near[2].pk} & held(redis_client)
+
+
+def test_a_message_that_is_a_little_beyond_the_horizon_is_left_to_redis_to_judge(redis_client: redis.Redis) -> None:
+    """The clocks of hosts differ."""
+    calls(redis_client)
+    schedule_message(TOPIC, delay=600 + publisher.CLOCK_MARGIN - 5)
+    assert calls(redis_client) == 1
+
+
+def test_the_clock_is_read_at_the_commit(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction takes so long that the message is within the horizon by its end."""
+    now = time.time()
+    with transaction.atomic():
+        id_ = schedule_message(TOPIC, delay=900).pk
+        monkeypatch.setattr(time, "time", lambda: now + 400)
+        redis_client.hset(keys("delayq", "default").meta, "horizon", int((now + 1000) * SECOND))
+    assert held(redis_client) == {id_}
+
+
+def test_a_message_that_moves_beyond_the_horizon_leaves_its_old_place(redis_client: redis.Redis) -> None:
+    with transaction.atomic():
+        id_ = soon().pk
+        reschedule_message(id_, delay="1d")
+    assert held(redis_client) == set()
+    id_ = schedule_message(TOPIC, delay=60, key="k").pk
+    assert held(redis_client) == {id_}
+    schedule_message(TOPIC, delay="1d", key="k", on_conflict="replace")
+    assert held(redis_client) == set()
+
+
+def test_a_replaced_message_is_put_into_its_new_queue(redis_client: redis.Redis) -> None:
+    id_ = schedule_message(TOPIC, delay=60, key="k").pk
+    schedule_message(TOPIC, delay=90, key="k", queue="slow", on_conflict="replace")
+    assert held(redis_client, "slow") == {id_}
+
+
+@both
+def test_each_database_has_keys_of_its_own(redis_client: redis.Redis) -> None:
+    redis_broker(using="other").close()
+    there = schedule_message(TOPIC, delay=60, using="other").pk
+    assert held(redis_client) == set()
+    assert held(redis_client, namespace="delayq@other") == {there}
+
+
+def test_no_payload_key_or_topic_ever_reaches_redis(redis_client: redis.Redis) -> None:
+    schedule_message("s3cret.topic", {"s3cret": "s3cret"}, delay=60, key="s3cret", headers={"s3cret": 1})
+    names: Any = redis_client.keys()
+    assert held(redis_client)
+    for name in names:
+        assert b"s3cret" not in name + (redis_client.dump(name) or b"")
+
+
+def test_nothing_is_published_without_redis(redis_client: redis.Redis, settings: Settings) -> None:
+    settings.DELAYQ = {"REDIS": None}
+    with transaction.atomic():
+        id_ = soon().pk
+        assert connection.run_on_commit == []
+    assert held(redis_client) == set()
+    cancel_message(id_)
+
+
+def test_threads_publish_beside_each_other(redis_client: redis.Redis) -> None:
+    answers = at_once(4, lambda number: [soon().pk for _ in range(10)])
+    ids = {id_ for answer in answers if isinstance(answer, list) for id_ in answer}
+    assert len(ids) == 40
+    assert held(redis_client) == ids
+
+
+# --- Redis is away ----------------------------------------------------------------------------------------------------
+
+
+def order(request: HttpRequest) -> HttpResponse:
+    """Schedule several messages in the transaction of an order, as a view does."""
+    with transaction.atomic():
+        for queue in ("default", "slow", "default", "slow"):
+            later(queue=queue)
+        due()
+    cancel_message(due().pk)
+    return HttpResponse("thank you")
+
+
+urlpatterns = [path("order/", order)]
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[RedisServer]:
+    """Start a server that these tests may stop without disturbing others."""
+    with RedisServer() as server:
+        yield server
+
+
+# Before a fixture lets Redis be slow.
+USUAL_TIMEOUT = publisher.REDIS_TIMEOUT
+
+
+@pytest.fixture
+def away(own_server: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """Return the project's Redis, to be stopped or frozen. Calls wait for it as long as in production."""
+    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", USUAL_TIMEOUT)
+    own_server.start()
+    settings.DELAYQ = {"REDIS": own_server.url}
+    settings.ROOT_URLCONF = __name__
+    yield own_server
+    own_server.thaw()
+    there = publisher.get("default")
+    if there is not None:
+        there.broker.close()
+
+
+def visit() -> float:
+    began = time.monotonic()
+    response = Client().get("/order/")
+    assert response.status_code == 200
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", ["stopped", "frozen", "stopped after a visit", "frozen after a visit"])
+def test_a_view_neither_fails_nor_hangs_while_redis_is_away(away: RedisServer, how: str) -> None:
+    visits = []
+
+    def visit_without_redis() -> float:
+        away.start()
+        close_publishers()
+        if "after" in how:
+            visits.append(visit())
+        away.freeze() if "frozen" in how else away.kill()
+        visits.append(visit())
+        return visits[-1]
+
+    # A client without timeouts of our own waits for 5 s. A busy machine makes a visit take longer at times.
+    eventually(lambda: visit_without_redis() < 4.5, "a visit waits for no Redis")
+    assert Message.objects.count() == len(visits) * 6
+    assert Message.objects.filter(state="cancelled").count() == len(visits)
+
+
+def test_callers_wait_only_once_for_a_redis_that_does_not_answer(
+    away: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    away.freeze()
+
+    def twenty_calls() -> None:
+        close_publishers()
+        caplog.clear()
+        for _ in range(20):
+            soon()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+    with caplog.at_level(logging.WARNING, "django_delayq"):
+        # Each call would wait for 0.25 s.
+        is_quick(twenty_calls, 4.0)
+    assert Message.objects.count() % 20 == 0
+
+
+def test_messages_are_published_again_when_redis_is_back(away: RedisServer) -> None:
+    away.kill()
+    soon()
+    away.start()
+    broker = redis_broker(away.url)
+    with redis.Redis(port=away.port) as client:
+
+        def is_published() -> bool:
+            soon()
+            return bool(held(client))
+
+        eventually(is_published, "a message is published")
+    broker.close()
+
+
+def test_a_redis_that_answers_nonsense_harms_no_caller(
+    redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis_client.delete(keys("delayq", "default").meta)
+    redis_client.set(keys("delayq", "default").meta, "not a hash")
+    with transaction.atomic():
+        soon()
+    assert Message.objects.count() == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@both
+def test_the_connection_of_another_database_is_not_touched(redis_client: redis.Redis) -> None:
+    with transaction.atomic(using="other"):
+        soon()
+        assert len(held(redis_client)) == 1
+        assert connections["other"].run_on_commit == []

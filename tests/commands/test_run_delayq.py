@@ -1,0 +1,238 @@
+"""The options of run_delayq."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import State
+from django_delayq.management.commands.run_delayq import Command
+from django_delayq.models import Message, Transition
+from tests.support.processes import Gate, Start
+from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
+from tests.support.workers import ROOT, eventually
+
+BOTH = pytest.mark.usefixtures("timed_by")
+
+
+@BOTH
+def test_once_delivers_what_is_due_and_leaves_the_rest(start: Start) -> None:
+    due = schedule_messages({"topic": "t.tx"} for _ in range(30))
+    later = schedule_message("t.tx", delay=3600)
+    worker = start("--once", "--threads", "4")
+    assert worker.wait() == 0
+    assert worker.lines[-1] == "30 delivered"
+    assert effects_per_message() == once_each(due)
+    later.refresh_from_db()
+    assert later.state == State.SCHEDULED
+
+
+def test_once_with_nothing_to_do_ends(start: Start) -> None:
+    worker = start("--once")
+    assert (worker.wait(), worker.lines[-1]) == (0, "0 delivered")
+
+
+WITHOUT_POSIX = """
+import os, sys
+
+sys.modules["fcntl"] = None
+del os.fork
+from django.core.management import execute_from_command_line
+
+execute_from_command_line(sys.argv)
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--once"]], ids=["worker", "once"])
+def test_a_system_without_posix_is_told_in_a_sentence(arguments: list[str]) -> None:
+    command = [sys.executable, "-c", WITHOUT_POSIX, "run_delayq", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr == (
+        "CommandError: run_delayq needs Linux, macOS or another POSIX system, also with --once; "
+        "on Windows, run it in WSL or in a container.\n"
+    )
+
+
+def test_once_isolates_a_failure_and_leaves_its_retry_for_later(start: Start) -> None:
+    failing = schedule_message("t.fail", retry=["1h"])
+    fine = schedule_message("t.effect")
+    assert start("--once").wait() == 0
+    failing.refresh_from_db()
+    assert (failing.state, failing.attempts) == (State.SCHEDULED, 1)
+    fine.refresh_from_db()
+    assert fine.state == State.CONSUMED
+
+
+@BOTH
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_process_delivers_exactly_max_messages(start: Start, processes: int) -> None:
+    schedule_messages({"topic": "t.effect"} for _ in range(60))
+    worker = start("--max-messages", "25", "--processes", str(processes))
+    assert worker.wait() == 0
+    assert states() == {State.CONSUMED: 25 * processes, State.SCHEDULED: 60 - 25 * processes}
+    assert sum(effects_per_message().values()) == 25 * processes
+
+
+def test_max_messages_waits_for_slow_handlers(start: Start) -> None:
+    schedule_messages({"topic": "t.sleep", "payload": {"seconds": 0.7}} for _ in range(12))
+    assert start("--max-messages", "5", "--processes", "2", "--threads", "2").wait() == 0
+    assert states() == {State.CONSUMED: 10, State.SCHEDULED: 2}
+
+
+def test_max_messages_counts_what_was_claimed_ahead_of_a_slow_one(start: Start) -> None:
+    schedule_messages({"topic": "t.ok", "priority": 10} for _ in range(60))
+    schedule_messages({"topic": "t.sleep", "payload": {"seconds": 0.4}} for _ in range(8))
+    assert start("--max-messages", "65", "--threads", "1").wait() == 0
+    assert states() == {State.CONSUMED: 65, State.SCHEDULED: 3}
+
+
+def test_max_runtime_ends_it_in_order(start: Start, gate: Gate) -> None:
+    message = schedule_message("t.gate", gate.payload)
+    worker = start("--max-runtime", "5s", "--processes", "2")
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    gate.open()
+    assert worker.wait() == 0
+    assert worker.count("died") == 0
+    message.refresh_from_db()
+    assert message.state == State.CONSUMED
+
+
+@BOTH
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_queues_are_served_in_strict_order(start: Start, gate: Gate) -> None:
+    start("--queue", "a", "--queue", "b", "--threads", "1")
+    first = schedule_message("t.gate", gate.payload, queue="b")
+    eventually(lambda: gate.begun(first.pk), "the only thread is busy")
+    low = schedule_messages({"topic": "t.tx", "queue": "b", "priority": 100} for _ in range(5))
+    high = schedule_messages({"topic": "t.tx", "queue": "a"} for _ in range(5))
+    other = schedule_message("t.tx", queue="c")
+    gate.open()
+    eventually(lambda: states()[State.CONSUMED] == 11, "both queues are worked off")
+    order = Transition.objects.filter(to_state=State.RUNNING).exclude(message=first).order_by("at")
+    ids = list(order.values_list("message_id", flat=True))
+    # Messages that were scheduled together go in any order.
+    assert [sorted(ids[:5]), sorted(ids[5:])] == [[m.pk for m in high], [m.pk for m in low]]
+    other.refresh_from_db()
+    assert other.state == State.SCHEDULED
+
+
+@BOTH
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_more_urgent_messages_go_first(start: Start, gate: Gate) -> None:
+    start("--threads", "1")
+    first = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(first.pk), "the only thread is busy")
+    by_priority = {p: schedule_message("t.tx", priority=p) for p in (-100, 0, 7, 100, -3)}
+    gate.open()
+    wait_until_all(State.CONSUMED, 6)
+    claims = Transition.objects.filter(to_state=State.RUNNING).exclude(message=first).order_by("at")
+    expected = [by_priority[p].pk for p in (100, 7, 0, -3, -100)]
+    assert list(claims.values_list("message_id", flat=True)) == expected
+
+
+@BOTH
+def test_a_worker_without_queues_finds_those_that_hold_messages(start: Start) -> None:
+    start()
+    messages = [schedule_message("t.ok", queue=name) for name in ("default", "found.later", "x")]
+    messages.append(schedule_message("t.queued"))
+    for message in messages:
+        wait_until(message, State.CONSUMED)
+    assert messages[-1].queue == "special"
+
+
+def test_the_heartbeat_file_is_touched_while_it_works_and_only_then(start: Start, tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    worker = start("--heartbeat-file", str(heartbeat))
+    eventually(heartbeat.exists, "the first beat")
+    first = heartbeat.stat().st_mtime_ns
+    eventually(lambda: heartbeat.stat().st_mtime_ns > first, "another beat")
+    assert worker.stop() == 0
+
+
+def test_the_worker_name_stands_in_the_log_of_each_message(start: Start) -> None:
+    start("--worker-name", "blue-7")
+    message = wait_until(schedule_message("t.ok"), State.CONSUMED)
+    claim, end = log_of(message)[1:]
+    assert re.fullmatch(r"worker:blue-7/\d+/[0-9a-f]{6}", claim.actor)
+    assert re.fullmatch(rf"{claim.actor}/\d+", end.actor)
+
+
+def test_roles_may_be_shared_out_among_workers(start: Start) -> None:
+    start("--roles", "loader,sweeper,mover,reaper,janitor", "--worker-name", "timing")
+    message = schedule_message("t.tx", delay=0.2)
+    consumer = start("--roles", "consumers,recorder", "--worker-name", "consuming")
+    wait_until(message, State.CONSUMED)
+    assert log_of(message)[1].actor.startswith("worker:consuming/")
+    assert consumer.count("Loaded Redis") == 0
+
+
+def test_a_worker_without_consumers_delivers_nothing_but_makes_it_ready(start: Start) -> None:
+    start("--roles", "loader,mover,sweeper")
+    message = schedule_message("t.tx", delay=0.1)
+    import redis
+    from django.conf import settings
+
+    with redis.Redis.from_url(settings.CACHES["delayq"]["LOCATION"]) as client:
+        ready = "{delayq}:default:ready"
+        eventually(lambda: client.zscore(ready, str(message.pk)) is not None, "it is ready")
+    message.refresh_from_db()
+    assert message.state == State.SCHEDULED
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--queue", "a", "--queue", "a"],
+        ["--queue", "{a}"],
+        ["--roles", "cook"],
+        ["--processes", "0"],
+        ["--max-messages", "-1"],
+        ["--max-runtime", "soon"],
+        ["--max-tasks-per-child", "0"],
+        ["--max-tasks-per-child", "9", "--max-messages", "9"],
+        ["--max-tasks-per-child", "9", "--once"],
+        ["--max-memory-per-child", "200"],
+        ["--max-memory-per-child", "0M"],
+        ["--max-memory-per-child", "1G", "--reload"],
+        ["--max-memory-per-child", "1M"],
+        ["--graceful-timeout", "-5"],
+        ["--worker-name", "a/b"],
+        ["--database", "nowhere"],
+    ],
+    ids=" ".join,
+)
+def test_an_impossible_option_is_refused_with_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "run_delayq", *arguments])
+    assert ended.value.code == 2
+    assert arguments[0].lstrip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
+
+
+def test_no_payload_and_no_error_text_in_the_log(start: Start) -> None:
+    worker = start()
+    message = schedule_message("t.fail", {"secret": "hunter2"}, key="hunter3", headers={"token": "hunter4"})
+    wait_until(message, State.DEAD)
+    worker.stop()
+    assert worker.count("message dead") == 1
+    assert "hunter" not in worker.log
+    assert "never works" not in worker.log
+
+
+def test_a_worker_that_ends_leaves_no_trace_of_being_alive(start: Start) -> None:
+    from django_delayq.models import Worker as WorkerRow
+
+    worker = start("--processes", "2")
+    eventually(lambda: WorkerRow.objects.count() == 2, "both show themselves")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert not WorkerRow.objects.exists()
+    assert not Message.objects.exists()

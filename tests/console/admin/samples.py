@@ -1,0 +1,141 @@
+"""Messages in every state, which they reached by real transitions, and helpers that read pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS
+from django.urls import reverse
+
+from django_delayq import cancel_message, schedule_message, schedule_messages
+from django_delayq.core.states import State
+from django_delayq.models import Message, Transition
+from django_delayq.record import transitions
+from django_delayq.record.sql import limit_statements
+from django_delayq.record.sql.limited import Refused
+from django_delayq.record.sql.moves import writing
+from django_delayq.record.sql.rows import Failure, Success, Ticket
+from tests.support.workers import eventually
+
+TOPIC = "t.admin"
+WORKER = "host/1-worker"
+DB = DEFAULT_DB_ALIAS
+LIST = "admin:delayq_message_changelist"
+CONSOLE = ("dashboard", "deadletters", "limits", "health", "operation", "auditevent")
+
+
+def admin_url(name: str, *args: object) -> str:
+    """Return the address of a page of the admin, by the name of its model and view: "message_change"."""
+    app = "delayq_console" if name.partition("_")[0] in CONSOLE else "delayq"
+    return reverse(f"admin:{app}_{name}", args=args)
+
+
+def scheduled(payload: Any = None, **options: Any) -> Message:
+    return schedule_message(TOPIC, payload, **{"delay": "1h", **options})
+
+
+def many(number: int, **options: Any) -> list[Message]:
+    terms: Any = {"topic": TOPIC, "delay": "1h", **options}
+    return schedule_messages([terms] * number)
+
+
+def running(payload: Any = None, *, lease: float = 60.0, **options: Any) -> Message:
+    message = scheduled(payload, delay=0, **options)
+    return claimed(message, lease=lease)
+
+
+def claimed(message: Message, *, lease: float = 60.0) -> Message:
+    """Claim a scheduled message that is due, as a worker does."""
+    eventually(
+        lambda: transitions.claim(DB, [Ticket(message.pk)], {TOPIC: lease}, WORKER), "the claim of what is due now"
+    )
+    return fresh(message)
+
+
+def limited(payload: Any = None, *, by: str = f"topic {TOPIC}", **options: Any) -> Message:
+    """Let a message wait for a limit, as a worker does that finds the limit used up."""
+    message = scheduled(payload, **{"delay": 0, **options})
+    refused = [Refused(message.pk, State.SCHEDULED, by, f"{by}: 1 of 1 places are taken")]
+    with writing(DB):
+        limit_statements(DB).limit(refused, f"worker:{WORKER}")
+    return fresh(message)
+
+
+def consumed(payload: Any = None, **options: Any) -> Message:
+    return succeeded(running(payload, **options))
+
+
+def succeeded(message: Message, result: str | None = None) -> Message:
+    assert transitions.succeed(DB, [Success(message.pk, message.deliveries, WORKER, result)])
+    return fresh(message)
+
+
+def failed(message: Message, **values: Any) -> Message:
+    assert transitions.fail(DB, [Failure(message.pk, message.deliveries, WORKER, **values)])
+    return fresh(message)
+
+
+def dead(payload: Any = None, **options: Any) -> Message:
+    return failed(running(payload, **options), dead=True, reason="given up", error="ValueError: no")
+
+
+def cancelled(payload: Any = None, **options: Any) -> Message:
+    message = scheduled(payload, **options)
+    assert cancel_message(message)
+    return fresh(message)
+
+
+def expired(payload: Any = None, **options: Any) -> Message:
+    message = scheduled(payload, delay=0, expires="1ms", **options)
+    eventually(lambda: transitions.expire(DB, actor=WORKER), "the end of its time")
+    return fresh(message)
+
+
+MAKERS: dict[State, Callable[..., Message]] = {
+    State.SCHEDULED: scheduled,
+    State.LIMITED: limited,
+    State.RUNNING: running,
+    State.CONSUMED: consumed,
+    State.DEAD: dead,
+    State.CANCELLED: cancelled,
+    State.EXPIRED: expired,
+}
+
+
+def one_of_each() -> dict[State, Message]:
+    return {state: make() for state, make in MAKERS.items()}
+
+
+def fresh(message: Message) -> Message:
+    return Message.objects.get(pk=message.pk)
+
+
+def record() -> list[Any]:
+    """Return all messages and transitions, to compare them later."""
+    return [*Message.objects.order_by("pk").values(), *Transition.objects.order_by("pk").values()]
+
+
+def change_url(message: Message) -> str:
+    return reverse("admin:delayq_message_change", args=[message.pk])
+
+
+def action_url(action: str) -> str:
+    return reverse("admin:delayq_message_action", args=[action])
+
+
+def ids(*messages: Message) -> str:
+    return ",".join(str(message.pk) for message in messages)
+
+
+def text(response: Any) -> str:
+    """Return the text of a page without tags, with single spaces."""
+    assert response.status_code == 200, response.status_code
+    html = re.sub(r"<[^>]*>", " ", response.content.decode())
+    return re.sub(r"\s+", " ", html)
+
+
+def said(response: Any) -> list[str]:
+    """Return the notes at the head of a page."""
+    return [str(message) for message in response.context["messages"]]

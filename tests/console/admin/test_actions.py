@@ -1,0 +1,730 @@
+"""Actions on messages in the admin: their questions, their answers and their effects."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core import signing
+from django.db import connection
+from django.db.models import BooleanField, Q
+from django.db.models.expressions import RawSQL
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_delayq import requeue_message, reschedule_message, run_message, schedule_messages
+from django_delayq.api import actions as table
+from django_delayq.console import operations
+from django_delayq.console.admin import action_pages, action_table, explanation, preview
+from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.operations import bulk
+from django_delayq.core.states import State
+from django_delayq.models import Message, Transition
+from django_delayq.record import transitions
+from tests.support import referring
+
+from . import samples
+from .asking import ACTIONS, answer, ask, ask_for_search, confirm, select, worked_off
+
+pytestmark = pytest.mark.django_db
+
+UNSENT = "Nothing was done: your session had ended before the form was sent. Please do it again."
+
+# --- the question -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_choosing_an_action_changes_nothing_yet(chief: Client, action: str) -> None:
+    messages = samples.one_of_each().values()
+    before = samples.record()
+    assert select(chief, action, *messages).status_code == 200
+    assert ask(chief, action, *messages).status_code == 200
+    assert select(chief, action, *messages, across=True).status_code == 200
+    assert samples.record() == before
+    assert not Operation.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        ("cancel", ["2 scheduled : will be cancelled", "1 running : will be asked to stop and not be retried"]),
+        ("reschedule", ["2 scheduled : will be moved to the new time", "1 running : unchanged"]),
+        ("run", ["2 scheduled : will be due at once", "1 running : unchanged"]),
+        ("requeue", ["2 scheduled : unchanged", "1 dead : will be scheduled again"]),
+        ("purge", ["2 scheduled : unchanged", "1 dead : will be deleted, with its log"]),
+    ],
+)
+@pytest.mark.parametrize("across", [False, True])
+def test_the_question_says_what_will_happen_to_how_many(
+    chief: Client, action: str, expected: list[str], across: bool
+) -> None:
+    messages = [*samples.one_of_each().values(), samples.scheduled()]
+    page = samples.text(select(chief, action, *messages, across=across))
+    for sentence in [*expected, "1 consumed : " + ("will be deleted" if action == "purge" else "unchanged")]:
+        assert sentence in page
+    assert ("Messages: all messages" if across else "Messages: 8 selected messages") in page
+    assert "Topics:" not in page
+
+
+def test_the_question_names_the_topics_and_the_first_messages(chief: Client) -> None:
+    schedule_messages([{"topic": f"t.{number % 3}", "delay": "1h"} for number in range(15)])
+    page = samples.text(ask_for_search(chief, "cancel", "is:live"))
+    assert "Topics: t.0 (5), t.1 (5), t.2 (5)" in page
+    first = Message.objects.order_by("pk")[0]
+    assert f"t.0 #{first.pk}" in page
+    assert "and 5 more" in page
+    assert "Messages: live" in page
+
+
+def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> None:
+    response = select(operator, "cancel", samples.consumed())
+    assert "There is nothing to do." in samples.text(response)
+    assert 'name="token"' not in response.content.decode()
+
+
+def test_the_question_counts_exactly_whatever_the_list_shows(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preview, "COUNT_CAP", 3)
+    monkeypatch.setattr(action_pages, "PAGED_CAP", 3)
+    monkeypatch.setattr(action_pages, "AT_ONCE", 2)
+    for _number in range(5):
+        samples.scheduled()
+    asked = ask_for_search(chief, "cancel", "is:live")
+    page = samples.text(asked)
+    assert "5 scheduled : will be cancelled" in page
+    assert "Counted exactly at" in page
+    assert asked.context["form"].expected == "5"
+    response = answer(chief, "cancel", asked, typed="5")
+    assert samples.said(response) == [
+        f"Operation #{Operation.objects.get().pk} is queued: a worker does it in batches."
+    ]
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="has no statement timeout")
+def test_messages_that_cannot_be_counted_in_time_are_not_changed(
+    chief: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples.scheduled()
+    monkeypatch.setattr(preview, "EXACT_TIMEOUT_MS", 20)
+    monkeypatch.setattr(preview, "HEAD_TIMEOUT_MS", 20)
+    slow = RawSQL("(SELECT true FROM pg_sleep(30))", (), output_field=BooleanField())
+    condition = bulk.Scope.condition
+    monkeypatch.setattr(bulk.Scope, "condition", lambda scope: condition(scope) & Q(slow))
+    asked = ask_for_search(chief, "cancel", "is:live")
+    page = samples.text(asked)
+    assert "could not be counted within" in page
+    assert 'name="token"' not in asked.content.decode()
+    monkeypatch.undo()
+    # A browser never sends this answer: the page had no form.
+    answer(chief, "cancel", asked)
+    assert not Operation.objects.exists()
+
+
+def test_more_messages_than_an_operation_takes_are_refused(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _number in range(3):
+        samples.scheduled()
+    for module in (preview, operations):
+        monkeypatch.setattr(module, "MOST_MESSAGES", 2)
+    asked = ask_for_search(chief, "cancel", "is:live")
+    assert "An operation takes 2 messages at most." in samples.text(asked)
+    assert 'name="token"' not in asked.content.decode()
+    answer(chief, "cancel", asked)
+    assert not Operation.objects.exists()
+
+
+def test_all_pages_means_what_the_search_finds(chief: Client) -> None:
+    due_soon = [samples.scheduled(delay="5m") for _number in range(6)]
+    late = samples.scheduled(delay="5h")
+    asked = select(chief, "cancel", due_soon[0], across=True, query="?state=live&q=due%3A%3C1h")
+    assert asked.context["preview"].number == 6
+    answer(chief, "cancel", asked)
+    worked_off()
+    assert {samples.fresh(message).state for message in due_soon} == {State.CANCELLED}
+    assert samples.fresh(late).state == State.SCHEDULED
+
+
+def test_a_search_that_nobody_understands_is_told(chief: Client) -> None:
+    samples.scheduled()
+    response = chief.post(samples.action_url("cancel"), {"search": "due:sometime"}, follow=True)
+    assert "not a time" in samples.said(response)[0]
+    assert not Operation.objects.exists()
+
+
+@pytest.mark.parametrize("given", ["", "x", "1,,2", "-1", "1;2", "9" * 30, "٣"])
+def test_a_malformed_list_of_ids_is_refused(operator: Client, given: str) -> None:
+    assert operator.post(samples.action_url("cancel"), {"ids": given}).status_code == 400
+
+
+def test_the_pages_have_every_action_of_the_table_with_an_effect_in_each_of_its_states() -> None:
+    assert list(action_table.CONSOLE_ACTIONS) == list(table.ACTIONS) == list(ACTIONS)
+    for name, shown in action_table.CONSOLE_ACTIONS.items():
+        assert set(shown.effects) == table.ACTIONS[name].states
+
+
+def test_an_unknown_action_is_not_found(operator: Client) -> None:
+    assert ask(operator, "delete", samples.scheduled()).status_code == 404
+
+
+# --- the guards -------------------------------------------------------------------------------------------------------
+
+
+def test_more_than_one_message_needs_a_reason(operator: Client) -> None:
+    messages = [samples.scheduled(), samples.scheduled()]
+    response = confirm(operator, "cancel", *messages, reason="")
+    assert "This field is required." in samples.text(response)
+    assert {samples.fresh(message).state for message in messages} == {State.SCHEDULED}
+    confirm(operator, "cancel", messages[0], reason="")
+    assert samples.fresh(messages[0]).state == State.CANCELLED
+
+
+def test_many_messages_need_the_number(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_pages, "AT_ONCE", 2)
+    messages = [samples.scheduled() for _number in range(3)]
+    for typed in ("", "2", "cancel"):
+        response = confirm(chief, "cancel", *messages, typed=typed)
+        assert "Please correct the error below." in samples.text(response)
+    assert not Operation.objects.exists()
+    confirm(chief, "cancel", *messages, typed=" 3 ")
+    assert Operation.objects.get().action == "cancel"
+
+
+def test_a_purge_always_needs_the_number(chief: Client) -> None:
+    message = samples.consumed()
+    assert "This is not 1." in samples.text(confirm(chief, "purge", message, typed="2"))
+    assert Message.objects.filter(pk=message.pk).exists()
+    response = confirm(chief, "purge", message)
+    assert samples.said(response) == ["Purge, 1 message: 1 purged."]
+    assert not Message.objects.filter(pk=message.pk).exists()
+    assert not Transition.objects.filter(message_id=message.pk).exists()
+
+
+def test_a_purge_from_the_page_of_a_message_leads_to_the_list(chief: Client) -> None:
+    asked = ask(chief, "purge", samples.consumed())
+    assert answer(chief, "purge", asked, follow=False).url == reverse(samples.LIST)
+
+
+def test_many_messages_are_work_for_a_worker(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_pages, "AT_ONCE", 2)
+    messages = [samples.scheduled() for _number in range(3)]
+    response = confirm(chief, "cancel", *messages, reason="too many")
+    operation = Operation.objects.get()
+    assert response.redirect_chain[0][0] == reverse("admin:delayq_console_operation_change", args=[operation.pk])
+    values = (operation.action, operation.state, operation.started_by, operation.reason, operation.described)
+    assert values == ("cancel", "queued", "user:cora", "too many", "3 selected messages")
+    assert samples.fresh(messages[0]).state == State.SCHEDULED
+    worked_off()
+    assert {samples.fresh(message).state for message in messages} == {State.CANCELLED}
+    last = Transition.objects.filter(message=messages[0]).latest("number")
+    assert (last.actor, last.reason) == ("user:cora", "too many")
+
+
+def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Client) -> None:
+    message = samples.scheduled()
+    asked = ask(operator, "cancel", message)
+    operator.logout()
+    login = answer(operator, "cancel", asked)
+    user = User.objects.get(username="otto")
+    user.set_password("secret")
+    user.save()
+    following = login.context["next"]
+    said = operator.post(
+        login.redirect_chain[0][0], {"username": "otto", "password": "secret", "next": following}, follow=True
+    )
+    assert samples.said(said) == [UNSENT]
+    assert said.redirect_chain[-1][0] == reverse(samples.LIST)
+    assert samples.fresh(message).state == State.SCHEDULED
+    # The note is not repeated.
+    assert samples.said(operator.get(reverse(samples.LIST))) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        lambda message: reverse("admin:delayq_message_reveal", args=[message.pk]),
+        lambda message: reverse("admin:delayq_message_restore", args=[message.pk]),
+        lambda message: reverse("admin:delayq_message_export"),
+        lambda message: reverse("admin:delayq_queue_pause", args=["mail"]),
+        lambda message: reverse("admin:delayq_queue_resume", args=["mail"]),
+        lambda message: reverse("admin:delayq_console_health_check"),
+        lambda message: reverse("admin:delayq_console_health_restore"),
+    ],
+)
+def test_every_form_that_is_sent_after_the_end_of_the_session_is_told_to_be_lost(db: None, url: Any) -> None:
+    boss = User.objects.create_superuser("boss")
+    client = Client()
+    login = client.post(url(samples.scheduled()), {"reason": "because"}, follow=True)
+    client.force_login(boss)
+    page = client.get(login.context["next"], follow=True)
+    assert page.status_code == 200
+    assert samples.said(page) == [UNSENT]
+    assert not Operation.objects.exists()
+    assert not AuditEvent.objects.exists()
+
+
+def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = samples.scheduled()
+    asked = ask(operator, "cancel", message)
+    monkeypatch.setattr(action_pages, "QUESTION_SECONDS", -1)
+    again = answer(operator, "cancel", asked)
+    assert "This page was shown some time ago." in samples.text(again)
+    assert samples.fresh(message).state == State.SCHEDULED
+    monkeypatch.undo()
+    answer(operator, "cancel", again)
+    assert samples.fresh(message).state == State.CANCELLED
+
+
+def test_an_answer_that_is_sent_twice_is_taken_once(chief: Client) -> None:
+    """A double click, or a form that the browser sends again, counts once."""
+    message = samples.scheduled(delay="2h")
+    asked = select(chief, "reschedule", message)
+    assert "1 rescheduled" in samples.text(answer(chief, "reschedule", asked, delay="", shift="1h"))
+    moved = samples.fresh(message).due_at
+    assert "confirmed already" in samples.text(answer(chief, "reschedule", asked, delay="", shift="1h"))
+    assert samples.fresh(message).due_at == moved
+    assert AuditEvent.objects.count() == 1
+
+    asked = ask_for_search(chief, "cancel", f"id:{message.pk}")
+    answer(chief, "cancel", asked)
+    assert "confirmed already" in samples.text(answer(chief, "cancel", asked))
+    assert Operation.objects.count() == 1
+
+
+def test_a_forged_answer_is_refused(operator: Client) -> None:
+    mine, other = samples.scheduled(), samples.scheduled()
+    token = ask(operator, "cancel", mine).context["token"]
+    forged = signing.dumps(
+        {"action": "cancel", "user": "1", "scope": {"ids": [other.pk]}, "number": 1}, salt="somewhere else"
+    )
+    for bad in ("", "x", token[:-1], token[1:], forged):
+        assert operator.post(samples.action_url("cancel"), {"token": bad}).status_code == 400
+    assert {samples.fresh(message).state for message in (mine, other)} == {State.SCHEDULED}
+
+
+def test_an_answer_is_good_for_its_action_and_its_user_alone(operator: Client, chief: Client) -> None:
+    message = samples.scheduled()
+    token = ask(operator, "cancel", message).context["token"]
+    assert operator.post(samples.action_url("run"), {"token": token}).status_code == 400
+    assert chief.post(samples.action_url("cancel"), {"token": token}).status_code == 400
+    assert samples.fresh(message).state == State.SCHEDULED
+
+
+def test_a_changed_number_of_messages_is_asked_about_again(chief: Client) -> None:
+    samples.scheduled()
+    asked = ask_for_search(chief, "cancel", "is:live")
+    Message._base_manager.all().delete()
+    again = answer(chief, "cancel", asked)
+    assert "The number of messages has changed meanwhile." in samples.text(again)
+    assert not Operation.objects.exists()
+
+
+def test_messages_scheduled_after_the_question_are_left_alone(chief: Client) -> None:
+    early = [samples.scheduled() for _number in range(2)]
+    asked = ask_for_search(chief, "cancel", "is:live")
+    late = samples.scheduled()
+    answer(chief, "cancel", asked)
+    worked_off()
+    assert {samples.fresh(message).state for message in early} == {State.CANCELLED}
+    assert samples.fresh(late).state == State.SCHEDULED
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs a second connection that writes")
+def test_messages_whose_transaction_commits_after_the_answer_are_left_alone(chief: Client) -> None:
+    early = [samples.scheduled() for _number in range(2)]
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT nextval('delayq_message_id_seq')")
+            (late,) = cursor.fetchone()
+            newest = samples.scheduled()
+            asked = ask_for_search(chief, "cancel", "is:live")
+            assert asked.context["form"].number == 3
+            answer(chief, "cancel", asked)
+            columns = "topic, queue, priority, payload, headers, state, due_at, created_at, attempts, deliveries"
+            cursor.execute("SELECT column_name FROM information_schema.columns WHERE table_name = 'delayq_message'")
+            columns = ", ".join(sorted({f'"{name}"' for (name,) in cursor.fetchall()} - {'"id"'}))
+            cursor.execute(
+                f"INSERT INTO delayq_message (id, {columns}) SELECT %s, {columns} FROM delayq_message WHERE id = %s",
+                [late, newest.pk],
+            )
+            cursor.execute("COMMIT")
+    finally:
+        other.close()
+    assert early[-1].pk < late < newest.pk
+    worked_off()
+    assert {samples.fresh(message).state for message in (*early, newest)} == {State.CANCELLED}
+    assert Message.objects.get(pk=late).state == State.SCHEDULED
+    assert Operation.objects.get().outcomes == {"cancelled": 3}
+
+
+def test_messages_that_changed_after_the_question_are_left_alone_and_told(chief: Client) -> None:
+    dead = [samples.dead() for _number in range(12)]
+    asked = ask_for_search(chief, "purge", "state:dead")
+    assert asked.context["form"].expected == "12"
+    # One was requeued and died again, one appears.
+    requeue_message(dead[0].pk)
+    samples.failed(samples.claimed(dead[0]), dead=True, reason="given up", error="ValueError: again")
+    late = samples.dead()
+    requeue_message(late.pk)
+    response = answer(chief, "purge", asked)
+    assert samples.said(response)[1:] == ["1 changed after the question and was left alone"]
+    assert (Operation.objects.get().total, Operation.objects.get().outcomes) == (None, {"changed": 1})
+    worked_off()
+    left = set(Message.objects.values_list("pk", flat=True))
+    assert left == {dead[0].pk, late.pk}
+    operation = Operation.objects.get()
+    assert (operation.total, operation.done, operation.outcomes) == (11, 11, {"changed": 1, "purged": 11})
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_selected_messages_that_somebody_changed_after_the_question_are_left_alone(
+    chief: Client, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    monkeypatch.setattr(action_pages, "AT_ONCE", 5 if at_once else 2)
+    chosen = [samples.scheduled() for _number in range(5)]
+    asked = select(chief, "cancel", *chosen)
+    assert "What changes after that is left alone." in samples.text(asked)
+    moved, started, done = chosen[:2], chosen[2], chosen[3]
+    for message in moved:
+        assert reschedule_message(message.pk, delay="2h")
+    for message in (started, done):
+        assert run_message(message.pk)
+        samples.claimed(message)
+    samples.succeeded(samples.fresh(done))
+    left = {message.pk: samples.fresh(message).due_at for message in moved}
+    response = answer(chief, "cancel", asked)
+    worked_off()
+    for message in moved:
+        assert (samples.fresh(message).state, samples.fresh(message).due_at) == (State.SCHEDULED, left[message.pk])
+    assert not samples.fresh(started).cancel_requested
+    assert samples.fresh(chosen[4]).state == State.CANCELLED
+    assert "3 changed after the question and were left alone" in " ".join(samples.said(response))
+    outcomes = AuditEvent.objects.get().outcomes if at_once else Operation.objects.get().outcomes
+    assert outcomes == {"cancelled": 1, "too late": 1, "changed": 3}
+
+
+def test_hidden_messages_are_not_changed_however_many_are_named(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_pages, "AT_ONCE", 1)
+    seen, hidden = [samples.scheduled() for _number in range(2)], samples.scheduled(queue="hidden")
+    model_admin = admin.site.get_model_admin(Message)
+    monkeypatch.setattr(model_admin, "get_queryset", lambda request: Message.objects.exclude(queue="hidden"))
+    answer(chief, "cancel", ask(chief, "cancel", *seen, hidden))
+    worked_off()
+    assert {samples.fresh(message).state for message in seen} == {State.CANCELLED}
+    assert samples.fresh(hidden).state == State.SCHEDULED
+    assert Operation.objects.get().outcomes == {"cancelled": 2, "not found": 1}
+
+
+def test_an_answer_reads_the_log_by_its_key(chief: Client) -> None:
+    """The view of the log, joined by message, reads both tables in full for each message."""
+    for _number in range(3):
+        samples.cancelled()
+    for asked in (ask_for_search(chief, "requeue", "state:cancelled"), select(chief, "requeue", samples.cancelled())):
+        with CaptureQueriesContext(connection) as captured:
+            assert answer(chief, "requeue", asked, follow=False).status_code == 302
+        log = [query["sql"] for query in captured if re.search("SELECT.*delayq_(log|transition)", query["sql"])]
+        assert log
+        assert not [sql for sql in log if "delayq_transition" in sql]
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                # The planner reads a table of a few rows from end to end.
+                cursor.execute("SET LOCAL enable_seqscan = off")
+                cursor.execute(f"EXPLAIN {log[0]}")
+                plan = "\n".join(row[0] for row in cursor.fetchall())
+            assert re.search(r"SubPlan(.|\n)*Index Cond: \(message_id = ", plan), plan
+
+
+def test_more_messages_than_were_confirmed_are_asked_about_again(
+    chief: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _number in range(3):
+        samples.scheduled()
+    asked = ask_for_search(chief, "cancel", "is:live")
+    frozen = bulk.Scope.frozen
+
+    def one_more(scope: bulk.Scope, *given: Any) -> bulk.Scope:
+        # A transaction that was under way at the question has committed.
+        return bulk.Scope(ids=(*frozen(scope, *given).ids, 10**12))
+
+    monkeypatch.setattr(bulk.Scope, "frozen", one_more)
+    assert "The number of messages has changed meanwhile." in samples.text(answer(chief, "cancel", asked))
+    assert not Operation.objects.exists()
+
+
+def test_a_question_asked_again_counts_from_its_own_moment(chief: Client) -> None:
+    messages = [samples.scheduled() for _number in range(2)]
+    asked = ask_for_search(chief, "cancel", "is:live")
+    reschedule_message(messages[0].pk, delay="2h")
+    again = answer(chief, "cancel", asked, reason="")
+    assert "This field is required." in samples.text(again)
+    answer(chief, "cancel", again)
+    worked_off()
+    assert {samples.fresh(message).state for message in messages} == {State.CANCELLED}
+
+
+# --- when requeued messages are due -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_requeue_says_when_how_many_messages_are_due(chief: Client, across: bool) -> None:
+    made = [samples.cancelled(delay="1d"), samples.cancelled(delay="2d"), samples.dead()]
+    first, last = (explanation.moment(message.due_at, "seconds") for message in made[:2])
+    asked = ask_for_search(chief, "requeue", "state:dead,cancelled") if across else select(chief, "requeue", *made)
+    page = samples.text(asked)
+    assert f"2 at their own due times ({first} to {last}), 1 at once" in page
+    assert "all 3 at once" in page
+    answer(chief, "requeue", asked)
+    worked_off()
+    assert [samples.fresh(message).due_at for message in made[:2]] == [message.due_at for message in made[:2]]
+    assert samples.fresh(made[2]).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_requeue_at_once_gives_up_due_times_that_are_still_to_come(chief: Client, across: bool) -> None:
+    made = [samples.cancelled(delay="1d") for _number in range(3)]
+    asked = ask_for_search(chief, "requeue", "state:cancelled") if across else select(chief, "requeue", *made)
+    before = transitions.now(samples.DB)
+    answer(chief, "requeue", asked, when="now", spread="30m")
+    worked_off()
+    waits = [(samples.fresh(message).due_at - before).total_seconds() for message in made]
+    assert waits == pytest.approx([0, 600, 1200], abs=30)
+
+
+def test_a_single_requeued_message_keeps_its_due_time_or_not(operator: Client) -> None:
+    kept, hurried = samples.cancelled(delay="1d"), samples.cancelled(delay="1d")
+    asked = ask(operator, "requeue", kept)
+    assert f"1 at its own due time ({explanation.moment(kept.due_at, 'seconds')})" in samples.text(asked)
+    answer(operator, "requeue", asked)
+    confirm(operator, "requeue", hurried, when="now")
+    assert samples.fresh(kept).due_at == kept.due_at
+    assert samples.fresh(hurried).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
+
+
+def test_a_requeue_without_due_times_to_come_asks_for_none(operator: Client) -> None:
+    assert "when" not in ask(operator, "requeue", samples.dead()).context["form"].fields
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "moved", "sentence"),
+    [
+        (
+            "cancel",
+            {State.SCHEDULED: State.CANCELLED, State.LIMITED: State.CANCELLED},
+            "Cancel, 7 messages: 2 cancelled, 1 running (asked to stop), 4 too late.",
+        ),
+        ("reschedule", {State.LIMITED: State.SCHEDULED}, "Reschedule, 7 messages: 2 rescheduled, 5 too late."),
+        ("run", {State.LIMITED: State.SCHEDULED}, "Run now, 7 messages: 2 rescheduled, 5 too late."),
+        (
+            "requeue",
+            dict.fromkeys((State.DEAD, State.EXPIRED, State.CANCELLED), State.SCHEDULED),
+            "Requeue, 7 messages: 3 requeued, 4 too late.",
+        ),
+    ],
+)
+def test_the_answer_tells_the_outcome_for_each_state(
+    chief: Client, action: str, moved: dict[State, State], sentence: str
+) -> None:
+    made = samples.one_of_each()
+    given = {"delay": "5m"} if action == "reschedule" else {}
+    response = confirm(chief, action, *made.values(), **given)
+    assert samples.said(response) == [sentence]
+    after = {state: samples.fresh(message).state for state, message in made.items()}
+    assert after == {state: moved.get(state, state) for state in made}
+
+
+def test_a_cancel_of_a_running_message_is_a_request(operator: Client) -> None:
+    message = samples.running()
+    confirm(operator, "cancel", message)
+    assert samples.fresh(message).cancel_requested
+
+
+def test_the_log_says_who_did_it_and_why(operator: Client) -> None:
+    message = samples.scheduled()
+    confirm(operator, "cancel", message, reason="customer refunded")
+    last = Transition.objects.filter(message=message).latest("number")
+    assert (last.actor, last.reason) == ("user:otto", "customer refunded")
+
+
+def test_a_state_that_changed_after_the_question_is_told_as_it_is(operator: Client) -> None:
+    message = samples.scheduled(delay=0)
+    asked = ask(operator, "cancel", message)
+    assert "1 scheduled" in samples.text(asked)
+    samples.succeeded(samples.claimed(message))
+    assert samples.said(answer(operator, "cancel", asked)) == ["Cancel, 1 message: 1 too late."]
+    assert samples.fresh(message).state == State.CONSUMED
+
+
+def test_a_crashed_delivery_makes_the_outcome_of_a_cancel_unknown(operator: Client) -> None:
+    message = samples.running(lease=-1.0)
+    assert transitions.reap(samples.DB, max_crashes=9, actor="test")
+    said = samples.said(confirm(operator, "cancel", message))
+    assert said == ["Cancel, 1 message: 1 cancelled, but an earlier delivery may have had its effect."]
+
+
+def test_a_message_that_is_gone_is_told(operator: Client) -> None:
+    gone, there = samples.scheduled(), samples.scheduled()
+    Message._base_manager.filter(pk=gone.pk).delete()
+    asked = ask(operator, "cancel", gone, there)
+    assert "1 : not found any more" in samples.text(asked)
+    assert samples.said(answer(operator, "cancel", asked)) == ["Cancel, 2 messages: 1 cancelled, 1 not found."]
+
+
+def test_a_requeue_does_not_take_the_key_of_a_live_message(operator: Client) -> None:
+    message = samples.dead(key="order-1")
+    samples.scheduled(key="order-1")
+    assert samples.said(confirm(operator, "requeue", message)) == [
+        "Requeue, 1 message: 1 not requeued: another message holds its key."
+    ]
+
+
+def test_run_now_makes_it_due(operator: Client) -> None:
+    message = samples.scheduled(delay="3d")
+    confirm(operator, "run", message)
+    assert samples.fresh(message).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs locks of rows")
+def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_pages, "AT_ONCE_TIMEOUT_MS", 50)
+    message = samples.scheduled()
+    asked = ask(operator, "cancel", message)
+    held = connection.copy()
+    try:
+        with held.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT 1 FROM delayq_message WHERE id = %s FOR UPDATE", [message.pk])
+            said = samples.said(answer(operator, "cancel", asked))
+    finally:
+        held.close()
+    assert said == ["The database could not finish this in time: nothing was done. Try again in a moment."]
+    assert samples.fresh(message).state == State.SCHEDULED
+    assert not AuditEvent.objects.exists()
+
+
+# --- reschedule -------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_moves_by_a_delay_from_now(operator: Client) -> None:
+    message = samples.scheduled(delay="3d")
+    confirm(operator, "reschedule", message, delay="15m")
+    ahead = samples.fresh(message).due_at - transitions.now(samples.DB)
+    assert timedelta(minutes=14) < ahead <= timedelta(minutes=15)
+
+
+def test_a_new_time_is_read_in_the_current_time_zone(operator: Client, settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Tokyo"
+    message = samples.scheduled()
+    due = timezone.localtime(timezone.now() + timedelta(days=2)).replace(microsecond=0)
+    assert due.utcoffset() == timedelta(hours=9)
+    assert "In the time zone Asia/Tokyo." in samples.text(ask(operator, "reschedule", message))
+    confirm(operator, "reschedule", message, due=due.strftime("%Y-%m-%dT%H:%M:%S"))
+    assert samples.fresh(message).due_at == due
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({}, "exactly one of the three"),
+        (
+            {"due": "2100-01-01T00:00", "delay": "5m"},
+            "exactly one of the three",
+        ),
+        ({"delay": "soon"}, "not a duration"),
+        ({"delay": "-5m"}, "not a duration"),
+        ({"delay": "99999999d"}, "longer than 100 years"),
+        ({"due": "2001-01-01T00:00"}, "in the past"),
+        ({"due": "9999-12-31T23:59:59"}, "more than 100 years"),
+        ({"due": "tomorrow"}, "Enter a valid date/time."),
+    ],
+)
+def test_an_impossible_time_is_told_in_the_form_and_changes_nothing(
+    operator: Client, given: dict[str, str], complaint: str
+) -> None:
+    message = samples.scheduled()
+    before = samples.record()
+    response = confirm(operator, "reschedule", message, **given)
+    assert complaint in samples.text(response)
+    assert response.context["preview"].rows[0][0] == message.pk
+    assert response.context["filters"] == "state=all"
+    assert samples.record() == before
+
+
+def test_messages_are_spread_over_a_time(operator: Client) -> None:
+    messages = [samples.scheduled(delay="3d") for _number in range(4)]
+    confirm(operator, "reschedule", *messages, delay="1h", spread="40m")
+    due = [samples.fresh(message).due_at for message in messages]
+    assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(4)]
+
+
+@pytest.mark.parametrize(("action", "make"), [("run", samples.scheduled), ("requeue", samples.dead)])
+def test_run_now_and_requeue_are_spread_too(operator: Client, action: str, make: Any) -> None:
+    messages = [make() for _number in range(3)]
+    confirm(operator, action, *messages, spread="30m")
+    due = [samples.fresh(message).due_at for message in messages]
+    assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(3)]
+
+
+def test_a_single_message_cannot_be_spread(operator: Client) -> None:
+    assert "spread" not in ask(operator, "run", samples.scheduled()).context["form"].fields
+
+
+@pytest.mark.parametrize(("given", "moves"), [("2h", timedelta(hours=2)), ("-30m", -timedelta(minutes=30))])
+def test_each_message_is_shifted_from_its_own_time(operator: Client, given: str, moves: timedelta) -> None:
+    messages = [samples.scheduled(delay="3h"), samples.scheduled(delay="3d")]
+    confirm(operator, "reschedule", *messages, shift=given)
+    assert [samples.fresh(message).due_at - message.due_at for message in messages] == [moves, moves]
+
+
+def test_a_shift_into_the_past_means_now(operator: Client) -> None:
+    message = samples.scheduled(delay="1h")
+    confirm(operator, "reschedule", message, shift="-3d")
+    assert abs(samples.fresh(message).due_at - transitions.now(samples.DB)) < timedelta(minutes=1)
+
+
+# --- the way back -----------------------------------------------------------------------------------------------------
+
+
+def test_the_way_back_leads_to_where_it_began(operator: Client) -> None:
+    message = samples.scheduled(key="a")
+    asked = ask(operator, "run", message)
+    assert asked.context["back"] == samples.change_url(message)
+    assert answer(operator, "run", asked, follow=False).url == samples.change_url(message)
+    asked = select(operator, "run", message, query="?state=all&q=key%3Aa")
+    assert asked.context["back"] == reverse(samples.LIST) + "?state=all&q=key%3Aa"
+    assert answer(operator, "run", asked, follow=False).url == reverse(samples.LIST) + "?state=all&q=key%3Aa"
+
+
+@pytest.mark.parametrize("filters", ["//evil.example", "\r\nLocation: //evil.example", "https://evil.example/?a"])
+def test_the_way_back_never_leads_elsewhere(operator: Client, filters: str) -> None:
+    asked = ask(operator, "run", samples.scheduled())
+    response = answer(operator, "run", asked, follow=False, filters=filters, origin="//evil.example")
+    assert response.url.startswith(reverse(samples.LIST) + "?")
+    assert "\n" not in response.url
+
+
+def test_a_hostile_key_or_reason_is_text_and_never_markup(operator: Client) -> None:
+    hostile = "<script>alert(1)</script>"
+    message = samples.scheduled(key=hostile)
+    confirm(operator, "cancel", message, reason=hostile)
+    for page in (operator.get(samples.change_url(message)), operator.get(reverse(samples.LIST) + "?state=all")):
+        assert "<script>alert" not in page.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_purge_passes_over_a_message_that_a_row_refers_to_and_says_so(chief: Client) -> None:
+    kept, gone = samples.dead(), samples.dead()
+    with referring.table(referring.ON_DELETE["SET_NULL"]) as refer:
+        refer(kept.pk)
+        said = samples.text(confirm(chief, "purge", kept, gone))
+        assert "Purge, 2 messages: 1 purged, 1 not purged: another table refers to it." in said
+        assert Message.objects.get() == kept

@@ -1,0 +1,64 @@
+"""The documentation of the admin describes every permission, search term and action."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+from django.utils import timezone
+
+from django_delayq.console.admin import action_table, search_box
+from django_delayq.console.search.language import parse
+
+ROOT = Path(__file__).resolve().parents[3]
+TEXT = "".join((ROOT / f"docs/reference/{page}.rst").read_text("utf-8") for page in ("console", "permissions"))
+BLOCKS = [textwrap.dedent(block) for block in re.findall(r":: \w+\n\n((?:(?:   .*)?\n)+)", TEXT)]
+
+
+def test_every_permission_is_described() -> None:
+    models = apps.get_app_config("delayq").get_models()
+    codenames = set(
+        chain.from_iterable(
+            [f"{action}_{model._meta.model_name}" for action in model._meta.default_permissions]
+            + [codename for codename, _name in model._meta.permissions]
+            for model in models
+        )
+    )
+    assert "view_message" in codenames
+    assert {name for name in codenames if f"``{name}``" not in TEXT} == set()
+
+
+@pytest.mark.parametrize("example", [example for example, _meaning in search_box.HELP])
+def test_every_kind_of_term_is_described(example: str) -> None:
+    assert f"``{example}``" in TEXT
+    assert not parse(example, now=timezone.now()).problems
+
+
+def test_every_example_of_a_search_can_be_read() -> None:
+    table = TEXT.partition("term                             finds")[2].partition("The page says below the box")[0]
+    terms = [term for term in re.findall(r"``([^`]+)``", table) if term not in ("*", "created:", '"42"')]
+    assert len(terms) > 20
+    assert [term for term in terms if parse(term, now=timezone.now()).problems] == []
+
+
+def test_every_action_is_described() -> None:
+    for action in action_table.CONSOLE_ACTIONS.values():
+        assert re.search(rf"^{action.label}  ", TEXT, re.MULTILINE)
+
+
+def test_the_policy_is_that_of_the_tests() -> None:
+    source = (ROOT / "tests/browser/middleware.py").read_text(encoding="utf-8")
+    policy = ast.literal_eval(source.partition("POLICY = ")[2].partition("\n\n")[0])
+    assert any(block.split() == policy.rstrip(";").split() for block in BLOCKS)
+
+
+def test_examples_in_python_are_python() -> None:
+    examples = [block for block in BLOCKS if "import" in block]
+    assert len(examples) >= 3
+    for example in examples:
+        ast.parse(example)

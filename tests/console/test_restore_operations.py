@@ -1,0 +1,664 @@
+"""Restores as operations: started by people, commands and loaders; and a FLUSHALL in the middle of one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.db import DatabaseError, connection
+from django.utils import timezone
+
+from django_delayq import cancel_message, pause_queue, restore
+from django_delayq.broker.base import Put
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.console import operations
+from django_delayq.console.models import Operation, OperationState
+from django_delayq.console.operations import consistency_check
+from django_delayq.console.operations import restore_work as restoring
+from django_delayq.console.operations.restore_work import RestoreOperation
+from django_delayq.core import bounds
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.states import State
+from django_delayq.management import _common as common
+from django_delayq.models import Message, Queue, Transition
+from django_delayq.project import conf
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.restore import Overdue, Restore, Selection
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.upkeep.loader import Loader, _ObservedLoad
+from testproject.servers import RedisServer
+from tests.support.commands import broker, due_tenths, held, run, schedule
+from tests.support.processes import Start
+from tests.support.record_of import states
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = "default"
+OPERATOR = "host/1-operator"
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a step of a restore one batch long."""
+    monkeypatch.setattr(restoring, "STEP_SECONDS", 0.0)
+
+
+def begin(
+    selection: Selection | None = None,
+    overdue: Overdue = Overdue.RUN,
+    spread: float = 0.0,
+    *,
+    no_expired: bool = False,
+) -> Operation:
+    """Start a restore as the admin does."""
+    return operations.start(
+        DB,
+        "restore",
+        restoring.scope_of(selection or Selection()),
+        restoring.arguments_of(overdue, spread, no_expired=no_expired),
+        described="all queues",
+        reason="",
+        started_by="user:anna",
+    )
+
+
+def work_off(operation: Operation, *, steps: int = 50) -> Operation:
+    """Do so many steps as a worker does them."""
+    for _ in range(steps):
+        if not operations.run_step(DB, operation, OPERATOR):
+            break
+    operation.refresh_from_db()
+    return operation
+
+
+def claims(*ids: int) -> set[int]:
+    """Try to claim messages, as any worker may at any moment."""
+    return {claimed.id for claimed in transitions.claim(DB, [Ticket(pk) for pk in ids], {"t.ok": 60.0}, "any")}
+
+
+def only() -> Operation:
+    return Operation.objects.get()
+
+
+# --- started by people ------------------------------------------------------------------------------------------------
+
+
+def test_a_restore_puts_messages_that_are_due_within_the_horizon(redis_client: redis.Redis) -> None:
+    soon, overdue = schedule(20), schedule(5, due=-100)
+    schedule(2, due=86_400)
+    elsewhere = schedule(3, queue="elsewhere")
+    redis_client.flushall()
+
+    done = work_off(begin())
+
+    assert (done.state, done.error, done.total, done.done) == (OperationState.DONE, "", 28, 28)
+    assert done.outcomes == {"put": 28}
+    assert held() == {**due_tenths(*soon), **dict.fromkeys(overdue, 0)}
+    assert held("elsewhere") == due_tenths(*elsewhere)
+
+
+def test_a_restore_goes_on_from_its_position_under_another_worker(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [*schedule(3), *schedule(3, queue="b"), *schedule(3, queue="c")]
+    redis_client.flushall()
+    operation = begin()
+    # The step ends after one batch: the other queues are left.
+    half = work_off(operation, steps=2)
+    assert half.state == OperationState.RUNNING
+    assert 0 < half.done < 9
+    assert half.position
+    operations.release(DB, OPERATOR)
+    done = work_off(operation)
+    assert (done.state, done.done, done.outcomes) == (OperationState.DONE, 9, {"put": 9})
+    assert held() | held("b") | held("c") == due_tenths(*ids)
+
+
+def test_expired_messages_are_handled_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
+    schedule(5)
+    Message._base_manager.update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
+    operation = begin(no_expired=True)
+    operations.run_step(DB, operation, OPERATOR)
+    assert states() == {State.SCHEDULED: 3, State.EXPIRED: 2}
+    done = work_off(operation)
+    assert (done.state, done.outcomes) == (OperationState.DONE, {"expired": 5})
+
+
+def test_a_count_that_outlasts_the_lease_is_not_repeated(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule(3)
+    operation = begin()
+    count, counted = restoring.RestoreWork.count, []
+
+    def slow(work: restoring.RestoreWork, using: str) -> int | None:
+        counted.append(using)
+        # Meanwhile the lease runs out, and another worker takes it.
+        Operation.objects.update(leased_until=timezone.now() - timedelta(1))
+        other = operations.lease_next(DB, "another")
+        if other is not None and len(counted) < 3:
+            operations.run_step(DB, other, "another")
+        return count(work, using)
+
+    monkeypatch.setattr(restoring.RestoreWork, "count", slow)
+    operations.run_step(DB, operation, OPERATOR)
+    assert len(counted) == 1
+    assert only().done == 3
+
+
+def test_a_restore_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) -> None:
+    ids = [*schedule(3), *schedule(3, queue="b")]
+    redis_client.flushall()
+    operation = begin()
+    work_off(operation, steps=1)
+    assert operations.stop(operation)
+    assert work_off(operation).state == OperationState.STOPPED
+    assert len(held() | held("b")) < 6
+    assert operations.resume(operation)
+    assert work_off(operation).state == OperationState.DONE
+    assert held() | held("b") == due_tenths(*ids)
+
+
+def test_overdue_messages_are_given_up_or_spread_over_a_time(redis_client: redis.Redis) -> None:
+    dead = schedule(3, due=-100, queue="dead")
+    spread = schedule(10, due=-100, queue="spread")
+    before = transitions.now(DB)
+
+    given_up = work_off(begin(Selection(queues=("dead",)), Overdue.DEAD))
+    assert given_up.outcomes == {"given up": 3}
+    assert set(Message.objects.filter(pk__in=dead).values_list("state", flat=True)) == {State.DEAD}
+
+    moved = work_off(begin(Selection(queues=("spread",)), Overdue.SPREAD, 100.0))
+    assert (moved.state, moved.outcomes["spread"]) == (OperationState.DONE, 10)
+    waits = [(m.due_at - before).total_seconds() for m in Message.objects.filter(pk__in=spread).order_by("due_at")]
+    assert 80 < waits[-1] - waits[0] < 100
+    assert held("spread").keys() == set(spread)
+
+
+def overdue(number: int, **more: Any) -> list[int]:
+    """Schedule messages that are overdue by 100 s."""
+    ids = schedule(number, **more)
+    Message._base_manager.filter(pk__in=ids).update(due_at=timezone.now() - timedelta(seconds=100))
+    return ids
+
+
+def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Start, redis_client: redis.Redis) -> None:
+    """Redis was lost while no worker was there. The worker that comes up loads the queue beside the restore."""
+    overdue(1500)
+    redis_client.flushall()
+    before = transitions.now(DB)
+    operation = begin(Selection(), Overdue.SPREAD, 5400.0)
+    worker = start()
+    eventually(lambda: Operation.objects.get(pk=operation.pk).state == OperationState.DONE, "the restore is done")
+    done = Operation.objects.get(pk=operation.pk)
+    eventually(lambda: states()[State.CONSUMED] >= 1, "the first of them runs")
+    worker.stop()
+    claims = Transition.objects.filter(to_state=State.RUNNING)
+    assert not claims.filter(due_at__lt=before).exists()
+    assert claims.count() < 100
+    assert (done.outcomes["spread"], done.total) == (1500, 1500)
+    # Each message is in Redis, or is due beyond the horizon. The horizon moves on, so some are counted as both.
+    placed = sum(number for outcome, number in done.outcomes.items() if outcome != "spread")
+    assert placed == done.done
+    assert placed >= 1500
+    counts = Counter(done.outcomes)
+    assert max(counts["put"] + counts["there already"], counts["beyond"]) <= 1500
+    assert not Queue.objects.exists()
+
+
+def test_queues_are_held_from_the_question_to_the_end_of_the_spread(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
+    ids = overdue(6)
+    soon = schedule(2, due=-1)
+    pause_queue("busy", reason="by hand")
+    schedule(1, queue="busy", due=-1)
+    operation = begin(Selection(), Overdue.SPREAD, 600.0)
+    assert claims(*ids, *soon) == set()
+    held_by = {queue.name: (queue.paused_by, queue.resumes_at) for queue in Queue.objects.all()}
+    assert held_by["default"] == (f"restore #{operation.pk}", None)
+    assert held_by["busy"][0] != held_by["default"][0]
+    while Queue.objects.filter(name="default").exists():
+        assert claims(*ids, *soon) == set()
+        assert operations.run_step(DB, operation, OPERATOR)
+    assert claims(*ids[1:]) == set()
+    assert claims(*soon) == set(soon)
+    assert work_off(operation).state == OperationState.DONE
+    assert Queue.objects.get().name == "busy"
+
+
+@pytest.mark.parametrize("end", ["stop", "stop while a worker has it", "failure"])
+def test_a_restore_that_ends_early_holds_no_queue(redis_client: redis.Redis, end: str) -> None:
+    ids = overdue(6)
+    operation = begin(Selection(), Overdue.SPREAD, 600.0)
+    if end == "stop":
+        assert operations.stop(operation)
+    elif end == "failure":
+        assert operations.lease_next(DB, OPERATOR) == operation
+        assert operations.fail(DB, operation, OPERATOR, "no")
+    else:
+        assert operations.lease_next(DB, OPERATOR) == operation
+        assert operations.stop(operation)
+        assert Queue.objects.exists()
+        operations.release(DB, OPERATOR)
+    assert not Queue.objects.exists()
+    operation.refresh_from_db()
+    assert operations.resume(operation)
+    assert Queue.objects.exists()
+    assert work_off(operation).outcomes["spread"] == 6
+    assert not Queue.objects.exists()
+    assert len(claims(*ids)) <= 1
+
+
+@pytest.mark.parametrize("policy", [Overdue.SPREAD, Overdue.DEAD, Overdue.CANCEL])
+def test_no_overdue_message_is_claimed_while_a_command_restores(redis_client: redis.Redis, policy: Overdue) -> None:
+    ids, other = overdue(9), overdue(9, queue="other")
+    there = broker()
+    job = Restore(DB, there, overdue=policy, spread=3600.0, batch_size=3)
+    job.preview()
+    caught: set[int] = set()
+    seen: list[int] = []
+
+    def look(done: int) -> None:
+        seen.append(done)
+        caught.update(claims(*ids, *other) if len(seen) < 6 else ())
+        assert all(queue.resumes_at is not None for queue in Queue.objects.all())
+
+    job.run(progress=look)
+    there.close()
+    # The first of those that were spread is due at once.
+    assert caught <= {ids[0]}
+    assert len(seen) >= 6
+    assert not Queue.objects.exists()
+
+
+def test_a_loader_beside_a_restore_undoes_no_spread(redis_client: redis.Redis, loader: Loader) -> None:
+    ids = overdue(30)
+    operation = begin(Selection(), Overdue.SPREAD, 300.0)
+    loader.tick()
+    assert held() == dict.fromkeys(ids, 0)
+    while operations.run_step(DB, operation, OPERATOR):
+        loader.tick()
+    operation.refresh_from_db()
+    assert (operation.state, operation.done) == (OperationState.DONE, operation.total)
+    later = ids[1:]
+    assert {pk: place for pk, place in held().items() if pk in later} == due_tenths(*later)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Overdue.RUN, {"put": 10, "no longer scheduled": 2}),
+        (Overdue.CANCEL, {"cancelled": 4, "put": 6, "no longer scheduled": 2}),
+        (Overdue.DEAD, {"given up": 4, "put": 6, "no longer scheduled": 2}),
+        (Overdue.SPREAD, {"spread": 4, "put": 7, "beyond": 3, "no longer scheduled": 2}),
+    ],
+)
+def test_a_restore_ends_with_all_done_and_tells_what_was_left(
+    redis_client: redis.Redis, policy: Overdue, expected: dict[str, int]
+) -> None:
+    ids = overdue(6)
+    schedule(6)
+    redis_client.flushall()
+    operation = begin(Selection(), policy, 4 * 700.0 if policy == Overdue.SPREAD else 0.0)
+    restore_count = restoring.RestoreWork.count
+
+    def count_and_cancel(work: restoring.RestoreWork, using: str) -> int | None:
+        number = restore_count(work, using)
+        # Two of the overdue ones are cancelled after the messages were counted.
+        cancel_message(Message.objects.filter(pk__in=ids[:2]))
+        return number
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restoring.RestoreWork, "count", count_and_cancel)
+        done = work_off(operation)
+    assert (done.state, done.outcomes) == (OperationState.DONE, expected)
+    assert done.done == done.total
+
+
+def test_a_restore_in_steps_never_says_that_the_whole_queue_is_loaded(
+    redis_client: redis.Redis, loader: Loader
+) -> None:
+    """Redis may be lost between two steps, and then only a loader puts what an earlier step had put."""
+    ids = [*schedule(3), *schedule(3, queue="other")]
+    redis_client.flushall()
+    operation = begin()
+    while operations.run_step(DB, operation, OPERATOR):
+        redis_client.flushall()
+    for _ in range(4):
+        loader.tick()
+    assert held() | held("other") == due_tenths(*ids)
+
+
+def test_a_restore_puts_selected_messages_and_no_others(redis_client: redis.Redis) -> None:
+    ids = schedule(4)
+    schedule(2, queue="elsewhere")
+    redis_client.flushall()
+    chosen = Selection(queues=("default",), topics=("t.ok",), ids=tuple(ids[:2]), due_after=timezone.now())
+    assert work_off(begin(chosen)).outcomes == {"put": 2}
+    assert held().keys() == set(ids[:2])
+    assert not held("elsewhere")
+
+
+def test_restores_and_checks_are_refused_at_the_start_without_redis(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    for action in ("restore", "check"):
+        with pytest.raises(ValueError, match="REDIS"):
+            operations.start(DB, action, {}, {}, described="", reason="", started_by="")
+    assert not Operation.objects.exists()
+
+
+def test_a_count_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("has no statement timeout")
+
+    def sleep(self: Restore) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(30)")
+
+    monkeypatch.setattr(restoring, "COUNT_TIMEOUT_MS", 20)
+    monkeypatch.setattr(Restore, "preview", sleep)
+    operation = work_off(begin())
+    assert (operation.state, operation.total) == (OperationState.DONE, None)
+
+
+# --- done by commands -------------------------------------------------------------------------------------------------
+
+
+def test_a_restore_by_command_is_shown_among_the_operations(redis_client: redis.Redis) -> None:
+    schedule(5)
+    redis_client.flushall()
+    assert run("delayq_restore", "--queue", "default").code == 0
+    shown = only()
+    assert (shown.action, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
+    assert shown.started_by.startswith("command:delayq_restore ")
+    assert (shown.total, shown.done, shown.outcomes) == (5, 5, {"put": 5})
+    assert (shown.worker, shown.leased_until, shown.position) == ("", None, "")
+    assert shown.started_at is not None
+    assert shown.finished_at is not None
+
+
+def test_a_dry_run_is_not_shown_among_the_operations() -> None:
+    assert run("delayq_restore", "--dry-run").code == 0
+    assert not Operation.objects.exists()
+
+
+@pytest.fixture
+def every_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Call something after each batch of a restore; the operation is updated after each batch too."""
+
+    def do(what: Callable[[], object]) -> None:
+        original = RestoreOperation.progress
+
+        def progress(self: RestoreOperation, *facts: Any) -> bool:
+            self._written = float("-inf")
+            answer = original(self, *facts)
+            what()
+            return answer
+
+        monkeypatch.setattr(RestoreOperation, "progress", progress)
+
+    return do
+
+
+def test_a_restore_by_command_is_leased_to_the_command(
+    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None]
+) -> None:
+    seen: list[Any] = []
+
+    def look() -> None:
+        row = only()
+        seen.append((row.state, row.done, operations.lease_next(DB, OPERATOR)))
+        assert row.leased_until is not None
+        assert row.leased_until > transitions.now(DB)
+
+    schedule(9)
+    redis_client.flushall()
+    every_batch(look)
+    assert run("delayq_restore", batch_size=3).code == 0
+    assert seen == [(OperationState.RUNNING, number, None) for number in (3, 6, 9)]
+    assert only().state == OperationState.DONE
+
+
+def test_a_command_stops_when_the_admin_asks(
+    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None]
+) -> None:
+    ids = schedule(9)
+    redis_client.flushall()
+    every_batch(lambda: operations.stop(only()))
+    ran = run("delayq_restore", batch_size=3)
+    assert ran.code == 1
+    assert "Stopped in the console" in ran.err
+    assert "not complete" in ran.out
+    stopped = only()
+    assert (stopped.state, stopped.worker) == (OperationState.STOPPED, "")
+    assert stopped.done < 9
+    # A worker goes on from where the command stopped.
+    assert operations.resume(stopped)
+    done = work_off(stopped)
+    assert (done.state, done.done) == (OperationState.DONE, 9)
+    assert held() == due_tenths(*ids)
+
+
+@pytest.mark.parametrize(
+    ("words", "put"), [((), 3), (("--due-after", "2020-01-01T00:00:00+02:00", "--overdue", "spread=5m", "--yes"), 0)]
+)
+def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
+    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None], words: tuple[str, ...], put: int
+) -> None:
+    class Killed(BaseException):
+        """Nothing is written any more."""
+
+    def die() -> None:
+        Operation.objects.update(worker="the killed one", leased_until=timezone.now() - timedelta(seconds=1))
+        raise Killed
+
+    ids = [*schedule(3), *schedule(6, due=-100)]
+    redis_client.flushall()
+    every_batch(die)
+    with pytest.raises(Killed):
+        run("delayq_restore", *words, batch_size=3)
+    left = only()
+    # The first batch of a spread gets new due times, and is put later.
+    assert (left.state, left.done, left.outcomes) == (OperationState.RUNNING, put, {"put": 3} if put else {"spread": 3})
+    assert work_off(left).state == OperationState.DONE
+    assert held().keys() == set(ids)
+
+
+def test_the_operation_of_a_command_that_loses_redis_has_failed(
+    redis_client: redis.Redis, redis_server: RedisServer, every_batch: Callable[[Callable[[], object]], None]
+) -> None:
+    schedule(9)
+    redis_client.flushall()
+    every_batch(redis_server.stop)
+    assert run("delayq_restore", batch_size=3).code == common.UNREACHABLE
+    failed = only()
+    assert failed.state == OperationState.FAILED
+    assert "BrokerUnavailable" in failed.error
+    assert operations.is_resumable(failed)
+
+
+def test_a_restore_goes_on_when_its_operation_cannot_be_written(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **facts: Any) -> Any:
+        raise DatabaseError("no")
+
+    ids = schedule(3)
+    redis_client.flushall()
+    monkeypatch.setattr(Operation.objects, "using", refuse)
+    assert run("delayq_restore").code == 0
+    assert held() == due_tenths(*ids)
+
+
+# --- done by loaders --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loader(redis_client: redis.Redis) -> Iterator[Loader]:
+    brokers = BrokerSwitch(DB, dict)
+    yield Loader(DB, brokers, "host/1-loader")
+    brokers.close()
+
+
+def test_a_load_from_the_beginning_is_shown_and_an_ordinary_load_is_not(
+    loader: Loader, redis_client: redis.Redis
+) -> None:
+    ids = schedule(5)
+    redis_client.flushall()
+    for _ in range(4):
+        loader.tick()
+    shown = only()
+    assert (shown.action, shown.state, shown.described) == ("restore", OperationState.DONE, "all queues")
+    assert (shown.started_by, shown.done, shown.outcomes) == ("worker:host/1-loader", 5, {"put": 5})
+    assert held() == due_tenths(*ids)
+
+    redis_client.flushall()
+    for _ in range(4):
+        loader.tick()
+    assert [row.outcomes for row in Operation.objects.all()] == [{"put": 5}] * 2
+
+
+def test_a_load_of_an_empty_queue_is_not_shown(loader: Loader) -> None:
+    loader.tick()
+    assert not Operation.objects.exists()
+
+
+def test_a_loader_goes_on_without_the_table_of_operations(
+    loader: Loader, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **facts: Any) -> Any:
+        raise DatabaseError("no")
+
+    ids = schedule(5)
+    redis_client.flushall()
+    monkeypatch.setattr(Operation.objects, "using", refuse)
+    loader.tick()
+    assert held() == due_tenths(*ids)
+
+
+def test_a_load_that_fails_with_an_error_without_text_is_shown_as_failed(redis_client: redis.Redis) -> None:
+    with pytest.raises(TimeoutError), _ObservedLoad(DB, "host/1", from_beginning=True) as observed:
+        observed.progress(Put(put=3), 3)
+        raise TimeoutError
+    failed = only()
+    assert (failed.state, failed.outcomes) == (OperationState.FAILED, {"put": 3})
+    assert "TimeoutError" in failed.error
+
+
+# --- a FLUSHALL in the middle -----------------------------------------------------------------------------------------
+
+
+def flush_after(client: redis.Redis, batches: int) -> Callable[[int], None]:
+    left = batches
+
+    def progress(done: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            client.flushall()
+
+    return progress
+
+
+@pytest.mark.parametrize("batches", [1, 5, 15])
+def test_a_flush_in_the_middle_of_a_restore_is_noticed_and_a_second_restore_heals_it(
+    redis_client: redis.Redis, batches: int
+) -> None:
+    ids = schedule(2000)
+    redis_client.flushall()
+    there = broker()
+    job = Restore(DB, there, batch_size=100)
+    job.preview()
+    with pytest.raises(BrokerUnavailable, match="lost while it was being restored"):
+        job.run(progress=flush_after(redis_client, batches))
+    assert len(held()) < 2000
+
+    second = Restore(DB, there, batch_size=100)
+    second.preview()
+    assert second.run().position is None
+    assert held() == due_tenths(*ids)
+    there.close()
+
+
+def test_a_worker_heals_a_restore_that_was_flushed_in_the_middle(start: Start, redis_client: redis.Redis) -> None:
+    schedule(600, due=-1, topic="t.effect")
+    later = schedule(900, due=300)
+    redis_client.flushall()
+    there = broker()
+    job = Restore(DB, there, batch_size=100)
+    job.preview()
+    with pytest.raises(BrokerUnavailable):
+        job.run(progress=flush_after(redis_client, 7))
+    there.close()
+    worker = start()
+    eventually(lambda: states()[State.CONSUMED] == 600, "what was due is consumed")
+    worker.wait_for("Loaded Redis")
+    eventually(lambda: held() == due_tenths(*later), "only the later ones are left")
+
+
+def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_loads_the_rest(
+    redis_client: redis.Redis, loader: Loader
+) -> None:
+    ids = [*schedule(30), *schedule(30, queue="other")]
+    loader.tick()
+    operation = begin()
+    work_off(operation, steps=1)
+    redis_client.flushall()
+    work_off(operation)
+    assert operation.state == OperationState.DONE
+    for _ in range(4):
+        loader.tick()
+    assert held() | held("other") == due_tenths(*ids)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check() -> Operation:
+    return operations.start(DB, "check", {}, {}, described="", reason="", started_by="user:anna")
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
+    there = broker()
+    restore.ensure_horizon(DB, there, lease=0.001, worker="test")
+    there.put("default", [])
+    missing, extra = schedule(3)[:1], 999_999_999
+    schedule(2, queue="other")
+    for queue in ("default", "other"):
+        rows = [row for page in restore.pages(DB, queue, start_tenths=None, end_tenths=2**46) for row in page]
+        there.put(queue, rows, fill=True)
+    there.remove("default", missing)
+    redis_client.zadd(there.keys("default").ready, {str(extra): 1.0})
+    stuck = schedule(1, due=-1, queue="other")
+    assert transitions.claim(DB, [Ticket(stuck[0])], {"t.ok": 1.0}, "w")
+    Message._base_manager.filter(pk=stuck[0]).update(leased_until=timezone.now() - timedelta(hours=1))
+
+    done = work_off(check())
+
+    assert (done.state, done.error) == (OperationState.DONE, "")
+    found = consistency_check.results_of(done)
+    assert (found["default"].missing, found["default"].extra, found["default"].stuck) == (1, 1, 0)
+    assert (found["other"].missing, found["other"].stuck, found["other"].agrees) == (0, 1, False)
+    assert done.outcomes == {"missing": 1, "extra": 1}
+    assert json.loads(done.position).keys() == {"default", "other"} | set(restore.queues(DB))
+    there.close()
+
+
+def test_a_check_without_mismatches_agrees(redis_client: redis.Redis) -> None:
+    done = work_off(check())
+    assert all(found.agrees for found in consistency_check.results_of(done).values())
+    assert done.outcomes == {}
+    assert RedisBroker(conf.get(), DB, timeout=2).client.ping()
+    assert broker().size("default").total == 0

@@ -1,0 +1,286 @@
+"""Tests of the counts of worker processes: how they are made, written to the rollups and compacted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import pytest
+from django.db import DatabaseError, OperationalError
+from django.db.models import Sum
+from django.utils import timezone
+
+from django_delayq import schedule_message
+from django_delayq.console.models import Rollup
+from django_delayq.console.operations.runner import OperationRunner
+from django_delayq.console.statements.portable_console import ROLLUPS_PER_STATEMENT
+from django_delayq.console.statistics import rollups
+from django_delayq.console.statistics.rollups import (
+    HOUR_SECONDS,
+    MINUTE_SECONDS,
+    CountedOutcome,
+    RollupCompactor,
+    RollupWriter,
+    UnwrittenCounts,
+)
+from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
+from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
+from django_delayq.extensions import WorkerExtensions
+from django_delayq.models import Message
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Claimed, Moved
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.processes.once import drain
+from django_delayq.worker.run.recorder import Recorder
+from tests.support import steps
+from tests.support.workers import Worker, eventually
+
+DB = "default"
+AT = datetime(2026, 3, 1, 12, 34, 56, tzinfo=UTC)
+
+pytestmark = pytest.mark.django_db
+
+
+class Counted(NamedTuple):
+    """What the counts read of a message."""
+
+    queue: str
+    topic: str
+    id: int = 1
+
+
+def claimed(late_ms: float, *, deliveries: int = 1, topic: str = "t.a", queue: str = "default") -> Claimed:
+    due = AT - timedelta(milliseconds=late_ms)
+    return Claimed(1, topic, queue, None, 0, None, {}, due, None, None, None, 0, deliveries, 0, 0, AT)
+
+
+def totals(**where: Any) -> dict[str, int]:
+    """Return the sums of all columns that are not 0."""
+    found = Rollup.objects.filter(**where).aggregate(**{name: Sum(name) for name in Rollup.COUNTS})
+    return {name: number for name, number in found.items() if number}
+
+
+def store(at: datetime, topic: str = "t.a", seconds: int = MINUTE_SECONDS, **counts: int) -> None:
+    Rollup.objects.create(at=at, seconds=seconds, queue="default", topic=topic, **counts)
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "column"),
+    [
+        (-3, "late_1"),
+        (0, "late_1"),
+        (1, "late_1"),
+        (1.5, "late_2"),
+        (50, "late_50"),
+        (51, "late_100"),
+        (60_000, "late_60000"),
+        (600_000, "late_600000"),
+        (600_001, "late_more"),
+    ],
+)
+def test_lateness_falls_into_the_smallest_class_that_holds_it(late_ms: float, column: str) -> None:
+    counts = UnwrittenCounts()
+    counts.claimed([claimed(late_ms)])
+    rollups.write(DB, counts.drain())
+    assert totals() == {column: 1}
+    assert Rollup.objects.get().at == AT.replace(second=0)
+
+
+def test_only_first_deliveries_have_a_lateness() -> None:
+    counts = UnwrittenCounts()
+    counts.claimed([claimed(5, deliveries=2)])
+    assert not counts.drain()
+
+
+def test_messages_that_end_without_a_report_are_counted() -> None:
+    counts = UnwrittenCounts()
+    moved = [Moved(1, "t.a", "default", 0, state, AT, 1) for state in State if state != State.RUNNING]
+    counts.moved(moved)
+    rollups.write(DB, counts.drain())
+    assert totals() == {"dead": 1, "expired": 1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_recorder_counts_each_outcome_once() -> None:
+    extensions = WorkerExtensions(DB, "w")
+    recorder = Recorder(DB, lambda count: None, extensions)
+    for outcome in (Ack(), Retry(timedelta(0), "no"), Retry(timedelta(0), "", counts=False), GiveUp("no")):
+        recorder.submit(_delivery(), outcome, "worker:a")
+    recorder.submit(_delivery(), Release("shutdown"), "worker:a")
+    recorder.submit(_delivery(lost=True), Ack(), "worker:a")
+    recorder.start()
+    recorder.stop()
+    recorder.join(60)
+    extensions.stop()
+    assert totals() == {"consumed": 1, "retried": 1, "dead": 1}
+
+
+def _delivery(*, lost: bool = False) -> Delivery:
+    row = steps.claimed()
+    if lost:
+        steps.succeed(row.id)
+    return Delivery(row, steps_handler(), DB)
+
+
+def steps_handler() -> Any:
+    from django_delayq.project import registry
+
+    return next(iter(registry.handlers().values()))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drained_queue_leaves_its_counts_in_the_rollups() -> None:
+    for _ in range(3):
+        schedule_message("t.ok", delay=0)
+    assert drain(Options(DB, threads=2)) == 3
+    found = totals(seconds=MINUTE_SECONDS, queue="default", topic="t.ok")
+    assert found.pop("consumed") == 3
+    assert sum(found.values()) == 3
+    assert all(name.startswith("late_") for name in found)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def test_written_counts_are_added_to_the_rollups() -> None:
+    for number in (1, 2):
+        counts = UnwrittenCounts()
+        counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a")] * number)
+        counts.ended(CountedOutcome.CONSUMED, [Counted("other", "t.a")])
+        rollups.write(DB, counts.drain())
+    assert totals(queue="default") == {"consumed": 3}
+    assert totals(queue="other") == {"consumed": 2}
+
+
+def test_many_topics_are_written_in_several_statements() -> None:
+    counts = UnwrittenCounts()
+    counts.ended(
+        CountedOutcome.DEAD, [Counted("default", f"t.{number}") for number in range(ROLLUPS_PER_STATEMENT + 7)]
+    )
+    rollups.write(DB, counts.drain())
+    assert totals() == {"dead": ROLLUPS_PER_STATEMENT + 7}
+
+
+def test_an_idle_process_issues_no_statement(django_assert_num_queries: Any) -> None:
+    writer = RollupWriter(DB, UnwrittenCounts())
+    with django_assert_num_queries(0):
+        assert writer.tick() == rollups.WRITE_SECONDS
+
+
+def test_counts_that_the_database_refuses_are_kept_and_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = UnwrittenCounts()
+    writer = RollupWriter(DB, counts)
+    counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a")])
+    real = rollups.write
+
+    def refuse(using: str, rows: Any) -> None:
+        # The process goes on counting meanwhile.
+        counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a"), Counted("default", "t.b")])
+        raise OperationalError("away")
+
+    monkeypatch.setattr(rollups, "write", refuse)
+    with pytest.raises(DatabaseError):
+        writer.tick()
+    monkeypatch.setattr(rollups, "write", real)
+    writer.tick()
+    assert totals(topic="t.a") == {"consumed": 2}
+    assert totals(topic="t.b") == {"consumed": 1}
+    assert not counts
+
+
+def test_unwritten_counts_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollups, "MAX_UNWRITTEN_ROLLUPS", 2)
+    counts = UnwrittenCounts()
+    counts.ended(CountedOutcome.CONSUMED, [Counted("default", f"t.{number}") for number in (1, 2, 3, 1)])
+    assert sorted(key.topic for key in counts.drain()) == ["t.1", "t.2"]
+
+
+# --- compacting -------------------------------------------------------------------------------------------------------
+
+
+def hours_ago(hours: float) -> datetime:
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    return hour - timedelta(hours=hours)
+
+
+def test_old_minutes_become_hours_with_the_same_sums() -> None:
+    old, older, young = hours_ago(60), hours_ago(61), hours_ago(40)
+    for minute in range(3):
+        store(old + timedelta(minutes=minute), consumed=minute + 1, late_5=2)
+        store(old + timedelta(minutes=minute), topic="t.b", dead=1)
+    store(older + timedelta(minutes=59), retried=4)
+    store(old, seconds=HOUR_SECONDS, consumed=10)
+    store(young, consumed=5)
+    before = totals()
+
+    assert RollupCompactor(DB).compact(10) is False
+
+    assert totals() == before
+    assert totals(seconds=MINUTE_SECONDS) == {"consumed": 5}
+    assert totals(seconds=HOUR_SECONDS, at=old, topic="t.a") == {"consumed": 16, "late_5": 6}
+    assert totals(seconds=HOUR_SECONDS, at=old, topic="t.b") == {"dead": 3}
+    assert totals(seconds=HOUR_SECONDS, at=older) == {"retried": 4}
+
+
+def test_compaction_goes_on_in_batches() -> None:
+    for hour in range(3):
+        store(hours_ago(60 + hour), consumed=1)
+    assert RollupCompactor(DB).compact(2) is True
+    assert Rollup.objects.filter(seconds=MINUTE_SECONDS).count() == 1
+    assert RollupCompactor(DB).compact(2) is False
+    assert totals(seconds=HOUR_SECONDS) == {"consumed": 3}
+
+
+def test_an_hour_is_compacted_when_all_of_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    store(AT.replace(minute=1, second=0), consumed=1)
+    for minutes, kept in ((-1, True), (0, False)):
+        now = AT.replace(minute=0, second=0) + timedelta(days=2, hours=1, minutes=minutes)
+        monkeypatch.setattr(transitions, "now", lambda using, now=now: now)
+        assert RollupCompactor(DB).compact(10) is False
+        assert Rollup.objects.filter(seconds=MINUTE_SECONDS).exists() is kept
+    assert totals(seconds=HOUR_SECONDS) == {"consumed": 1}
+
+
+def test_the_compactor_compacts_minutes_and_deletes_old_hours() -> None:
+    store(hours_ago(60), consumed=1)
+    store(hours_ago(91 * 24), seconds=HOUR_SECONDS, consumed=7)
+    store(hours_ago(89 * 24), seconds=HOUR_SECONDS, consumed=2)
+    RollupCompactor(DB).tick()
+    assert totals(seconds=HOUR_SECONDS) == {"consumed": 3}
+    assert not Rollup.objects.filter(seconds=MINUTE_SECONDS).exists()
+
+
+def test_compaction_of_young_minutes_issues_few_statements(django_assert_max_num_queries: Any) -> None:
+    store(hours_ago(1), consumed=1)
+    with django_assert_max_num_queries(4):
+        RollupCompactor(DB).compact(10)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_stops_in_order_has_written_all_counts() -> None:
+    ids = [schedule_message("t.ok", delay=0).pk for _ in range(5)]
+    with Worker("--processes", "1") as worker:
+        eventually(lambda: Message.objects.filter(pk__in=ids, state=State.CONSUMED).count() == 5)
+        assert worker.stop() == 0
+    found = totals(topic="t.ok")
+    assert found.pop("consumed") == 5
+    assert sum(found.values()) == 5
+
+
+def test_a_worker_that_ends_without_a_database_logs_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OperationalError("gone")
+
+    extensions = WorkerExtensions(DB, "host/1")
+    extensions.services(frozenset({"operator"}))
+    monkeypatch.setattr(RollupWriter, "tick", refuse)
+    monkeypatch.setattr(OperationRunner, "release", refuse)
+    with caplog.at_level("DEBUG", "django_delayq"):
+        extensions.stop()
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]

@@ -1,0 +1,289 @@
+"""Tasks of Django's framework are run by workers, and seen as results and by signals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message
+from django_delayq.contrib.tasks.compat import (
+    AnyResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_backends,
+    task_enqueued,
+    task_finished,
+    task_started,
+)
+from django_delayq.core.exceptions import HandlerTimeout
+from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
+from django_delayq.models import Message
+from django_delayq.record import transitions
+from django_delayq.worker.processes.once import drain
+from tests.app import tasks
+from tests.app.models import Effect
+from tests.support.record_of import path_of
+from tests.support.workers import ROOT
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ADD = "tests.app.tasks.add"
+
+
+def deliver() -> None:
+    """Run what is due, as ``run_delayq --once`` does."""
+    drain(Options("default", threads=1))
+
+
+def done(task: Any, *args: Any, **kwargs: Any) -> AnyResult:
+    """Enqueue a task, run it, and return its result."""
+    result: AnyResult = task.enqueue(*args, **kwargs)
+    deliver()
+    result.refresh()
+    return result
+
+
+def message_of(result: AnyResult) -> Message:
+    return Message.objects.get(pk=int(result.id))
+
+
+@pytest.fixture
+def signalled() -> Iterator[list[str]]:
+    """The signals that were sent: "started RUNNING", "finished FAILED" …"""
+    seen: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda sender, task_result, **kwargs: seen.append(f"{name} {task_result.status}")
+
+    receivers = [(task_enqueued, note("enqueued")), (task_started, note("started")), (task_finished, note("finished"))]
+    for signal, receiver in receivers:
+        signal.connect(receiver)
+    yield seen
+    for signal, receiver in receivers:
+        signal.disconnect(receiver)
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_finds_the_tasks_and_another_process_reads_the_result() -> None:
+    result = tasks.add.enqueue(20, other=22)
+    command = [sys.executable, "-m", "django", "run_delayq", "--once"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    ended = tasks.add.get_result(result.id)
+    assert (ended.status, ended.return_value, ended.attempts) == (TaskResultStatus.SUCCESSFUL, 42, 1)
+    assert ended.enqueued_at is not None
+    assert ended.started_at is not None
+    assert ended.last_attempted_at is not None
+    assert ended.finished_at is not None
+    assert ended.enqueued_at <= ended.started_at == ended.last_attempted_at <= ended.finished_at
+    assert ended.errors == []
+    assert message_of(result).result == 42
+
+
+def test_an_async_task_runs_and_its_value_is_kept() -> None:
+    assert done(tasks.greet, "Anna").return_value == "hello Anna"
+    assert Effect.objects.get().note == "Anna"
+
+
+def test_a_task_that_raises_has_failed_with_its_class_and_traceback() -> None:
+    result = done(tasks.fail)
+    assert (result.status, result.attempts, len(result.worker_ids)) == (TaskResultStatus.FAILED, 1, 1)
+    (error,) = result.errors
+    assert error.exception_class is tasks.Broken
+    assert "in fail\n" in error.traceback
+    assert error.traceback.endswith("Broken: it never works\nos.system: not a class path\n")
+    with pytest.raises(ValueError, match="Task failed"):
+        result.return_value  # noqa: B018
+    assert path_of(message_of(result)) == ["scheduled", "running", "dead"]
+
+
+def test_a_task_is_tried_again_as_its_options_say() -> None:
+    result = done(tasks.tell_attempt, 3)
+    assert result.return_value == [result.id, 3, 2]
+    assert [error.traceback.splitlines()[-1] for error in result.errors] == [
+        f"tests.app.tasks.Broken: attempt {number}" for number in (1, 2)
+    ]
+    assert result.attempts == len(set(result.worker_ids)) + 2 == 3
+    assert done(tasks.tell_attempt, 9).status == TaskResultStatus.FAILED
+
+
+def test_a_task_that_waits_for_another_attempt_is_ready() -> None:
+    result = done(tasks.affect, "fail")
+    assert (result.status, result.is_finished, len(result.errors)) == (TaskResultStatus.READY, False, 1)
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "value"), [("bytes", "text"), ("tuple", [1, [2]]), ("object", TypeError), ("nul", ValueError)]
+)
+def test_a_value_that_is_not_json_fails_the_task(what: str, value: Any) -> None:
+    result = done(tasks.return_anything, what)
+    if isinstance(value, type):
+        assert result.status == TaskResultStatus.FAILED
+        assert issubclass(result.errors[0].exception_class, value)
+    else:
+        assert result.return_value == value
+
+
+def test_a_task_may_have_another_topic() -> None:
+    result = done(tasks.have_another_topic)
+    assert (result.return_value, message_of(result).topic) == ("done", "t.short_path")
+
+
+def test_a_message_of_the_right_shape_runs_a_task_and_another_is_dead() -> None:
+    by_hand = schedule_message(ADD, {"args": [1], "kwargs": {"other": 2}}, key="sum")
+    shapes: list[Any] = [None, [], {"args": [1]}, {"args": {}, "kwargs": {}}]
+    others = [schedule_message(ADD, payload) for payload in shapes]
+    deliver()
+    assert tasks.add.get_result(str(by_hand.pk)).return_value == 3
+    for other in others:
+        assert path_of(other) == ["scheduled", "running", "dead"]
+        with pytest.raises(TaskResultDoesNotExist):
+            tasks.add.get_result(str(other.pk))
+
+
+def test_a_path_from_a_row_is_never_imported() -> None:
+    message = schedule_message("tests.app.unheard_of.task", {"args": [], "kwargs": {}})
+    also = schedule_message("this.zen", {"args": [], "kwargs": {}})
+    deliver()
+    for each in (message, also):
+        assert path_of(each) == ["scheduled"]
+        with pytest.raises(TaskResultDoesNotExist):
+            task_backends["default"].get_result(str(each.pk))
+    assert "this" not in sys.modules
+
+
+# --- cancel, reschedule, requeue --------------------------------------------------------------------------------------
+
+
+def test_a_task_is_cancelled_by_the_id_of_its_result() -> None:
+    result = tasks.add.enqueue(1)
+    assert cancel_message(result.id, reason="not wanted")
+    result.refresh()
+    assert result.status == TaskResultStatus.FAILED
+    assert result.finished_at is not None
+    assert result.errors[0].exception_class.__name__ == "TaskCancelled"
+    assert "not wanted" in result.errors[0].traceback
+    assert requeue_message(result.id)
+    deliver()
+    result.refresh()
+    assert (result.return_value, result.errors) == (1, [])
+
+
+def test_a_task_is_rescheduled_by_the_id_of_its_result() -> None:
+    result = tasks.add.enqueue(1)
+    assert reschedule_message(result.id, delay="1h")
+    deliver()
+    result.refresh()
+    assert result.status == TaskResultStatus.READY
+    assert message_of(result).due_at > timezone.now() + timedelta(minutes=59)
+
+
+def test_an_expired_or_given_up_task_has_failed_by_a_class_that_says_so() -> None:
+    expired, given_up = (schedule_message(ADD, {"args": [1], "kwargs": {}}, expires="1ms") for _ in range(2))
+    transitions.give_up("default", [given_up.pk], actor="restore", reason="too late for it")
+    deliver()
+    transitions.expire("default", actor="janitor")
+    for message, name, text in [(expired, "TaskExpired", ""), (given_up, "TaskGivenUp", "too late for it")]:
+        result = tasks.add.get_result(str(message.pk))
+        assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 0)
+        assert result.errors[-1].exception_class.__name__ == name
+        assert text in result.errors[-1].traceback
+
+
+def test_a_task_leaves_other_arguments_for_its_next_attempt() -> None:
+    result = done(tasks.count_down, 3)
+    assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 3, 4)
+
+
+def test_a_task_that_leaves_what_are_no_arguments_ends() -> None:
+    result = tasks.leave_nonsense.enqueue()
+    deliver()
+    message = message_of(result)
+    assert (message.state, message.payload, message.deliveries) == (State.DEAD, ["no arguments"], 2)
+    last = message.transitions.last()
+    assert last is not None
+    assert last.error == "Reject: the payload of a task is a dict of args, a list, and kwargs, a dict"
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "argument", "ends"),
+    [
+        (tasks.add, 1, ["finished SUCCESSFUL"]),
+        (tasks.greet, "Anna", ["finished SUCCESSFUL"]),
+        (tasks.affect, "done", ["finished SUCCESSFUL"]),
+        (tasks.affect, "reject", ["finished FAILED"]),
+        (tasks.affect, "fail", []),
+        (tasks.affect, "later", []),
+        (tasks.return_anything, "nul", ["finished FAILED"]),
+    ],
+    ids=["sync", "async", "transactional", "rejected", "retried", "later", "not kept"],
+)
+def test_signals_tell_of_the_start_and_of_the_last_end(
+    signalled: list[str], task: Any, argument: Any, ends: list[str]
+) -> None:
+    done(task, argument)
+    assert signalled == ["enqueued READY", "started RUNNING", *ends]
+
+
+def test_the_end_of_a_task_that_was_asked_to_stop_is_told(signalled: list[str]) -> None:
+    errors: list[Any] = []
+
+    def note(sender: Any, task_result: Any, **facts: Any) -> None:
+        errors.extend(task_result.errors)
+
+    task_finished.connect(note)
+    try:
+        result = done(tasks.have_itself_cancelled)
+    finally:
+        task_finished.disconnect(note)
+    assert signalled == ["enqueued READY", "started RUNNING", "finished FAILED"]
+    assert message_of(result).state == State.CANCELLED
+    for told in (errors, result.errors):
+        (error,) = told
+        assert error.exception_class.__name__ == "TaskCancelled"
+        assert "cancel requested" in error.traceback
+
+
+def test_the_success_of_a_transactional_task_is_told_after_its_commit() -> None:
+    seen: list[bool] = []
+
+    def look(sender: Any, task_result: AnyResult, **kwargs: Any) -> None:
+        seen.append(message_of(task_result).state == State.CONSUMED)
+
+    task_finished.connect(look)
+    try:
+        done(tasks.affect, "done")
+    finally:
+        task_finished.disconnect(look)
+    assert seen == [True]
+
+
+def test_an_async_task_past_its_timeout_has_failed(signalled: list[str]) -> None:
+    result = done(tasks.outlast)
+    assert result.errors[0].exception_class is HandlerTimeout
+    assert signalled[1:] == ["started RUNNING", "finished FAILED"]
+
+
+def test_a_receiver_that_raises_does_not_harm_the_task() -> None:
+    def refuse(**kwargs: Any) -> None:
+        raise RuntimeError("no")
+
+    for signal in (task_started, task_finished):
+        signal.connect(refuse)
+    try:
+        assert done(tasks.add, 1).return_value == 1
+    finally:
+        for signal in (task_started, task_finished):
+            signal.disconnect(refuse)

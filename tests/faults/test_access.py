@@ -1,0 +1,246 @@
+"""Tests of access to Redis: the documented rights, passwords, and the Redis of another database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.utils import timezone
+
+from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker import scripts
+from django_delayq.broker.base import DueQueue, Entry
+from django_delayq.broker.keys import keys
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.core.states import State
+from django_delayq.project import conf
+from django_delayq.record.sql.rows import Ticket
+from testproject.servers import RedisServer
+from tests.support.commands import run
+from tests.support.known_scripts import SCRIPTS
+from tests.support.processes import Configure, Start
+from tests.support.record_of import effects_per_message, log_of, once_each, wait_until, wait_until_all
+from tests.support.redis_servers import of
+from tests.support.workers import ROOT, eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+KEYS = keys("delayq", "default")
+SECRET = "hunter2-of-redis"
+COMMANDS = [
+    ["delayq_stats"],
+    ["delayq_stats", "--json"],
+    ["delayq_check"],
+    ["delayq_check", "--json"],
+    ["delayq_check", "redis"],
+    ["delayq_restore", "--dry-run"],
+    ["delayq_restore"],
+]
+
+
+def documented_rights() -> list[str]:
+    """Read the rights of the Redis user in docs/howto/deploy.rst."""
+    text = Path(ROOT, "docs", "howto", "deploy.rst").read_text()
+    found = re.search(r"ACL SETUSER delayq on >password ((?:.+\n)+)", text)
+    assert found is not None
+    return found[1].split()
+
+
+def make_user(client: redis.Redis, rights: list[str]) -> None:
+    client.execute_command("ACL", "SETUSER", "delayq", "on", f">{SECRET}", *rights)
+
+
+def url_of(server: RedisServer) -> str:
+    return f"redis://delayq:{SECRET}@127.0.0.1:{server.port}/0"
+
+
+def test_the_documented_rights_suffice_and_nothing_else_is_tried(start: Start, configure: Configure) -> None:
+    with RedisServer() as server, of(server) as client:
+        make_user(client, documented_rights())
+        configure(REDIS=url_of(server))
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        messages = schedule_messages({"topic": "t.tx", "delay": 0.01 * n} for n in range(50))
+        retried = schedule_message("t.second_time")
+        moved, gone = schedule_message("t.tx", delay=600), schedule_message("t.tx", delay=600)
+        assert reschedule_message(moved, delay=0.2)
+        assert cancel_message(gone)
+        unknown = schedule_message("t.nobody_knows")
+        worker.wait_for("No handler for topic t.nobody_knows")
+        for message in (*messages, retried, moved):
+            wait_until(message, State.CONSUMED)
+        assert cancel_message(unknown)
+        waiting = schedule_messages({"topic": "t.tx", "delay": 300} for _ in range(5))
+        for words in COMMANDS:
+            ran = run(*words)
+            assert ran.code == 0, ran.out + ran.err
+        client.delete(KEYS.delayed)
+        assert run("delayq_restore").code == 0
+        assert client.zcard(KEYS.delayed) == len(waiting)
+        client.flushall()
+        worker.wait_for("Redis lost its ids")
+        eventually(lambda: client.zcard(KEYS.delayed) == len(waiting), "it is loaded again")
+        assert effects_per_message() == once_each([*messages, retried, moved])
+        assert worker.stop() == 0
+        assert worker.count("NOPERM|No permissions|permission|Redis is away") == 0, worker.log
+        assert client.acl_log() == [] or {entry["object"] for entry in client.acl_log()} <= {"config", "config|get"}
+
+
+def test_the_documented_rights_reach_nothing_of_others() -> None:
+    with RedisServer() as server, of(server) as admin:
+        make_user(admin, documented_rights())
+        admin.set("others", "data")
+        admin.zadd("others:zset", {"a": 1})
+        with redis.Redis.from_url(url_of(server)) as client:
+            for words in (
+                ["FLUSHALL"],
+                ["FLUSHDB"],
+                ["KEYS", "*"],
+                ["CONFIG", "SET", "maxmemory", "1"],
+                ["SHUTDOWN", "NOSAVE"],
+                ["ACL", "LIST"],
+                ["GET", "others"],
+                ["DEL", "others"],
+                ["ZADD", "others:zset", "1", "b"],
+                ["ZRANGE", "others:zset", "0", "-1"],
+                ["EVAL", "return redis.call('ZRANGE', 'others:zset', 0, -1)", "0"],
+                ["EVAL", "return redis.call('FLUSHALL')", "0"],
+            ):
+                with pytest.raises(
+                    redis.ResponseError, match=r"permission|user executing the script can't|unknown command"
+                ):
+                    client.execute_command(*words)
+        assert admin.get("others") == b"data"
+
+
+def commands_in_scripts() -> set[str]:
+    """Return every command that a script can call, whether a test gets there or not."""
+    sources = [scripts.load(name).source for name in SCRIPTS]
+    return {name.lower() for source in sources for name in re.findall(r'redis\.p?call\(\s*"(\w+)"', source)}
+
+
+def every_method(broker: RedisBroker) -> dict[str, Callable[[], object]]:
+    """Return a call of each method of a broker on Redis that sends commands."""
+    entries = [Entry.at(pk, timezone.now() + timedelta(seconds=pk), 0) for pk in range(5)]
+    ready, early = Ticket(7, 18_000_000_000_000, 100), Ticket(8, 18_000_000_000_000, 100, 1.0)
+    terms: dict[str, Any] = {"ahead": 60.0, "worker": "w", "lease": 10.0, "identity": "i", "lost": False}
+    return {
+        "load": lambda: broker.load(**terms, server=broker.server()),
+        "loaded": lambda: broker.loaded(worker="w", upto_tenths=5, lease=None),
+        "put": lambda: broker.put("default", entries),
+        "put_nowait": lambda: broker.put_nowait("default", entries),
+        "flush": broker.flush,
+        "remove": lambda: broker.remove("default", [1, 2]),
+        "take": lambda: broker.take("default", 5),
+        "promote": lambda: broker.promote("default"),
+        "park": lambda: broker.park("default", [ready], 1.0),
+        "put_back": lambda: broker.put_back("default", [ready, early]),
+        "hold_duty": lambda: [broker.hold_duty("d", "w", lease) for lease in (4.0, None)],
+        "notify": lambda: broker.notify(["default"]),
+        "listen": lambda: broker.listen(["default"], 5.0),
+        "missing": lambda: broker.missing({"default": entries}),
+        "fill": lambda: broker.fill({"default": entries}),
+        "take_many": lambda: broker.take_many([DueQueue("default", 1, 1)], 5),
+        "due_queues": lambda: broker.due_queues(None),
+        "mend": lambda: broker.mend(["default"]),
+        "read_meta": broker.read_meta,
+        "tick": broker.tick,
+        "server": broker.server,
+        "server_info": broker.server_info,
+        "now_tenths": broker.now_tenths,
+        "server_time": broker.server_time,
+        "size": lambda: broker.size("default"),
+        "places": lambda: broker.places("default", [1]),
+        "rank": lambda: broker.rank("default", 7),
+        "ids": lambda: list(broker.ids("default")),
+    }
+
+
+def test_the_documented_rights_are_exactly_the_commands_that_are_used() -> None:
+    """Call every method as the documented user; the server counts the commands, and the scripts name the others."""
+    with RedisServer() as server, of(server) as client:
+        make_user(client, documented_rights())
+        broker = RedisBroker(conf.parse({"REDIS": url_of(server)})[0], "default", timeout=2.0)
+        methods = every_method(broker)
+        silent = {"keys", "close", "wake", "exclusively", "stop_listening", "reset_listener", "client"}
+        public = {name for name in vars(RedisBroker) if not name.startswith("_") and name not in silent}
+        assert set(methods) == public - {"claims_ahead", "forgets_taken"}
+        client.config_resetstat()
+        for call in methods.values():
+            call()
+        broker.close()
+        stats = client.info("commandstats")
+        used = {name.removeprefix("cmdstat_").split("|")[0] for name in stats} | commands_in_scripts()
+        categories = {
+            right[2:]: {name.decode() for name in client.execute_command("ACL", "CAT", right[2:])}
+            for right in documented_rights()
+            if right.startswith("+@")
+        }
+        refused = {entry["object"] for entry in client.acl_log()}
+    granted = {right[1:] for right in documented_rights() if right[0] == "+" and right[1] != "@"}
+    covered = set().union(*categories.values())
+    # This test itself uses CONFIG. The check uses it too, but does without.
+    assert used - covered - {"config"} == granted
+    assert refused <= {"config", "config|get"}
+
+
+def test_a_wrong_password_is_reported_without_being_shown_and_delivery_goes_on(
+    start: Start, configure: Configure
+) -> None:
+    with RedisServer() as server, of(server) as client:
+        client.config_set("requirepass", "another one")
+        configure(REDIS=url_of(server))
+        worker = start()
+        worker.wait_for("Redis is away.*Authentication|Redis is away.*WRONGPASS|Redis is away.*invalid username")
+        messages = [schedule_message("t.tx") for _ in range(3)]
+        wait_until_all(State.CONSUMED, 3)
+        assert effects_per_message() == once_each(messages)
+        said = [run(*words) for words in COMMANDS]
+        assert {ran.code for ran in said if ran.code} <= {1, 2, 69}
+        worker.stop()
+        for text in (worker.log, *(ran.out + ran.err for ran in said)):
+            assert SECRET not in text
+    # The server has ended by now.
+    for words in COMMANDS:
+        ran = run(*words)
+        assert SECRET not in ran.out + ran.err
+
+
+def test_a_valid_password_is_never_shown(start: Start, configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer() as server, of(server) as client:
+        client.config_set("requirepass", SECRET)
+        configure(REDIS=f"redis://:{SECRET}@127.0.0.1:{server.port}/0")
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        assert log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None
+        said = [run(*words) for words in COMMANDS]
+        server.kill()
+        worker.wait_for("Redis is away")
+        schedule_message("t.tx")
+        said += [run(*words) for words in COMMANDS]
+        worker.stop()
+    for text in (worker.log, caplog.text, *(ran.out + ran.err for ran in said)):
+        assert SECRET not in text
+
+
+def test_the_redis_of_another_database_is_found_by_the_check_and_left_alone_by_the_restore(
+    configure: Configure,
+) -> None:
+    with RedisServer() as server, of(server) as client:
+        configure(REDIS=server.url)
+        schedule_message("t.ok", delay=60)
+        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**46})
+        client.zadd(KEYS.delayed, {"77": 2**45})
+        before = {key: client.dump(key) for key in client.scan_iter()}
+        ran = run("delayq_check")
+        assert ran.code == 78
+        assert re.search(r"CRITICAL Redis identity: .*another database", ran.out)
+        ran = run("delayq_restore")
+        assert ran.code != 0
+        assert "another database" in ran.out + ran.err
+        assert {key: client.dump(key) for key in client.scan_iter()} == before

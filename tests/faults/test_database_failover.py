@@ -1,0 +1,127 @@
+"""The database fails over to a replica that lags behind: the last commits are lost (window W3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from django_delayq import schedule_messages
+from django_delayq.core.states import LIVE, State
+from django_delayq.models import Message, Transition
+from testproject.servers import PostgresServer
+from tests.support.proxy import Proxy
+from tests.support.record_of import effects_per_message, is_early, once_each, states
+from tests.support.workers import Worker, eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NUMBER = 40
+
+
+class Standby(PostgresServer):
+    """A PostgreSQL server that replicates another one until it is promoted."""
+
+    def __init__(self, primary: PostgresServer, network: Proxy) -> None:
+        self._primary = primary.url.replace(str(primary.port), str(network.port))
+        super().__init__(dbname=primary.dbname)
+        self._has_database = True
+
+    def _initdb(self, programs: Path) -> None:
+        how = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--wal-method=stream"]
+        copy = [str(programs / "pg_basebackup"), *how, f"--dbname={self._primary}", "-D", str(self._data)]
+        if not self._run(copy):
+            raise self._failure("could not copy its primary")
+
+    def ask(self, question: str) -> Any:
+        with psycopg.connect(self.url, autocommit=True) as asked:
+            row = asked.execute(question).fetchone()
+            assert row is not None
+            return row[0]
+
+
+@pytest.fixture
+def between(postgres_server: PostgresServer) -> Iterator[Proxy]:
+    """The proxy between the two servers."""
+    with Proxy(postgres_server.port) as network:
+        yield network
+
+
+@pytest.fixture
+def standby(transactional_db: None, postgres_server: PostgresServer, between: Proxy) -> Iterator[Standby]:
+    with Standby(postgres_server, between) as server:
+        yield server
+
+
+@contextmanager
+def speaking_to(server: PostgresServer) -> Iterator[None]:
+    """Connect this process to another server within the block."""
+    connection.close()
+    before = connection.settings_dict["PORT"]
+    connection.settings_dict["PORT"] = str(server.port)
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict["PORT"] = before
+
+
+def wave(topic: str, *, payload: Any = None, over: float, start: float = 0.5) -> list[Message]:
+    return schedule_messages(
+        {"topic": topic, "payload": payload, "delay": start + over * place / NUMBER} for place in range(NUMBER)
+    )
+
+
+def drained() -> bool:
+    return not Message.objects.filter(state__in=LIVE).exists()
+
+
+def started_early(messages: Sequence[Message]) -> list[int]:
+    claims = Transition.objects.filter(message__in=messages, to_state=State.RUNNING)
+    return [claim.message_id for claim in claims if is_early(claim)]
+
+
+def test_a_failover_forgets_messages_and_effects_together(
+    configure: Callable[..., None],
+    postgres_server: PostgresServer,
+    between: Proxy,
+    standby: Standby,
+    tmp_path: Path,
+) -> None:
+    lines = tmp_path / "lines"
+    with ExitStack() as stack:
+        network = stack.enter_context(Proxy(postgres_server.port))
+        url = postgres_server.url.replace(str(postgres_server.port), str(network.port))
+        worker = stack.enter_context(Worker("--processes", "1", prefix=f"env DATABASE_URL={url}"))
+        worker.wait_for("Loaded Redis")
+        # Most are not due yet when the standby has them all.
+        rows = wave("t.tx", over=4.0, start=3.0)
+        others = wave("t.file", payload=str(lines), over=4.0, start=3.0)
+        eventually(lambda: standby.ask("SELECT count(*) FROM delayq_message") == 2 * NUMBER, "the standby has them")
+        assert between.forget() >= 1
+        unreplicated = states()[State.CONSUMED] + NUMBER // 2
+        eventually(lambda: states()[State.CONSUMED] >= unreplicated, "some are consumed without the standby")
+        # These are committed and put into Redis, but lost in the failover; their ids may be given out again.
+        ghosts = wave("t.tx", over=1.0, start=2.0)
+        postgres_server.kill()
+        assert standby.ask("SELECT pg_promote()")
+        assert standby.ask("SELECT count(*) FROM delayq_message WHERE state = 'consumed'") < unreplicated
+        network.turn_to(standby.port)
+        stack.enter_context(speaking_to(standby))
+        assert not Message.objects.filter(pk__in=[ghost.pk for ghost in ghosts]).exists()
+        new = wave("t.tx", over=1.0, start=3.0)
+        eventually(drained, "all are finished")
+
+        assert states() == {State.CONSUMED: 3 * NUMBER}
+        # Effect and record were lost or kept together, so that each effect is there once.
+        assert effects_per_message() == once_each([*rows, *new])
+        # An effect outside the database has happened, perhaps twice.
+        ran = {int(line.split()[0]) for line in lines.read_text().splitlines()}
+        assert {other.pk for other in others} <= ran
+        assert started_early([*rows, *others, *new]) == []
+        assert worker.stop() == 0

@@ -1,0 +1,179 @@
+"""Faults of the database: it restarts, dies or freezes, or its connections break. Workers wait and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection, connections
+from django.utils import timezone
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from testproject.servers import PostgresServer
+from tests.support.processes import Gate, Start
+from tests.support.record_of import consumed, effects_per_message, once_each, states, wait_until, wait_until_all
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.usefixtures("timed_by")
+
+Configure = Callable[..., None]
+
+
+def again(look: Callable[[], object], what: str) -> None:
+    """Call ``eventually`` with a look at a database that may be away at the moment."""
+
+    def safely() -> object:
+        try:
+            return look()
+        except OperationalError:
+            connections.close_all()
+            return None
+
+    eventually(safely, what)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_database_restarted_under_load_loses_nothing_and_leaves_nothing_running(
+    start: Start, configure: Configure, postgres_server: PostgresServer, how: str
+) -> None:
+    configure(LEASE=3)
+    start("--processes", "2", "--threads", "4")
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.005 * n} for n in range(300))
+    eventually(consumed(50), "the first are delivered")
+    getattr(postgres_server, how)()
+    postgres_server.start()
+    connections.close_all()
+    again(lambda: states() == {State.CONSUMED: 300}, "all are delivered")
+    assert effects_per_message() == once_each(messages)
+
+
+def test_an_outcome_while_the_database_is_away_is_recorded_when_it_is_back(
+    start: Start, postgres_server: PostgresServer, gate: Gate
+) -> None:
+    worker = start("--threads", "2")
+    message = schedule_message("t.file", str(gate.folder / "lines"))
+    wait_until(message, State.CONSUMED)
+    waiting = schedule_message("t.gate_file", {**gate.payload, "file": str(gate.folder / "lines")})
+    eventually(lambda: gate.begun(waiting.pk), "the handler begins")
+    postgres_server.stop()
+    gate.open()
+    eventually(lambda: len((gate.folder / "lines").read_text().splitlines()) == 2, "the handler ends")
+    worker.wait_for("Outcomes wait for the database")
+    postgres_server.start()
+    connections.close_all()
+    again(lambda: wait_until(waiting, State.CONSUMED), "the outcome is recorded")
+    assert waiting.deliveries == 1
+    assert (gate.folder / "lines").read_text().splitlines() == [f"{message.pk} 1", f"{waiting.pk} 1"]
+
+
+def test_connections_cut_at_any_moment_lose_nothing(
+    start: Start, configure: Configure, postgres_server: PostgresServer
+) -> None:
+    configure(LEASE=2)
+    start("--processes", "2", "--threads", "2")
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.01 * n} for n in range(200))
+    with psycopg.connect(postgres_server.url, autocommit=True) as killer:
+        own = (killer.info.backend_pid, connection.connection.info.backend_pid)
+        for done in range(20, 200, 30):
+            eventually(consumed(done), f"{done} are delivered")
+            killer.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND pid <> ALL(%s)",
+                [list(own)],
+            )
+    wait_until_all(State.CONSUMED, 200)
+    assert effects_per_message() == once_each(messages)
+
+
+def test_a_database_that_hangs_for_a_while_costs_nothing_but_the_while(
+    start: Start, postgres_server: PostgresServer
+) -> None:
+    worker = start()
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.1 * n} for n in range(10))
+    postgres_server.freeze()
+    eventually(lambda: timezone.now() > messages[-1].due_at, "all are due")
+    postgres_server.thaw()
+    for message in messages:
+        assert wait_until(message, State.CONSUMED).deliveries == 1
+    assert worker.count("died") == 0
+
+
+def test_a_signal_while_the_database_is_away_still_ends_the_worker(
+    start: Start, postgres_server: PostgresServer
+) -> None:
+    worker = start("--graceful-timeout", "1")
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    postgres_server.stop()
+    assert worker.stop() == 0
+    postgres_server.start()
+    connections.close_all()
+    assert not Message.objects.filter(state=State.RUNNING).exists()
+
+
+# --- fewer connections than threads -----------------------------------------------------------------------------------
+
+ROLE = "delayq_with_a_limit"
+# The consumer, the recorder and the upkeep of a process have one each.
+OWN = 3
+
+
+class Role:
+    """A user of the database, with whom workers connect."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+
+    def limit(self, number: int) -> None:
+        """Let the role have so many connections at once; -1: any number."""
+        self._run(f"ALTER ROLE {ROLE} CONNECTION LIMIT {number}")
+
+    def connections(self) -> int:
+        """Count the connections that the role has."""
+        return int(self._run("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", ROLE)[0][0])
+
+    def _run(self, sql: Any, *values: object) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self._server.url, autocommit=True) as other:
+            cursor = other.execute(sql, values)
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture
+def role(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Role]:
+    """The user of the workers that are started from now on."""
+    there = Role(postgres_server)
+    there._run(f"CREATE ROLE {ROLE} LOGIN IN ROLE {PostgresServer.user}")
+    url = postgres_server.url.replace(f"{PostgresServer.user}@", f"{ROLE}@")
+    monkeypatch.setenv("DATABASE_URL", url)
+    yield there
+    there._run("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s", ROLE)
+    there._run(f"DROP ROLE {ROLE}")
+
+
+def test_a_handler_that_gets_no_connection_has_not_failed(start: Start, role: Role, gate: Gate) -> None:
+    role.limit(OWN + 3)
+    worker = start("--threads", "8")
+    messages = schedule_messages({"topic": "t.once_tx", "payload": gate.payload} for _ in range(20))
+    worker.wait_for("The database gave handler thread . no transaction; .* takes no message for 5 s: .*too many")
+    gate.open()
+    wait_until_all(State.CONSUMED, 20)
+    assert effects_per_message() == once_each(messages)
+    assert set(Message.objects.values_list("attempts", flat=True)) == {0}
+
+
+@pytest.mark.parametrize("topic", ["t.gate", "t.gate_async"])
+def test_the_connection_of_a_handler_is_given_back_when_its_thread_is_idle(
+    start: Start, role: Role, gate: Gate, set_pace: Callable[[dict[str, float]], None], topic: str
+) -> None:
+    set_pace({"connections.IDLE_CLOSED_AFTER": 0.5})
+    start("--threads", "4")
+    for _ in range(2):
+        messages = schedule_messages({"topic": topic, "payload": gate.payload} for _ in range(12))
+        gate.open()
+        wait_until_all(State.CONSUMED, Message.objects.count())
+        eventually(lambda: role.connections() <= OWN, "the threads have closed their connections")
+    assert len(messages) == 12

@@ -1,0 +1,51 @@
+"""Redis learns of every message although the process that scheduled it ends at once, in whatever way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.conf import settings
+
+from benchmarks.ends import CALLS, ENDS
+from django_delayq.broker.keys import keys
+from django_delayq.core.clock import SECOND
+from django_delayq.models import Message
+from tests.support.workers import ROOT, eventually
+
+if TYPE_CHECKING:
+    import redis
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_redis_knows_what_a_process_scheduled_right_before_its_end(redis_client: redis.Redis) -> None:
+    time: Any = redis_client.time()
+    redis_client.hset(keys("delayq", "default").meta, "horizon", (time[0] + 1000) * SECOND)
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.ends", "--children", "t.ok", "--delay", "600"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "DJANGO_SETTINGS_MODULE": "tests.support.worker_settings",
+            "DELAYQ_TEST_SETTINGS": json.dumps(settings.DELAYQ),
+        },
+        check=True,
+        timeout=250,
+    )
+    rows: Any = Message.objects.values_list("pk", "payload")
+    scheduled = {pk: (payload["end"], payload["calls"]) for pk, payload in rows}
+    assert Counter(scheduled.values()) == {(end, calls): calls for end in ENDS for calls in CALLS}
+
+    def unknown() -> set[int]:
+        members: Any = redis_client.zrange(keys("delayq", "default").delayed, 0, -1)
+        return scheduled.keys() - {int(member) for member in members}
+
+    # No worker runs, so nobody but those processes tells Redis. It may not have read what they sent last.
+    eventually(lambda: not unknown(), "Redis knows all of them")

@@ -1,0 +1,129 @@
+"""A worker freezes for longer than its lease and thaws after another one has taken its message over."""
+
+from __future__ import annotations
+
+import signal
+from datetime import datetime
+from functools import partial
+
+import pytest
+from django.db import connection
+
+from django_delayq import schedule_message
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from django_delayq.record import transitions
+from tests.support.processes import Gate, Start
+from tests.support.record_of import effects_per_message, log_of, path_of, wait_until
+from tests.support.workers import Worker, eventually
+
+pytestmark = pytest.mark.usefixtures("quick_take_over")
+
+BOTH = pytest.mark.usefixtures("timed_by")
+
+
+@pytest.fixture(autouse=True)
+def _row_locks() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("a process that freezes in a transaction keeps the place of SQLite's one writer")
+
+
+def is_past(moment: datetime) -> bool:
+    return transitions.now("default") > moment
+
+
+def wait_past_the_lease(message: Message) -> datetime:
+    """Wait until the message's lease, as it is now, runs out, and return its end."""
+    message.refresh_from_db()
+    until = message.lease_ends_at
+    assert until is not None
+    eventually(partial(is_past, until), "the lease as it was runs out")
+    return until
+
+
+def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, Worker]:
+    """Return a message whose first delivery is frozen, the frozen worker, and the one that runs the second delivery."""
+    frozen = start()
+    message = schedule_message(topic, gate.payload)
+    eventually(lambda: gate.begun(message.pk, 1), "the first delivery begins")
+    frozen.send_all(signal.SIGSTOP)
+    wait_past_the_lease(message)
+    # The second delivery keeps its lease, however slow the machine is.
+    Message._base_manager.update(lease=60.0)
+    other = start()
+    eventually(lambda: gate.begun(message.pk, 2), "the second delivery begins")
+    assert log_of(message)[2].reason == "lease ran out"
+    return message, frozen, other
+
+
+@BOTH
+def test_the_late_failure_of_a_frozen_worker_is_refused(start: Start, gate: Gate) -> None:
+    message, frozen, _other = taken_over(start, gate, "t.short_lease")
+    gate.open("fail-1")
+    gate.open("go-1")
+    frozen.send_all(signal.SIGCONT)
+    frozen.wait_for("Outcome refused")
+    message.refresh_from_db()
+    assert (message.state, message.attempts, message.deliveries) == (State.RUNNING, 0, 2)
+    gate.open("go-2")
+    wait_until(message, State.CONSUMED)
+    assert (message.attempts, message.deliveries) == (0, 2)
+    assert path_of(message) == ["scheduled", "running", "scheduled", "running", "consumed"]
+
+
+def test_the_late_success_of_a_frozen_worker_counts_while_the_message_is_live(start: Start, gate: Gate) -> None:
+    message, frozen, other = taken_over(start, gate, "t.short_lease")
+    gate.open("go-1")
+    frozen.send_all(signal.SIGCONT)
+    wait_until(message, State.CONSUMED)
+    assert log_of(message)[-1].delivery == 1
+    gate.open("fail-2")
+    gate.open("go-2")
+    other.wait_for("Outcome refused")
+    message.refresh_from_db()
+    assert (message.state, message.attempts) == (State.CONSUMED, 0)
+
+
+def test_the_late_success_of_a_frozen_worker_changes_nothing_once_another_has_succeeded(
+    start: Start, gate: Gate
+) -> None:
+    message, frozen, _other = taken_over(start, gate, "t.short_lease")
+    gate.open("go-2")
+    wait_until(message, State.CONSUMED)
+    moves = message.moves
+    gate.open("go-1")
+    frozen.send_all(signal.SIGCONT)
+    frozen.wait_for("Outcome refused")
+    message.refresh_from_db()
+    assert (message.state, message.moves) == (State.CONSUMED, moves)
+
+
+@BOTH
+def test_transactional_effects_happen_once_whoever_is_late(start: Start, gate: Gate) -> None:
+    message, frozen, _other = taken_over(start, gate, "t.short_lease_tx")
+    gate.open("go-2")
+    wait_until(message, State.CONSUMED)
+    gate.open("go-1")
+    frozen.send_all(signal.SIGCONT)
+    frozen.wait_for("finished this message first|Superseded|refused|released")
+    assert effects_per_message() == {message.pk: 1}
+    message.refresh_from_db()
+    assert (message.state, log_of(message)[-1].delivery) == (State.CONSUMED, 2)
+
+
+def is_extended(message: Message, until: datetime) -> bool:
+    message.refresh_from_db()
+    return message.lease_ends_at is not None and message.lease_ends_at > until
+
+
+def test_a_long_handler_keeps_its_lease_by_itself(start: Start, gate: Gate) -> None:
+    start("--processes", "2")
+    message = schedule_message("t.short_lease", gate.payload, lease="2s")
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    # The handler runs for three leases.
+    for _ in range(3):
+        until = wait_past_the_lease(message)
+        eventually(partial(is_extended, message, until), "the lease is extended")
+    gate.open()
+    wait_until(message, State.CONSUMED)
+    assert message.deliveries == 1

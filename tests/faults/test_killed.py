@@ -1,0 +1,272 @@
+"""Killed workers lose no message, and a message that kills its worker does not take others with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from django.db import connection
+from django.db.models import F, QuerySet
+from django.db.models.functions import Now
+
+from django_delayq import MessageDict, schedule_message, schedule_messages
+from django_delayq.core.states import State
+from django_delayq.models import Message, Transition
+from django_delayq.record import transitions
+from tests.faults.program import freeze, wait_for_state
+from tests.support.processes import Gate, Start
+from tests.support.record_of import (
+    consumed,
+    effects_per_message,
+    is_early,
+    log_of,
+    once_each,
+    states,
+    wait_until,
+    wait_until_all,
+)
+from tests.support.workers import eventually
+
+DEAD_BY_KILL = "worker process died; it ran alone; 5 deliveries crashed"
+
+BOTH = pytest.mark.usefixtures("timed_by")
+
+
+@BOTH
+def test_a_killed_child_is_replaced_and_its_claims_are_given_back_at_once(start: Start, gate: Gate) -> None:
+    worker = start("--processes", "2", "--threads", "2")
+    children = worker.wait_for_children(2)
+    messages = [schedule_message("t.gate", gate.payload) for _ in range(4)]
+    eventually(lambda: gate.how_many_began() == 4, "all begin")
+    victim = children[0]
+    lost = list(Message.objects.filter(worker__contains=f"/{victim}/"))
+    assert lost
+    os.kill(victim, signal.SIGKILL)
+    worker.wait_for("died .killed by signal 9")
+    worker.wait_for_children(2, other_than=[victim])
+    for message in lost:
+        eventually(partial(gate.begun, message.pk, 2), "it begins again")
+        end = Transition.objects.get(message=message, number=3)
+        assert (end.to_state, end.reason) == (State.SCHEDULED, "worker process died")
+        # The lease is a minute.
+        assert (end.at - log_of(message)[1].at).total_seconds() < 30
+    gate.open()
+    wait_until_all(State.CONSUMED, 4)
+    assert effects_per_message() == once_each(messages)
+
+
+@BOTH
+@pytest.mark.usefixtures("quick_take_over")
+def test_after_a_power_cut_everything_is_delivered_again_when_the_leases_have_run_out(
+    start: Start, configure: Callable[..., None], gate: Gate
+) -> None:
+    configure(LEASE=1)
+    dying = start("--threads", "4")
+    begun = [schedule_message("t.gate", gate.payload) for _ in range(3)]
+    # On SQLite, an open transaction would keep all others from writing.
+    within = [schedule_message("t.short_lease_tx", gate.payload)] if connection.vendor == "postgresql" else []
+    eventually(lambda: gate.how_many_began() == len([*begun, *within]), "all begin")
+    waiting = [schedule_message("t.tx") for _ in range(10)]
+    dying.kill()
+    # The second deliveries keep their leases, however slow the machine is.
+    Message._base_manager.update(lease=60.0)
+    gate.open()
+    start()
+    wait_until_all(State.CONSUMED, len([*begun, *within, *waiting]))
+    assert effects_per_message() == once_each([*begun, *within, *waiting])
+    for message in [*begun, *within]:
+        end = log_of(message)[2]
+        assert (end.reason, end.from_state) == ("lease ran out", State.RUNNING)
+        assert message.deliveries == 0  # as it was scheduled
+        message.refresh_from_db()
+        assert (message.deliveries, message.attempts) == (2, 0)
+
+
+def test_the_effects_of_a_transaction_cut_off_by_a_kill_happen_once(start: Start) -> None:
+    start()
+    messages = [schedule_message("t.kill_after_effect") for _ in range(3)]
+    wait_until_all(State.CONSUMED, 3)
+    assert effects_per_message() == once_each(messages)
+
+
+@BOTH
+def test_a_poison_message_dies_with_a_reason_and_harms_no_other(start: Start) -> None:
+    good: list[MessageDict] = [{"topic": "t.effect"} for _ in range(10)]
+    schedule_messages([*good, {"topic": "t.kill"}, *good])
+    start("--threads", "2")
+    poison = wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
+    eventually(lambda: states() == {State.CONSUMED: 20, State.DEAD: 1}, "the good ones are consumed")
+    # Somebody else may have sent the signals: it takes the two crashes of a suspect, and three more.
+    assert poison.crashes == 5
+    assert log_of(poison)[-1].reason == DEAD_BY_KILL
+
+
+@BOTH
+def test_messages_that_die_with_a_poison_message_are_not_taken_for_poison(start: Start) -> None:
+    """All of them run at the same time as the poison again and again, and none of them becomes dead."""
+    innocent: list[MessageDict] = [{"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(6)]
+    schedule_messages([{"topic": "t.kill"}, *innocent])
+    start("--threads", "10")
+    wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
+    eventually(lambda: not states()[State.SCHEDULED] + states()[State.RUNNING], "all are finished")
+    assert states() == {State.CONSUMED: 6, State.DEAD: 1}
+
+
+def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) -> None:
+    innocent: list[MessageDict] = [{"topic": "t.sleep", "payload": {"seconds": 0.3}} for _ in range(3)]
+    schedule_messages([{"topic": "t.kill"}, *innocent, {"topic": "t.kill"}])
+    start("--threads", "10")
+    eventually(lambda: states() == {State.CONSUMED: 3, State.DEAD: 2}, "each is what it is")
+    for message in Message.objects.filter(state=State.DEAD):
+        assert log_of(message)[-1].reason == DEAD_BY_KILL
+
+
+@BOTH
+def test_a_message_runs_alone_in_one_process_at_a_time_while_the_others_deliver(start: Start, gate: Gate) -> None:
+    suspects = [schedule_message("t.gate", gate.payload) for _ in range(2)]
+    # As if two deliveries of each had crashed.
+    Message._base_manager.update(deliveries=2)
+    worker = start("--processes", "2", "--threads", "2")
+    put_off = Transition.objects.filter(reason="is to run alone", due_at__gt=F("at"))
+    eventually(put_off.exists, "one makes way for the other")
+    eventually(lambda: gate.how_many_began() == 1, "the other runs alone")
+    plain = schedule_message("t.effect")
+    wait_until(plain, State.CONSUMED)
+    # The other one is claimed again and again, and put off.
+    running = Message.objects.get(state=State.RUNNING, worker__endswith=transitions.ALONE)
+    assert running.pk != put_off[0].message_id
+    # The right of a message to run alone ends with the process that runs it.
+    os.kill(int(running.worker.split("/")[1]), signal.SIGKILL)
+    worker.wait_for("it ran alone")
+    # Either may be the next.
+    eventually(lambda: gate.how_many_began() == 2, "one of them runs alone")
+    gate.open()
+    # One kill from outside is no evidence: it runs alone again.
+    wait_until_all(State.CONSUMED, 3)
+    assert worker.count("runs alone in its process, because") >= len(suspects) + 1
+
+
+def begun(gate: Gate) -> set[str]:
+    return {file.name for file in gate.folder.glob("begun-*")}
+
+
+def are_none(rows: QuerySet[Message]) -> bool:
+    return not rows.exists()
+
+
+def wait_until_more_begin(gate: Gate, number: int, seen: set[str]) -> None:
+    eventually(lambda: len(begun(gate) - seen) == number, f"{number} more have begun")
+
+
+@BOTH
+@pytest.mark.usefixtures("quick_take_over")
+def test_harmless_messages_survive_any_number_of_killed_workers(
+    start: Start, configure: Callable[..., None], gate: Gate
+) -> None:
+    """The whole worker dies with all that it runs; the next one still runs as many as it has threads."""
+    configure(LEASE=1)
+    schedule_messages([{"topic": "t.gate", "payload": gate.payload}] * 8)
+    for _kill in range(6):
+        before = begun(gate)
+        worker = start("--threads", "8")
+        wait_until_more_begin(gate, 8, before)
+        worker.kill()
+        running = Message.objects.filter(state=State.RUNNING, leased_until__gt=Now())
+        eventually(partial(are_none, running), "their leases have run out")
+    start("--threads", "8")
+    gate.open()
+    wait_until_all(State.CONSUMED, 8)
+
+
+@BOTH
+def test_harmless_messages_survive_a_process_that_is_killed_from_outside(
+    start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None]
+) -> None:
+    """They become suspects and run alone, and die there too, but not often enough to be taken for poison."""
+    # No process takes the place of another one that lives, however late that is killed.
+    set_pace({"supervisor.REPLACED_AFTER": 90.0})
+    messages = [schedule_message("t.gate", gate.payload) for _ in range(3)]
+    worker = start("--threads", "8")
+    killed: list[int] = []
+    seen: set[str] = set()
+    for number in (3, 3, 1, 1, 1):
+        victims = worker.wait_for_children(1, other_than=killed)
+        wait_until_more_begin(gate, number, seen)
+        seen = begun(gate)
+        os.kill(victims[0], signal.SIGKILL)
+        killed += victims
+    gate.open()
+    wait_until_all(State.CONSUMED, 3)
+    for message in messages:
+        message.refresh_from_db()
+        assert 2 <= message.crashes <= 4
+
+
+def test_the_death_of_all_processes_at_once_accuses_nobody(start: Start, gate: Gate) -> None:
+    messages = [schedule_message("t.gate", gate.payload) for _ in range(4)]
+    worker = start("--processes", "2", "--threads", "2")
+    children = worker.wait_for_children(2)
+    eventually(lambda: gate.how_many_began() == 4, "all begin")
+    # The supervisor finds both dead when it wakes up.
+    freeze(worker.pid)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    for child in children:
+        wait_for_state(child, "Z")
+    worker.send(signal.SIGCONT)
+    eventually(lambda: gate.how_many_began() == 8, "all begin again")
+    gate.open()
+    wait_until_all(State.CONSUMED, 4)
+    for message in messages:
+        message.refresh_from_db()
+        assert (message.deliveries, message.crashes) == (2, 0)
+
+
+@BOTH
+def test_a_message_that_runs_alone_for_long_keeps_no_other_waiting(start: Start, gate: Gate) -> None:
+    """Another process takes the place of the one in which it runs, and that one ends with it."""
+    suspect = schedule_message("t.gate", gate.payload)
+    Message._base_manager.update(deliveries=2)
+    worker = start("--threads", "2")
+    eventually(lambda: gate.how_many_began() == 1, "it runs alone")
+    first = int(Message.objects.get(pk=suspect.pk).worker.split("/")[1])
+    wait_until(schedule_message("t.effect"), State.CONSUMED)
+    assert Message.objects.get(pk=suspect.pk).state == State.RUNNING
+    assert len(worker.children) == 2
+    gate.open()
+    wait_until(suspect, State.CONSUMED)
+    worker.wait_for_children(1, other_than=[first])
+    assert worker.count("died") == 0
+    wait_until(schedule_message("t.effect"), State.CONSUMED)
+
+
+@pytest.mark.usefixtures("quick_take_over")
+def test_workers_killed_again_and_again_lose_nothing(start: Start, configure: Callable[..., None]) -> None:
+    configure(LEASE=1)
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.003 * n} for n in range(600))
+    for done in (50, 200, 350):
+        worker = start("--processes", "2")
+        eventually(consumed(done), f"{done} are consumed")
+        worker.kill()
+    start("--processes", "2")
+    wait_until_all(State.CONSUMED, 600)
+    assert effects_per_message() == once_each(messages)
+    assert not [claim for claim in Transition.objects.filter(to_state=State.RUNNING) if is_early(claim)]
+
+
+def test_the_claims_of_a_namesake_are_not_given_back(start: Start, gate: Gate) -> None:
+    """Two workers with the same --worker-name: the death of a child of one says nothing of the other's."""
+    first, second = (start("--worker-name", "twin", "--threads", "1") for _ in range(2))
+    messages = [schedule_message("t.gate", gate.payload) for _ in range(2)]
+    eventually(lambda: gate.how_many_began() == 2, "both begin")
+    os.kill(first.children[0], signal.SIGKILL)
+    first.wait_for("died")
+    eventually(lambda: gate.how_many_began() == 3, "one begins again")
+    gate.open()
+    wait_until_all(State.CONSUMED, 2)
+    assert sorted(m.deliveries for m in Message.objects.filter(pk__in=[m.pk for m in messages])) == [1, 2]
+    assert second.count("died") == 0
+    assert transitions.release_worker("default", "twin", max_crashes=3, actor="test", shutdown=True) == []

@@ -1,0 +1,123 @@
+"""Limits hold over several workers, whatever happens to them and to Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+
+from django_delayq import schedule_messages
+from django_delayq.core import limits
+from django_delayq.core.states import State
+from django_delayq.models import Message, Transition
+from tests.support import failpoints
+from tests.support import limits_oracle as oracle
+from tests.support.processes import Start
+from tests.support.record_of import states, wait_until_all
+from tests.support.workers import eventually
+
+LIMITED = limits.declare(limit=3)
+RATED = limits.declare(rate="100/s", burst=5)
+QUEUE = {"limit": 4}
+
+
+def limits_of(topic: str, queue: str, key: str | None) -> dict[str, limits.Limit]:
+    """Return the limits that the workers of these tests know."""
+    found = {}
+    if topic == "t.limited":
+        assert LIMITED is not None
+        found[limits.topic_name(topic, key)] = LIMITED
+    if topic == "t.rated":
+        assert RATED is not None
+        found[limits.topic_name(topic, key)] = RATED
+    if queue == "narrow":
+        found[limits.queue_name(queue)] = limits.Limit(count=QUEUE["limit"])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _limits(monkeypatch: pytest.MonkeyPatch, configure: Any) -> None:
+    monkeypatch.setenv("DELAYQ_TEST_LIMITS", "1")
+    configure(LIMITS={"narrow": QUEUE})
+
+
+@pytest.mark.usefixtures("timed_by", "quick_take_over")
+def test_limits_hold_while_workers_are_killed_and_frozen_and_redis_is_flushed(
+    start: Start, redis_client: redis.Redis
+) -> None:
+    one, two = (start("--threads", "8") for _ in range(2))
+    (frozen,) = one.wait_for_children(1)
+    two.wait_for_children(1)
+    work: list[Any] = []
+    for number in range(20):
+        work.append({"topic": "t.limited", "payload": {"seconds": 0.06, "fails": number % 3}})
+        work += [
+            {"topic": "t.limited", "payload": {"seconds": 0.01}, "limit_key": f"c-{key}", "queue": "narrow"}
+            for key in range(6)
+        ]
+        work.append({"topic": "t.sleep", "payload": {"seconds": 0.01}, "queue": "narrow"})
+    schedule_messages(work)
+    eventually(lambda: states()[State.CONSUMED] >= 15, "work is done")
+    # A process that freezes while it writes to SQLite keeps all others from writing.
+    freezes = connection.vendor == "postgresql"
+    if freezes:
+        os.kill(frozen, signal.SIGSTOP)
+    redis_client.flushall()
+    eventually(lambda: states()[State.CONSUMED] >= 40, "the other one goes on")
+    if freezes:
+        os.kill(frozen, signal.SIGCONT)
+    for victim in two.children:
+        os.kill(victim, signal.SIGKILL)
+    redis_client.flushall()
+    wait_until_all(State.CONSUMED, len(work))
+    assert oracle.faults(limits_of) == []
+    by_name = {name: oracle.most_at_once(these) for name, these in oracle.runs(limits_of).items()}
+    assert by_name["topic t.limited"] == 3
+    assert Transition.objects.filter(to_state=State.LIMITED).exists()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "before_limited_claim:raise:2,before_limited_claim:kill:5,before_promotion:raise:2,before_promotion:kill:4",
+        "before_limited_claim:stop:3",
+    ],
+    ids=["killed", "frozen"],
+)
+def test_limits_hold_when_a_process_ends_or_freezes_on_the_way(
+    start: Start, monkeypatch: pytest.MonkeyPatch, faults: str
+) -> None:
+    """A process that freezes while it holds the locks of limits loses them."""
+    if connection.vendor != "postgresql":
+        pytest.skip("one process writes at a time")
+    monkeypatch.setenv(failpoints.ENVIRONMENT, faults)
+    faulty = start("--threads", "4")
+    faulty.wait_for_children(1)
+    schedule_messages(
+        [{"topic": "t.limited", "payload": {"seconds": 0.02}, "limit_key": f"c-{number % 5}"} for number in range(60)]
+    )
+    faulty.wait_for(r"Failpoint before_limited_claim:\w+:")
+    monkeypatch.delenv(failpoints.ENVIRONMENT)
+    start("--threads", "4")
+    wait_until_all(State.CONSUMED, 60)
+    assert oracle.faults(limits_of) == []
+
+
+@pytest.mark.usefixtures("timed_by")
+def test_a_rate_is_kept_over_several_workers(start: Start) -> None:
+    start("--processes", "2", "--threads", "4")
+    schedule_messages([{"topic": "t.rated"} for _ in range(150)])
+    wait_until_all(State.CONSUMED, 150)
+    assert oracle.faults(limits_of) == []
+    assert Message.objects.filter(attempts=0, deliveries=1).count() == 150
+
+
+def test_once_delivers_what_waits_for_a_place(start: Start) -> None:
+    schedule_messages([{"topic": "t.limited", "payload": {"seconds": 0}, "limit_key": "c"} for _ in range(9)])
+    assert start("--once", "--threads", "4").wait() == 0
+    assert states() == {State.CONSUMED: 9}
+    assert oracle.faults(limits_of) == []

@@ -1,0 +1,118 @@
+"""The reply of a script is lost after the script was carried out: no message is lost or delivered twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from django_delayq import Verdict, cancel_message, pause_queue, resume_queue, schedule_message, schedule_messages
+from django_delayq.broker import scripts
+from django_delayq.broker.keys import keys
+from django_delayq.core.states import State
+from testproject.servers import RedisServer
+from tests.support import known_scripts
+from tests.support.processes import Gate, Start
+from tests.support.proxy import Proxy
+from tests.support.record_of import (
+    begun_per_message,
+    consumed,
+    effects_per_message,
+    once_each,
+    states,
+    wait_until,
+    wait_until_all,
+)
+from tests.support.workers import eventually
+
+KEYS = keys("delayq", "default")
+
+
+def digest(script: str) -> bytes:
+    return scripts.load(script).digest.encode()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of the server that does not go through the proxy."""
+    with redis.Redis(port=redis_server.port) as there:
+        yield there
+
+
+@pytest.fixture
+def proxy(
+    redis_server: RedisServer, client: redis.Redis, configure: Callable[..., None], redis_has_time: None
+) -> Iterator[Proxy]:
+    known_scripts.teach(client)
+    client.config_resetstat()
+    with Proxy(redis_server.port) as there:
+        # After a call that timed out, this process would leave out calls whose replies are to be lost.
+        configure(REDIS=there.url)
+        yield there
+
+
+def all_ran(client: redis.Redis) -> bool:
+    """Tell whether the server ran every script that it was asked for by its digest, and none failed."""
+    calls = client.info("commandstats")["cmdstat_evalsha"]
+    return bool(calls["failed_calls"] == calls["rejected_calls"] == 0)
+
+
+@pytest.mark.parametrize("script", known_scripts.SCRIPTS)
+def test_the_reply_of_a_script_may_get_lost(
+    start: Start, proxy: Proxy, client: redis.Redis, gate: Gate, script: str
+) -> None:
+    proxy.lose_reply_to(*[digest(script)] * 3)
+    blockers = schedule_messages({"topic": "t.gate", "payload": gate.payload} for _ in range(2))
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.03 * n} for n in range(20))
+    start("--processes", "2", "--threads", "1")
+    eventually(lambda: gate.how_many_began() == 2, "both threads are busy")
+    more = [schedule_message("t.tx", delay=0.02 * n) for n in range(20)]
+    unwanted = schedule_message("t.tx", delay=60)
+    assert cancel_message(unwanted).verdict == Verdict.CANCELLED
+    # The sweep finds these.
+    client.delete(KEYS.delayed, KEYS.ready)
+    if script == "put_back":
+        # A claim refuses the ids of a paused queue, which are put back then.
+        pause_queue("default")
+        gate.open()
+    eventually(lambda: proxy.lost, f"a reply of {script} is lost")
+    gate.open()
+    resume_queue("default")
+    eventually(lambda: states() == {State.CONSUMED: 42, State.CANCELLED: 1}, "all are delivered")
+    assert set(proxy.lost) == {digest(script)}
+    assert all_ran(client)
+    assert effects_per_message() == once_each([*blockers, *messages, *more])
+    assert begun_per_message() == once_each([*blockers, *messages, *more])
+
+
+def test_ids_taken_by_a_take_whose_reply_was_lost_are_delivered(
+    start: Start, proxy: Proxy, client: redis.Redis
+) -> None:
+    start("--threads", "1").wait_for("Loaded Redis")
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    proxy.lose_reply_to(*[digest("take")] * 3)
+    messages = schedule_messages({"topic": "t.tx"} for _ in range(10))
+    wait_until_all(State.CONSUMED, 11)
+    assert proxy.lost
+    assert all_ran(client)
+    assert effects_per_message() == once_each(messages)
+
+
+def test_a_lost_wake_up_delays_no_message_for_long(start: Start, proxy: Proxy) -> None:
+    start("--threads", "1").wait_for("Loaded Redis")
+    proxy.lose_reply_to(b"BLPOP", b"BLPOP")
+    messages = [schedule_message("t.tx", delay=0.1 * n) for n in range(10)]
+    wait_until_all(State.CONSUMED, 10)
+    assert proxy.lost
+    assert effects_per_message() == once_each(messages)
+
+
+def test_connections_cut_again_and_again_lose_nothing(start: Start, proxy: Proxy) -> None:
+    start("--processes", "2")
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.01 * n} for n in range(200))
+    for done in range(10, 200, 20):
+        eventually(consumed(done), f"{done} are delivered")
+        proxy.cut()
+    wait_until_all(State.CONSUMED, 200)
+    assert effects_per_message() == once_each(messages)

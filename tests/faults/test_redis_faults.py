@@ -1,0 +1,434 @@
+"""Redis is lost, emptied, restarted, rolled back, or another project's. Every message is delivered once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+
+from django_delayq import Verdict, cancel_message, schedule_message, schedule_messages
+from django_delayq.broker.keys import keys
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from testproject.servers import RedisServer
+from tests.support.processes import Gate, Start
+from tests.support.proxy import Proxy
+from tests.support.record_of import (
+    begun_per_message,
+    consumed,
+    effects_per_message,
+    log_of,
+    once_each,
+    states,
+    wait_until,
+    wait_until_all,
+)
+from tests.support.workers import eventually
+
+KEYS = keys("delayq", "default")
+
+Configure = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _with_redis(configure: Configure) -> None:
+    """Configure the short intervals: every test here is about Redis."""
+
+
+# Fewer on SQLite, which has one writer.
+A_LOT = 2000 if connection.vendor == "postgresql" else 300
+
+
+def of(server: RedisServer) -> redis.Redis:
+    return redis.Redis(port=server.port)
+
+
+def many(number: int, *, over: float, topic: str = "t.tx", start: float = 0.0) -> list[Message]:
+    return schedule_messages({"topic": topic, "delay": start + over * n / number} for n in range(number))
+
+
+def wait_until_redis_times() -> None:
+    """Wait until a message is delivered through Redis, and not by a query."""
+    eventually(
+        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None,
+        "delivery goes through Redis again",
+    )
+
+
+def test_a_flush_with_thousands_waiting_loses_none_and_delivers_none_twice(
+    start: Start, redis_server: RedisServer
+) -> None:
+    worker = start("--processes", "2")
+    worker.wait_for("Loaded Redis")
+    messages = many(A_LOT, over=2.5, start=0.3)
+    eventually(consumed(A_LOT // 10), "the first are delivered")
+    with of(redis_server) as client:
+        client.flushall()
+    worker.wait_for(r"Redis lost its ids \(it is empty\)")
+    wait_until_all(State.CONSUMED, A_LOT)
+    assert effects_per_message() == once_each(messages)
+    worker.wait_for("Loaded Redis from the record: [1-9]")
+
+
+def test_flush_after_flush_after_flush_is_no_different(start: Start, redis_server: RedisServer) -> None:
+    start("--processes", "2")
+    messages = many(500, over=1.5)
+    with of(redis_server) as client:
+        while states()[State.CONSUMED] < 500:
+            client.flushall()
+    wait_until_all(State.CONSUMED, 500)
+    assert effects_per_message() == once_each(messages)
+
+
+def test_a_redis_killed_and_started_empty_is_filled_again(start: Start, redis_server: RedisServer) -> None:
+    worker = start("--processes", "2")
+    worker.wait_for("Loaded Redis")
+    messages = many(300, over=2.5)
+    later = schedule_message("t.tx", delay=15)
+    eventually(consumed(50), "the first are delivered")
+    redis_server.kill()
+    redis_server.start()
+    worker.wait_for("Redis lost its ids")
+    with of(redis_server) as client:
+        eventually(lambda: client.zscore(KEYS.delayed, str(later.pk)) is not None, "the future is loaded again")
+    wait_until_all(State.CONSUMED, 301)
+    assert effects_per_message() == once_each([*messages, later])
+    assert log_of(later)[1].ready_at is not None
+
+
+def test_while_redis_is_down_delivery_goes_on_from_the_database(start: Start, redis_server: RedisServer) -> None:
+    worker = start()
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    waiting = many(10, over=1.0)
+    redis_server.stop()
+    meanwhile = many(10, over=1.0)
+    for message in [*waiting, *meanwhile]:
+        wait_until(message, State.CONSUMED)
+    redis_server.start()
+    worker.wait_for("Redis is back")
+    last = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert worker.count("Redis is away") == 1
+    assert worker.count("Redis is back") == 1
+    assert max(effects_per_message().values()) == 1
+    assert last.deliveries == 1
+
+
+def test_a_frozen_redis_stops_neither_the_caller_nor_the_worker(start: Start, redis_server: RedisServer) -> None:
+    worker = start()
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    redis_server.freeze()
+    messages = many(5, over=0.5)
+    for message in messages:
+        wait_until(message, State.CONSUMED)
+    redis_server.thaw()
+    worker.wait_for("Redis is back")
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert set(effects_per_message().values()) == {1}
+
+
+def test_a_worker_that_starts_without_redis_finds_it_later(start: Start, redis_server: RedisServer) -> None:
+    redis_server.stop()
+    worker = start()
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    redis_server.start()
+    worker.wait_for("Loaded Redis")
+    later = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    eventually(
+        lambda: log_of(wait_until(schedule_message("t.ok"), State.CONSUMED))[1].ready_at is not None,
+        "Redis times again",
+    )
+    assert later.deliveries == 1
+
+
+def test_a_redis_restarted_from_an_old_dump_resurrects_nothing_and_lacks_nothing(
+    start: Start, configure: Configure
+) -> None:
+    with RedisServer(persistence="rdb") as server, of(server) as client:
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        delivered = many(20, over=0.5, start=0.5)
+        cancelled = many(5, over=0.1, start=2.5)
+        moved = many(5, over=0.1, start=2.5)
+        client.save()
+        for message in cancelled:
+            assert cancel_message(message).verdict == Verdict.CANCELLED
+        eventually(consumed(20), "what is in the dump is delivered")
+        unknown = many(20, over=1.5, start=1.0)
+        server.kill()
+        server.start()
+        worker.wait_for(r"Redis lost its ids \(it was restarted or went back in time\)")
+        eventually(lambda: states() == {State.CONSUMED: 45, State.CANCELLED: 5}, "all are delivered")
+        assert effects_per_message() == once_each([*delivered, *moved, *unknown])
+        worker.stop()
+
+
+@pytest.mark.parametrize("name", ["delayed", "ready", "meta", "wake"])
+def test_any_single_key_may_be_deleted(start: Start, redis_server: RedisServer, gate: Gate, name: str) -> None:
+    start("--threads", "1")
+    blocker = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(blocker.pk), "the only thread is busy")
+    ready = schedule_messages({"topic": "t.tx"} for _ in range(5))
+    delayed = many(5, over=0.5, start=0.5)
+    with of(redis_server) as client:
+        eventually(lambda: client.zcard(KEYS.ready) >= 5, "five are ready, if not the delayed ones too")
+        client.delete(getattr(KEYS, name))
+        gate.open()
+        wait_until_all(State.CONSUMED, 11)
+    assert effects_per_message() == once_each([blocker, *ready, *delayed])
+
+
+def test_a_key_of_another_type_is_no_reason_to_stop(start: Start, redis_server: RedisServer) -> None:
+    start()
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    with of(redis_server) as client:
+        for key in (KEYS.delayed, KEYS.ready, KEYS.meta, KEYS.wake):
+            client.flushall()
+            client.set(key, "somebody's")
+            for message in many(5, over=0.3):
+                wait_until(message, State.CONSUMED)
+
+
+def test_ids_taken_but_never_claimed_come_back(start: Start, redis_server: RedisServer, gate: Gate) -> None:
+    worker = start("--threads", "1")
+    blocker = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(blocker.pk), "the only thread is busy")
+    messages = schedule_messages({"topic": "t.tx"} for _ in range(10))
+    with of(redis_server) as client:
+        # The load at the start may have put the blocker once more.
+        eventually(lambda: client.zcard(KEYS.ready) >= 10, "all are ready")
+
+        def swept() -> bool:
+            # A worker that has just started may fetch them before the sweep does.
+            client.zpopmin(KEYS.ready, 20)
+            return worker.count("sweep of queue default put [0-9]+ messages that Redis had lost") > 0
+
+        eventually(swept, "the sweep puts them again")
+    gate.open()
+    wait_until_all(State.CONSUMED, 11)
+    assert effects_per_message() == once_each([blocker, *messages])
+
+
+def test_ids_without_a_scheduled_message_are_dropped(start: Start, redis_server: RedisServer) -> None:
+    start().wait_for("Loaded Redis")
+    done = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    with of(redis_server) as client:
+        client.zadd(KEYS.ready, {str(done.pk): 1, "999999999": 2})
+        client.zadd(KEYS.delayed, {"888888888": 3, str(done.pk): 4})
+        after = wait_until(schedule_message("t.tx"), State.CONSUMED)
+        eventually(lambda: client.zcard(KEYS.ready) == client.zcard(KEYS.delayed) == 0, "they are gone")
+    assert effects_per_message() == once_each([done, after])
+
+
+def test_members_that_are_no_ids_stop_nobody(start: Start, redis_server: RedisServer) -> None:
+    worker = start()
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    messages = []
+    with of(redis_server) as client:
+        for member in ("nonsense", "-1", "0", "1.5", str(2**63), str(2**70), ""):
+            client.zadd(KEYS.ready, {member: 0})
+            messages.append(wait_until(schedule_message("t.tx"), State.CONSUMED))
+    assert effects_per_message() == once_each(messages)
+    assert worker.count("died") == 0
+
+
+def test_the_redis_of_another_database_is_refused(start: Start, redis_server: RedisServer) -> None:
+    with of(redis_server) as client:
+        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**46})
+        client.zadd(KEYS.delayed, {str(10**9 + n): 2**45 for n in range(3)})
+        worker = start()
+        worker.wait_for("CRITICAL.*belongs to another database")
+        messages = many(10, over=0.5)
+        for message in messages:
+            wait_until(message, State.CONSUMED)
+        client.zadd(KEYS.ready, {str(2 * 10**9 + n): n for n in range(3)})
+        for message in (more := many(10, over=0.3)):
+            wait_until(message, State.CONSUMED)
+        assert client.hget(KEYS.meta, "identity") == b"somebody-else"
+        assert client.zcount(KEYS.delayed, 2**45, 2**45) == 3
+        assert {int(member) for member in client.zrange(KEYS.ready, 0, -1)} >= {2 * 10**9 + n for n in range(3)}
+    assert effects_per_message() == once_each([*messages, *more])
+    assert worker.count("CRITICAL") == 1
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_messages_that_redis_evicts_are_delivered(start: Start, configure: Configure, policy: str) -> None:
+    options = ["--maxmemory", "3mb", "--maxmemory-policy", policy, "--notify-keyspace-events", "Ke"]
+    with (
+        RedisServer(*options) as server,
+        of(server) as client,
+        client.pubsub(ignore_subscribe_messages=True) as evictions,
+    ):
+        evictions.subscribe(f"__keyspace@0__:{KEYS.delayed}")
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        messages = many(300, over=1.5, start=3.0)
+        assert client.zcard(KEYS.delayed) == 300
+        full = threading.Event()
+
+        def press() -> None:
+            # These keys are always newer than the queue's own, which no one reads before the due time.
+            number = 0
+            while not full.is_set():
+                number += 1
+                try:
+                    client.set(f"junk:{number}", b"x" * 20_000)
+                except redis.ResponseError:
+                    full.wait(0.01)
+
+        pressing = threading.Thread(target=press)
+        pressing.start()
+        try:
+            eventually(evictions.get_message, "the key of what is delayed is evicted")
+            wait_until_all(State.CONSUMED, 300)
+        finally:
+            full.set()
+            pressing.join()
+        assert effects_per_message() == once_each(messages)
+        worker.stop()
+
+
+def test_two_loaders_at_once_do_no_harm(start: Start, redis_server: RedisServer) -> None:
+    redis_server.stop()
+    messages = many(A_LOT, over=1.0, start=1.0)
+    redis_server.start()
+    for _ in range(2):
+        start()
+    wait_until_all(State.CONSUMED, A_LOT)
+    assert effects_per_message() == once_each(messages)
+    assert begun_per_message() == once_each(messages)
+
+
+def test_a_message_beyond_the_horizon_is_in_redis_only_when_it_comes_near(
+    start: Start, configure: Configure, redis_server: RedisServer
+) -> None:
+    configure(HORIZON=5)
+    start().wait_for("Loaded Redis")
+    far = schedule_message("t.tx", delay=3600)
+    near = schedule_message("t.tx", delay=9)
+    with of(redis_server) as client:
+        assert client.zcard(KEYS.delayed) == 0
+        eventually(lambda: client.zscore(KEYS.delayed, str(near.pk)) is not None, "it comes within the horizon")
+        wait_until(near, State.CONSUMED)
+        assert client.zscore(KEYS.delayed, str(far.pk)) is None
+    assert log_of(near)[1].ready_at is not None
+
+
+@pytest.fixture
+def replication(redis_server: RedisServer) -> Iterator[Proxy]:
+    """The proxy between the master and its replica."""
+    with Proxy(redis_server.port) as there:
+        yield there
+
+
+@pytest.fixture
+def replica(replication: Proxy) -> Iterator[RedisServer]:
+    with RedisServer("--replicaof", "127.0.0.1", str(replication.port)) as server:
+        yield server
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_a_failover_to_a_replica_that_lags_loses_nothing(
+    start: Start, configure: Configure, redis_server: RedisServer, replication: Proxy, replica: RedisServer
+) -> None:
+    with Proxy(redis_server.port) as proxy, of(redis_server) as master, of(replica) as client:
+        configure(REDIS=proxy.url)
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        eventually(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
+        known = many(50, over=2.0, start=1.0)
+        eventually(lambda: client.zscore(KEYS.delayed, str(known[-1].pk)), "the replica knows them")
+        replication.swallow()
+        unknown = many(50, over=2.0, start=1.5)
+        last = str(unknown[-1].pk)
+        assert master.zscore(KEYS.delayed, last) is not None
+        redis_server.kill()
+        client.replicaof("no", "one")
+        assert client.zscore(KEYS.delayed, last) is None
+        proxy.turn_to(replica.port)
+        worker.wait_for("Redis lost its ids")
+        wait_until_all(State.CONSUMED, 100)
+        assert effects_per_message() == once_each([*known, *unknown])
+        worker.stop()
+
+
+RUBBISH: dict[str, dict[Any, Any]] = {
+    "a horizon that is no number": {"horizon": "abc"},
+    "a horizon that is not a number": {"horizon": "nan"},
+    "an endless horizon": {"horizon": "inf"},
+    "a horizon in a hundred years": {"horizon": 49_000_000_000_000, "loaded": 49_000_000_000_000},
+    "a load beyond the horizon": {"loaded": "9" * 15},
+    "a load that is no number": {"loaded": "1e300"},
+    "a tick that is no number": {"tick": "abc"},
+    "a tick at its end": {"tick": 2**63 - 1},
+    "a loader until the end of time": {"loader": "ghost", "loader_until": "9" * 15, "horizon": "x"},
+    "a run that is no text": {"run_id": b"\xff\xfe"},
+}
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
+def test_rubbish_in_the_meta_is_replaced_under_a_working_worker(
+    start: Start, redis_server: RedisServer, rubbish: dict[Any, Any]
+) -> None:
+    worker = start("--threads", "2")
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    with of(redis_server) as client:
+        client.hset(KEYS.meta, mapping=rubbish)
+        waiting = many(5, over=0.5, start=0.2)
+
+        def is_healed() -> bool:
+            meta = client.hgetall(KEYS.meta)
+            seconds, _micros = client.time()
+            horizon = meta.get(b"horizon", b"")
+            whole = horizon.isdigit() and horizon == meta.get(b"loaded")
+            return whole and int(horizon) / 10_000 < int(seconds) + 3_700 and meta.get(b"tick", b"").isdigit()
+
+        eventually(is_healed, "the rubbish is replaced")
+        later = schedule_message("t.tx", delay=30)
+        eventually(lambda: client.zscore(KEYS.delayed, str(later.pk)) is not None, "Redis times again")
+    for message in waiting:
+        wait_until(message, State.CONSUMED)
+    wait_until_redis_times()
+    assert worker.count("Traceback") == 0, worker.log
+    assert worker.count("Redis") <= 8, worker.log
+    assert set(effects_per_message().values()) == {1}
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("name", ["delayed", "ready", "meta", "wake"])
+def test_a_key_of_another_type_is_replaced(start: Start, redis_server: RedisServer, name: str) -> None:
+    worker = start("--threads", "2")
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    with of(redis_server) as client:
+        client.delete(getattr(KEYS, name))
+        client.set(getattr(KEYS, name), "somebody's")
+        messages = many(5, over=0.5)
+        eventually(lambda: client.type(getattr(KEYS, name)) != b"string", "it is replaced")
+        for message in messages:
+            wait_until(message, State.CONSUMED)
+    wait_until_redis_times()
+    assert worker.count("Traceback") == 0, worker.log
+    assert worker.count("Redis is away") <= 2, worker.log
+
+
+def test_a_redis_that_refuses_some_calls_floods_no_log(start: Start, configure: Configure) -> None:
+    """The loader may do all it needs, but nobody may take."""
+    with RedisServer() as server, of(server) as client:
+        rights = ("resetkeys", "~*", "+@all", "-zpopmin")
+        client.execute_command("ACL", "SETUSER", "half", "on", ">half", *rights)
+        configure(REDIS=f"redis://half:half@127.0.0.1:{server.port}/0")
+        worker = start()
+        worker.wait_for("Redis is away")
+        began = time.monotonic()
+        while time.monotonic() - began < 8.0:
+            wait_until(schedule_message("t.tx"), State.CONSUMED)
+        assert worker.count("Redis is away") <= 5, worker.log
+        assert set(effects_per_message().values()) == {1}
+        worker.stop()

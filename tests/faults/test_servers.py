@@ -1,0 +1,95 @@
+"""Tests with other servers: every installed Redis, and a failover by Sentinel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.broker.keys import keys
+from django_delayq.core.states import State
+from testproject.binaries import _output, _redis_candidates
+from testproject.servers import RedisServer
+from tests.support.commands import run
+from tests.support.processes import Configure, Start
+from tests.support.record_of import consumed, effects_per_message, log_of, once_each, wait_until, wait_until_all
+from tests.support.redis_servers import SentinelServer, ThisRedis, of
+from tests.support.sentinel import FACTORY, guarded
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+KEYS = keys("delayq", "default")
+
+
+def programs() -> list[Path]:
+    """Return one redis-server of each version: on PATH, in the wheel, and those in DELAYQ_TEST_REDIS_SERVERS."""
+    named = map(Path, filter(None, os.environ.get("DELAYQ_TEST_REDIS_SERVERS", "").split(os.pathsep)))
+    found = {_output(program, "--version"): program for program in (*named, *_redis_candidates())}
+    return [program for version, program in found.items() if version]
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda program: _output(program, "--version").split()[2])
+def test_every_installed_redis_supports_everything(start: Start, configure: Configure, program: Path) -> None:
+    with ThisRedis(program) as server, of(server) as client:
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        messages = schedule_messages({"topic": "t.tx", "delay": 0.5 + 0.01 * n} for n in range(50))
+        client.config_set("maxmemory", 1)
+        full = schedule_message("t.tx", delay=0.1)
+        wait_until(full, State.CONSUMED)
+        worker.wait_for("Redis is away.*used memory")
+        client.config_set("maxmemory", 0)
+        client.script_flush()
+        wait_until_all(State.CONSUMED, 51)
+        worker.wait_for("Redis is back")
+        later = schedule_messages({"topic": "t.tx", "delay": 8} for _ in range(20))
+        client.flushall()
+        eventually(lambda: client.zcard(KEYS.delayed) == 20, "it is loaded again")
+        client.delete(KEYS.delayed)
+        assert run("delayq_restore").code == 0
+        assert run("delayq_stats").code == run("delayq_check").code == run("delayq_check", "redis").code == 0
+        wait_until_all(State.CONSUMED, 71)
+        assert effects_per_message() == once_each([*messages, full, *later])
+        worker.stop()
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_a_failover_by_sentinel_under_a_working_worker_loses_nothing(
+    start: Start,
+    configure: Configure,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    trio: tuple[RedisServer, RedisServer, SentinelServer],
+) -> None:
+    master, replica, sentinel = trio
+    monkeypatch.setenv("DELAYQ_TEST_SENTINEL", str(sentinel.port))
+    settings.CACHES = {**settings.CACHES, "guarded": guarded(sentinel.port)}
+    settings.DJANGO_REDIS_CONNECTION_FACTORY = FACTORY
+    configure(REDIS="guarded")
+    worker = start(prefix="env DJANGO_SETTINGS_MODULE=tests.support.sentinel_settings")
+    worker.wait_for("Loaded Redis")
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.3 + 0.05 * n} for n in range(100))
+    with of(master) as client:
+        assert client.zcard(KEYS.delayed) > 0
+    eventually(consumed(10), "the first are delivered")
+    master.kill()
+    meanwhile = [schedule_message("t.tx", delay=0.1 * n) for n in range(20)]
+    wait_until_all(State.CONSUMED, 120)
+    assert effects_per_message() == once_each([*messages, *meanwhile])
+    worker.wait_for("Redis is back")
+    with of(replica) as client:
+        # The first put may still go to the old master.
+        eventually(
+            lambda: client.zscore(KEYS.delayed, str(schedule_message("t.tx", delay=120).pk)) is not None,
+            "the new master times",
+        )
+    eventually(
+        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None,
+        "Redis times again",
+    )
+    worker.stop()

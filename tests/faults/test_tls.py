@@ -1,0 +1,91 @@
+"""rediss:// encrypts, and verifies the certificate's issuer and host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from django_delayq import schedule_message
+from django_delayq.broker import connection
+from django_delayq.core.states import State
+from django_delayq.project import conf
+from testproject.servers import RedisServer, ServerFailed, free_port
+from tests.support.processes import Configure, Start
+from tests.support.record_of import log_of, wait_until
+from tests.support.tls import OPENSSL, Authority, Front
+
+pytestmark = [
+    pytest.mark.usefixtures("transactional_db"),
+    pytest.mark.skipif(OPENSSL is None, reason="needs the openssl program, to make certificates"),
+]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"), "ours")
+
+
+@pytest.fixture(params=["front", "server"])
+def port(request: pytest.FixtureRequest, authority: Authority) -> Iterator[int]:
+    """The port that speaks TLS as "localhost": that of a front before Redis, and that of Redis itself if it can."""
+    certificate, key = authority.issue("localhost")
+    if request.param == "front":
+        with RedisServer() as server, Front(certificate, key, server.port) as front:
+            yield front.port
+        return
+    number = free_port()
+    files = {"cert": certificate, "key": key, "ca-cert": authority.certificate}
+    options = [f"{word}" for name, file in files.items() for word in (f"--tls-{name}-file", file)]
+    server = RedisServer("--tls-port", str(number), "--tls-auth-clients", "no", *options)
+    try:
+        server.start()
+    except ServerFailed as failed:
+        server.close()
+        if "tls-port" not in str(failed):
+            raise
+        pytest.skip("this redis-server was built without TLS")
+    with server:
+        yield number
+
+
+@pytest.mark.usefixtures("redis_has_time")
+def test_a_worker_delivers_over_tls(start: Start, configure: Configure, port: int, authority: Authority) -> None:
+    configure(REDIS=f"rediss://localhost:{port}/0?ssl_ca_certs={authority.certificate}")
+    worker = start()
+    worker.wait_for("Loaded Redis")
+    message = wait_until(schedule_message("t.tx", delay=0.2), State.CONSUMED)
+    assert log_of(message)[1].ready_at is not None
+    assert worker.count("Redis is away") == 0
+
+
+def test_a_certificate_of_somebody_else_or_for_another_host_is_refused(
+    port: int, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    for host, query in (
+        ("localhost", f"ssl_ca_certs={stranger.certificate}"),
+        ("localhost", ""),
+        ("127.0.0.1", f"ssl_ca_certs={authority.certificate}"),
+    ):
+        settings = conf.Settings(REDIS=f"rediss://{host}:{port}/0?{query}")
+        with connection.connect(settings, timeout=2) as client:
+            with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
+                client.ping()
+            client.connection_pool.disconnect()
+
+
+def test_with_a_certificate_that_is_refused_delivery_goes_on_from_the_database(
+    start: Start, configure: Configure, authority: Authority
+) -> None:
+    certificate, key = authority.issue("elsewhere")
+    with RedisServer() as server, Front(certificate, key, server.port) as front:
+        configure(REDIS=f"rediss://localhost:{front.port}/0?ssl_ca_certs={authority.certificate}")
+        worker = start()
+        worker.wait_for("Redis is away.*certificate verify failed")
+        wait_until(schedule_message("t.tx"), State.CONSUMED)
+        worker.stop()
+        with redis.Redis(port=server.port) as client:
+            assert client.dbsize() == 0

@@ -1,0 +1,208 @@
+"""Lines before limits are counted and told in statistics, checks and the list of handlers."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.broker.base import RedisPlace as InRedis
+from django_delayq.core.clock import to_tenths
+from django_delayq.core.findings import Finding, Level
+from django_delayq.core.states import State
+from django_delayq.inspector import consistency, diagnostics, lines, stats, waiting
+from django_delayq.inspector.diagnostics import Thresholds
+from django_delayq.inspector.numbers import Capped
+from django_delayq.inspector.snapshot import take_snapshot
+from django_delayq.models import Message, Worker
+from django_delayq.project import conf, registry
+from django_delayq.record import transitions
+from tests.support.limits import DB, Declare, admit, promote
+
+pytestmark = pytest.mark.django_db
+
+LINE = "topic l.one"
+
+
+def fill(topic: str, number: int, ago: timedelta = timedelta(0), **options: Any) -> list[Message]:
+    """Schedule messages of a topic with a limit, due some time ago, and have a worker claim what may begin."""
+    terms: Any = {"topic": topic, "payload": {}, **options}
+    made = schedule_messages([terms] * number)
+    Message._base_manager.filter(pk__in=[each.pk for each in made]).update(due_at=transitions.now(DB) - ago)
+    admit(*made)
+    return made
+
+
+def finding(**terms: Any) -> Finding | None:
+    found = diagnostics.check(DB, None, Thresholds(min_workers=0, **terms))
+    return next((each for each in found if each.name == "Limited"), None)
+
+
+def test_limited_messages_are_counted_by_queue_and_are_not_overdue(declare: Declare) -> None:
+    declare("l.one", limit=1)
+    made = fill("l.one", 3, timedelta(hours=2), queue="full")
+    seen = take_snapshot(DB)
+    assert (seen.limited, seen.scheduled, seen.overdue) == (Capped(2), Capped(0), Capped(0))
+    queue = seen.queues["full"]
+    assert queue.limited == Capped(2)
+    assert queue.oldest_limited == Message.objects.get(pk=made[2].pk).due_at
+
+
+def test_a_number_of_limited_messages_is_capped(declare: Declare) -> None:
+    declare("l.one", limit=1)
+    fill("l.one", 4, queue="full")
+    assert take_snapshot(DB, cap=2).queues["full"].limited == Capped(2, more=True)
+
+
+def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:
+    declare("l.one", limit=2)
+    fill("l.one", 3, limit_key="a")
+    fill("l.one", 5, limit_key="b b")
+    found = lines.longest_lines(DB, 10)
+    assert found.number == Capped(2)
+    assert [(line.name, line.waiting.count, line.running, line.is_full) for line in found.longest] == [
+        ("topic l.one key b b", 3, 2, True),
+        ("topic l.one key a", 1, 2, True),
+    ]
+    assert lines.parts(found.longest[0].name) == ("topic", "l.one", "b b")
+    assert len(lines.longest_lines(DB, 1).longest) == 1
+
+
+def test_lines_beyond_the_cap_are_counted_one_by_one(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare("l.one", limit=1)
+    monkeypatch.setattr(waiting, "LEAST_COUNTED", 2)
+    for key, number in (("a", 3), ("b", 4), ("c", 6), ("d", 2)):
+        fill("l.one", number, limit_key=key)
+    found = [(line.name[-1], line.number, line.more) for line in waiting.count_lines(DB, 4)]
+    assert found == [("a", 2, False), ("b", 2, True), ("c", 2, True), ("d", 1, False)]
+    assert sum(line.number for line in waiting.count_lines(DB, 100)) == 11
+
+
+def test_all_limits_have_those_that_are_declared_and_those_that_run(declare: Declare, queue_limits: Any) -> None:
+    queue_limits(slow={"rate": "60/m", "burst": 1})
+    declare("l.one", limit=1, limit_key=lambda message: message.payload.get("key"))
+    declare("l.free", limit=7)
+    fill("l.one", 1, limit_key="runs")
+    fill("l.two", 1)
+    found = {line.name: line for line in lines.all_limits(DB, 50).longest}
+    assert set(found) == {"topic l.one key runs", "topic l.free", "queue slow"}
+    assert found["topic l.one key runs"].running == 1
+    assert found["queue slow"].limit == (conf.get().LIMITS or {})["slow"]
+
+
+def test_a_rate_tells_its_next_slot(declare: Declare) -> None:
+    declare("l.rate", rate="60/h")
+    fill("l.rate", 2)
+    (line,) = lines.longest_lines(DB, 5).longest
+    assert line.slot is not None
+    assert timedelta(seconds=50) < line.slot - transitions.now(DB) <= timedelta(minutes=1, seconds=1)
+
+
+def test_a_slot_comes_after_those_for_which_places_are_kept(declare: Declare) -> None:
+    declare("l.rate", rate="1/s")
+    first, *_waiting = fill("l.rate", 6)
+    kept = len(promote("topic l.rate"))
+    # Slots are given for two seconds: three when the one after the first has come already.
+    assert kept in (2, 3)
+    (line,) = lines.read_limits(DB, ["topic l.rate"])
+    assert (line.running, line.kept) == (1, kept)
+    assert line.slot is not None
+    assert line.slot - first.due_at >= timedelta(seconds=kept + 0.9)
+
+
+def test_a_limited_message_belongs_into_the_record_alone() -> None:
+    now = transitions.now(DB)
+    row = consistency.RecordRow("default", State.LIMITED, now - timedelta(minutes=1), 0)
+    at = {"now_tenths": to_tenths(now), "horizon_tenths": to_tenths(now)}
+    assert consistency.classify(row, InRedis(None, None), "default", **at) is None
+    assert consistency.classify(row, InRedis(None, 5), "default", **at) == consistency.Mismatch.EXTRA
+
+
+def test_stats_tell_the_lines(declare: Declare) -> None:
+    declare("l.one", limit=1)
+    fill("l.one", 3)
+    found = stats.collect(DB, None)
+    assert found.states[State.LIMITED] == Capped(2)
+    out = StringIO()
+    call_command("delayq_stats", stdout=out)
+    text = out.getvalue()
+    assert "limited               2" in text
+    assert "Limited      2 before 1 limits, the oldest for" in text
+    assert "topic l.one: 2 waiting, 1 running, limit 1 at once" in text
+    assert "0 scheduled, 0 overdue, 2 limited" in text
+    out = StringIO()
+    call_command("delayq_stats", "--json", stdout=out)
+    told = json.loads(out.getvalue())
+    assert told["states"]["limited"] == {"count": 2, "exact": True}
+    assert told["queues"]["default"]["limited"] == {"count": 2, "exact": True}
+    (line,) = told["limits"]
+    assert (line["name"], line["running"]) == (LINE, 1)
+    assert line["limit"] == {"count": 1, "interval": None, "burst": None}
+
+
+def test_stats_without_limits_say_nothing_of_them() -> None:
+    schedule_message("l.one")
+    out = StringIO()
+    call_command("delayq_stats", stdout=out)
+    assert "Limited " not in out.getvalue()
+
+
+def test_a_check_tells_of_messages_that_wait_long(declare: Declare) -> None:
+    assert finding() is None
+    declare("l.one", limit=1)
+    fill("l.one", 1)
+    fill("l.one", 1)
+    found = finding()
+    assert found is not None
+    assert found.level == Level.OK
+    fill("l.one", 1, timedelta(hours=2))
+    found = finding()
+    assert found is not None
+    assert found.level == Level.WARN
+    assert found.detail.startswith("2 wait for topic l.one (1 of 1 run), the oldest for 2 h; raise the limit")
+    assert finding(max_limited_age=3 * 3600.0) == Finding(
+        "Limited", Level.OK, "messages wait for 1 limits, the oldest for 2 h"
+    )
+    with pytest.raises(CommandError, match="found a critical problem"):
+        call_command("delayq_check", "--max-limited-age", "90m", stdout=StringIO())
+    assert all(each.level != Level.CRITICAL for each in diagnostics.check(DB, None, Thresholds(min_workers=0)))
+
+
+def test_a_check_tells_of_lines_that_no_worker_leads(declare: Declare) -> None:
+    declare("l.one", limit=1)
+    fill("l.one", 2)
+    now = transitions.now(DB)
+    Worker.objects.create(name="w", host="h", pid=1, queues=["default"], topics=["other"], started_at=now, seen_at=now)
+    found = finding()
+    assert found is not None
+    assert (found.level, found.detail[:38]) == (Level.WARN, "no live worker handles the topic, so n")
+    Worker.objects.update(topics=["l.one"])
+    found = finding()
+    assert found is not None
+    assert found.level == Level.OK
+
+
+def test_a_check_finds_limited_messages_whose_topic_nobody_handles(declare: Declare) -> None:
+    declare("l.one", limit=1)
+    fill("l.one", 2)
+    registry.unregister("l.one")
+    topics = [each.detail for each in diagnostics.check(DB, None, Thresholds(min_workers=0)) if each.name == "Topics"]
+    assert topics == ["no handler for l.one"]
+
+
+def test_handlers_are_listed_with_their_limits(declare: Declare) -> None:
+    declare("l.one", limit=5, rate="60/m", burst=3, limit_key=lambda message: None)
+    out = StringIO()
+    call_command("delayq_check", "handlers", stdout=out)
+    (line,) = [line for line in out.getvalue().splitlines() if line.startswith("l.one ")]
+    assert "5 at once; one in 1.0 s, 3 together, each key" in line
+    out = StringIO()
+    call_command("delayq_check", "handlers", "--json", stdout=out)
+    (told,) = [each for each in json.loads(out.getvalue())["handlers"] if each["topic"] == "l.one"]
+    assert told["limit"] == {"count": 5, "interval": 1.0, "burst": 3}
+    assert told["limit_by_key"] is True

@@ -1,0 +1,338 @@
+"""The registry finds the handler of a topic."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
+from django.apps import apps
+from django.test import override_settings
+
+from django_delayq import Delivered, HandlerConflict, RetryPolicy, handler
+from django_delayq.api import scheduling
+from django_delayq.core.exceptions import InvalidMessage
+from django_delayq.project import registry
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+TOPIC = "unit.registry"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    for topic in registry.handlers():
+        if topic.startswith(TOPIC):
+            registry.unregister(topic)
+
+
+def _name(value: Any) -> str:
+    """Return a name without an address in memory: every process of the tests must find the same names."""
+    return str(value) if isinstance(value, str) else getattr(value, "__qualname__", type(value).__name__)
+
+
+def found(topic: str = TOPIC) -> registry.Handler:
+    handler = registry.find(topic)
+    assert handler is not None
+    return handler
+
+
+def at_module_level(message: Any) -> None: ...
+
+
+def test_the_decorated_function_is_left_as_it_is() -> None:
+    assert handler(TOPIC)(at_module_level) is at_module_level
+    assert found().function is at_module_level
+    assert registry.handlers()[TOPIC] is found()
+
+
+def test_two_handlers_for_one_topic_conflict_and_both_are_named() -> None:
+    handler(TOPIC)(at_module_level)
+
+    def another(message: Any) -> None: ...
+
+    with pytest.raises(HandlerConflict, match=r"at_module_level.*another"):
+        handler(TOPIC)(another)
+    assert found().function is at_module_level
+
+
+def test_a_module_that_is_imported_anew_does_not_conflict_with_itself() -> None:
+    handler(TOPIC)(at_module_level)
+    handler(TOPIC, lease=5)(at_module_level)
+    assert found().lease == 5
+
+
+def test_two_local_functions_of_one_name_conflict() -> None:
+    def make() -> Any:
+        def local(message: Any) -> None: ...
+
+        return local
+
+    handler(TOPIC)(make())
+    with pytest.raises(HandlerConflict):
+        handler(TOPIC)(make())
+
+
+def test_options_that_are_not_given_come_from_the_settings(settings: Settings) -> None:
+    handler(TOPIC)(at_module_level)
+    settings.DELAYQ = {"LEASE": 33, "TIMEOUT": 44, "RETRY": ["5s"], "DEFAULT_QUEUE": "lane"}
+    assert (found().lease, found().timeout, found().retry) == (33, 44, RetryPolicy.fixed([5]))
+    assert registry.default_queue(TOPIC) == registry.default_queue("nobody") == "lane"
+    assert not found().transactional
+
+
+def test_options_that_are_given_win_over_the_settings(settings: Settings) -> None:
+    settings.DELAYQ = {"LEASE": 33, "TIMEOUT": 44, "RETRY": ["5s"]}
+    terms = handler(TOPIC, retry=["4m"], lease="2m", timeout="90s", transactional=True, queue="slow")
+    terms(at_module_level)
+    assert (found().lease, found().timeout, found().retry) == (120, 90, RetryPolicy.fixed([240]))
+    assert found().transactional
+    assert registry.default_queue(TOPIC) == "slow"
+
+
+def test_false_means_never_and_none_means_the_default(settings: Settings) -> None:
+    settings.DELAYQ = {"TIMEOUT": 44, "RETRY": ["5s"]}
+    handler(TOPIC, retry=False, timeout=False)(at_module_level)
+    assert found().retry.delay(1) is None
+    assert found().timeout is None
+    handler(TOPIC, retry=None, timeout=None, lease=None, queue=None)(at_module_level)
+    assert (found().timeout, found().retry) == (44, RetryPolicy.fixed([5]))
+
+
+def test_an_async_function_is_registered_as_async() -> None:
+    async def coroutine(message: Any) -> None: ...
+
+    handler(TOPIC)(coroutine)
+    assert found().is_async
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"lease": 0.5},
+        {"lease": "2d"},
+        {"lease": True},
+        {"timeout": 0},
+        {"timeout": "31d"},
+        {"retry": "5m"},
+        {"retry": [-1]},
+        {"queue": "two words"},
+        {"priority": 101},
+        {"priority": None},
+    ],
+    ids=repr,
+)
+def test_impossible_options_are_refused_at_the_decorator(terms: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        handler(TOPIC, **terms)(at_module_level)
+    assert registry.find(TOPIC) is None
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"lease": "soon"}, "lease is not a duration: 'soon'"),
+        ({"timeout": "soon"}, "timeout (False: none) is not a duration: 'soon'"),
+        ({"retry": 5}, "retry is a RetryPolicy, a list of delays, a function, or False for never: a list of"),
+    ],
+    ids=repr,
+)
+def test_a_refused_option_is_named(terms: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        handler(TOPIC, **terms)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_topic_that_could_not_be_scheduled_is_refused() -> None:
+    with pytest.raises(InvalidMessage):
+        handler("two words")
+
+
+def test_handlers_are_found_in_the_module_of_that_name_in_each_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "discovered_app"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "handlers.py").write_text(
+        f"from django_delayq import handler\n@handler({TOPIC!r})\ndef receive(message): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed = [config.name for config in apps.get_app_configs()]
+    with override_settings(INSTALLED_APPS=[*installed, "discovered_app"]):
+        registry.autodiscover()
+    assert found().name == "discovered_app.handlers.receive"
+    for name in ("discovered_app", "discovered_app.handlers"):
+        sys.modules.pop(name, None)
+
+
+# --- what cannot handle a message -------------------------------------------------------------------------------------
+
+
+def generator(message: Any) -> Iterator[None]:
+    yield
+
+
+async def async_generator(message: Any) -> AsyncIterator[None]:
+    yield
+
+
+def of_two(one: Any, other: Any) -> None: ...
+
+
+def of_two_by_keyword(one: Any, *, other: Any) -> None: ...
+
+
+class Class:
+    def __call__(self, message: Any) -> None: ...
+
+    def method(self, message: Any) -> None: ...
+
+    @staticmethod
+    async def static(message: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (generator, "generator is a generator function"),
+        (async_generator, "async_generator is a generator function"),
+        (partial(at_module_level), "a handler is a function, not a partial object: write a function that calls it"),
+        (Class().method, "not a method object: write a function"),
+        (Class(), "not a Class object: write a function"),
+        (vars(Class)["static"], "not a staticmethod object: write a function"),
+        (sync_to_async(at_module_level), "not a SyncToAsync object: write a function"),
+        (print, "not a builtin_function_or_method object: write a function"),
+        (lambda: None, r"<lambda>\(\) cannot be called with one message: too many positional arguments"),
+        (of_two, "of_two.*missing a required argument: 'other'"),
+        (Class.method, "Class.method.*takes the message as its only argument"),
+        (of_two_by_keyword, "of_two_by_keyword.*other"),
+        (Class, "not the class Class: write a function"),
+        (None, "not a NoneType object"),
+        ("tests.project", "not a str object"),
+    ],
+    ids=_name,
+)
+def test_a_function_that_could_not_handle_a_message_is_refused_at_the_decorator(function: Any, why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        handler(TOPIC)(function)
+    assert registry.find(TOPIC) is None
+
+
+def test_a_decorator_without_its_topic_is_refused_with_the_way_to_write_it() -> None:
+    decorator: Any = handler
+    with pytest.raises(InvalidMessage, match=r'write @handler\("orders\.close"\)'):
+        decorator(at_module_level)
+
+
+async def coroutine(message: Any) -> None: ...
+
+
+def marked(message: Any) -> Any:
+    return coroutine(message)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Class.static, markcoroutinefunction(marked)],
+    ids=_name,
+)
+def test_an_async_function_is_known_by_what_it_is_or_by_its_mark(function: Any) -> None:
+    handler(TOPIC)(function)
+    assert found().is_async
+
+
+@wraps(coroutine)
+def runs_it(message: Any) -> None:
+    """A wrapper of an async function that is sync, of a function that takes other arguments, and of a generator."""
+
+
+@wraps(of_two)
+def gives_it_more(message: Any) -> None: ...
+
+
+@wraps(generator)
+def consumes_it(message: Any) -> None: ...
+
+
+@pytest.mark.parametrize("function", [runs_it, gives_it_more, consumes_it], ids=_name)
+def test_a_wrapper_is_taken_for_what_it_is_and_not_for_what_it_wraps(function: Any) -> None:
+    handler(TOPIC)(function)
+    assert not found().is_async
+
+
+# --- what a handler schedules -----------------------------------------------------------------------------------------
+
+
+def test_a_registered_function_keeps_its_name_its_kind_and_its_pickle() -> None:
+    registered = handler(TOPIC)(coroutine)
+    assert registered is coroutine
+    assert inspect.iscoroutinefunction(registered)
+    assert pickle.loads(pickle.dumps(registered)) is coroutine
+    assert (vars(coroutine)["topic"], coroutine.__name__) == (TOPIC, "coroutine")
+
+
+def test_a_registered_handler_schedules_a_message_of_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    async def twin(*args: Any, **options: Any) -> None:
+        calls.append((args, options))
+
+    monkeypatch.setattr(scheduling, "schedule_message", lambda *args, **options: calls.append((args, options)))
+    monkeypatch.setattr(scheduling, "aschedule_message", twin)
+    close = handler(TOPIC)(local())
+    close.schedule({"order": 5}, delay="15m", key="5")
+    close.schedule(payload=6, using="other")
+    async_to_sync(close.aschedule)({"order": 7}, due_at=None)
+    assert calls == [
+        ((TOPIC, {"order": 5}), {"using": None, "delay": "15m", "key": "5"}),
+        ((TOPIC, 6), {"using": "other"}),
+        ((TOPIC, {"order": 7}), {"using": None, "due_at": None}),
+    ]
+
+
+def local() -> Callable[[Delivered], None]:
+    """Return a function without attributes."""
+
+    def close(message: Delivered) -> None: ...
+
+    return close
+
+
+def test_a_function_of_several_topics_schedules_for_none_of_them() -> None:
+    function: Any = local()
+    topics = [f"{TOPIC}.{number}" for number in range(3)]
+    for topic in topics:
+        assert handler(topic)(function) is function
+    for schedule in (function.schedule, async_to_sync(function.aschedule)):
+        with pytest.raises(InvalidMessage, match="handles several topics"):
+            schedule()
+    for topic in topics:
+        registry.unregister(topic)
+    assert handler(TOPIC)(function).topic == TOPIC
+
+
+def test_a_function_that_is_registered_again_keeps_its_topic() -> None:
+    function = local()
+    handler(TOPIC)(function)
+    assert handler(TOPIC, lease=5)(function).topic == TOPIC
+
+
+def test_a_handler_that_wraps_another_one_has_a_topic_of_its_own() -> None:
+    inner = handler(TOPIC)(local())
+
+    @handler(TOPIC + ".outer")
+    @wraps(inner)
+    def outer(message: Any) -> None: ...
+
+    assert (inner.topic, outer.topic) == (TOPIC, TOPIC + ".outer")
+    assert vars(outer)["schedule"].__self__ is outer
+    assert vars(inner)["schedule"].__self__ is inner

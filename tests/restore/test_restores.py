@@ -1,0 +1,59 @@
+"""Tests of delayq_restore while producers and workers go on."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+
+import redis
+from django.core.management import call_command
+from django.db import connections
+
+from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.core.states import State
+from testproject.servers import RedisServer
+from tests.support.processes import Start
+from tests.support.record_of import begun_per_message, effects_per_message, once_each, states
+from tests.support.workers import eventually
+
+
+def restore_again_and_again(until: int) -> int:
+    """Restore until ``until`` messages are consumed, and return how often."""
+    times = 0
+    try:
+        while states()[State.CONSUMED] < until:
+            call_command("delayq_restore", stdout=StringIO(), stderr=StringIO())
+            times += 1
+    finally:
+        connections.close_all()
+    return times
+
+
+def test_two_restores_two_workers_and_live_traffic_end_as_if_there_had_been_no_restore(
+    start: Start, redis_server: RedisServer
+) -> None:
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.005 * n} for n in range(300))
+    cancelled = schedule_messages({"topic": "t.tx", "delay": 20} for n in range(20))
+    for _ in range(2):
+        start("--threads", "4")
+    with ThreadPoolExecutor(2) as threads, redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        restores = [threads.submit(restore_again_and_again, 420) for _ in range(2)]
+        for message in cancelled:
+            assert cancel_message(message)
+        more = [schedule_message("t.tx", delay=0.01 * n) for n in range(100)]
+        moved = [schedule_message("t.tx", delay=3600) for _ in range(20)]
+        for message in moved:
+            assert reschedule_message(message, delay=0.2)
+        eventually(lambda: states() == {State.CONSUMED: 420, State.CANCELLED: 20}, "all are delivered")
+        assert all(restore.result(30) for restore in restores)
+    assert effects_per_message() == once_each([*messages, *more, *moved])
+    assert begun_per_message() == once_each([*messages, *more, *moved])
+
+
+def test_a_restore_without_a_worker_leaves_redis_ready_for_one(start: Start, redis_server: RedisServer) -> None:
+    messages = schedule_messages({"topic": "t.tx"} for _ in range(50))
+    call_command("delayq_restore", stdout=StringIO(), stderr=StringIO())
+    start("--roles", "consumer,recorder,mover")
+    eventually(lambda: states() == {State.CONSUMED: 50}, "a worker without a loader delivers all")
+    assert effects_per_message() == once_each(messages)

@@ -1,0 +1,41 @@
+"""Each folder of the tests mirrors a package, or is one of the others that CONTRIBUTING.rst names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+PACKAGE = ROOT / "django_delayq"
+
+_PAGE = (ROOT / "CONTRIBUTING.rst").read_text("utf-8")
+_SECTION = _PAGE.partition("Where a test goes\n")[2].partition("\nHabits\n")[0]
+OTHERS = set(re.findall(r"^``(\w+)``  ", _SECTION, re.MULTILINE))
+SUBJECTS = {"commands": PACKAGE / "management/commands", "testproject": ROOT / "testproject"}
+
+
+def folders_of(place: Path) -> list[str]:
+    return sorted({path.relative_to(place).parts[0] for path in place.glob("*/**/*.py")})
+
+
+@pytest.mark.parametrize("name", [name for name in folders_of(TESTS) if name not in OTHERS])
+def test_a_folder_mirrors_a_package(name: str) -> None:
+    assert (SUBJECTS.get(name, PACKAGE / name) / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_a_folder_that_mirrors_no_package_is_in_the_list_and_exists(name: str) -> None:
+    assert (TESTS / name).is_dir()
+    assert not (PACKAGE / name).exists()
+
+
+def test_the_list_of_the_other_folders_is_found() -> None:
+    assert len(OTHERS) > 5
+
+
+@pytest.mark.parametrize("file", sorted(TESTS.glob("test_*.py")), ids=lambda file: file.stem)
+def test_a_test_at_the_top_has_its_module_at_the_top_of_the_package(file: Path) -> None:
+    assert (PACKAGE / f"{file.stem.removeprefix('test_')}.py").exists()

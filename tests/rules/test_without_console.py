@@ -1,0 +1,84 @@
+"""The queue alone: without the console it migrates, delivers, restores and reports, and imports none of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.support.workers import PATIENCE, ROOT
+
+PROGRAM = """
+import json, sys
+from io import StringIO
+
+import django
+
+django.setup()
+
+import django_delayq.worker.processes.process
+from django.core.management import call_command
+from django_delayq import schedule_message
+from django_delayq.models import Message
+
+
+def run(*words):
+    out = StringIO()
+    call_command(*words, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+run("migrate", "--verbosity", "0")
+schedule_message("t.tx", delay=0)
+schedule_message("t.tx", delay=3600)
+report = {
+    "once": run("run_delayq", "--once"),
+    "stats": json.loads(run("delayq_stats", "--json")),
+    "text": run("delayq_stats"),
+    "restore": run("delayq_restore", "--dry-run"),
+    "verify": run("delayq_check", "redis"),
+    "states": sorted(Message.objects.values_list("state", flat=True)),
+    "console": sorted(name for name in sys.modules if name.startswith("django_delayq.console")),
+}
+sys.__stdout__.write(json.dumps(report))
+"""
+
+
+@pytest.fixture
+def report(redis_client: redis.Redis, tmp_path: Path) -> Any:
+    """The report of a process without the console, which works on a database of its own."""
+    environment = {
+        **os.environ,
+        "DELAYQ_TEST_CONSOLE": "0",
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONPATH": str(ROOT),
+        "SQLITE_PATH": str(tmp_path / "alone.sqlite3"),
+    }
+    environment.pop("DATABASE_URL", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_the_queue_works_without_the_console(report: Any) -> None:
+    assert report["once"] == "1 delivered\n"
+    assert report["states"] == ["consumed", "scheduled"]
+    assert report["stats"]["states"]["scheduled"]["count"] == 1
+    assert report["stats"]["redis"]["reachable"] is True
+    assert "Coming hour" not in report["text"]
+    assert "default" in report["restore"]
+    assert report["console"] == []

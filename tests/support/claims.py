@@ -1,0 +1,44 @@
+"""Claimed messages, for the tests of what a worker does with them."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+
+import pytest
+from django.db import connection
+
+from django_delayq import cancel_message, schedule_message
+from django_delayq.models import Message
+from django_delayq.project import registry
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.parts.delivery import Delivery
+from tests.support.transactions import unfinished
+
+DB = "default"
+
+
+def needs_row_locks() -> None:
+    """Skip the test on a database without row locks."""
+    if not connection.features.has_select_for_update:
+        pytest.skip("needs row locks")
+
+
+def claimed(*topics: str, worker: str = "w") -> list[Delivery]:
+    """Schedule a message of each topic, and claim them."""
+    ids = [schedule_message(topic).pk for topic in topics]
+    handlers = registry.handlers()
+    leases = {topic: handlers[topic].lease for topic in topics}
+    rows = {row.id: row for row in transitions.claim(DB, [Ticket(pk) for pk in ids], leases, worker)}
+    return [Delivery(rows[pk], handlers[rows[pk].topic], DB) for pk in ids]
+
+
+def locked_by_a_cancel(message_id: int) -> AbstractContextManager[threading.Event]:
+    """Cancel a message in a transaction that stays open for the block."""
+    return unfinished(lambda: cancel_message(message_id))
+
+
+def state(delivery: Delivery) -> str:
+    """Return the state of the message of a delivery."""
+    return Message.objects.get(pk=delivery.id).state

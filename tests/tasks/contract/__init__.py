@@ -1,1 +1,0 @@
-"""Django's own tests of its task framework, run against the backend: ``python -m tests.tasks.contract``."""

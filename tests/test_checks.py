@@ -1,0 +1,163 @@
+"""The system checks, as ``manage.py check`` runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.checks import ERROR, run_checks
+from django.db import connections, models
+from django.test import override_settings
+
+from tests.support.referring import ON_DELETE, known_model
+
+LOCMEM = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+DJANGO_REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://nowhere.invalid:1/0"}
+
+
+def found(**settings: Any) -> list[str]:
+    with override_settings(**settings):
+        messages = run_checks(tags=["delayq"])
+    assert all(message.hint for message in messages)
+    assert all(message.level == ERROR for message in messages)
+    return sorted(str(message.id) for message in messages)
+
+
+def test_the_tests_own_settings_pass() -> None:
+    assert found() == []
+
+
+def test_no_settings_at_all_pass() -> None:
+    assert found(DELAYQ={}) == []
+
+
+@pytest.mark.parametrize(
+    ("delayq", "ids"),
+    [
+        ("redis://", ["delayq.E001"]),
+        ({"COLOUR": "red"}, ["delayq.E002"]),
+        ({"LEASE": -1}, ["delayq.E003"]),
+        ({"QUEUES": ["other"]}, ["delayq.E004"]),
+        ({"MIDDLEWARE": ["django_delayq.middleware.Middleware"]}, []),
+        ({"MIDDLEWARE": ["django_delayq.middleware.Draft", "nowhere.Tenants"]}, ["delayq.E012", "delayq.E012"]),
+        ({"REDIS": "http://localhost"}, ["delayq.E006"]),
+        ({"REDIS": "redis://[::1"}, ["delayq.E006"]),
+        ({"REDIS": "default"}, ["delayq.E007"]),
+        ({"REDIS": "nowhere"}, ["delayq.E007"]),
+        ({"REDIS": "default", "LEASE": -1, "COLOUR": 1}, ["delayq.E002", "delayq.E003", "delayq.E007"]),
+    ],
+    ids=repr,
+)
+def test_each_mistake_has_its_id(delayq: Any, ids: list[str]) -> None:
+    assert found(DELAYQ=delayq, CACHES=LOCMEM) == ids
+
+
+def test_a_deployment_with_the_settings_of_tests_is_warned() -> None:
+    with override_settings(DELAYQ={"TESTING": "manual"}):
+        assert run_checks(tags=["delayq"]) == []
+        [warning] = run_checks(tags=["delayq"], include_deployment_checks=True)
+    assert (warning.id, bool(warning.hint)) == ("delayq.W001", True)
+    with override_settings(DELAYQ={"TESTING": None}):
+        assert run_checks(tags=["delayq"], include_deployment_checks=True) == []
+
+
+LONG = "a" * 70
+IMPOSSIBLE = {
+    "redis://localhost:abc/0": "port",
+    "redis://localhost:99999/0": "port",
+    "redis://localhost:0/0": "port",
+    "redis://localhost:6379/zero": "number of a database",
+    "redis://localhost:6379/-1": "number of a database",
+    "redis://localhost:6379/0?db=-1": "number of the database",
+    "redis://localhost:6379/0?bogus=1": "'bogus'",
+    "redis://localhost:6379/?db=y": "'db'",
+    "unix:///run/redis.sock?db=y": "'db'",
+    "redis://localhost/0?max_connections=-5": "max_connections",
+    "redis://localhost/0?protocol=three": "'protocol'",
+    "rediss://localhost/0?ssl_cert_reqs=perhaps": "perhaps",
+    f"redis://{LONG}.example/0": "host",
+    "redis://redis..example/0": "host",
+    "broken": "'colour'",
+}
+CACHE_OPTIONS = {"CONNECTION_POOL_KWARGS": {"colour": "red"}}
+
+
+@pytest.mark.parametrize("redis", IMPOSSIBLE, ids=lambda url: url.replace(LONG, "long"))
+def test_a_redis_to_which_no_connection_is_possible_is_e008(redis: str) -> None:
+    broken = {**DJANGO_REDIS, "OPTIONS": CACHE_OPTIONS}
+    with override_settings(DELAYQ={"REDIS": redis}, CACHES={**LOCMEM, "broken": broken}):
+        (message,) = run_checks(tags=["delayq"])
+    assert message.id == "delayq.E008"
+    assert IMPOSSIBLE[redis] in str(message.hint)
+    assert "\n" not in str(message.hint)
+
+
+@pytest.mark.parametrize("options", [{"CONNECTION_POOL_CLASS": "nowhere.Pool"}, {"REDIS_CLIENT_CLASS": "os.nothing"}])
+def test_a_cache_with_impossible_options_is_e008(options: Any) -> None:
+    caches = {**LOCMEM, "broken": {**DJANGO_REDIS, "OPTIONS": options}}
+    assert found(DELAYQ={"REDIS": "broken"}, CACHES=caches) == ["delayq.E008"]
+
+
+@pytest.mark.parametrize("url", ["redis://user:hunter2/x@host:1/0", "redis://:hun#ter2@host/0", "redis://:1/hunter2@h"])
+def test_a_part_of_a_password_is_never_taken_for_something_else_and_shown(url: str) -> None:
+    with override_settings(DELAYQ={"REDIS": url}):
+        messages = run_checks(tags=["delayq"])
+    assert "hun" not in "".join(f"{message.msg} {message.hint}" for message in messages)
+
+
+def test_a_project_without_time_zones_is_e005() -> None:
+    assert found(USE_TZ=False) == ["delayq.E005"]
+
+
+@pytest.mark.parametrize(
+    "redis", ["redis://h:1/0", "rediss://u:p@h:1/0", "unix:///run/redis.sock?db=1", "fast"], ids=repr
+)
+def test_a_redis_that_does_not_answer_passes_the_checks(redis: str) -> None:
+    assert found(DELAYQ={"REDIS": redis}, CACHES={**LOCMEM, "fast": DJANGO_REDIS}) == []
+
+
+@pytest.mark.parametrize(
+    ("keeps_moments", "zone", "ids"),
+    [
+        (False, "Europe/Berlin", ["delayq.E010"]),
+        (False, "Etc/UTC", []),
+        (False, None, []),
+        (True, "Europe/Berlin", []),
+    ],
+)
+def test_a_database_that_keeps_local_times_needs_utc(
+    monkeypatch: pytest.MonkeyPatch, keeps_moments: bool, zone: str | None, ids: list[str]
+) -> None:
+    connection = connections["default"]
+    monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", zone)
+    monkeypatch.setattr(connection.features, "supports_timezones", keeps_moments)
+    vars(connection).pop("timezone", None)
+    try:
+        assert found() == ids
+    finally:
+        vars(connection).pop("timezone", None)
+
+
+def test_a_password_in_a_wrong_url_is_not_shown() -> None:
+    with override_settings(DELAYQ={"REDIS": "http://user:hunter2@host"}):
+        (message,) = run_checks(tags=["delayq"])
+    assert "hunter2" not in f"{message.msg} {message.hint}"
+
+
+@pytest.mark.parametrize("on_delete", ON_DELETE)
+def test_a_foreign_key_to_messages_is_w004(on_delete: str) -> None:
+    with known_model(ON_DELETE[on_delete]):
+        (message,) = run_checks(tags=["delayq"])
+        assert (message.id, message.msg) == ("delayq.W004", "tests_app.Receipt.message is a foreign key to messages.")
+    assert found() == []
+
+
+def test_a_foreign_key_without_a_constraint_passes_the_checks() -> None:
+    with known_model(ON_DELETE["SET_NULL"], db_constraint=False):
+        assert found() == []
+
+
+@pytest.mark.skipif(not hasattr(models, "DB_SET_NULL"), reason="needs Django 6.1")
+def test_a_foreign_key_that_the_database_follows_passes_the_checks() -> None:
+    with known_model(getattr(models, "DB_SET_NULL")):  # noqa: B009
+        assert found() == []

@@ -1,0 +1,229 @@
+"""Tests of extensions: what workers call, and that a broken extension does not stop deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_delayq import extensions, schedule_message
+from django_delayq.broker.base import Put
+from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
+from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
+from django_delayq.extensions import RestoreStart, Service, WorkerExtension
+from django_delayq.models import Message
+from django_delayq.record import transitions
+from django_delayq.restore import Tally
+from django_delayq.worker.parts.service import Runner, ServiceTurns
+from django_delayq.worker.processes.once import drain
+from django_delayq.worker.processes.supervisor import DeadChild, Supervisor
+from django_delayq.worker.upkeep.loader import _ObservedLoad
+from tests.support.assembled import Assemble
+from tests.support.claims import DB, claimed
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Made = Callable[[str, str], WorkerExtension]
+
+
+class Recording(WorkerExtension):
+    """Remembers which of its methods were called, with the topics of the messages."""
+
+    def __init__(self, using: str, worker: str) -> None:
+        super().__init__(using, worker)
+        self.calls: list[tuple[str, list[str]]] = []
+
+    def claimed(self, claims: Sequence[Any]) -> None:
+        self._note("claimed", claims)
+
+    def consumed(self, messages: Sequence[Any]) -> None:
+        self._note("consumed", messages)
+
+    def retried(self, messages: Sequence[Any]) -> None:
+        self._note("retried", messages)
+
+    def ended(self, moves: Sequence[Any]) -> None:
+        self._note("ended", moves)
+
+    def stop(self) -> None:
+        self._note("stop", [])
+
+    def _note(self, method: str, messages: Sequence[Any]) -> None:
+        self.calls.append((method, [message.topic for message in messages]))
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> Callable[[Made], None]:
+    """Add an extension to workers, in the place of all others, until the test ends."""
+    return lambda make: monkeypatch.setattr(extensions, "_worker_extensions", [make])
+
+
+@pytest.fixture
+def recording(added: Callable[[Made], None]) -> list[Recording]:
+    """The recording extensions that were made, in their order."""
+    made: list[Recording] = []
+
+    def make(using: str, worker: str) -> Recording:
+        made.append(Recording(using, worker))
+        return made[-1]
+
+    added(make)
+    return made
+
+
+class Counting(Service):
+    """Counts its ticks, which follow each other at once."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+
+    def tick(self) -> float:
+        self.ticks += 1
+        return 0.01
+
+
+class Failing(Service):
+    """Fails in every tick."""
+
+    def tick(self) -> float:
+        raise RuntimeError("on purpose")
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[..., None]]:
+    """Run services in one thread until the test ends."""
+    runners: list[Runner] = []
+
+    def run(*services: Service) -> None:
+        runners.append(Runner("test", ServiceTurns(services)))
+        runners[-1].start()
+
+    yield run
+    for runner in runners:
+        runner.stop()
+        runner.join(60)
+
+
+def test_two_services_of_one_name_both_tick(running: Callable[..., None]) -> None:
+    first, second = Counting(), Counting()
+    running(first, second)
+    eventually(lambda: first.ticks > 2 and second.ticks > 2, "both services tick")
+
+
+def test_errors_are_counted_for_each_of_two_services_of_one_name(
+    running: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    good = Counting()
+    running(good, Failing())
+    eventually(lambda: good.ticks > 5, "the good service ticks")
+    assert "works again" not in caplog.text
+    assert caplog.text.count("The service failed") == 1
+
+
+def test_each_outcome_reaches_an_extension_once(assembled: Assemble, recording: list[Recording]) -> None:
+    recorder = assembled().recorder
+    topics = ("t.ok", "t.fail", "t.reject", "t.sleep")
+    outcomes: tuple[Outcome, ...] = (Ack(), Retry(transitions.NO_TIME), GiveUp("E: e"), Release("shutdown"))
+    for delivery, outcome in zip(claimed(*topics), outcomes, strict=True):
+        recorder.submit(delivery, outcome, "worker:w")
+    assert recorder.flush(60)
+    found: dict[str, list[str]] = {}
+    for method, theirs in recording[0].calls:
+        assert theirs, f"{method} was called without messages"
+        found.setdefault(method, []).extend(theirs)
+    assert {method: sorted(theirs) for method, theirs in found.items()} == {
+        "consumed": ["t.ok"],
+        "retried": ["t.fail"],
+        "ended": ["t.reject", "t.sleep"],
+    }
+
+
+def test_an_idle_reaper_calls_no_extension(assembled: Assemble, recording: list[Recording]) -> None:
+    assembled().reaper.tick()
+    assert recording[0].calls == []
+
+
+@pytest.mark.parametrize("broken", ["constructor", "services"])
+def test_a_worker_with_a_broken_extension_delivers(
+    added: Callable[[Made], None], assembled: Assemble, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    class Broken(WorkerExtension):
+        def __init__(self, using: str, worker: str) -> None:
+            super().__init__(using, worker)
+            if broken == "constructor":
+                raise RuntimeError("on purpose")
+
+        def services(self, roles: frozenset[str]) -> Iterator[Service]:
+            yield Counting()
+            raise RuntimeError("on purpose")
+
+    added(Broken)
+    assert assembled().extensions.services(frozenset()) == []
+    assert "An extension failed" in caplog.text
+    message = schedule_message("t.ok")
+    assert drain(Options(DB, threads=1)) == 1
+    message.refresh_from_db()
+    assert message.state == State.CONSUMED
+
+
+def test_a_claim_is_reported_after_its_commit(
+    added: Callable[[Made], None], assembled: Assemble, settings: Any
+) -> None:
+    in_transaction: list[bool] = []
+
+    class Asking(WorkerExtension):
+        def claimed(self, claims: Sequence[Any]) -> None:
+            in_transaction.append(connection.in_atomic_block)
+
+    settings.DELAYQ = {"REDIS": None}
+    added(Asking)
+    schedule_message("t.ok")
+    assembled().consumer.turn()
+    assert in_transaction == [False]
+
+
+def test_a_dead_process_has_its_claims_released_and_reported(recording: list[Recording]) -> None:
+    [delivery] = claimed("t.ok", worker="host/1/abc")
+    supervisor = Supervisor(Options(DB))
+    supervisor._to_release.append(DeadChild("host/1/abc", shutdown=False))
+    supervisor._release_claims()
+    assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED
+    assert [(made.worker, made.calls) for made in recording] == [
+        ("host/1/abc", [("ended", ["t.ok"]), ("stop", [])]),
+    ]
+
+
+def test_a_supervisor_outlives_an_extension_that_cannot_be_made(added: Callable[[Made], None]) -> None:
+    def make(using: str, worker: str) -> WorkerExtension:
+        raise RuntimeError("on purpose")
+
+    [delivery] = claimed("t.ok", worker="host/1/abc")
+    added(make)
+    supervisor = Supervisor(Options(DB))
+    supervisor._to_release.append(DeadChild("host/1/abc", shutdown=False))
+    supervisor._release_claims()
+    assert supervisor._to_release == []
+    assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED
+
+
+def test_a_load_that_fails_without_a_text_is_reported_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[str] = []
+
+    class Observer:
+        def __init__(self, start: RestoreStart) -> None: ...
+
+        def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
+            return False
+
+        def ended(self, tally: Tally, position: str | None, error: str) -> None:
+            errors.append(error)
+
+    monkeypatch.setattr(extensions, "_restore_observers", [Observer])
+    with pytest.raises(RuntimeError), _ObservedLoad(DB, "w", from_beginning=True) as observed:
+        observed.progress(Put(put=1), 1)
+        raise RuntimeError
+    assert errors == ["RuntimeError"]

@@ -1,0 +1,402 @@
+"""Claiming ahead: a message that is claimed a moment before its due time begins on time, and never before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from django_delayq import cancel_message, pause_queue, reschedule_message, schedule_message
+from django_delayq.broker.base import Entry, Taken
+from django_delayq.broker.keys import keys
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.core.clock import SECOND, ceil_tenth, to_tenths
+from django_delayq.core.outcomes import Release
+from django_delayq.core.states import State
+from django_delayq.core.verdicts import Verdict
+from django_delayq.models import Message, Transition
+from django_delayq.project import registry
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.claim.consumer import Consumer, due_in
+from django_delayq.worker.parts.budget import Budget
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run.claim_ahead import NEAR, ClaimAhead
+from django_delayq.worker.run.lane import QUEUED_TIME
+from django_delayq.worker.run.pool import Pool
+from tests.support.assembled import Assemble
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = QUEUE = "default"
+# So many times what is usual that nothing depends on how long the test takes. Seconds.
+CLAIM_AHEAD = 10.0
+
+
+@pytest.fixture
+def consumer(redis_client: redis.Redis, assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Consumer:
+    """A consumer with room for three messages, which asks in the middle of the time in which it may claim them."""
+    monkeypatch.setattr("django_delayq.worker.run.claim_ahead.TOGETHER", CLAIM_AHEAD / 2)
+    # Nothing has run here, so handlers count as slow.
+    monkeypatch.setattr("django_delayq.worker.run.claim_ahead.NEAR", CLAIM_AHEAD)
+    made: Consumer = assembled(threads=3, claim_ahead=CLAIM_AHEAD).consumer
+    return made
+
+
+def due_in_an_hour(consumer: Consumer, number: int = 1) -> list[Message]:
+    """Schedule messages that fall due together, and put them into Redis."""
+    first = schedule_message("t.ok", delay=timedelta(hours=1))
+    messages = [first, *(schedule_message("t.ok", due_at=first.due_at) for _number in range(1, number))]
+    broker = consumer.brokers.redis
+    assert isinstance(broker, RedisBroker)
+    places = keys("delayq", QUEUE)
+    broker.client.hset(places.meta, "horizon", to_tenths(first.due_at) + 3600 * SECOND)
+    broker.put(QUEUE, [Entry.at(message.pk, message.due_at, message.priority) for message in messages])
+    return messages
+
+
+def set_clock_before(consumer: Consumer, message: Message, seconds: float) -> None:
+    """Move the messages that fall due with this one, so that it is so many seconds before; stop the clock of Redis."""
+    broker = consumer.brokers.redis
+    assert isinstance(broker, RedisBroker)
+    due_at = ceil_tenth(transitions.now(DB) + timedelta(seconds=seconds))
+    together = Message._base_manager.filter(due_at=message.due_at)
+    entries = [Entry.at(each.pk, due_at, each.priority) for each in together]
+    together.update(due_at=due_at)
+    message.due_at = due_at
+    broker.put(QUEUE, entries)
+    broker.now = to_tenths(due_at) - int(seconds * SECOND)
+
+
+def place(consumer: Consumer, message: Message) -> float | None:
+    """Return the score of a message among the delayed."""
+    assert isinstance(consumer.brokers.redis, RedisBroker)
+    return consumer.brokers.redis.client.zscore(keys("delayq", QUEUE).delayed, str(message.pk))
+
+
+def claimed_early(consumer: Consumer) -> Message:
+    """Have a message claimed that falls due in eight seconds."""
+    (message,) = due_in_an_hour(consumer)
+    set_clock_before(consumer, message, 8)
+    consumer.turn()
+    return message
+
+
+def states(messages: list[Message]) -> list[str]:
+    found = dict(Message.objects.values_list("pk", "state"))
+    return [found[message.pk] for message in messages]
+
+
+def test_a_message_is_claimed_a_moment_before_it_falls_due_and_waits(consumer: Consumer) -> None:
+    message = claimed_early(consumer)
+    (held,) = consumer.pool.held()
+    assert (held.id, states([message])) == (message.pk, [State.RUNNING])
+    assert held.lateness == 0
+    row = Transition.objects.get(message_id=message.pk, to_state=State.RUNNING)
+    assert row.at < message.due_at == row.ready_at
+    left = (message.due_at - row.at).total_seconds()
+    assert held.claimed_mono + left <= held.due_mono <= time.monotonic() + left
+
+
+def test_no_message_is_claimed_earlier_than_the_setting_allows(consumer: Consumer) -> None:
+    messages = due_in_an_hour(consumer)
+    set_clock_before(consumer, messages[0], CLAIM_AHEAD + 0.0001)
+    assert consumer.turn() > 0.4
+    assert (consumer.pool.held(), states(messages)) == ([], [State.SCHEDULED])
+
+
+def test_the_consumer_comes_back_in_time_to_claim_ahead(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer.pauses.queues = lambda: ("other", QUEUE)
+    messages = due_in_an_hour(consumer)
+    set_clock_before(consumer, messages[0], CLAIM_AHEAD + 0.0001)
+    monkeypatch.setattr("django_delayq.worker.claim.consumer.IDLE_WAIT", 100.0)
+    assert 0 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001
+
+
+def test_a_consumer_that_lacks_a_handler_claims_nothing_ahead_once_it_knows(consumer: Consumer) -> None:
+    messages = due_in_an_hour(consumer)
+    Message._base_manager.filter(pk=messages[0].pk).update(topic="t.of_another")
+    set_clock_before(consumer, messages[0], 4)
+    consumer.turn()
+    later = due_in_an_hour(consumer)
+    set_clock_before(consumer, later[0], 4)
+    assert consumer.turn() > 0.4
+    assert states(later) == [State.SCHEDULED]
+
+
+def test_an_id_taken_ahead_in_a_paused_queue_is_put_back_where_it_was(consumer: Consumer) -> None:
+    (message,) = due_in_an_hour(consumer)
+    consumer.pauses.check()
+    pause_queue(QUEUE)
+    set_clock_before(consumer, message, 4)
+    consumer.turn()
+    assert states([message]) == [State.SCHEDULED]
+    assert place(consumer, message) == pytest.approx(to_tenths(message.due_at), abs=1)
+
+
+def test_a_message_claimed_ahead_and_released_falls_due_no_earlier(consumer: Consumer) -> None:
+    """It is to run alone while another process runs a message alone, and is put off for a moment."""
+    message = claimed_early(consumer)
+    (held,) = consumer.pool.held()
+    consumer.pool.recorder.submit(held, Release("makes way", timedelta(milliseconds=1)), "worker:w")
+    consumer.pool.recorder.flush(5)
+    row = Message.objects.get(pk=message.pk)
+    assert (row.state, row.due_at) == (State.SCHEDULED, message.due_at)
+
+
+def test_a_consumer_that_delivers_by_query_sleeps_until_something_is_due(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transitions, "until_due", lambda *arguments: 4.0)
+    monkeypatch.setattr(consumer.brokers, "redis", None)
+    assert consumer.turn() > 0.4
+
+
+def test_no_more_messages_are_claimed_ahead_than_there_is_room_for(consumer: Consumer) -> None:
+    messages = due_in_an_hour(consumer, 5)
+    set_clock_before(consumer, messages[0], 4)
+    assert consumer.turn() > 0.4
+    assert sorted(states(messages)) == [State.RUNNING] * 3 + [State.SCHEDULED] * 2
+    # The consumer does not come back before the others are due, or it would come back without end.
+    assert consumer.turn() > 0.4
+
+
+def test_a_consumer_that_may_deliver_no_more_claims_nothing_ahead(consumer: Consumer) -> None:
+    consumer.budget = Budget(0)
+    messages = due_in_an_hour(consumer)
+    set_clock_before(consumer, messages[0], 4)
+    assert consumer.turn() > 0.4
+    assert states(messages) == [State.SCHEDULED]
+
+
+def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: Consumer) -> None:
+    (message,) = due_in_an_hour(consumer)
+    set_clock_before(consumer, message, 4)
+    later = message.due_at + timedelta(seconds=1)
+    Message._base_manager.filter(pk=message.pk).update(due_at=later)
+    consumer.turn()
+    assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
+    assert place(consumer, message) == pytest.approx(to_tenths(later), abs=1)
+
+
+def test_a_handler_waits_for_the_record_when_redis_is_ahead_of_it(consumer: Consumer) -> None:
+    (message,) = due_in_an_hour(consumer)
+    set_clock_before(consumer, message, 8)
+    assert isinstance(consumer.brokers.redis, RedisBroker)
+    consumer.brokers.redis.now = to_tenths(message.due_at) + SECOND
+    consumer.turn()
+    (held,) = consumer.pool.held()
+    row = Transition.objects.get(message_id=message.pk, to_state=State.RUNNING)
+    left = (message.due_at - row.at).total_seconds()
+    assert held.claimed_mono + left <= held.due_mono <= time.monotonic() + left
+
+
+def test_no_message_is_claimed_ahead_of_the_record_by_more_than_a_tolerance(consumer: Consumer) -> None:
+    (message,) = due_in_an_hour(consumer)
+    set_clock_before(consumer, message, CLAIM_AHEAD + 60)
+    assert isinstance(consumer.brokers.redis, RedisBroker)
+    consumer.brokers.redis.now = to_tenths(message.due_at)
+    consumer.turn()
+    assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
+    assert place(consumer, message) == pytest.approx(to_tenths(message.due_at), abs=1)
+    # The next turn finds the clock of Redis corrected.
+    assert consumer.turn() > 0.4
+
+
+@pytest.mark.parametrize(
+    ("until", "left", "took", "believed"),
+    [(3.0, 2.9, 0.2, 3.0), (3.0, 3.1, 0.2, 3.3), (3.0, 2.0, 0.2, 2.2), (-5.0, 3.0, 0.5, 3.5), (5.0, -3.0, 0.5, -2.5)],
+)
+def test_redis_is_believed_within_the_bounds_of_the_records_clock(
+    until: float, left: float, took: float, believed: float
+) -> None:
+    row = claimed(due_in=0).claimed
+    row = row._replace(due_at=row.claimed_at + timedelta(seconds=left))
+    assert due_in(row, until, took) == pytest.approx(believed)
+
+
+def test_a_message_claimed_ahead_is_running_for_a_cancel_or_reschedule(consumer: Consumer) -> None:
+    message = claimed_early(consumer)
+    assert reschedule_message(message, delay=60).verdict == Verdict.TOO_LATE
+    assert cancel_message(message).verdict == Verdict.REQUESTED
+
+
+# --- in the threads ---------------------------------------------------------------------------------------------------
+
+
+def claimed(due_in: float, **options: Any) -> Delivery:
+    """Claim a message ``due_in`` seconds before it falls due."""
+    message = schedule_message("t.ok", **options)
+    handler = registry.handlers()["t.ok"]
+    (row,) = transitions.claim(DB, [Ticket(message.pk)], {"t.ok": handler.lease}, "w")
+    return Delivery(row, handler, DB, due_in=due_in)
+
+
+@pytest.fixture
+def pool(assembled: Assemble) -> Iterator[Pool]:
+    made: Pool = assembled(claim_ahead=CLAIM_AHEAD).pool
+    made.start()
+    yield made
+    made.stop()
+
+
+def has_run(delivery: Delivery) -> Callable[[], bool]:
+    return lambda: Message.objects.get(pk=delivery.id).state == State.CONSUMED
+
+
+def test_a_handler_does_not_begin_before_its_message_is_due(pool: Pool) -> None:
+    delivery = claimed(due_in=0.25)
+    pool.submit([delivery])
+    eventually(has_run(delivery), "the end of the delivery")
+    assert delivery.started_mono >= delivery.claimed_mono + 0.25
+
+
+def test_a_delivery_that_waits_for_its_due_time_keeps_no_other_waiting(pool: Pool) -> None:
+    early, due = claimed(due_in=60), claimed(due_in=0)
+    pool.submit([early, due])
+    eventually(has_run(due), "the end of the delivery")
+    assert not early.started_mono
+    assert pool.is_busy
+
+
+def test_of_deliveries_due_together_the_greatest_priority_begins_first(pool: Pool) -> None:
+    low, high = claimed(due_in=60), claimed(due_in=60, priority=9)
+    low.due_mono = high.due_mono = time.monotonic() + 3.0
+    pool.submit([low, high])
+    eventually(has_run(low), "the end of both")
+    assert high.due_mono <= high.started_mono < low.started_mono
+
+
+def test_a_delivery_due_earlier_than_all_others_is_not_slept_through(pool: Pool) -> None:
+    late, early = claimed(due_in=600), claimed(due_in=0.2)
+    pool.submit([late])
+    assert pool.claim_ahead._due_timer is not None
+    waiters: Any = pool.claim_ahead._due_timer._changed.__dict__["_waiters"]
+    eventually(lambda: bool(waiters), "the due timer sleeps")
+    pool.submit([early])
+    eventually(has_run(early), "the end of the delivery")
+    assert early.started_mono >= early.due_mono
+
+
+def test_a_delivery_that_falls_due_in_the_moment_of_a_shutdown_is_released(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = assembled(claim_ahead=CLAIM_AHEAD).pool
+    delivery = claimed(due_in=60)
+    pool.submit([delivery])
+
+    def begin_first() -> list[Delivery]:
+        pool.threads._queue.put(delivery)
+        return []
+
+    monkeypatch.setattr(pool.claim_ahead._due_timer, "remove_all", begin_first)
+    pool.release_unstarted()
+    assert not pool.is_busy
+
+
+def test_a_delivery_that_waits_for_its_due_time_is_released_at_a_shutdown(pool: Pool) -> None:
+    delivery = claimed(due_in=60)
+    pool.submit([delivery])
+    pool.release_unstarted()
+    assert not pool.is_busy
+    pool.recorder.flush(5)
+    row = Transition.objects.filter(message_id=delivery.id).latest("number")
+    assert (row.to_state, row.reason) == (State.SCHEDULED, "shutdown")
+    assert not delivery.started_mono
+
+
+def test_a_delivery_waits_for_a_thread_only_once_it_is_due(assembled: Assemble) -> None:
+    pool = assembled(claim_ahead=CLAIM_AHEAD).pool
+    early, due = claimed(due_in=600), claimed(due_in=0)
+    pool.submit([early, due])
+    early.queued_mono -= 400
+    pool.release_queued(300)
+    assert pool.held() == [early, due]
+    due.queued_mono -= 400
+    due.due_mono -= 400
+    pool.release_queued(300)
+    assert pool.held() == [early]
+
+
+# --- how far ahead --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("longest", "lead"), [(10.0, 9.995), (0.1, 0.095), (0.01, 0.005), (0.004, 0.002), (0.0, 0.0)])
+def test_the_lead_leaves_time_in_which_several_messages_fall_due(longest: float, lead: float) -> None:
+    claim_ahead = ClaimAhead(longest, lambda delivery: None)
+    assert claim_ahead.lead(quick=True) == pytest.approx(lead)
+    assert claim_ahead.reach(quick=True) == longest
+
+
+@pytest.mark.parametrize(("longest", "reach"), [(0.5, NEAR), (0.002, 0.002), (0.0, 0.0)])
+def test_a_thread_is_kept_free_for_what_is_due_while_handlers_are_slow(longest: float, reach: float) -> None:
+    claim_ahead = ClaimAhead(longest, lambda delivery: None)
+    assert claim_ahead.reach(quick=False) == reach
+    assert claim_ahead.lead(quick=False) == reach / 2
+
+
+def test_handlers_are_slow_until_they_turn_out_to_be_quick(assembled: Assemble) -> None:
+    consumer = assembled(threads=2).consumer
+    found = [consumer.rooms.are_quick]
+    for mean in (QUEUED_TIME, 1.1 * QUEUED_TIME):
+        consumer.pool.threads._mean.seconds = mean
+        found.append(consumer.rooms.are_quick)
+    assert found == [False, True, False]
+
+
+def test_a_message_that_may_have_a_limit_has_its_place_only_a_moment_early(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert assembled().consumer.claim_ahead.longest == 0.05
+    monkeypatch.setattr("django_delayq.record.admission.any_declared", lambda: True)
+    assert assembled().consumer.claim_ahead.longest == NEAR
+
+
+def test_a_delivery_claimed_ahead_is_late_when_it_begins_after_its_due_time() -> None:
+    delivery = claimed(due_in=60)
+    assert delivery.lateness == 0
+    delivery.started_mono = delivery.due_mono + 0.75
+    assert delivery.lateness == pytest.approx(0.75)
+
+
+# --- off --------------------------------------------------------------------------------------------------------------
+
+
+def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
+    redis_client: redis.Redis, assembled: Assemble
+) -> None:
+    consumer = assembled(threads=3, claim_ahead=0.0).consumer
+    (message,) = due_in_an_hour(consumer)
+    set_clock_before(consumer, message, 0.0001)
+    broker = consumer.brokers.redis
+    assert broker is not None
+    asked: list[float] = []
+    take = broker.take
+
+    def note_and_take(queue: str, limit: int, within: float) -> Taken:
+        asked.append(within)
+        return take(queue, limit, within)
+
+    with pytest.MonkeyPatch.context() as spied:
+        spied.setattr(broker, "take", note_and_take)
+        wait = consumer.turn()
+    assert asked == [0.0]
+    assert consumer._lead(consumer.brokers.current()) == consumer._reach == 0.0
+    assert consumer.claim_ahead.lead(quick=True) == consumer.claim_ahead.reach(quick=True) == 0.0
+    assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
+    assert 0 <= wait <= 0.0001
+    set_clock_before(consumer, message, 0)
+    consumer.turn()
+    (held,) = consumer.pool.held()
+    assert held.due_mono <= held.claimed_mono
+
+
+def test_no_thread_waits_for_due_times_when_claiming_ahead_is_off(assembled: Assemble) -> None:
+    pool = assembled(claim_ahead=0.0).pool
+    assert [member.name for member in pool.members] == ["delayq-handler-0"]
+    assert [member.name for member in assembled().pool.members] == ["delayq-due-timer", "delayq-handler-0"]

@@ -1,0 +1,63 @@
+"""The database connections of a worker's threads."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pytest
+from django.db import connection, connections
+
+from django_delayq.models import Message
+from django_delayq.worker.parts import connections as upkeep
+from testproject.servers import PostgresServer
+from tests.support.claims import DB
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_connection_that_the_server_closed_is_replaced_before_the_next_task(
+    postgres_server: PostgresServer,
+) -> None:
+    upkeep.before_task()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    upkeep.after_task()
+    postgres_server.stop()
+    postgres_server.start()
+    upkeep.before_task()
+    assert Message.objects.count() == 0
+
+
+def test_a_closed_connection_is_replaced_in_a_thread_without_a_pause(
+    postgres_server: PostgresServer,
+) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    upkeep.before_task()
+    connection.ensure_connection()
+    raw = connection.connection
+    with psycopg.connect(postgres_server.url, autocommit=True) as other:
+        assert other.execute("SELECT pg_terminate_backend(%s, 5000)", [raw.info.backend_pid]).fetchone() == (True,)
+    deadline = time.monotonic() + 10
+    while connection.connection is raw and time.monotonic() < deadline:
+        upkeep.after_task()
+        upkeep.before_task()
+    assert connection.connection is not raw
+    assert Message.objects.count() == 0
+
+
+def test_a_worker_uses_no_connection_pool() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs PostgreSQL")
+    pytest.importorskip("psycopg_pool")
+    options = connections.settings[DB].setdefault("OPTIONS", {})
+    connections.close_all()
+    options["pool"] = True
+    try:
+        assert Message.objects.count() == 0
+        upkeep.leave_pools()
+        assert "pool" not in options
+        assert Message.objects.count() == 0
+    finally:
+        options.pop("pool", None)

@@ -1,0 +1,111 @@
+"""The consumer: what it claims, and when it comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.broker.base import Entry, Taken
+from django_delayq.core.clock import SECOND
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.outcomes import Ack
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.claim import consumer as consumer_module
+from django_delayq.worker.claim.consumer import IDLE_WAIT
+from django_delayq.worker.processes.assembly import Parts
+from tests.support.assembled import Assemble
+from tests.support.claims import claimed
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_claimed_messages_run_although_redis_goes_away_while_the_rest_is_put_back(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = schedule_message("t.ok")
+    early = schedule_message("t.ok", delay=60)
+    brokers, consumer = parts.brokers, parts.consumer
+    assert brokers.redis is not None
+    now_tenths = int((time.time() + 0.01) * SECOND)
+
+    def take(queue: str, limit: int, _within: float) -> Taken:
+        tickets = [Ticket(pk, now_tenths) for pk in (ready.pk, early.pk)]
+        return Taken(tickets)
+
+    def put(queue: str, entries: list[Entry], *, fill: bool = False) -> None:
+        raise BrokerUnavailable
+
+    monkeypatch.setattr(brokers.redis, "take", take)
+    monkeypatch.setattr(brokers.redis, "put", put)
+    redis = brokers.redis
+    deliveries, _taken = consumer._take_and_claim(redis, lambda: consumer._take(redis, "default", 10))
+    assert [delivery.id for delivery in deliveries] == [ready.pk]
+    assert brokers.current() is brokers.database
+
+
+def test_a_message_that_falls_due_while_others_are_claimed_is_not_slept_through(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers, consumer = parts.brokers, parts.consumer
+    assert brokers.redis is not None
+
+    def wait_after_answer(ago: float) -> float:
+        answer = Taken(next_due=1.5, at=time.monotonic() - ago)
+        monkeypatch.setattr(brokers.redis, "take", lambda queue, limit, within: answer)
+        return consumer.turn()
+
+    assert wait_after_answer(ago=1.0) <= 0.5
+    assert wait_after_answer(ago=60.0) == 0.0
+
+
+def test_a_process_whose_outcomes_cannot_be_recorded_takes_nothing(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work might have to be repeated."""
+    parts = assembled(redis=False)
+    succeed, is_away = transitions.succeed, threading.Event()
+
+    def fail(*arguments: Any, **options: Any) -> set[int]:
+        if is_away.is_set():
+            raise OperationalError("on purpose")
+        return succeed(*arguments, **options)
+
+    monkeypatch.setattr(transitions, "succeed", fail)
+    monkeypatch.setattr(consumer_module, "LONGEST_BEHIND", 0.05)
+    is_away.set()
+    (delivery,) = claimed("t.ok")
+    parts.recorder.submit(delivery, Ack(), "worker:w")
+    eventually(lambda: parts.recorder.behind > 0.05, "an outcome waits")
+    message = schedule_message("t.ok")
+    parts.consumer.turn()
+    assert Message.objects.get(pk=message.pk).state == State.SCHEDULED
+    assert not parts.consumer._may_go_on
+    is_away.clear()
+    assert parts.recorder.flush(60)
+    parts.consumer.turn()
+    assert Message.objects.get(pk=message.pk).state == State.RUNNING
+
+
+def test_an_idle_worker_with_many_queues_checks_each_in_time(parts: Parts) -> None:
+    consumer = parts.consumer
+    consumer.pauses.queues = lambda: tuple(f"queue-{number}" for number in range(50))
+    assert consumer.turn() <= IDLE_WAIT
+
+
+def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assembled: Assemble) -> None:
+    consumer = assembled(redis=False, max_messages=1).consumer
+    schedule_messages([{"topic": "t.ok"}] * 3)
+    consumer.turn()
+    assert len(consumer.pool.held()) == 1
+    consumer.pool.threads._all_places = 3
+    assert not consumer._may_go_on
+    assert consumer.turn() > 0.5

@@ -1,0 +1,175 @@
+"""Delivery by a worker process, from schedule_message() to the recorded outcome."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from django_delayq import Verdict, cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from tests.app.handlers import digest_of
+from tests.app.models import Effect
+from tests.support.claims import needs_row_locks
+from tests.support.processes import Gate, Start
+from tests.support.record_of import (
+    begun_per_message,
+    effects_per_message,
+    is_early,
+    log_of,
+    once_each,
+    path_of,
+    wait_until,
+    wait_until_all,
+)
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.usefixtures("timed_by")
+
+
+def test_every_message_is_delivered_and_none_before_its_time(start: Start) -> None:
+    start()
+    messages = [schedule_message("t.tx", delay=timedelta(milliseconds=61 * n)) for n in range(25)]
+    wait_until_all(State.CONSUMED, 25)
+    assert effects_per_message() == once_each(messages)
+    for message in messages:
+        claim = log_of(message)[1]
+        assert claim.to_state == State.RUNNING
+        assert not is_early(claim)
+        assert Effect.objects.get(message_id=message.pk).at >= message.due_at
+
+
+def test_an_idle_worker_wakes_for_what_is_scheduled_for_now(start: Start) -> None:
+    start().wait_for("pid")
+    first = schedule_message("t.effect")
+    wait_until(first, State.CONSUMED)
+    second = schedule_message("t.effect")
+    wait_until(second, State.CONSUMED)
+
+
+def test_a_message_exists_exactly_when_its_transaction_committed(start: Start) -> None:
+    start()
+    with pytest.raises(RuntimeError), transaction.atomic():
+        schedule_message("t.effect")
+        raise RuntimeError
+    with transaction.atomic():
+        kept = schedule_message("t.effect")
+    wait_until(kept, State.CONSUMED)
+    assert Message.objects.count() == 1
+    assert effects_per_message() == once_each([kept])
+
+
+def test_a_failed_message_comes_back_as_its_policy_says_and_the_log_tells(start: Start) -> None:
+    start()
+    message = wait_until(schedule_message("t.second_time"), State.CONSUMED)
+    assert path_of(message) == ["scheduled", "running", "scheduled", "running", "consumed"]
+    assert (message.attempts, message.deliveries, message.reported) == (1, 2, 2)
+    first, failure, second = log_of(message)[1:4]
+    assert failure.error == "RuntimeError: not yet"
+    assert "handlers.py" in failure.traceback
+    assert failure.due_at - first.at >= timedelta(seconds=0.05)
+    assert not is_early(second)
+
+
+def test_a_message_that_never_works_is_dead_with_the_reason(start: Start) -> None:
+    start()
+    message = wait_until(schedule_message("t.fail"), State.DEAD)
+    assert (message.attempts, message.deliveries) == (3, 3)
+    assert log_of(message)[-1].error == "RuntimeError: it never works"
+    assert effects_per_message() == {message.pk: 3}
+
+
+def test_a_failed_transactional_handler_leaves_nothing_behind(start: Start) -> None:
+    start()
+    wait_until(schedule_message("t.fail_tx"), State.DEAD)
+    assert not Effect.objects.exists()
+
+
+def test_retry_later_costs_no_attempt_when_it_says_so_and_reject_is_final(start: Start) -> None:
+    start()
+    later = wait_until(schedule_message("t.later"), State.CONSUMED)
+    assert (later.attempts, later.deliveries) == (0, 3)
+    rejected = wait_until(schedule_message("t.reject"), State.DEAD)
+    assert (rejected.deliveries, log_of(rejected)[-1].error) == (1, "Reject: not wanted")
+
+
+def test_a_cancelled_message_never_runs_and_a_rescheduled_one_runs_at_its_new_time(start: Start) -> None:
+    start()
+    cancelled = schedule_message("t.effect", delay=3)
+    earlier = schedule_message("t.effect", delay=3600)
+    later = schedule_message("t.effect", delay=3)
+    assert cancel_message(cancelled).verdict == Verdict.CANCELLED
+    assert reschedule_message(earlier, delay=0.1)
+    assert reschedule_message(later, delay=3.5)
+    wait_until(earlier, State.CONSUMED)
+    wait_until(later, State.CONSUMED)
+    assert not is_early(log_of(later)[2])
+    assert Effect.objects.get(message_id=later.pk).at >= later.due_at
+    assert effects_per_message() == once_each([earlier, later])
+    cancelled.refresh_from_db()
+    assert path_of(cancelled) == ["scheduled", "cancelled"]
+
+
+def test_the_handler_sees_a_cancel_and_no_retry_follows(start: Start, gate: Gate) -> None:
+    start()
+    message = schedule_message("t.cancellable", gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    assert cancel_message(message).verdict == Verdict.REQUESTED
+    wait_until(message, State.CANCELLED)
+    assert Effect.objects.get().note == "saw the cancel"
+    assert cancel_message(message).verdict == Verdict.TOO_LATE
+
+
+def test_the_last_failure_of_a_message_that_was_asked_to_stop_is_no_dead_letter(start: Start, gate: Gate) -> None:
+    start()
+    message = schedule_message("t.cancellable", gate.payload, retry=False)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    assert cancel_message(message).verdict == Verdict.REQUESTED
+    wait_until(message, State.CANCELLED)
+    assert (message.attempts, log_of(message)[-1].error) == (1, "RuntimeError: cancelled")
+
+
+@pytest.mark.parametrize("topic", ["t.stop", "t.stop_tx", "t.stop_async"])
+def test_a_handler_that_stops_when_it_is_asked_to_ends_its_message_as_cancelled(
+    start: Start, gate: Gate, topic: str
+) -> None:
+    if topic == "t.stop_tx":
+        # On SQLite, the open transaction would keep the cancel from writing.
+        needs_row_locks()
+    start()
+    message = schedule_message(topic, gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    assert cancel_message(message).verdict == Verdict.REQUESTED
+    wait_until(message, State.CANCELLED)
+    assert (message.attempts, message.deliveries, message.error) == (0, 1, "")
+    assert log_of(message)[-1].reason.startswith("cancel requested; ")
+    assert Effect.objects.count() == (topic != "t.stop_tx")
+
+
+def test_a_message_that_was_not_started_in_its_time_expires(start: Start) -> None:
+    message = schedule_message("t.effect", expires=0.01)
+    eventually(lambda: timezone.now() > message.due_at + timedelta(seconds=0.02))
+    start()
+    wait_until(message, State.EXPIRED)
+    assert not Effect.objects.exists()
+
+
+def test_the_payload_arrives_as_it_was_given(start: Start) -> None:
+    payloads: list[Any] = [None, 0, "", [], {"a": ["ä", 1.5, None, True]}, "€" * 5000, "\\u0000", {"": {"": ""}}]
+    messages = [schedule_message("t.echo", payload) for payload in payloads]
+    start()
+    wait_until_all(State.CONSUMED, len(payloads))
+    notes = {effect.message_id: effect.note for effect in Effect.objects.all()}
+    assert [notes[message.pk] for message in messages] == [digest_of(payload) for payload in payloads]
+
+
+def test_many_scheduled_at_once_are_each_delivered_once(start: Start) -> None:
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.001 * n} for n in range(300))
+    start("--processes", "2")
+    wait_until_all(State.CONSUMED, 300)
+    assert effects_per_message() == once_each(messages)
+    assert begun_per_message() == once_each(messages)

@@ -1,0 +1,110 @@
+"""The duty: one process of a fleet does the periodic work, and another takes over when it dies."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from django_delayq.broker.keys import keys
+from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.extensions import Service
+from django_delayq.worker.parts import service
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.parts.service import ServiceTurns
+from django_delayq.worker.upkeep.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
+from tests.support.claims import DB
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEASE = 60.0
+
+
+def duty(worker: str, *, queues: tuple[str, ...] | None = None, topics: tuple[str, ...] = ("a", "b")) -> Duty:
+    return Duty(BrokerSwitch(DB, lambda: topics), worker, queues, topics, ("loader",))
+
+
+@pytest.fixture(autouse=True)
+def _redis(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use Redis, and a lease that outlasts each test."""
+    monkeypatch.setattr("django_delayq.worker.upkeep.duty.DUTY_LEASE", LEASE)
+
+
+def test_one_of_two_processes_with_the_same_work_has_the_duty() -> None:
+    first, second = duty("w1"), duty("w2", topics=("b", "a"))
+    assert first.tick() == HOLDER_INTERVAL
+    assert second.tick() == STANDBY_INTERVAL
+    assert first.tick() == HOLDER_INTERVAL
+    assert (first.is_held(), second.is_held()) == (True, False)
+
+
+def test_processes_with_other_work_have_a_duty_each() -> None:
+    all_of_them = [duty("w1"), duty("w2", queues=("mail",)), duty("w3", topics=("a", "b", "new"))]
+    for each in all_of_them:
+        each.tick()
+    assert [each.is_held() for each in all_of_them] == [True, True, True]
+
+
+def test_the_duty_of_a_process_that_ends_is_free_at_once() -> None:
+    first, second = duty("w1"), duty("w2")
+    first.tick()
+    second.tick()
+    first.release()
+    second.tick()
+    assert second.is_held()
+    # A process that does not have the duty takes it from nobody.
+    first._is_held = True
+    first.release()
+    second.tick()
+    assert second.is_held()
+
+
+def test_the_duty_of_a_process_that_died_ends_with_its_lease(redis_client: redis.Redis) -> None:
+    first, second = duty("w1"), duty("w2")
+    first.tick()
+    key = f"{keys('delayq', '').duty}:{first.name_in_redis}"
+    assert 0 < redis_client.pttl(key) <= LEASE * 1000
+    redis_client.delete(key)
+    second.tick()
+    first.tick()
+    assert (first.is_held(), second.is_held()) == (False, True)
+
+
+def test_every_process_has_its_duty_while_redis_is_away() -> None:
+    first, second = duty("w1"), duty("w2")
+    first.tick()
+    second.tick()
+    second.brokers.report_failure(BrokerUnavailable("gone"))
+    second.tick()
+    assert (first.is_held(), second.is_held()) == (True, True)
+
+
+class Counted(Service):
+    """Counts its ticks; it is always due."""
+
+    def __init__(self, *, is_shared: bool) -> None:
+        self.is_shared = is_shared
+        self.ticks = 0
+
+    def tick(self) -> float:
+        self.ticks += 1
+        return 0.0
+
+
+def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STANDBY", 1e9)
+    held = False
+    shared, own = Counted(is_shared=True), Counted(is_shared=False)
+    turns = ServiceTurns([shared, own], lambda: held)
+    for _ in range(3):
+        turns.run_due()
+    assert (shared.ticks, own.ticks) == (1, 3)
+    held = True
+    assert turns.run_due() == 0.0
+    assert (shared.ticks, own.ticks) == (2, 4)
+    held = False
+    monkeypatch.setattr(service, "STANDBY", 0.0)
+    time.sleep(0.001)
+    turns.run_due()
+    assert shared.ticks == 3

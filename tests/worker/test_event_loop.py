@@ -1,0 +1,527 @@
+"""The event loop: async handlers beside each other, their timeouts and cancellations, and the sync code they call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import connection, connections
+from django.utils import translation
+
+from django_delayq import MessageCancelled, cancel_message, handler, schedule_message, signals
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from django_delayq.project import registry
+from django_delayq.project.registry import Delivered
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run import event_loop, sync_calls
+from django_delayq.worker.run.event_loop import LoopWatch
+from django_delayq.worker.run.lease_renewer import LeaseRenewer
+from django_delayq.worker.run.timeouts import TimeoutWatch
+from tests.app.handlers import leave
+from tests.app.models import Effect
+from tests.support import claims
+from tests.support.assembled import Assemble
+from tests.support.claims import DB, state
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TOPIC = "integration.loop"
+Run = Callable[..., list[Delivery]]
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sync_calls, "_dirtying", set())
+    yield
+    registry.unregister(TOPIC)
+
+
+@pytest.fixture
+def parts(assembled: Assemble) -> Iterator[Parts]:
+    """A worker with two threads and 50 places on the loop, which run."""
+    parts = assembled(2, tasks=50)
+    parts.pool.start()
+    yield parts
+    parts.pool.stop()
+    assert parts.pool.loop is not None
+    parts.pool.loop.thread.join(60)
+    assert not parts.pool.loop.thread.is_alive()
+
+
+@pytest.fixture
+def submit(parts: Parts) -> Run:
+    """Register a handler, and submit deliveries to it."""
+
+    def submit(function: Callable[[Any], Any], number: int = 1, **terms: Any) -> list[Delivery]:
+        handler(TOPIC, **terms)(function)
+        deliveries = claims.claimed(*[TOPIC] * number)
+        parts.pool.submit(deliveries)
+        return deliveries
+
+    return submit
+
+
+@pytest.fixture
+def run(parts: Parts, submit: Run) -> Run:
+    """Register a handler, and run it for messages until their outcomes are recorded."""
+
+    def run(function: Callable[[Any], Any], number: int = 1, **terms: Any) -> list[Delivery]:
+        deliveries = submit(function, number, **terms)
+        assert parts.pool.wait_idle(60)
+        assert parts.recorder.flush(60)
+        return deliveries
+
+    return run
+
+
+def last_error(delivery: Delivery) -> str:
+    last = Message.objects.get(pk=delivery.id).transitions.last()
+    assert last is not None
+    return last.error
+
+
+def last_reason(delivery: Delivery) -> str:
+    last = Message.objects.get(pk=delivery.id).transitions.last()
+    assert last is not None
+    return last.reason
+
+
+# --- beside each other ------------------------------------------------------------------------------------------------
+
+
+def test_async_handlers_run_beside_each_other_up_to_the_concurrency(parts: Parts, submit: Run) -> None:
+    running: list[int] = []
+    gates: list[asyncio.Event] = []
+
+    async def wait(message: Delivered) -> None:
+        gate = asyncio.Event()
+        gates.append(gate)
+        running.append(message.id)
+        await gate.wait()
+
+    deliveries = submit(wait, 60)
+    eventually(lambda: len(running) == 50, "as many handlers as there are places")
+    loop = parts.pool.loop
+    assert loop is not None
+    assert parts.pool.page.begun == set(running)
+    assert loop._loop is not None
+    loop._loop.call_soon_threadsafe(gates[0].set)
+    eventually(lambda: len(running) == 51, "the next one in the free place")
+    assert parts.pool.page.begun == set(running)
+    for gate in gates[1:]:
+        loop._loop.call_soon_threadsafe(gate.set)
+    eventually(lambda: len(gates) == 60, "all of them")
+    for gate in gates[51:]:
+        loop._loop.call_soon_threadsafe(gate.set)
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
+    assert {state(delivery) for delivery in deliveries} == {State.CONSUMED}
+
+
+def test_a_process_without_async_handlers_has_no_event_loop(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = {topic: one for topic, one in registry.handlers().items() if not one.runs_on_loop}
+    monkeypatch.setattr(registry, "_handlers", sync)
+    assert assembled(tasks=50).pool.loop is None
+
+
+def test_a_transactional_async_handler_runs_in_a_thread(run: Run) -> None:
+    threads = []
+
+    async def note(message: Delivered) -> None:
+        threads.append(threading.current_thread().name)
+        await sync_to_async(leave)(message)
+
+    (one,) = run(note, transactional=True)
+    assert "delayq-event-loop" not in threads
+    assert (state(one), Effect.objects.count()) == (State.CONSUMED, 1)
+
+
+def test_what_a_handler_sets_in_its_context_ends_with_it(run: Run) -> None:
+    number: contextvars.ContextVar[int] = contextvars.ContextVar("number", default=0)
+    seen = []
+
+    async def change(message: Delivered) -> None:
+        seen.append((number.get(), translation.get_language()))
+        number.set(message.id)
+        translation.activate("de")
+        await asyncio.sleep(0)
+        assert (number.get(), translation.get_language()) == (message.id, "de")
+
+    deliveries = run(change, 20)
+    assert {state(delivery) for delivery in deliveries} == {State.CONSUMED}
+    assert set(seen) == {(0, settings.LANGUAGE_CODE)}
+
+
+def test_the_log_of_the_record_names_the_loop_as_the_actor(run: Run) -> None:
+    async def schedule(message: Delivered) -> None:
+        await sync_to_async(schedule_message)("t.ok", delay=3600)
+
+    run(schedule)
+    assert Message.objects.get(topic="t.ok").transitions.get().actor == "worker:w/async"
+
+
+def test_a_task_that_tries_to_end_the_worker_does_not(parts: Parts, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def start(message: Delivered) -> None:
+        if message.deliveries == 1:
+            await asyncio.wait([asyncio.create_task(leave())])
+
+    first, second = run(start, 2)
+    assert (state(first), state(second)) == (State.CONSUMED, State.CONSUMED)
+    assert "tried to end the worker" in caplog.text
+
+    async def exit_(message: Delivered) -> None:
+        raise SystemExit(3)
+
+    registry.unregister(TOPIC)
+    (third,) = run(exit_)
+    assert (state(third), last_error(third)) == (State.SCHEDULED, "SystemExit: 3")
+
+
+# --- timeouts, cancellation and the end of the process ----------------------------------------------------------------
+
+
+def test_a_handler_is_cancelled_at_its_timeout(run: Run) -> None:
+    cleaned = []
+
+    async def outlast(message: Delivered) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(message.id)
+
+    (one,) = run(outlast, timeout="0.1s", retry=False)
+    assert cleaned == [one.id]
+    assert (state(one), last_error(one)) == (State.DEAD, "HandlerTimeout: ran longer than its timeout of 0.1 s")
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+def test_a_requested_cancel_cancels_the_task_of_a_handler(parts: Parts, submit: Run, transactional: bool) -> None:
+    if transactional:
+        # On SQLite, the open transaction would keep the cancel from writing.
+        claims.needs_row_locks()
+    begun = threading.Event()
+
+    async def outlast(message: Delivered) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    (one,) = submit(outlast, transactional=transactional)
+    assert begun.wait(60)
+    cancel_message(one.id)
+    one.claimed_mono -= 2.0
+    LeaseRenewer(DB, parts.pool).tick()
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
+    assert (state(one), one.cancel_requested) == (State.CANCELLED, True)
+
+
+def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: Parts, submit: Run) -> None:
+    begun = threading.Event()
+
+    async def outlast(message: Delivered) -> None:
+        await asyncio.wait_for(asyncio.Event().wait(), 60)
+
+    def wait(**kwargs: Any) -> None:
+        assert begun.wait(60)
+
+    signals.message_delivered.connect(wait)
+    try:
+        (one,) = submit(outlast, retry=False)
+        cancel_message(one.id)
+        one.claimed_mono -= 2.0
+        LeaseRenewer(DB, parts.pool).tick()
+        assert one.cancel_requested
+        begun.set()
+        assert parts.pool.wait_idle(60)
+    finally:
+        signals.message_delivered.disconnect(wait)
+    assert parts.recorder.flush(60)
+    assert state(one) == State.CANCELLED
+
+
+def test_a_handler_that_was_cancelled_before_its_first_step_is_retried(parts: Parts, run: Run) -> None:
+    async def cancel_others(message: Delivered) -> None:
+        while not (others := asyncio.all_tasks() - {asyncio.current_task()}):
+            await asyncio.sleep(0)
+        for task in others:
+            task.cancel()
+
+    two = run(cancel_others, 2)
+    assert sorted(map(state, two)) == [State.CONSUMED, State.SCHEDULED]
+    assert "the worker failed: CancelledError" in {last_error(one) for one in two}
+
+
+def test_a_handler_may_succeed_in_spite_of_a_requested_cancel(parts: Parts, submit: Run) -> None:
+    begun = threading.Event()
+
+    async def finish(message: Delivered) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            assert message.cancel_requested
+
+    (one,) = submit(finish)
+    assert begun.wait(60)
+    cancel_message(one.id)
+    one.claimed_mono -= 2.0
+    LeaseRenewer(DB, parts.pool).tick()
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
+    assert state(one) == State.CONSUMED
+
+
+def test_a_handler_that_catches_the_cancellation_may_still_end_as_cancelled(parts: Parts, submit: Run) -> None:
+    begun = threading.Event()
+    told: list[str] = []
+
+    async def clean_up(message: Delivered) -> None:
+        message.raise_if_cancelled()
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            told.append("cancelled")
+        message.raise_if_cancelled()
+
+    (one,) = submit(clean_up, retry=False)
+    assert begun.wait(60)
+    cancel_message(one.id)
+    one.claimed_mono -= 2.0
+    LeaseRenewer(DB, parts.pool).tick()
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
+    assert (state(one), told) == (State.CANCELLED, ["cancelled"])
+    assert last_reason(one) == "cancel requested; the handler stopped"
+
+
+def test_a_handler_that_raises_it_without_a_request_has_failed(run: Run) -> None:
+    async def end(message: Delivered) -> None:
+        raise MessageCancelled
+
+    (one,) = run(end, retry=False)
+    assert (state(one), last_error(one)) == (State.DEAD, "MessageCancelled: ")
+
+
+def test_a_cancellation_that_nobody_requested_is_a_failure(run: Run) -> None:
+    async def cancelled(message: Delivered) -> None:
+        raise asyncio.CancelledError
+
+    (one,) = run(cancelled, retry=False)
+    assert (state(one), last_error(one)) == (State.DEAD, "CancelledError: ")
+
+
+def test_a_cancel_that_comes_after_the_end_of_a_handler_does_nothing(run: Run) -> None:
+    async def end(message: Delivered) -> None:
+        await asyncio.sleep(0)
+
+    (one,) = run(end)
+    assert not one.cancel("too late")
+    one._cancel("too late")
+    assert (state(one), one.cancel_reason) == (State.CONSUMED, "")
+
+
+def test_handlers_that_outlast_the_graceful_timeout_are_released(parts: Parts, submit: Run) -> None:
+    begun: list[int] = []
+
+    async def outlast(message: Delivered) -> None:
+        begun.append(message.id)
+        await asyncio.Event().wait()
+
+    deliveries = submit(outlast, 60)
+    eventually(lambda: len(begun) == 50, "as many begin as there are places")
+    parts.pool.release_unstarted()
+    assert parts.pool.finish(0.05)
+    assert parts.recorder.flush(60)
+    assert {(state(one), last_reason(one)) for one in deliveries} == {(State.SCHEDULED, "shutdown")}
+    assert {Message.objects.get(pk=one.id).attempts for one in deliveries} == {0}
+
+
+def test_a_handler_may_finish_within_the_graceful_timeout(parts: Parts, submit: Run) -> None:
+    begun = threading.Event()
+
+    async def finish(message: Delivered) -> None:
+        begun.set()
+        await asyncio.sleep(0.1)
+
+    (one,) = submit(finish)
+    assert begun.wait(60)
+    parts.pool.release_unstarted()
+    assert parts.pool.finish(60)
+    assert parts.recorder.flush(60)
+    assert state(one) == State.CONSUMED
+
+
+# --- a blocked loop ---------------------------------------------------------------------------------------------------
+
+
+def test_a_handler_that_blocks_the_loop_is_named_in_the_log(
+    parts: Parts, submit: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocking, release = threading.Event(), threading.Event()
+
+    async def block(message: Delivered) -> None:
+        blocking.set()
+        release.wait(60)
+
+    assert parts.pool.loop is not None
+    watch = LoopWatch(parts.pool.loop)
+    submit(block)
+    assert blocking.wait(60)
+    watch.tick()
+    watch.tick()
+    assert not caplog.records
+    watch._say_at = time.monotonic()
+    watch.tick()
+    watch.tick()
+    (record,) = caplog.records
+    assert f"The handler of topic {TOPIC} has blocked the event loop" in record.getMessage()
+    assert "release.wait(60)" in record.getMessage()
+    release.set()
+    assert parts.pool.wait_idle(60)
+    eventually(watch._answer.is_set, "the loop's answer")
+    watch.tick()
+    assert "The event loop goes on" in caplog.records[-1].getMessage()
+
+
+def test_a_loop_that_is_busy_with_many_tasks_is_not_blocked(
+    parts: Parts, submit: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parts.pool.loop is not None
+    watch = LoopWatch(parts.pool.loop)
+    monkeypatch.setattr(event_loop, "SAME_STEP_AFTER", 0.0)
+    watch._answer.clear()
+    for _ in range(5):
+        task: Any = object()
+        monkeypatch.setattr(event_loop.EventLoop, "step", task)
+        watch.tick()
+    assert not caplog.records
+
+
+# --- sync code --------------------------------------------------------------------------------------------------------
+
+
+def test_sync_calls_of_one_handler_run_in_one_thread_and_those_of_several_in_several(run: Run) -> None:
+    threads: dict[int, set[str]] = {}
+    both = threading.Barrier(2)
+
+    def call(message: Delivered) -> None:
+        threads.setdefault(message.id, set()).add(threading.current_thread().name)
+        both.wait(60)
+
+    async def call_twice(message: Delivered) -> None:
+        await sync_to_async(call)(message)
+        await sync_to_async(call)(message)
+
+    deliveries = run(call_twice, 2)
+    assert {state(delivery) for delivery in deliveries} == {State.CONSUMED}
+    first, second = threads.values()
+    assert (len(first), len(second)) == (1, 1)
+    assert first != second
+
+
+def test_the_async_orm_uses_a_few_connections_and_keeps_them(run: Run) -> None:
+    used = set()
+
+    def note() -> None:
+        used.add(connections[DB].connection)
+
+    async def work(message: Delivered) -> None:
+        await sync_to_async(leave)(message)
+        await sync_to_async(note)()
+        await asyncio.to_thread(leave, message)
+
+    deliveries = run(work, 30)
+    assert {state(delivery) for delivery in deliveries} == {State.CONSUMED}
+    assert Effect.objects.count() == 60
+    assert len(used) == 2
+
+
+def test_a_dirty_connection_of_a_sync_call_is_closed_before_another_handler_gets_it(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave_open(message: Delivered) -> None:
+        connection.set_autocommit(False)
+        leave(message, "never committed")
+
+    found = []
+
+    async def work(message: Delivered) -> None:
+        await sync_to_async(leave_open)(message)
+        found.append(await sync_to_async(lambda: connection.get_autocommit())())  # noqa: PLW0108
+
+    run(work, 2)
+    assert found == [True, True]
+    assert not Effect.objects.exists()
+    # Of both handlers, if they ran at the same time.
+    (text,) = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+    assert f"The handler of topic {TOPIC} left a database connection" in text
+
+
+def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submit: Run) -> None:
+    calling, release = threading.Event(), threading.Event()
+    queued: list[int] = []
+
+    def hang() -> None:
+        calling.set()
+        release.wait(60)
+
+    async def call(message: Delivered) -> None:
+        await asyncio.gather(sync_to_async(hang)(), sync_to_async(queued.append)(message.id))
+
+    stuck: list[Delivery] = []
+    (one,) = submit(call, timeout="0.1s", retry=False)
+    assert calling.wait(60)
+    eventually(lambda: one.is_overtime(0.2), "the end of the timeout")
+    TimeoutWatch(parts.pool, stuck.extend, stuck_after=0.1).tick()
+    assert stuck == [one]
+    assert state(one) == State.RUNNING
+    release.set()
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
+    assert (state(one), queued) == (State.DEAD, [])
+
+
+def test_a_receiver_of_a_signal_may_use_the_database(run: Run) -> None:
+    with receiving(lambda **facts: leave(claims.claimed("t.ok")[0])):
+        (one,) = run(_pass)
+    assert (state(one), Effect.objects.count()) == (State.CONSUMED, 1)
+
+
+def test_a_receiver_that_raises_anything_ends_no_loop(parts: Parts, run: Run) -> None:
+    def fail(**facts: Any) -> None:
+        raise BaseException("rude")
+
+    with receiving(fail):
+        (one,) = run(_pass)
+    assert (state(one), last_error(one)) == (State.SCHEDULED, "the worker failed: BaseException")
+    assert all(member.is_alive() for member in parts.pool.members)
+
+
+async def _pass(message: Delivered) -> None:
+    await asyncio.sleep(0)
+
+
+@contextmanager
+def receiving(receiver: Callable[..., Any]) -> Iterator[None]:
+    signals.message_delivered.connect(receiver)
+    try:
+        yield
+    finally:
+        signals.message_delivered.disconnect(receiver)

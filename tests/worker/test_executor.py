@@ -1,0 +1,514 @@
+"""The outcome of a handler: work that nobody has run is run or fails, and the policy answers what it raises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection, transaction
+
+from django_delayq import Reject, RetryLater, RetryPolicy, handler, middleware, schedule_message, signals
+from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
+from django_delayq.core.states import State
+from django_delayq.middleware import Middleware
+from django_delayq.models import Message
+from django_delayq.project import registry
+from django_delayq.project.registry import Delivered
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run import executor
+from tests.app.handlers import leave
+from tests.app.models import Effect
+from tests.support.claims import DB, claimed, needs_row_locks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TOPIC = "integration.executor"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(executor, "_returning", set())
+    yield
+    registry.unregister(TOPIC)
+
+
+def run(function: Callable[[Any], Any], **terms: Any) -> Outcome:
+    """Register a function, and run it for one message as a worker does."""
+    handler(TOPIC, **terms)(function)
+    (delivery,) = claimed(TOPIC)
+    return executor.execute(delivery, "worker:w")
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_that_comes_out_of_a_handler_is_ended() -> None:
+    handler(TOPIC)(leave)
+    (delivery,) = claimed(TOPIC)
+    delivery.begin()
+    delivery.end_fork()
+    child = os.fork()
+    if not child:
+        try:
+            delivery.end_fork()
+        finally:
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# --- conflicts --------------------------------------------------------------------------------------------------------
+
+
+class Serialization(Exception):
+    """The error of a driver whose transaction met another one."""
+
+    sqlstate = "40001"
+
+
+@pytest.mark.parametrize(("conflicts", "counts"), [(0, False), (49, False), (50, True)])
+def test_a_conflict_costs_no_attempt_until_that_has_happened_fifty_times(conflicts: int, counts: bool) -> None:
+    def collide(message: Delivered) -> None:
+        raise Serialization
+
+    handler(TOPIC, transactional=True, retry=False)(collide)
+    message = schedule_message(TOPIC)
+    # As after many deliveries that cost no attempt for other reasons.
+    uncounted = {"deliveries": 99, "reported": 99, "conflicts": conflicts}
+    Message._base_manager.filter(pk=message.pk).update(**uncounted)
+    (row,) = transitions.claim(DB, [Ticket(message.pk)], {TOPIC: 60.0}, "w")
+    outcome = executor.execute(Delivery(row, registry.handlers()[TOPIC], DB), "worker:w")
+    assert isinstance(outcome, GiveUp if counts else Release)
+    assert counts or outcome.conflict  # type: ignore[union-attr]
+
+
+# --- awaitables -------------------------------------------------------------------------------------------------------
+
+
+async def affect(message: Delivery) -> None:
+    await asyncio.sleep(0)
+    await sync_to_async(leave)(message)
+
+
+class Lazy:
+    """An awaitable that is no coroutine."""
+
+    def __init__(self, message: Delivery) -> None:
+        self.message = message
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return affect(self.message).__await__()
+
+
+def decorated(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorate a function as if it were a plain one, whatever it is."""
+
+    @functools.wraps(function)
+    def call(message: Delivery) -> Any:
+        return function(message)
+
+    return call
+
+
+async def twice(message: Delivery) -> Awaitable[None]:
+    return affect(message)
+
+
+async def in_a_task(message: Delivery) -> Awaitable[None]:
+    return asyncio.create_task(affect(message))
+
+
+async def gathered(message: Delivery) -> Awaitable[Any]:
+    return asyncio.gather(affect(message))
+
+
+class Callee:
+    async def method(self, message: Delivery) -> None:
+        await affect(message)
+
+    @staticmethod
+    async def static(message: Delivery) -> None:
+        await affect(message)
+
+
+async def with_more(more: object, message: Delivery) -> None:
+    await affect(message)
+
+
+AWAITED: dict[str, Callable[[Any], Any]] = {
+    "coroutine": decorated(affect),
+    "awaitable": decorated(Lazy),
+    "async that returns a coroutine": twice,
+    "async that returns a task": in_a_task,
+    "async that returns a gather": gathered,
+    "async that returns an awaitable by a sync one": decorated(twice),
+    "method": decorated(Callee().method),
+    "static method": Callee.static,
+    "partial": decorated(functools.partial(with_more, None)),
+}
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+@pytest.mark.parametrize("name", AWAITED)
+def test_an_awaitable_that_a_handler_returns_is_awaited_before_the_message_is_consumed(
+    name: str, transactional: bool
+) -> None:
+    outcome = run(AWAITED[name], transactional=transactional)
+    assert outcome == (Recorded() if transactional else Ack())
+    assert Effect.objects.count() == 1
+
+
+def test_an_error_of_a_returned_awaitable_is_the_failure_of_the_handler() -> None:
+    async def fail(message: Delivery) -> None:
+        raise RuntimeError("it never works")
+
+    assert error_of(run(decorated(fail))) == "RuntimeError: it never works"
+
+
+def test_a_returned_awaitable_ends_at_the_timeout_of_its_handler() -> None:
+    async def outlast(message: Delivery) -> None:
+        await asyncio.Event().wait()
+
+    error = error_of(run(decorated(outlast), timeout="0.1s"))
+    assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")
+
+
+def test_a_returned_awaitable_is_not_interrupted_like_a_sync_handler() -> None:
+    """The interrupt of a thread that waits for an event loop would come when the loop has ended."""
+    interrupted = []
+
+    async def look(message: Delivery) -> None:
+        message.interrupt()
+        interrupted.append(message._is_interrupted)
+
+    assert run(decorated(look)) == Ack()
+    assert interrupted == [False]
+
+
+# --- work that nobody runs --------------------------------------------------------------------------------------------
+
+
+def generator(message: Delivery) -> Iterator[None]:
+    try:
+        leave(message)
+        yield
+        leave(message, "never reached")
+    finally:
+        leave(message, "closed")
+
+
+def begun(message: Delivery) -> Iterator[None]:
+    there = generator(message)
+    next(there)
+    return there
+
+
+async def async_generator(message: Delivery) -> AsyncIterator[None]:
+    leave(message, "never reached")
+    yield
+
+
+async def async_that_returns_a_generator(message: Delivery) -> Any:
+    return generator(message)
+
+
+UNRUN: dict[str, Callable[[Any], Any]] = {
+    "generator": decorated(generator),
+    "async generator": decorated(async_generator),
+    "generator of an async handler": async_that_returns_a_generator,
+    "map": lambda message: map(leave, [message]),
+    "filter": lambda message: filter(leave, [message]),
+    "starmap": lambda message: itertools.starmap(leave, [(message,)]),
+    "future": lambda message: Future(),
+    "partial": lambda message: functools.partial(leave, message),
+    "function": lambda message: lambda: leave(message),
+    "method": lambda message: message.extend,
+    "context manager": contextlib.contextmanager(generator),
+    "async context manager": contextlib.asynccontextmanager(async_generator),
+}
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+@pytest.mark.parametrize("name", UNRUN)
+def test_work_that_a_handler_returns_and_nobody_runs_is_a_failure(name: str, transactional: bool) -> None:
+    error = error_of(run(UNRUN[name], transactional=transactional))
+    assert error.startswith("TypeError: the handler returned a value of type ")
+    assert "whose work may never run" in error
+    assert not Effect.objects.exists()
+
+
+def test_a_generator_that_a_handler_returns_half_way_is_closed() -> None:
+    assert "type generator" in error_of(run(begun))
+    assert list(Effect.objects.order_by("pk").values_list("note", flat=True)) == ["", "closed"]
+
+
+def test_a_future_that_a_handler_returns_is_cancelled() -> None:
+    future: Future[None] = Future()
+    assert "type Future" in error_of(run(lambda message: future))
+    assert future.cancelled()
+
+
+def error_of(outcome: Outcome) -> str:
+    assert isinstance(outcome, Retry)
+    return outcome.error
+
+
+# --- other values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(False, "False"), (True, "True"), (0, "a value of type int"), ("secret", "a value of type str")],
+)
+def test_a_value_that_a_handler_returns_is_warned_of_once(
+    value: object, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _delivery in range(2):
+        assert run(_returns(value)) == Ack()
+        registry.unregister(TOPIC)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"The handler of topic {TOPIC} returned {shown}, which is ignored: the message is consumed; "
+        "to fail, raise an exception"
+    )
+
+
+def _returns(value: object) -> Callable[[Any], object]:
+    return lambda message: value
+
+
+def test_a_handler_that_returns_nothing_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert run(leave) == Ack()
+    assert not caplog.records
+
+
+# --- failures and the retry policy ------------------------------------------------------------------------------------
+
+
+def fails_with(error: BaseException) -> Callable[[Any], None]:
+    def fail(message: Delivery) -> None:
+        raise error
+
+    return fail
+
+
+class Busy(ConnectionError): ...
+
+
+@pytest.mark.parametrize("own", [None, {"fixed": [7, 7]}], ids=["the handler's", "the message's own"])
+@pytest.mark.parametrize(
+    ("error", "is_retried"),
+    [(ConnectionError(), True), (Busy(), False), (ValueError(), False), (RetryLater("5m"), True)],
+    ids=repr,
+)
+def test_only_exceptions_that_the_handlers_policy_names_are_retried(
+    own: dict[str, Any] | None, error: Exception, is_retried: bool
+) -> None:
+    policy = RetryPolicy.fixed(["7s", "7s"], on=(OSError,), never=Busy)
+    handler(TOPIC, retry=policy)(fails_with(error))
+    (delivery,) = claimed(TOPIC)
+    delivery.claimed = delivery.claimed._replace(retry=own)
+    outcome = executor.execute(delivery, "worker:w")
+    if is_retried:
+        assert isinstance(outcome, Retry)
+        assert outcome.delay.total_seconds() == (300 if isinstance(error, RetryLater) else 7)
+    else:
+        assert isinstance(outcome, GiveUp)
+
+
+@pytest.mark.parametrize("delay", [-1, "soon", None, float("nan")], ids=repr)
+def test_an_impossible_delay_of_retry_later_is_a_failure_of_the_handler(delay: Any) -> None:
+    def ask(message: Delivery) -> None:
+        raise RetryLater(delay)
+
+    assert error_of(run(ask)).startswith("ValueError: ")
+
+
+def test_a_delivery_knows_how_many_attempts_are_left_and_when_its_message_expires() -> None:
+    handler(TOPIC, retry=["1s", "1s", "1s"])(leave)
+    (delivery,) = claimed(TOPIC)
+    assert (delivery.attempt, delivery.attempts_left, delivery.expires_at) == (1, 3, None)
+    row = delivery.claimed
+    until = row.due_at + timedelta(hours=1)
+    later = Delivery(row._replace(attempts=1, max_attempts=3, expires_at=until), delivery.handler, "default")
+    assert (later.attempt, later.attempts_left, later.expires_at) == (2, 1, until)
+    last = Delivery(row._replace(attempts=5, retry={"fixed": []}), delivery.handler, "default")
+    assert (last.attempt, last.attempts_left) == (6, 0)
+    policy = RetryPolicy.exponential(max_attempts=None)
+    endless = Delivery(row, dataclasses.replace(delivery.handler, own_retry=policy), "default")
+    assert endless.attempts_left is None
+
+
+# --- timeout and lease ------------------------------------------------------------------------------------------------
+
+
+def test_a_message_brings_its_own_timeout_and_lease() -> None:
+    handler(TOPIC, timeout="1m", lease="2m")(leave)
+    (delivery,) = claimed(TOPIC)
+    assert (delivery.timeout, delivery.lease) == (60, 120)
+    own = Delivery(delivery.claimed._replace(timeout=5.0, lease=30.0), delivery.handler, "default")
+    assert (own.timeout, own.lease) == (5, 30)
+    endless = Delivery(delivery.claimed._replace(timeout=0.0), delivery.handler, "default")
+    assert endless.timeout is None
+    endless.begin()
+    assert endless.deadline is None
+
+
+def test_a_message_whose_own_lease_ran_out_is_not_begun() -> None:
+    handler(TOPIC, lease="2m")(leave)
+    (delivery,) = claimed(TOPIC)
+    delivery.claimed = delivery.claimed._replace(lease=5.0)
+    delivery.leased_mono -= 6
+    assert executor.execute(delivery, "worker:w") == Release("lease ran out before it began")
+
+
+def test_a_handler_ends_at_the_timeout_that_its_message_brings() -> None:
+    async def outlast(message: Any) -> None:
+        await asyncio.sleep(5)
+
+    handler(TOPIC, timeout="1h", retry=["1s"])(outlast)
+    (delivery,) = claimed(TOPIC)
+    delivery.claimed = delivery.claimed._replace(timeout=0.1)
+    error = error_of(executor.execute(delivery, "worker:w"))
+    assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")
+
+
+# --- the transaction --------------------------------------------------------------------------------------------------
+
+
+def cut() -> None:
+    """End the server process of this thread's connection, which the driver does not notice yet."""
+    with psycopg.connect(os.environ["DATABASE_URL"], dbname=connection.settings_dict["NAME"], autocommit=True) as other:
+        pid = connection.connection.info.backend_pid
+        assert other.execute("SELECT pg_terminate_backend(%s, 60000)", [pid]).fetchone() == (True,)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_handler_whose_transaction_cannot_begin_is_not_called_and_loses_no_attempt(asynchronous: bool) -> None:
+    needs_row_locks()
+    called: list[str] = []
+
+    async def call(message: Any) -> None:
+        called.append("async")
+
+    function: Callable[[Any], Any] = call if asynchronous else lambda message: called.append("sync")
+    handler(TOPIC, transactional=True, retry=False)(function)
+    (delivery,) = claimed(TOPIC)
+    cut()
+    outcome = executor.execute(delivery, "worker:w")
+    assert isinstance(outcome, Unentered)
+    assert (called, outcome.delay) == ([], None)
+    assert outcome.reason.startswith("no transaction for its handler: ")
+    # The connection that broke is replaced.
+    (delivery,) = claimed(TOPIC)
+    assert executor.execute(delivery, "worker:w") == Recorded()
+
+
+def test_a_connection_that_breaks_in_a_handler_is_a_failure_of_the_handler() -> None:
+    needs_row_locks()
+
+    def lose_the_connection(message: Delivery) -> None:
+        leave(message)
+        cut()
+        leave(message)
+
+    outcome = run(lose_the_connection, transactional=True, retry=False)
+    assert isinstance(outcome, GiveUp)
+    assert outcome.error.startswith("OperationalError: ")
+
+
+def test_a_handler_has_the_isolation_and_the_access_that_its_connection_asks_for() -> None:
+    needs_row_locks()
+    found = []
+
+    def ask(message: Any) -> None:
+        with connection.cursor() as cursor:
+            for name in ("transaction_isolation", "transaction_read_only", "transaction_deferrable"):
+                cursor.execute(f"SHOW {name}")
+                found.append(cursor.fetchone()[0])
+        raise Reject("a transaction that only reads records no success")
+
+    handler(TOPIC, transactional=True)(ask)
+    (delivery,) = claimed(TOPIC)
+    raw = connection.connection
+    raw.isolation_level, raw.read_only, raw.deferrable = psycopg.IsolationLevel.SERIALIZABLE, True, True
+    assert isinstance(executor.execute(delivery, "worker:w"), GiveUp)
+    connection.close()
+    assert found == ["serializable", "on", "on"]
+
+
+SECRET = "the secret of order 4711"
+
+
+class Careless(Exception): ...
+
+
+def fail_on_commit(message: Delivery) -> None:
+    def fail() -> None:
+        raise Careless(SECRET)
+
+    leave(message)
+    transaction.on_commit(fail)
+
+
+async def fail_on_commit_async(message: Delivery) -> None:
+    await sync_to_async(fail_on_commit)(message)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole errors", "without texts"])
+@pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "inside of middleware"])
+@pytest.mark.parametrize("function", [fail_on_commit, fail_on_commit_async])
+def test_an_error_on_commit_is_logged_and_the_message_stays_consumed(
+    function: Callable[[Any], Any],
+    surrounded: bool,
+    whole: bool,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LOG_ERRORS": whole}
+    failed: list[object] = []
+    one = Middleware()
+    if surrounded:
+        middleware.install(one)
+    signals.message_failed.connect(note := lambda **facts: failed.append(facts))
+    try:
+        assert run(function, transactional=True, retry=False) == Recorded()
+    finally:
+        signals.message_failed.disconnect(note)
+        if surrounded:
+            middleware.remove(one)
+    (message,) = Message.objects.all()
+    assert (message.state, Effect.objects.count(), failed) == (State.CONSUMED, 1, [])
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert f"topic={TOPIC}" in line
+    assert "error=Careless" in line
+    # Where it happened is told in any case, and the text of the error only where errors are logged whole.
+    assert "in fail\n" in caplog.text
+    assert (SECRET in caplog.text) is whole
+
+
+def test_a_timeout_that_ends_functions_on_commit_leaves_the_message_consumed(caplog: pytest.LogCaptureFixture) -> None:
+    def outlast(message: Delivery) -> None:
+        transaction.on_commit(message.interrupt)
+        transaction.on_commit(wait_for_ever)
+
+    def wait_for_ever() -> None:
+        while True:
+            time.sleep(0.001)
+
+    assert run(outlast, transactional=True, retry=False, timeout="1h") == Recorded()
+    assert "error=HandlerTimeout" in caplog.text

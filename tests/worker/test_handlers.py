@@ -1,0 +1,211 @@
+"""Handlers that run too long, raise unusual errors or leave settings changed do not affect the next message."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from django_delayq import run_message, schedule_message, schedule_messages
+from django_delayq.broker.keys import keys
+from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from django_delayq.project import registry
+from django_delayq.worker.claim.consumer import CLOCK_TOLERANCE
+from django_delayq.worker.claim.unknown_topics import LONGEST_HAND_OVER
+from tests.app.models import Effect
+from tests.support.processes import Start
+from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+@pytest.mark.parametrize("topic", ["t.slow", "t.slow_async", "t.slow_returned"])
+def test_a_handler_past_its_timeout_is_ended(start: Start, topic: str) -> None:
+    worker = start("--threads", "1")
+    message = schedule_message(topic)
+    after = schedule_message("t.effect")
+    wait_until(message, State.DEAD)
+    end = log_of(message)[-1]
+    assert end.error.startswith("HandlerTimeout: ran longer than its timeout of 0.3 s")
+    assert (end.at - log_of(message)[1].at).total_seconds() >= 0.3
+    wait_until(after, State.CONSUMED)
+    assert worker.count("replaced") == 0
+
+
+def give_later_deliveries_time() -> None:
+    """Change the timeout of all messages. The deliveries that run keep the one that they were claimed with."""
+    Message._base_manager.update(timeout=60.0)
+
+
+@pytest.mark.usefixtures("timed_by")
+def test_a_handler_that_does_not_let_go_gets_its_process_replaced_and_is_retried_elsewhere(start: Start) -> None:
+    worker = start("--threads", "2")
+    children = worker.wait_for_children(1)
+    message = schedule_message("t.hang")
+    eventually(lambda: states()[State.RUNNING], "it runs")
+    give_later_deliveries_time()
+    others = schedule_messages({"topic": "t.tx", "delay": 0.2 * n} for n in range(20))
+    worker.wait_for("does not end at its timeout")
+    worker.wait_for_children(1, other_than=children)
+    wait_until_all(State.CONSUMED, 21)
+    assert effects_per_message() == once_each([message, *others])
+    message.refresh_from_db()
+    assert (message.attempts, message.deliveries, message.crashes) == (1, 2, 0)
+    assert "did not end at its timeout" in log_of(message)[2].error
+    assert worker.count("died") == 0
+
+
+@pytest.mark.usefixtures("timed_by")
+def test_handlers_that_do_not_let_go_one_after_the_other_are_all_retried(start: Start) -> None:
+    worker = start("--threads", "2")
+    children = worker.wait_for_children(1)
+    messages = [schedule_message("t.hang"), schedule_message("t.hang", delay=0.5)]
+    eventually(lambda: states()[State.RUNNING] == 2, "both run")
+    give_later_deliveries_time()
+    worker.wait_for_children(1, other_than=children)
+    wait_until_all(State.CONSUMED, 2)
+    for message in messages:
+        message.refresh_from_db()
+        assert (message.attempts, message.deliveries, message.crashes) == (1, 2, 0)
+        assert "did not end at its timeout" in log_of(message)[2].error
+    assert worker.count("does not end at its timeout") == 2
+    assert worker.count("died") == 0
+
+
+def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
+    start: Start, set_pace: Callable[[dict[str, float]], None]
+) -> None:
+    longest = max(handler.lease for handler in registry.handlers().values())
+    # Together they run for five seconds.
+    set_pace({"supervisor.HUNG": 5 - 2 * longest})
+    worker = start("--threads", "2", "--graceful-timeout", "0")
+    message = schedule_message("t.seize")
+    eventually(lambda: states()[State.RUNNING], "it runs")
+    give_later_deliveries_time()
+    worker.wait_for(r"has shown no life for \d+ s; it is killed")
+    wait_until(message, State.CONSUMED)
+    message.refresh_from_db()
+    assert message.attempts == 0
+    assert message.crashes == message.deliveries - 1 >= 1
+
+
+@pytest.mark.parametrize(
+    ("topic", "error"), [("t.exit", "SystemExit: 3"), ("t.base", "Unusual: not an Exception")], ids=["exit", "base"]
+)
+def test_an_error_that_is_no_exception_is_a_failure_like_any_other(start: Start, topic: str, error: str) -> None:
+    worker = start("--threads", "1")
+    message = wait_until(schedule_message(topic), State.DEAD)
+    assert log_of(message)[-1].error == error
+    wait_until(schedule_message("t.effect"), State.CONSUMED)
+    assert worker.count("died") == 0
+    assert len(worker.children) == 1
+
+
+@pytest.mark.parametrize("how", ["autocommit", "atomic", "begin"])
+def test_an_open_transaction_harms_neither_the_record_nor_the_next_message(start: Start, how: str) -> None:
+    start("--threads", "1")
+    dirty = schedule_message("t.dirty", how)
+    after = [schedule_message(topic) for topic in ("t.effect", "t.tx", "t.async")]
+    wait_until_all(State.CONSUMED, 4)
+    assert effects_per_message() == once_each(after)
+    assert log_of(dirty)[-1].to_state == State.CONSUMED
+    assert not Effect.objects.filter(message_id=dirty.pk).exists()
+
+
+def test_a_swallowed_database_error_is_not_taken_for_success(start: Start) -> None:
+    start("--threads", "1")
+    message = wait_until(schedule_message("t.swallow"), State.CONSUMED)
+    assert effects_per_message() == {message.pk: 1}
+    assert (message.deliveries, message.attempts) == (2, 1)
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+
+
+def test_a_topic_without_a_handler_waits_for_a_worker_that_has_one(start: Start) -> None:
+    old = start("--threads", "2", unknown=("t.new",))
+    new = schedule_messages({"topic": "t.new"} for _ in range(5))
+    known = schedule_messages({"topic": "t.tx"} for _ in range(5))
+    eventually(lambda: states()[State.CONSUMED] == 5, "the others are delivered")
+    old.wait_for("No handler for topic t.new")
+    assert {m.state for m in Message.objects.filter(topic="t.new")} == {State.SCHEDULED}
+    start("--threads", "2")
+    wait_until_all(State.CONSUMED, 10)
+    assert effects_per_message() == once_each([*new, *known])
+    assert {m.deliveries for m in Message.objects.all()} == {1}
+    assert old.count("No handler for topic t.new") == 1
+
+
+def test_messages_of_a_new_topic_go_from_old_workers_to_a_new_one_at_once(
+    redis_client: redis.Redis, start: Start, configure: Callable[..., None]
+) -> None:
+    """No sweep helps, and no id is parked for longer than a second."""
+    configure(GRACE=300)
+    old = [start("--threads", "2", unknown=("t.new",)) for _ in range(2)]
+    early = schedule_messages({"topic": "t.new"} for _ in range(10))
+    eventually(lambda: any(worker.count("No handler for topic t.new") for worker in old), "they are parked")
+    new = start("--threads", "2")
+    [child] = new.wait_for_children(1)
+    wait_until_all(State.CONSUMED, 10)
+    # The new one stands still, so the old ones take all.
+    os.kill(child, signal.SIGSTOP)
+    late = schedule_messages({"topic": "t.new", "delay": 0.01 * n} for n in range(20))
+    due = {str(message.pk): to_tenths(message.due_at) for message in late}
+    parked: set[str] = set()
+
+    def all_were_parked() -> bool:
+        scores = redis_client.zmscore(keys("delayq", "default").delayed, list(due))
+        seconds, microseconds = redis_client.time()
+        # Scripts have the time of Redis corrected by that of the record.
+        latest = seconds * SECOND + microseconds // 100 + (LONGEST_HAND_OVER + CLOCK_TOLERANCE) * SECOND
+        later = [(pk, float(s)) for pk, s in zip(due, scores, strict=True) if s is not None and float(s) > due[pk] + 1]
+        assert [(pk, score - latest) for pk, score in later if score > latest] == []
+        parked.update(pk for pk, _score in later)
+        return len(parked) == len(due)
+
+    eventually(all_were_parked, "the old ones have parked each of them")
+    os.kill(child, signal.SIGCONT)
+    wait_until_all(State.CONSUMED, 30)
+    assert effects_per_message() == once_each([*early, *late])
+
+
+def test_more_messages_without_a_handler_than_a_worker_takes_at_once_are_not_in_the_way(
+    start: Start, timed_by: str
+) -> None:
+    # A query reads the first thousand due messages. From Redis a worker of one thread takes some at a time.
+    schedule_messages({"topic": "t.new", "priority": 100} for _ in range(200 if timed_by == "redis" else 1500))
+    known = [schedule_message("t.tx") for _ in range(3)]
+    start("--threads", "1", unknown=("t.new",))
+    for message in known:
+        wait_until(message, State.CONSUMED)
+
+
+UNREADABLE: list[dict[str, Any]] = [
+    {"retry": {"kind": "of a later version"}},
+    {"retry": "nonsense"},
+    {"retry": [1, 2]},
+    {"headers": [1]},
+    {"payload": {"of": ["another", "version"]}},
+    {"max_attempts": -5},
+]
+
+
+def test_unreadable_columns_are_in_nobodys_way(start: Start) -> None:
+    broken = []
+    for column in UNREADABLE:
+        message = schedule_message("t.fail", delay=3600)
+        Message._base_manager.filter(pk=message.pk).update(**column)
+        assert run_message(message)
+        broken.append(message)
+    others = [schedule_message("t.tx") for _ in range(3)]
+    worker = start("--threads", "1")
+    for other in others:
+        wait_until(other, State.CONSUMED)
+    for message in broken:
+        eventually(message.transitions.filter(error="RuntimeError: it never works").exists, "its failure is recorded")
+    assert worker.count("died") == 0

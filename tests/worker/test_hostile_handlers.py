@@ -1,0 +1,321 @@
+"""A handler that harms its process, its connection or the log harms its own message and no other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.states import LIVE, State, is_legal
+from django_delayq.models import Message
+from tests.app.models import Effect
+from tests.support.hostile.handlers import RAISES
+from tests.support.record_of import effects_per_message, log_of, once_each, wait_until
+from tests.support.workers import Worker, eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+SETTINGS = "env DJANGO_SETTINGS_MODULE=tests.support.hostile.worker_settings"
+
+Start = Callable[..., Worker]
+
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="a session of PostgreSQL")
+
+
+@pytest.fixture
+def worker(transactional_db: None, settings: Any) -> Iterator[Start]:
+    """Start a worker, which is killed after the test."""
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.3, "POLL_INTERVAL": 0.1}
+    with ExitStack() as stack:
+
+        def start(*arguments: str, **delayq: object) -> Worker:
+            return stack.enter_context(Worker("--processes", "1", *arguments, delayq=delayq, prefix=SETTINGS))
+
+        yield start
+
+
+def all_are_final() -> bool:
+    return not Message.objects.filter(state__in=LIVE).exists()
+
+
+def wait_until_told(there: Worker, pattern: str, times: int) -> None:
+    """Wait until so many lines of the log match the pattern: they may come later than what they tell is recorded."""
+    eventually(lambda: there.count(pattern) == times, f"{times} lines with {pattern}")
+
+
+def assert_paths_are_legal() -> None:
+    for message in Message.objects.all():
+        path: list[Any] = [None, *(State(row.to_state) for row in log_of(message))]
+        assert all(is_legal(*step) for step in pairwise(path)), path
+        assert message.state == path[-1]
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def test_exhausted_memory_and_endless_recursion_are_failures_like_any_other(worker: Start) -> None:
+    there = worker("--threads", "2")
+    for topic, error in (("h.memory", "MemoryError"), ("h.recursion", "RecursionError")):
+        message = wait_until(schedule_message(topic), State.DEAD)
+        assert log_of(message)[-1].error.startswith(error)
+        wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert there.count("died") == 0
+
+
+def test_a_segfault_is_the_end_of_its_message_after_three_times_and_of_no_other(worker: Start) -> None:
+    there = worker("--threads", "4")
+    poison = schedule_message("h.segfault")
+    others = schedule_messages({"topic": "t.tx", "delay": 0.02 * n} for n in range(40))
+    wait_until(poison, State.DEAD)
+    eventually(all_are_final, "all are final")
+    assert effects_per_message() == once_each(others)
+    assert (poison.deliveries, poison.crashes) == (3, 3)
+    assert "3 deliveries crashed" in log_of(poison)[-1].reason
+    wait_until_told(there, r"died \(killed by signal 11\)", 3)
+    assert_paths_are_legal()
+
+
+def test_a_handler_that_ends_its_process_does_not_end_the_worker_whatever_code_it_chose(worker: Start) -> None:
+    there = worker("--threads", "1")
+    for code in (0, 70, 72):
+        poison = wait_until(schedule_message("h.exit", code), State.DEAD)
+        assert (poison.deliveries, poison.crashes) == (3, 3)
+        wait_until_told(there, rf"died \(exit code {code}\)", 3)
+        wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert there.process.poll() is None
+
+
+def test_leaked_threads_and_a_closed_stdout_do_not_keep_a_worker_from_ending_in_order(worker: Start) -> None:
+    there = worker("--threads", "1")
+    for topic in ("h.thread", "h.stdout", "h.closes_stdout"):
+        wait_until(schedule_message(topic), State.CONSUMED)
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert there.stop() == 0
+    assert there.count("died|Traceback|CRITICAL|ERROR") == 0, there.log
+
+
+@pytest.mark.parametrize("topic", ["h.fork", "h.fork_tx", "h.fork_async"])
+def test_a_forked_child_that_comes_out_of_its_handler_is_ended_there(worker: Start, topic: str) -> None:
+    there = worker("--threads", "1")
+    # A process that is forked while other threads import modules, as at the start, may wait for their locks for ever.
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    for how, code in (("returns", "0"), ("raises", "1"), ("exits", "3")):
+        message = wait_until(schedule_message(topic, how), State.CONSUMED)
+        assert list(Effect.objects.filter(message_id=message.pk).values_list("note", flat=True)) == [code]
+        wait_until(schedule_message("t.tx"), State.CONSUMED)
+    # A child that exits has ended itself.
+    told = f"A process that the handler of topic {topic} forked came out of the handler, and is ended"
+    wait_until_told(there, told, 2)
+    wait_until_told(there, "RuntimeError: in the child", 1)
+    assert there.count("died") == 0
+
+
+# --- the transaction --------------------------------------------------------------------------------------------------
+
+ENDS = [
+    "COMMIT",
+    "commit;",
+    "END",
+    "  -- done\n /* really */ COMMIT WORK",
+    "ROLLBACK",
+    "ABORT",
+    "SELECT 1; COMMIT",
+    "COMMIT AND CHAIN",
+    "COMMIT; BEGIN",
+    "PREPARE TRANSACTION 'x'",
+]
+# How psycopg takes a statement.
+FORMS = ["text", "bytes", "composed"]
+EVERYWHERE = ["COMMIT", "commit;", "END", "  -- done\n /* really */ COMMIT", "ROLLBACK"]
+
+
+def test_a_transactional_handler_cannot_end_its_transaction_by_hand(worker: Start) -> None:
+    worker("--threads", "1")
+    texts = ENDS if connection.vendor == "postgresql" else EVERYWHERE
+    messages = schedule_messages(
+        {"topic": "h.ends_its_transaction", "payload": {"sql": sql, "then_fails": then_fails}}
+        for sql in texts
+        for then_fails in (False, True)
+    )
+    after = schedule_message("t.tx")
+    for message in messages:
+        wait_until(message, State.DEAD)
+        assert "is ended by the worker" in log_of(message)[-1].error, message.payload
+        assert message.deliveries == 2
+    wait_until(after, State.CONSUMED)
+    assert effects_per_message() == once_each([after])
+
+
+@on_postgresql
+@pytest.mark.parametrize("form", FORMS)
+def test_a_transactional_handler_cannot_end_its_transaction_in_any_form(worker: Start, form: str) -> None:
+    worker("--threads", "1")
+    texts = ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "SELECT 1; COMMIT; BEGIN", "CREATE TEMP TABLE a (b int); COMMIT"]
+    messages = schedule_messages(
+        {"topic": "h.ends_its_transaction", "payload": {"sql": sql, "form": form}} for sql in texts
+    )
+    eventually(all_are_final, "all are final")
+    for message in messages:
+        message.refresh_from_db()
+        assert message.state == State.DEAD, message.payload
+        assert "is ended by the worker" in log_of(message)[-1].error, message.payload
+    assert effects_per_message() == {}
+
+
+def test_a_refused_commit_that_is_swallowed_changes_nothing(worker: Start) -> None:
+    worker("--threads", "1")
+    message = wait_until(schedule_message("h.ends_it_twice"), State.CONSUMED)
+    assert message.deliveries == 2
+    assert effects_per_message() == once_each([message])
+
+
+@on_postgresql
+def test_a_commit_on_the_drivers_own_connection_harms_no_other_message(worker: Start) -> None:
+    there = worker("--threads", "1")
+    for then_asks in (False, True):
+        returned = wait_until(schedule_message("h.raw_commit", {"then_asks": then_asks}), State.CONSUMED)
+        failed = schedule_message("h.raw_commit", {"then_asks": then_asks, "then_fails": True})
+        after = wait_until(schedule_message("t.tx"), State.CONSUMED)
+        wait_until(failed, State.DEAD)
+        found = effects_per_message()
+        assert (found[returned.pk], found[after.pk]) == (1, 1)
+    assert there.count("died") == 0
+
+
+def test_savepoints_are_a_transactional_handlers_own(worker: Start) -> None:
+    there = worker("--threads", "1")
+    message = wait_until(schedule_message("h.savepoints"), State.CONSUMED)
+    assert effects_per_message() == once_each([message])
+    assert there.count("ERROR") == 0
+
+
+BROKEN = ["h.set_rollback", "h.closes_tx", "h.closes_raw_tx"]
+if connection.vendor == "postgresql":
+    BROKEN.append("h.swallow_without_a_word")
+
+
+def test_a_broken_transaction_is_a_failure_and_its_effects_happen_once_at_the_second_attempt(worker: Start) -> None:
+    worker("--threads", "1")
+    messages = [schedule_message(topic) for topic in BROKEN]
+    after = schedule_message("t.tx")
+    for message in messages:
+        wait_until(message, State.CONSUMED)
+        assert (message.deliveries, message.attempts) == (2, 1)
+        assert log_of(message)[2].error
+    wait_until(after, State.CONSUMED)
+    assert effects_per_message() == once_each([*messages, after])
+
+
+# --- what the next one finds ------------------------------------------------------------------------------------------
+
+SESSIONS = [
+    ["SET search_path TO nowhere"],
+    ["SET TIME ZONE 'Asia/Kathmandu'"],
+    ["SET statement_timeout = 1"],
+    ["SELECT set_config('search_path', 'nowhere', false)"],
+    ["/* quietly */ set session search_path to nowhere"],
+    ["SELECT 1; SET search_path TO nowhere"],
+    ["SET default_transaction_isolation = 'serializable'"],
+    ["CREATE TEMP TABLE delayq_message (id int)"],
+    ["PREPARE mine AS SELECT 1", "LISTEN mine"],
+    ["DISCARD ALL"],
+    ["RESET ALL"],
+]
+PRAGMAS = [["PRAGMA query_only = 1"], ["PRAGMA foreign_keys = 0"]]
+
+
+def test_the_settings_of_a_handlers_session_are_gone_for_the_next(worker: Start) -> None:
+    there = worker("--threads", "1")
+    before = wait_until(schedule_message("h.session"), State.CONSUMED)
+    for sql in SESSIONS if connection.vendor == "postgresql" else PRAGMAS:
+        wait_until(schedule_message("h.sets", {"sql": sql}), State.CONSUMED)
+        after = wait_until(schedule_message("h.session"), State.CONSUMED)
+        assert found_by(after) == found_by(before), sql
+        wait_until(schedule_message("t.tx"), State.CONSUMED)
+    wait_until(schedule_message("h.activates"), State.CONSUMED)
+    after = wait_until(schedule_message("h.session"), State.CONSUMED)
+    assert found_by(after) == found_by(before)
+    assert found_by(after)["zone"] == "UTC"
+    for how in ("django", "raw"):
+        wait_until(schedule_message("h.closes", how), State.CONSUMED)
+        for topic in ("t.effect", "t.tx"):
+            assert wait_until(schedule_message(topic), State.CONSUMED).deliveries == 1
+    assert there.count("Outcomes wait") == 0
+
+
+@on_postgresql
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("sets", "shows"), [("h.sets", "h.session"), ("h.sets_tx", "h.session"), ("h.sets_async", "h.session_async")]
+)
+def test_the_search_path_of_one_tenant_is_gone_for_the_next(
+    worker: Start, monkeypatch: pytest.MonkeyPatch, sets: str, shows: str, form: str
+) -> None:
+    """The session is made anew by Django: its time zone is that of DATABASES, and not that of the server."""
+    monkeypatch.setenv("DELAYQ_TEST_TIME_ZONE", "Asia/Tokyo")
+    worker("--threads", "1")
+    before = found_by(wait_until(schedule_message(shows), State.CONSUMED))
+    assert before["TimeZone"] == "Asia/Tokyo"
+    for sql in ("SET search_path TO tenant_a, public", "SET TIME ZONE 'Asia/Kathmandu'"):
+        wait_until(schedule_message(sets, {"sql": [sql], "form": form}), State.CONSUMED)
+        after = wait_until(schedule_message(shows), State.CONSUMED)
+        assert found_by(after) == before, sql
+
+
+def found_by(message: Message) -> dict[str, Any]:
+    found: dict[str, Any] = ast.literal_eval(Effect.objects.get(message_id=message.pk).note)
+    return found
+
+
+# --- what it raises ---------------------------------------------------------------------------------------------------
+
+
+def test_whatever_is_raised_ends_its_message_with_a_reason_and_harms_no_thread(worker: Start) -> None:
+    there = worker("--threads", "2")
+    topics = ("h.raises", "h.raises_tx", "h.raises_async")
+    messages = schedule_messages(
+        {"topic": topic, "payload": name, "max_attempts": 1} for topic in topics for name in RAISES
+    )
+    eventually(all_are_final, "all are final")
+    for message in messages:
+        message.refresh_from_db()
+        end = log_of(message)[-1]
+        assert message.state == State.DEAD, message.payload
+        assert end.error
+        assert len(end.error) < 10_000
+        assert len(end.traceback) < 100_000
+    assert not Effect.objects.exists()
+    # Both threads still exist.
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    gates = schedule_messages({"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(2))
+    for gate in gates:
+        wait_until(gate, State.CONSUMED)
+    assert min(m.finished_at for m in map(refreshed, gates) if m.finished_at) > max(begun(m) for m in gates)
+    assert there.count("died") == 0
+    assert there.count("CRITICAL") == 0
+    assert "no words" not in there.log
+
+
+def refreshed(message: Message) -> Message:
+    message.refresh_from_db()
+    return message
+
+
+def begun(message: Message) -> Any:
+    return next(row.at for row in log_of(message) if row.to_state == State.RUNNING)
+
+
+def test_a_retry_policy_that_fails_on_a_hostile_error_does_not_decide(worker: Start) -> None:
+    worker("--threads", "1")
+    message = schedule_message("h.bad_policy")
+    eventually(lambda: log_of(message)[-1].error, "its failure is recorded")
+    message.refresh_from_db()
+    assert message.state == State.SCHEDULED
+    assert message.due_at > log_of(message)[-1].at
+    wait_until(schedule_message("t.tx"), State.CONSUMED)

@@ -1,0 +1,143 @@
+"""The limits of one process: how many messages it may claim, how much memory it may use, and when it goes on."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from django_delayq.core.worker_options import Options
+from django_delayq.worker.parts import lifetime as module
+from django_delayq.worker.parts.begun_page import BegunPage
+from django_delayq.worker.parts.budget import Budget
+from django_delayq.worker.parts.lifetime import PATIENCE, Lifetime, resident_memory
+from tests.support.claims import DB
+
+MB = 1024**2
+
+
+class Asked:
+    """A process with limits: its page, and how often it has asked for a successor."""
+
+    def __init__(self, **limits: int) -> None:
+        self.page = BegunPage(1)
+        self.times = 0
+        self.lifetime = Lifetime(Options(DB, **limits), self.page, "host/1", self.ask)  # type: ignore[arg-type]
+        self.budget = Budget(None)
+        self.budget.lifetime = self.lifetime
+
+    def ask(self) -> None:
+        self.times += 1
+
+
+def test_a_process_claims_its_share_and_asks_once_for_a_successor() -> None:
+    process = Asked(max_tasks_per_child=5)
+    assert process.budget.grant(3) == 3
+    process.budget.count(2)
+    assert (process.budget.grant(100), process.budget.left) == (3, True)
+    process.budget.count(3)
+    assert (process.budget.grant(100), process.budget.left) == (0, False)
+    assert (process.page.spent, process.times) == (True, 1)
+    # A delivery that it released unstarted does not make it claim again.
+    process.budget.refund()
+    assert not process.lifetime.check()
+    assert (process.budget.left, process.times) == (False, 1)
+
+
+def test_a_released_delivery_may_be_claimed_again_by_a_process_that_is_not_spent() -> None:
+    process = Asked(max_tasks_per_child=5)
+    process.budget.count(4)
+    process.budget.refund()
+    process.budget.refund()
+    assert process.budget.grant(100) == 3
+
+
+def test_two_limits_both_limit_a_claim() -> None:
+    process = Asked(max_tasks_per_child=5)
+    budget = Budget(7)
+    budget.lifetime = process.lifetime
+    assert budget.grant(100) == 5
+    budget.count(1)
+    assert budget.grant(100) == 4
+    budget.count(0)
+    assert (process.page.spent, budget.empty) == (False, False)
+    budget.count(budget.grant(2))
+    budget.count(budget.grant(2))
+    assert (process.page.spent, budget.empty) == (True, False)
+    budget.count(2)
+    assert budget.empty
+    budget.refund()
+    assert not budget.empty
+
+
+def test_a_process_that_gets_no_successor_goes_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Asked(max_tasks_per_child=5)
+    process.budget.count(5)
+    assert not process.lifetime.check()
+    monkeypatch.setattr(process.lifetime, "_spent_at", process.lifetime._spent_at - PATIENCE)
+    assert process.lifetime.check()
+    assert process.budget.grant(100) == 5
+    process.budget.count(5)
+    assert (process.page.spent, process.times) == (True, 2)
+
+
+def test_a_process_that_was_replaced_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Asked(max_tasks_per_child=1)
+    process.budget.count(1)
+    process.page.replace()
+    monkeypatch.setattr(process.lifetime, "_spent_at", 0.0)
+    assert not process.lifetime.check()
+    assert not process.budget.left
+
+
+def test_processes_are_not_spent_at_the_same_moment() -> None:
+    shares = {Asked(max_tasks_per_child=1000).budget.grant(10_000) for _ in range(50)}
+    assert len(shares) > 5
+    assert 900 <= min(shares) <= max(shares) <= 1000
+    assert {Asked(max_tasks_per_child=9).budget.grant(100) for _ in range(20)} == {9}
+
+
+def test_a_process_is_spent_when_it_uses_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = 99 * MB
+    monkeypatch.setattr(module, "resident_memory", lambda: used)
+    monkeypatch.setattr(module, "JITTER", 0.0)
+    process = Asked(max_memory_per_child=100 * MB)
+    used = 100 * MB
+    process.lifetime.check()
+    # Its successor would need as much before its first message.
+    assert process.budget.left
+    process.budget.count(1)
+    used = 99 * MB
+    process.lifetime.check()
+    assert process.budget.left
+    used = 100 * MB
+    process.lifetime.check()
+    assert (process.budget.left, process.times) == (False, 1)
+    monkeypatch.setattr(process.lifetime, "_spent_at", 0.0)
+    assert process.lifetime.check()
+    used = 109 * MB
+    process.lifetime.check()
+    assert process.budget.left
+    used = 110 * MB
+    process.lifetime.check()
+    assert not process.budget.left
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system has no /proc")
+def test_resident_memory_grows_with_what_a_process_touches(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resident_memory()
+    assert 10 * MB < before < 4096 * MB
+    memory = mmap.mmap(-1, 64 * MB)
+    memory.write(os.urandom(64 * MB))
+    assert 40 * MB < resident_memory() - before < 160 * MB
+    memory.close()
+
+    def missing(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    # The most that the process ever had, where nothing else is known.
+    assert sys.platform == "darwin" or resident_memory() >= before

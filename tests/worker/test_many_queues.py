@@ -1,0 +1,428 @@
+"""Many queues are loaded, swept and served as well as one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+from django.db import connections
+from django.db.models import F
+from django.utils import timezone
+
+from django_delayq import pause_queue, restore, schedule_message, schedule_messages
+from django_delayq.broker.base import Entry
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.core.clock import to_tenths
+from django_delayq.core.worker_options import Options
+from django_delayq.models import Message
+from django_delayq.project import conf
+from django_delayq.record import transitions
+from django_delayq.record.identity import identity
+from django_delayq.worker.claim import known_pauses
+from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.processes.assembly import assemble
+from django_delayq.worker.upkeep import sweeper as sweeping
+from django_delayq.worker.upkeep.loader import Loader
+from django_delayq.worker.upkeep.sweeper import Sweeper
+from tests.support.claims import DB
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+
+QUEUES = [f"tenant{number}" for number in range(60)]
+TOPIC = "t.ok"
+
+
+@pytest.fixture
+def brokers(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerSwitch]:
+    monkeypatch.setattr(sweeping, "CLAIMING", 0.0)
+    there = BrokerSwitch(DB, dict)
+    yield there
+    there.close()
+
+
+@pytest.fixture
+def broker(brokers: BrokerSwitch) -> RedisBroker:
+    assert isinstance(brokers.redis, RedisBroker)
+    return brokers.redis
+
+
+@pytest.fixture
+def loader(brokers: BrokerSwitch) -> Loader:
+    return Loader(DB, brokers, "host/1")
+
+
+@pytest.fixture
+def sweeper(brokers: BrokerSwitch) -> Sweeper:
+    return Sweeper(DB, brokers, lambda: tuple(QUEUES), lambda: [TOPIC])
+
+
+def schedule(each: int, *, due_in: float = 60.0) -> list[Message]:
+    """Schedule so many messages for each queue, in turns; the later ones are due later."""
+    now = timezone.now()
+    return schedule_messages(
+        {"topic": TOPIC, "queue": QUEUES[n % len(QUEUES)], "due_at": now + timedelta(seconds=due_in, milliseconds=n)}
+        for n in range(each * len(QUEUES))
+    )
+
+
+def overdue(each: int = 1) -> list[Message]:
+    messages = schedule(each)
+    Message._base_manager.update(due_at=F("due_at") - timedelta(seconds=3660))
+    return messages
+
+
+def held(broker: RedisBroker) -> set[int]:
+    return {pk for queue in QUEUES for batch in broker.ids(queue) for pk in batch}
+
+
+def ids(messages: list[Message]) -> set[int]:
+    return {message.pk for message in messages}
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_check_loads_all_queues(loader: Loader, broker: RedisBroker, redis_client: redis.Redis) -> None:
+    messages = schedule(2)
+    loader.tick()
+    assert held(broker) == ids(messages)
+    redis_client.flushall()
+    loader.tick()
+    assert held(broker) == ids(messages)
+
+
+def test_a_load_ahead_reaches_all_queues_in_one_check(
+    loader: Loader,
+    broker: RedisBroker,
+    settings: Any,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A measurement would find that the clock below is wrong.
+    monkeypatch.setattr("django_delayq.worker.upkeep.loader.SKEW_INTERVAL", 600.0)
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": 16}
+    loader.tick()
+    messages = schedule(1, due_in=20.0)
+    broker.now = to_tenths(timezone.now() + timedelta(seconds=10))
+    loader.tick()
+    assert held(broker) == ids(messages)
+
+
+def test_the_first_message_of_a_new_queue_is_put_by_its_producer(loader: Loader, broker: RedisBroker) -> None:
+    loader.tick()
+    message = schedule_message(TOPIC, queue=QUEUES[7], delay=60)
+    assert held(broker) == {message.pk}
+
+
+def test_redis_keeps_nothing_of_a_queue_that_has_run_empty(
+    loader: Loader, broker: RedisBroker, redis_client: redis.Redis
+) -> None:
+    loader.tick()
+    before = set(redis_client.keys())
+    overdue()
+    loader._tick = None
+    broker.client.hdel(broker.keys("").meta, "loaded")
+    loader.tick()
+    for queue in QUEUES:
+        assert len(broker.take(queue, 10).tickets) == 1
+    left = {key for key in redis_client.scan_iter() if redis_client.ttl(key) == -1}
+    assert left == before
+
+
+@pytest.mark.parametrize("head", [1, 3, 50])
+def test_messages_of_many_queues_are_read_in_the_order_of_their_due_times(
+    head: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore.reading, "HEAD", head)
+    monkeypatch.setattr(restore.reading, "QUEUES_PER_QUERY", 7)
+    messages = [*schedule(5), *schedule_messages({"topic": TOPIC, "queue": QUEUES[3], "delay": 60} for _ in range(90))]
+    Message._base_manager.filter(pk__in=[message.pk for message in messages[-40:]]).update(due_at=messages[200].due_at)
+    end = timezone.now() + timedelta(seconds=3600)
+
+    def read(**bounds: Any) -> list[int]:
+        pages = list(restore.merged(DB, QUEUES, end=end, limit=100, **bounds))
+        assert all(page.size == 100 for page in pages[:-1])
+        for before, after in pairwise(pages):
+            assert before.end < (after.first, 2**63)
+        rows = [(entry.due_us, entry.id) for page in pages for entries in page.by_queue.values() for entry in entries]
+        for page in pages:
+            assert page.end == max((e.due_at, e.id) for entries in page.by_queue.values() for e in entries)
+        return [pk for _due, pk in sorted(rows)]
+
+    expected = list(Message.objects.order_by("due_at", "id").values_list("pk", flat=True))
+    assert read() == expected
+    middle = Message.objects.get(pk=expected[250])
+    assert read(after=(middle.due_at, middle.pk)) == expected[251:]
+    assert read(topics=["another"]) == []
+
+
+def test_a_loader_that_ends_in_the_middle_is_followed_by_one_that_goes_on(
+    loader: Loader, brokers: BrokerSwitch, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = schedule(4)
+    monkeypatch.setattr(restore.reading.merged, "__kwdefaults__", {**MERGED, "limit": 100})
+    fills = 0
+
+    def fill(self: RedisBroker, entries: dict[str, list[Entry]]) -> Any:
+        nonlocal fills
+        fills += 1
+        if fills == 2:
+            raise RuntimeError("the process ends here")
+        return filling(self, entries)
+
+    filling = RedisBroker.fill
+    monkeypatch.setattr(RedisBroker, "fill", fill)
+    with pytest.raises(RuntimeError):
+        loader.tick()
+    assert len(held(broker)) == 100
+    broker.client.hset(broker.keys("").meta, "loader_until", 0)
+    Loader(DB, brokers, "host/2").tick()
+    assert held(broker) == ids(messages)
+    # The first hundred were not put again.
+    assert fills == 4
+    meta = broker.read_meta()
+    assert meta.loaded_tenths == meta.horizon_tenths
+
+
+MERGED: dict[str, Any] = dict(restore.merged.__kwdefaults__ or {})
+
+
+# --- sweeping ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_sweep_finds_what_sixty_queues_have_lost_with_one_pause(
+    loader: Loader, sweeper: Sweeper, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = overdue(2)
+    loader.tick()
+    broker.client.delete(*(key for queue in QUEUES for key in (broker.keys(queue).ready, broker.keys(queue).delayed)))
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    sweeper.tick()
+    assert held(broker) == ids(messages)
+    assert pauses == [0.0]
+
+
+def test_a_sweep_claims_no_loss_at_the_first_start(
+    loader: Loader, sweeper: Sweeper, broker: RedisBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = overdue()
+    sweeper.tick()
+    broker.load(ahead=600, worker="other", lease=10, identity=identity(DB), server=broker.server(), lost=False)
+    sweeper.tick()
+    assert held(broker) == set()
+    broker.loaded(worker="other", upto_tenths=None, lease=None)
+    loader.tick()
+    sweeper.tick()
+    assert held(broker) == ids(messages)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_sweep_does_the_work_of_a_loader_that_died(sweeper: Sweeper, broker: RedisBroker) -> None:
+    messages = overdue()
+    broker.load(ahead=600, worker="dead", lease=0.0, identity=identity(DB), server=broker.server(), lost=False)
+    sweeper.tick()
+    assert held(broker) == ids(messages)
+
+
+def test_a_round_of_the_sweep_covers_the_backlog_that_the_round_before_it_found(
+    loader: Loader, sweeper: Sweeper, broker: RedisBroker
+) -> None:
+    messages = overdue()
+    loader.tick()
+    sweeper.tick()
+    lost = messages[: len(messages) // 2]
+    for message in lost:
+        broker.remove(message.queue, [message.pk])
+    assert held(broker) == ids(messages) - ids(lost)
+    sweeper.tick()
+    assert held(broker) == ids(messages)
+
+
+def test_a_round_of_the_sweep_begins_where_the_last_one_came_to_however_long_that_is_ago(
+    loader: Loader, sweeper: Sweeper, broker: RedisBroker
+) -> None:
+    loader.tick()
+    now = transitions.now(DB)
+    sweeper._sweep(now - timedelta(days=2))
+    # A machine that was suspended for a day: its clock that counts seconds stood still.
+    messages = overdue()
+    for message in messages:
+        broker.remove(message.queue, [message.pk])
+    sweeper._sweep(now - timedelta(seconds=conf.get().GRACE))
+    assert held(broker) == ids(messages)
+
+
+def test_a_sweep_goes_on_where_the_last_tick_stopped(
+    loader: Loader, sweeper: Sweeper, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "ROWS_PER_TICK", 50)
+    monkeypatch.setattr(restore.reading.merged, "__kwdefaults__", {**MERGED, "limit": 50})
+    loader.tick()
+    messages = overdue(2)
+    for message in messages:
+        broker.remove(message.queue, [message.pk])
+    found = []
+    for _tick in range(3):
+        sweeper.tick()
+        found.append(len(held(broker)))
+    assert found == [50, 100, 120]
+
+
+# --- delivering -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def consumer(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
+    """A consumer of all queues whose threads do not run: it holds what it claims, up to a hundred deliveries."""
+    loader.tick()
+    parts = assemble(Options(DB, threads=100))
+    yield parts.consumer
+    parts.brokers.close()
+
+
+@pytest.fixture
+def calls(consumer: Consumer) -> list[str]:
+    """Make the first turn of the consumer. Return the list of commands that it sends from then on."""
+    assert isinstance(consumer.brokers.redis, RedisBroker)
+    consumer.turn()
+    sent: list[str] = []
+    scripted = consumer.brokers.redis._scripted
+
+    def execute(*command: Any) -> Any:
+        sent.append(command[0])
+        return executing(*command)
+
+    def pipeline(commands: Any) -> Any:
+        sent.append("pipeline")
+        return pipelining(commands)
+
+    executing, scripted.execute_command = scripted.execute_command, execute  # type: ignore[method-assign]
+    pipelining, consumer.brokers.redis._pipeline = consumer.brokers.redis._pipeline, pipeline  # type: ignore[method-assign]
+    return sent
+
+
+def held_by(consumer: Consumer) -> list[tuple[str, int]]:
+    return [(delivery.queue, delivery.id) for delivery in consumer.pool.held()]
+
+
+def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
+    consumer: Consumer, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims: list[int] = []
+
+    def claim(using: str, tickets: Any, *args: Any, **named: Any) -> Any:
+        claims.append(len(tickets))
+        return claiming(using, tickets, *args, **named)
+
+    claiming = transitions.claim
+    monkeypatch.setattr(transitions, "claim", claim)
+    messages = [schedule_message(TOPIC, queue=queue) for queue in QUEUES]
+    consumer.turn()
+    assert sorted(held_by(consumer)) == sorted((message.queue, message.pk) for message in messages)
+    assert claims == [60]
+    assert len(calls) <= 5
+
+
+def test_a_turn_asks_redis_once_while_sixty_queues_wait(consumer: Consumer, calls: list[str]) -> None:
+    for number, queue in enumerate(QUEUES):
+        schedule_message(TOPIC, queue=queue, delay=60 + number)
+    consumer.queues.tick()
+    assert set(consumer.queues()) >= set(QUEUES)
+    assert consumer.turn() > 1
+    assert len(calls) == 1
+
+
+def test_a_turn_ends_in_time_for_the_first_message_of_any_queue(consumer: Consumer) -> None:
+    consumer.turn()
+    schedule_message(TOPIC, queue=QUEUES[9], delay=8)
+    # Less than a turn that has nothing to wait for.
+    assert 0 < consumer.turn() <= 8 < IDLE_WAIT
+
+
+def test_the_first_message_of_a_new_queue_wakes_a_worker_and_is_taken_by_its_next_turn(consumer: Consumer) -> None:
+    consumer.turn()
+    broker = consumer.brokers.current()
+    broker.listen(None, 0)
+    message = schedule_message(TOPIC, queue="brand-new")
+    assert broker.listen(None, 30)
+    consumer.turn()
+    assert held_by(consumer) == [("brand-new", message.pk)]
+    assert "brand-new" in consumer.queues()
+
+
+@pytest.mark.parametrize("named", [(), ("default", "a", "b", "c", "d")], ids=["found", "named"])
+def test_the_default_queue_is_served_first_and_the_others_by_name(loader: Loader, named: tuple[str, ...]) -> None:
+    loader.tick()
+    for queue in ("c", "default", "b", "a", "b", "d"):
+        schedule_message(TOPIC, queue=queue)
+    parts = assemble(Options(DB, queues=named, threads=4))
+    parts.consumer.turn()
+    assert sorted(queue for queue, _pk in held_by(parts.consumer)) == ["a", "b", "b", "default"]
+    parts.brokers.close()
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_a_worker_that_names_its_queues_takes_from_no_other(loader: Loader, number: int) -> None:
+    loader.tick()
+    for queue in QUEUES[:6]:
+        schedule_message(TOPIC, queue=queue)
+    parts = assemble(Options(DB, queues=tuple(QUEUES[:number]), threads=50))
+    parts.consumer.turn()
+    assert {queue for queue, _pk in held_by(parts.consumer)} == set(QUEUES[:number])
+    parts.brokers.close()
+
+
+def test_a_paused_queue_holds_no_other_queue_up(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_pauses, "PAUSE_CHECK_INTERVAL", 30.0)
+    pause_queue(QUEUES[0])
+    consumer.queues.note(QUEUES)
+    for queue in QUEUES[:2] * 2:
+        schedule_message(TOPIC, queue=queue)
+    consumer.turn()
+    assert consumer.turn() > 0.1
+    assert [queue for queue, _pk in held_by(consumer)] == [QUEUES[1]] * 2
+
+
+def test_an_index_that_was_lost_is_made_again_by_the_sweep(
+    consumer: Consumer, sweeper: Sweeper, broker: RedisBroker
+) -> None:
+    message = schedule_message(TOPIC, queue=QUEUES[5])
+    Message._base_manager.update(due_at=F("due_at") - timedelta(seconds=60))
+    broker.client.delete(broker.keys("").queues, broker.keys("").wake_all)
+    consumer.turn()
+    assert held_by(consumer) == []
+    sweeper.tick()
+    assert broker.listen(None, 30)
+    consumer.turn()
+    assert held_by(consumer) == [(QUEUES[5], message.pk)]
+
+
+def test_rubbish_in_the_index_stops_nobody(consumer: Consumer, broker: RedisBroker) -> None:
+    rubbish: dict[Any, float] = {b"\xff\xfe": 0, "": 0, "no such queue": 0, "a b": 5, "x" * 5000: 0}
+    broker.client.zadd(broker.keys("").queues, rubbish)
+    message = schedule_message(TOPIC, queue=QUEUES[5])
+    consumer.turn()
+    assert held_by(consumer) == [(QUEUES[5], message.pk)]
+
+
+def test_without_redis_a_poll_asks_for_all_queues_at_once(settings: Any, django_assert_max_num_queries: Any) -> None:
+    if connections[DB].vendor != "postgresql":
+        pytest.skip("SQLite is asked for each queue")
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    parts = assemble(Options(DB, threads=100))
+    schedule(1)
+    parts.queues.tick()
+    with django_assert_max_num_queries(8):
+        parts.consumer.turn()
+    messages = [schedule_message(TOPIC, queue=queue) for queue in ("default", *QUEUES)]
+    parts.consumer.turn()
+    assert {pk for _queue, pk in held_by(parts.consumer)} == ids(messages)
+    parts.brokers.close()

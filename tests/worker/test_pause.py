@@ -1,0 +1,360 @@
+"""Paused queues: no message starts in them or is lost, and the messages go on by themselves afterwards."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_delayq import (
+    InvalidMessage,
+    apause_queue,
+    aresume_queue,
+    cancel_message,
+    pause_queue,
+    resume_queue,
+    schedule_message,
+    schedule_messages,
+)
+from django_delayq.api import pausing
+from django_delayq.broker.keys import keys
+from django_delayq.core import actors
+from django_delayq.core.states import State
+from django_delayq.models import Message, Queue, Transition
+from django_delayq.record import transitions
+from django_delayq.record.identity import identity
+from django_delayq.record.sql.rows import Ticket
+from django_delayq.worker.claim import known_pauses
+from django_delayq.worker.claim.consumer import Consumer
+from tests.support.assembled import Assemble
+from tests.support.processes import Gate, Start
+from tests.support.record_of import effects_per_message, once_each, states, wait_until
+from tests.support.transactions import unfinished
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DB = "default"
+QUEUE = "mail"
+BOTH = pytest.mark.usefixtures("timed_by")
+
+
+def ago(seconds: float) -> datetime:
+    return timezone.now() - timedelta(seconds=seconds)
+
+
+def due(number: int = 1, *, priority: int = 0, topic: str = "t.effect", queue: str = QUEUE) -> list[Message]:
+    """Schedule messages that are due already."""
+    payload = {"seconds": 0.02}
+    return schedule_messages(
+        {"topic": topic, "payload": payload, "queue": queue, "priority": priority, "due_at": ago(1)}
+        for _ in range(number)
+    )
+
+
+def claim(*messages: Message) -> set[int]:
+    tickets = [Ticket(message.pk) for message in messages]
+    return {row.id for row in transitions.claim(DB, tickets, {"t.effect": 60.0}, "w")}
+
+
+def passer_by(queue: str = "other") -> None:
+    """Schedule a message in another queue and wait for its end: the workers have made a turn since then."""
+    wait_until(schedule_message("t.ok", queue=queue), State.CONSUMED)
+
+
+def starts_after(when: datetime) -> list[int]:
+    rows = Transition.objects.filter(to_state=State.RUNNING, at__gt=when, message__queue=QUEUE)
+    return list(rows.order_by("at").values_list("message_id", flat=True))
+
+
+# --- the actions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_queue_gives_nothing_away_and_another_does() -> None:
+    (held,), (free,) = due(), due(queue="other")
+    pause_queue(QUEUE)
+
+    assert transitions.until_due(DB, QUEUE, ["t.effect"]) is None
+    assert transitions.due(DB, QUEUE, ["t.effect"], 10) == []
+    assert claim(held, free) == {free.pk}
+
+    assert resume_queue(QUEUE)
+    assert (transitions.until_due(DB, QUEUE, ["t.effect"]) or 0) < 0
+    assert [ticket.id for ticket in transitions.due(DB, QUEUE, ["t.effect"], 10)] == [held.pk]
+    assert claim(held) == {held.pk}
+
+
+def test_a_pause_shows_its_author_reason_beginning_and_end() -> None:
+    before = transitions.now(DB)
+    with actors.acting_as("user:anna"):
+        queue = pause_queue(QUEUE, duration="30m", reason="the mail server moves\x00")
+    assert (queue.paused_by, queue.reason) == ("user:anna", "the mail server moves\ufffd")
+    assert before <= queue.paused_at <= transitions.now(DB)
+    assert queue.resumes_at == queue.paused_at + timedelta(minutes=30)
+    assert pausing.paused(DB) == {QUEUE: queue}
+
+
+def test_pausing_again_changes_the_end_and_the_reason_but_not_since_when() -> None:
+    first = pause_queue(QUEUE, duration="1h", reason="one")
+    again = pause_queue(QUEUE, reason="two")
+    assert (again.paused_at, again.resumes_at, again.reason) == (first.paused_at, None, "two")
+    assert Queue.objects.count() == 1
+
+
+def test_a_pause_that_is_over_has_no_effect_and_another_one_begins_anew() -> None:
+    Queue.objects.create(name=QUEUE, paused_at=ago(100), resumes_at=ago(1), reason="old")
+    (message,) = due()
+    assert pausing.paused(DB) == {}
+    assert not resume_queue(QUEUE)
+    Queue.objects.create(name=QUEUE, paused_at=ago(100), resumes_at=ago(1), reason="old")
+    assert claim(message) == {message.pk}
+    assert pause_queue(QUEUE).paused_at > ago(50)
+
+
+def test_an_end_that_has_passed_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="over already"):
+        pause_queue(QUEUE, until=ago(5))
+    assert not Queue.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("no such {name}", {}, "queue"),
+        (QUEUE, {"until": ago(-60), "duration": 60}, "not both"),
+        (QUEUE, {"until": datetime(2100, 1, 1)}, "time zone"),  # noqa: DTZ001
+        (QUEUE, {"duration": 0}, "over already"),
+        (QUEUE, {"duration": -1}, "duration must be between 0"),
+        (QUEUE, {"duration": "soon"}, "duration"),
+    ],
+)
+def test_an_impossible_pause_is_refused(name: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        pause_queue(name, **options)
+    assert not Queue.objects.exists()
+
+
+def test_resume_queue_returns_whether_the_queue_was_paused() -> None:
+    assert not resume_queue(QUEUE)
+    pause_queue(QUEUE)
+    assert resume_queue(QUEUE)
+    assert not resume_queue(QUEUE)
+
+
+def test_async_code_can_pause_and_resume() -> None:
+    async def life() -> list[Any]:
+        return [await apause_queue(QUEUE, reason="why"), await aresume_queue(QUEUE), await aresume_queue(QUEUE)]
+
+    queue, was, was_not = async_to_sync(life)()
+    assert (queue.name, queue.reason, was, was_not) == (QUEUE, "why", True, False)
+
+
+def test_a_pause_that_is_rolled_back_has_no_effect() -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        pause_queue(QUEUE)
+        raise RuntimeError
+    assert not pausing.paused(DB)
+
+
+def test_a_paused_message_can_be_cancelled_and_expires() -> None:
+    pause_queue(QUEUE)
+    (cancelled,) = due()
+    assert cancel_message(cancelled)
+    late = schedule_message("t.effect", queue=QUEUE, due_at=ago(30), expires=1)
+    assert [moved.id for moved in transitions.expire(DB, actor="reaper")] == [late.pk]
+
+
+# --- claims that are under way ----------------------------------------------------------------------------------------
+
+
+def claiming(message: Message) -> AbstractContextManager[threading.Event]:
+    """Claim a message in a transaction that stays open until the event is set."""
+    return unfinished(lambda: claim(message))
+
+
+def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs claims side by side")
+    monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 30.0)
+    (message,) = due()
+    with claiming(message) as go:
+        seen: list[str] = []
+        original = transitions.claims_under_way
+
+        def count_and_release(using: str) -> set[str]:
+            found = original(using)
+            seen.append(Message.objects.get(pk=message.pk).state)
+            if len(seen) == 3:
+                go.set()
+            return found
+
+        monkeypatch.setattr(transitions, "claims_under_way", count_and_release)
+        pause_queue(QUEUE)
+    assert seen[:3] == [State.SCHEDULED] * 3
+    assert Message.objects.get(pk=message.pk).state == State.RUNNING
+
+
+def test_a_pause_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs claims side by side")
+    monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 0.05)
+    (message,) = due()
+    with claiming(message):
+        pause_queue(QUEUE)
+        assert pausing.paused(DB)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_messages_of_a_paused_queue_start_only_after_the_pause(start: Start) -> None:
+    start("--queue", QUEUE, "--queue", "other", "--threads", "2")
+    pause_queue(QUEUE)
+    messages = due(30)
+    passer_by()
+    passer_by()
+    assert states() == {State.SCHEDULED: 30, State.CONSUMED: 2}
+    resume_queue(QUEUE)
+    eventually(lambda: states() == {State.CONSUMED: 32}, "all are consumed")
+    assert effects_per_message() == once_each(messages)
+
+
+@BOTH
+def test_a_pause_under_load_holds_from_its_return_on(start: Start) -> None:
+    messages = due(300, topic="t.sleep")
+    start("--queue", QUEUE, "--queue", "other", "--threads", "2", "--processes", "2")
+    eventually(lambda: states()[State.CONSUMED] >= 20, "some are consumed")
+    pause_queue(QUEUE)
+    paused = transitions.now(DB)
+    urgent = due(5, priority=50, topic="t.sleep")
+    passer_by()
+    eventually(lambda: states()[State.RUNNING] == 0, "what runs ends")
+    passer_by()
+    left = states()[State.SCHEDULED]
+    assert left >= 5
+    assert starts_after(paused) == []
+
+    resume_queue(QUEUE)
+    eventually(lambda: states()[State.SCHEDULED] == 0 and states()[State.RUNNING] == 0, "all are consumed")
+    assert effects_per_message() == once_each([*messages, *urgent])
+    # Each process takes a handful at a time, and the one with the urgent ones may stand still before it claims them.
+    # Without their priority, they would be the last.
+    first = starts_after(paused)
+    assert len(first) == left
+    assert {message.pk for message in urgent} <= set(first[: max(16, left // 2)])
+
+
+@BOTH
+def test_a_pause_with_an_end_is_over_by_itself(start: Start) -> None:
+    start("--queue", QUEUE)
+    queue = pause_queue(QUEUE, duration=1.5)
+    messages = due(10)
+    eventually(lambda: states() == {State.CONSUMED: 10}, "all are consumed")
+    assert effects_per_message() == once_each(messages)
+    assert queue.resumes_at is not None
+    assert not Transition.objects.filter(to_state=State.RUNNING, at__lt=queue.resumes_at).exists()
+
+
+@BOTH
+def test_running_messages_go_on_in_a_paused_queue_and_retries_wait(start: Start, gate: Gate) -> None:
+    start("--queue", QUEUE, "--queue", "other")
+    (gate.folder / "fail-1").touch()
+    message = schedule_message("t.gate", gate.payload, queue=QUEUE)
+    eventually(gate.begun, "it begins")
+    pause_queue(QUEUE)
+    gate.open()
+    wait_until(message, State.SCHEDULED)
+    # Its retry falls due in 0.05 s.
+    eventually(lambda: timezone.now() > Message.objects.get(pk=message.pk).due_at, "the retry is due")
+    passer_by()
+    passer_by()
+    assert wait_until(message, State.SCHEDULED).deliveries == 1
+    resume_queue(QUEUE)
+    assert wait_until(message, State.CONSUMED).deliveries == 2
+
+
+@BOTH
+def test_a_worker_that_is_killed_during_a_pause_costs_nothing(start: Start) -> None:
+    pause_queue(QUEUE)
+    first = start("--queue", QUEUE, "--queue", "other")
+    messages = due(30)
+    passer_by()
+    first.kill()
+    start("--queue", QUEUE, "--queue", "other")
+    passer_by()
+    assert states()[State.SCHEDULED] == 30
+    resume_queue(QUEUE)
+    eventually(lambda: states() == {State.CONSUMED: 32}, "all are consumed")
+    assert effects_per_message() == once_each(messages)
+
+
+# --- a consumer that knows --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def consumer(redis_client: redis.Redis, assembled: Assemble) -> Consumer:
+    """A consumer of two queues with Redis; a test makes its turns."""
+    parts = assembled(threads=4, queues=(QUEUE, "other"))
+    broker = parts.brokers.redis
+    assert broker is not None
+    broker.load(ahead=600, worker="t", lease=10, identity=identity(DB), server=broker.server(), lost=True)
+    return parts.consumer
+
+
+def calls(client: redis.Redis, *names: str) -> int:
+    """Return how often these commands were called since the last reset."""
+    stats: dict[str, Any] = client.info("commandstats")
+    return sum(stats[f"cmdstat_{name}"]["calls"] for name in names if f"cmdstat_{name}" in stats)
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
+    consumer: Consumer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_pauses, "PAUSE_CHECK_INTERVAL", 600.0)
+    pause_queue(QUEUE)
+    due(20)
+    ready = keys("delayq", QUEUE).ready
+    consumer.turn()
+    assert redis_client.zcard(ready) == 20
+    redis_client.config_resetstat()
+    waits = [consumer.turn() for _ in range(50)]
+    assert all(1.0 < wait <= 600.0 for wait in waits)
+    # One for the other queue in each turn.
+    assert (calls(redis_client, "evalsha"), calls(redis_client, "zpopmin")) == (50, 50)
+    assert redis_client.zcard(ready) == 20
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_an_id_that_is_put_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
+    pause_queue(QUEUE)
+    due(3)
+    (best,), (worst,) = due(priority=90), due(priority=-90)
+    redis_broker = consumer.brokers.redis
+    assert redis_broker is not None
+    ready = keys("delayq", QUEUE).ready
+    redis_broker.promote(QUEUE)
+    before = redis_client.zrange(ready, 0, -1, withscores=True)
+    consumer.turn()
+    assert redis_client.zrange(ready, 0, -1, withscores=True) == before
+    assert (int(before[0][0]), int(before[-1][0])) == (best.pk, worst.pk)
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_a_consumer_with_nothing_but_paused_queues_waits_too(consumer: Consumer) -> None:
+    for queue in (QUEUE, "other"):
+        pause_queue(queue)
+        due(2, queue=queue)
+    consumer.turn()
+    assert 0 < consumer.turn() <= 1.0
+    assert consumer.pauses.served == ()
+    consumer._stopping.set()
+    consumer._wait(30.0)

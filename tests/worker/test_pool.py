@@ -1,0 +1,254 @@
+"""The threads that run handlers, and the deliveries that wait for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from django_delayq import handler, middleware, signals
+from django_delayq.core.outcomes import Ack
+from django_delayq.core.states import State
+from django_delayq.middleware import Handled, Middleware
+from django_delayq.models import Message
+from django_delayq.project import registry
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run import handler_threads, timeouts
+from django_delayq.worker.run.handler_threads import rest
+from django_delayq.worker.run.timeouts import TimeoutWatch
+from testproject.servers import PostgresServer
+from tests.support.assembled import Assemble
+from tests.support.claims import claimed, state
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_handler_whose_lease_ran_out_just_before_it_began_does_not_run(parts: Parts) -> None:
+    """The process froze after everything else was checked."""
+    (one,) = claimed("t.ok")
+    pool = parts.pool
+
+    def freeze(**facts: Any) -> None:
+        one.leased_mono -= one.handler.lease + 1
+
+    signals.message_delivered.connect(freeze)
+    try:
+        pool.start()
+        pool.submit([one])
+        eventually(lambda: state(one) != State.RUNNING, "the end of the delivery")
+    finally:
+        signals.message_delivered.disconnect(freeze)
+        pool.stop()
+    last = Message.objects.get(pk=one.id).transitions.last()
+    assert last is not None
+    assert (state(one), last.reason) == (State.SCHEDULED, "lease ran out before it began")
+
+
+class Rude(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.fixture
+def rude_receiver() -> Iterator[list[str]]:
+    calls: list[str] = []
+
+    def receiver(**facts: Any) -> None:
+        calls.append("called")
+        raise Rude
+
+    for signal in (signals.message_delivered, signals.message_succeeded):
+        signal.connect(receiver)
+    yield calls
+    for signal in (signals.message_delivered, signals.message_succeeded):
+        signal.disconnect(receiver)
+
+
+def test_a_receiver_that_raises_anything_ends_no_thread(parts: Parts, rude_receiver: list[str]) -> None:
+    (one, other) = claimed("t.ok", "t.ok")
+    pool, recorder = parts.pool, parts.recorder
+    pool.start()
+    pool.submit([one])
+    assert pool.wait_idle(60)
+    assert recorder.flush(60)
+    recorder.submit(other, Ack(), "worker:w")
+    assert recorder.flush(60)
+    assert rude_receiver == ["called", "called"]
+    assert (state(one), state(other)) == (State.SCHEDULED, State.CONSUMED)
+    # The handler never began.
+    assert Message.objects.get(pk=one.id).attempts == 0
+    assert recorder.is_alive()
+    assert all(member.is_alive() for member in pool.members)
+    pool.stop()
+
+
+@pytest.mark.parametrize("threads", [1, 8, 20, 100])
+def test_no_delivery_is_queued_before_handlers_are_known_to_be_quick(assembled: Assemble, threads: int) -> None:
+    assert assembled(threads).pool.threads.size == threads
+
+
+def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "LONGEST_QUEUED", 60.0)
+    first, *others = claimed("t.ok", "t.ok", "t.ok")
+    parts = assembled(max_messages=3)
+    budget = parts.budget
+    budget.count(3)
+    pool, recorder = parts.pool, parts.recorder
+    pool.threads._mean.seconds = 0.0001
+    room = pool.threads.size
+    pool.submit([first, *others])
+    # As if a thread had it.
+    assert pool.threads._queue.get_nowait() is first
+    first.started_mono = time.monotonic()
+    TimeoutWatch(pool, lambda deliveries: None).tick()
+    assert len(pool.held()) == 3
+    for delivery in others:
+        delivery.queued_mono -= 60.1
+        delivery.due_mono -= 60.1
+    TimeoutWatch(pool, lambda deliveries: None).tick()
+    assert pool.held() == [first]
+    assert recorder.flush(5)
+    assert [state(delivery) for delivery in (first, *others)] == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
+    assert room > 2
+    assert pool.threads.size == 1
+    assert budget.grant(3) == 2
+
+
+# --- a database that takes no connection ------------------------------------------------------------------------------
+
+TOPIC = "integration.pool"
+Away = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def away(postgres_server: PostgresServer) -> Away:
+    """Stop the database for a block of a test. It is back when the block is left."""
+
+    @contextmanager
+    def stopped() -> Iterator[None]:
+        postgres_server.stop()
+        try:
+            yield
+        finally:
+            postgres_server.start()
+            connections.close_all()
+
+    return stopped
+
+
+@pytest.fixture
+def seen() -> Iterator[list[str]]:
+    """What of the project was called: the handler, a middleware, a receiver."""
+    seen: list[str] = []
+
+    class Watcher(Middleware):
+        def handling(self, message: Handled) -> AbstractContextManager[Any]:
+            seen.append("middleware")
+            return nullcontext()
+
+    def receiver(**facts: Any) -> None:
+        seen.append("receiver")
+
+    watcher = Watcher()
+    middleware.install(watcher)
+    signals.message_delivered.connect(receiver)
+    yield seen
+    signals.message_delivered.disconnect(receiver)
+    middleware.remove(watcher)
+    registry.unregister(TOPIC)
+
+
+def sync(seen: list[str]) -> Callable[[Any], Any]:
+    return lambda message: seen.append("handler")
+
+
+def asynchronous(seen: list[str]) -> Callable[[Any], Any]:
+    async def append(message: Any) -> None:
+        seen.append("handler")
+
+    return append
+
+
+@pytest.mark.parametrize("kind", [sync, asynchronous])
+def test_a_delivery_that_gets_no_connection_calls_nothing_and_costs_no_attempt(
+    parts: Parts, away: Away, seen: list[str], kind: Callable[[list[str]], Callable[[Any], Any]]
+) -> None:
+    handler(TOPIC, transactional=True, retry=False)(kind(seen))
+    (one,) = claimed(TOPIC)
+    budget = parts.budget
+    pool = parts.pool
+    with away():
+        pool.start()
+        pool.submit([one])
+        eventually(lambda: not pool.is_busy, "the end of the delivery")
+        assert (pool.threads.places, pool.threads.room) == (0, 0)
+    assert parts.recorder.flush(60)
+    pool.stop()
+    message = Message.objects.get(pk=one.id)
+    last = message.transitions.last()
+    assert last is not None
+    assert (message.state, message.attempts, seen) == (State.SCHEDULED, 0, [])
+    assert last.reason.startswith("no transaction for its handler: ")
+    assert budget.left
+
+
+def test_a_handler_that_needs_no_connection_runs_while_the_database_is_away(
+    parts: Parts, away: Away, seen: list[str]
+) -> None:
+    handler(TOPIC, retry=False)(sync(seen))
+    (one,) = claimed(TOPIC)
+    with away():
+        parts.pool.start()
+        parts.pool.submit([one])
+        eventually(lambda: not parts.pool.is_busy, "the end of the delivery")
+        assert seen == ["receiver", "middleware", "handler"]
+        assert parts.pool.threads.places == 1
+    assert parts.recorder.flush(60)
+    parts.pool.stop()
+    assert state(one) == State.CONSUMED
+
+
+def test_a_thread_that_got_no_connection_takes_part_again_after_a_rest(
+    assembled: Assemble, away: Away, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_threads, "FIRST_REST", 0.05)
+    handler(TOPIC, transactional=True, retry=False)(sync(seen))
+    first, second = claimed(TOPIC, TOPIC)
+    pool = assembled().pool
+    freed: list[int] = []
+    pool.threads.on_freed = lambda: freed.append(pool.threads.room)
+    with away():
+        pool.start()
+        pool.submit([first])
+        # The place is not free when the delivery ends, but after the rest.
+        eventually(lambda: freed == [0, 1], "the end of the rest")
+    pool.submit([second])
+    eventually(lambda: "handler" in seen, "the second delivery")
+    eventually(lambda: state(first) == State.SCHEDULED and state(second) == State.CONSUMED, "both outcomes")
+    pool.stop()
+
+
+def test_a_thread_that_is_resting_ends_at_once(
+    parts: Parts, away: Away, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FIRST_REST", "LONGEST_REST"):
+        monkeypatch.setattr(handler_threads, name, 3600.0)
+    handler(TOPIC, transactional=True, retry=False)(sync(seen))
+    (one,) = claimed(TOPIC)
+    pool = parts.pool
+    with away():
+        pool.start()
+        pool.submit([one])
+        eventually(lambda: not pool.is_busy, "the end of the delivery")
+        pool.stop()
+        eventually(lambda: not any(member.is_alive() for member in pool.members), "the end of the threads")
+
+
+def test_a_thread_rests_longer_after_each_refusal_up_to_a_minute() -> None:
+    assert [rest(refusals) for refusals in (1, 2, 3, 4, 5, 6, 5000)] == [5, 10, 20, 40, 60, 60, 60]

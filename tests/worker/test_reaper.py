@@ -1,0 +1,157 @@
+"""Leases that ran out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from django_delayq.models.record import Lease
+from django_delayq.record import transitions
+from django_delayq.record.sql import moves
+from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.upkeep.janitor import Janitor
+from django_delayq.worker.upkeep.reaper import LONGEST_LOOK
+from tests.support.claims import DB, claimed, state
+from tests.support.transactions import lock_table, unfinished
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = claimed("t.ok")
+    Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
+    monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
+    monkeypatch.setattr(transitions, "may_reap", lambda using: False)
+    parts.reaper.tick()
+    parts.reaper.tick()
+    assert state(one) == State.RUNNING
+    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
+    parts.reaper.tick()
+    assert state(one) == State.SCHEDULED
+
+
+def expired(*topics: str) -> list[Delivery]:
+    """Claim messages of these topics, and let their leases run out."""
+    deliveries = claimed(*topics)
+    over = transitions.now(DB) - timedelta(seconds=1)
+    Message._base_manager.filter(pk__in=[delivery.id for delivery in deliveries]).update(leased_until=over)
+    return deliveries
+
+
+def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = expired("t.ok", "t.ok")
+    reaper = parts.reaper
+    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
+    monkeypatch.setattr(reaper, "confirm_after", 60.0)
+    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
+    assert reaper.tick() == reaper.confirm_after
+    assert reaper.tick() == reaper.confirm_after
+    assert (state(one), state(other), reaper.is_confirming) == (State.RUNNING, State.RUNNING, True)
+    assert transitions.extend(DB, [LeaseRenewal(one.id, one.deliveries, 60.0)])
+    monkeypatch.setattr(reaper, "confirm_after", 0.0)
+    assert reaper.tick() == reaper.interval
+    assert (state(one), state(other)) == (State.RUNNING, State.SCHEDULED)
+    assert reaper.tick() == reaper.interval
+    assert (state(one), reaper.is_confirming) == (State.RUNNING, False)
+
+
+def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = expired("t.ok")
+    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
+    parts.reaper.tick()
+    transitions.release_worker(DB, "w", max_crashes=9, actor="test", shutdown=True)
+    assert transitions.claim(DB, [Ticket(one.id)], {"t.ok": 60.0}, "w")
+    Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+    assert transitions.reap(DB, max_crashes=3, actor="test", among={(one.id, 1)}) == []
+    monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
+    parts.reaper.tick()
+    assert state(one) == State.RUNNING
+
+
+@pytest.mark.parametrize("table", ["delayq_message", "delayq_lease"])
+def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs locks on tables")
+    (one,) = expired("t.ok")
+    reaper = parts.reaper
+    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
+    monkeypatch.setattr(reaper, "confirm_after", 0.0)
+    reaper.tick()
+
+    def tick() -> None:
+        try:
+            reaper.tick()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=tick)
+    # Everybody may read.
+    with unfinished(lambda: lock_table(table, "EXCLUSIVE")):
+        began = time.monotonic()
+        thread.start()
+        eventually(lambda: time.monotonic() - began > 2 * LONGEST_LOOK, "the reaper waits for long")
+        assert thread.is_alive(), "the reaper takes no notice of the lock"
+    thread.join()
+    assert state(one) == State.RUNNING
+
+    def ends() -> bool:
+        reaper.tick()
+        return state(one) == State.SCHEDULED
+
+    # A look that is slow for another reason confirms nothing either.
+    eventually(ends, "the lease is ended")
+
+
+def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The renewal is committed after the reaper has found the row, and before it has locked it."""
+    (one,) = expired("t.ok")
+    move = moves.move
+
+    def renew_first(using: str, where: Any, decide: Any, **options: Any) -> Any:
+        def late(message: Message, at: datetime) -> Any:
+            Lease.objects.create(message_id=one.id, delivery=one.deliveries, until=at + timedelta(minutes=1))
+            return decide(message, at)
+
+        return move(using, where, late, **options)
+
+    monkeypatch.setattr(transitions, "move", renew_first)
+    assert transitions.reap(DB, max_crashes=3, actor="test") == []
+    assert state(one) == State.RUNNING
+
+
+def test_leases_of_deliveries_that_ended_are_dropped() -> None:
+    one, other, third = claimed("t.ok", "t.ok", "t.ok")
+    for delivery in (one, other, third):
+        assert transitions.extend(DB, [LeaseRenewal(delivery.id, delivery.deliveries, 60.0)])
+    transitions.succeed(DB, [Success(one.id, one.deliveries, "test")])
+    transitions.fail(DB, [Failure(other.id, other.deliveries, "test", delay=timedelta(0))])
+    Janitor(DB).tick()
+    assert list(Lease.objects.values_list("message_id", flat=True)) == [third.id]
+    assert Message.objects.get(pk=third.id).lease_ends_at is not None
+
+
+def test_a_renewal_leaves_the_row_of_its_message_as_it_is() -> None:
+    """A transactional handler at REPEATABLE READ could not change a row that has changed."""
+    (one,) = claimed("t.ok")
+    before = Message.objects.values().get(pk=one.id)
+    assert transitions.extend(DB, [LeaseRenewal(one.id, one.deliveries, 600.0)])
+    assert Message.objects.values().get(pk=one.id) == before

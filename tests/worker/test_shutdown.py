@@ -1,0 +1,160 @@
+"""A worker ends in order at the first signal and at once at the second, and costs no message an attempt."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from django_delayq import schedule_message
+from django_delayq.core.states import State
+from django_delayq.models import Message
+from testproject.cleaner import family, send
+from tests.support.processes import Gate, Start
+from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
+from tests.support.workers import eventually
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+
+
+@BOTH
+def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Gate, number: signal.Signals) -> None:
+    worker = start("--threads", "1")
+    running = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(running.pk), "the handler begins")
+    worker.send(number)
+    worker.wait_for("takes no more messages")
+    waiting = schedule_message("t.effect")
+    gate.open()
+    assert worker.wait() == 0
+    assert "handlers finished: 1, not ended: 0; deliveries released unstarted: 0" in worker.log
+    assert "Stopped: all worker processes have ended, and their claims are released" in worker.log
+    running.refresh_from_db()
+    assert (running.state, running.deliveries, running.attempts) == (State.CONSUMED, 1, 0)
+    waiting.refresh_from_db()
+    assert (waiting.state, waiting.deliveries) == (State.SCHEDULED, 0)
+
+
+@pytest.mark.usefixtures("timed_by")
+def test_after_the_graceful_timeout_the_rest_is_given_back_at_no_cost(start: Start, gate: Gate) -> None:
+    worker = start("--threads", "2", "--graceful-timeout", "0.3")
+    messages = [schedule_message("t.gate", gate.payload) for _ in range(2)]
+    eventually(lambda: gate.how_many_began() == 2, "both begin")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert "handlers finished: 0, not ended: 2; deliveries released unstarted: 0" in worker.log
+    for message in messages:
+        message.refresh_from_db()
+        assert (message.state, message.attempts, message.deliveries) == (State.SCHEDULED, 0, 1)
+        assert log_of(message)[-1].reason == "worker was shut down"
+        assert message.crashes == 0
+    gate.open("go-2")
+    start()
+    wait_until_all(State.CONSUMED, 2)
+    assert effects_per_message() == once_each(messages)
+
+
+def test_shutdowns_are_held_against_no_message_however_many(start: Start, gate: Gate) -> None:
+    message = schedule_message("t.gate", gate.payload)
+    for delivery in range(1, 5):
+        worker = start("--graceful-timeout", "0")
+        eventually(partial(gate.begun, message.pk, delivery), f"delivery {delivery} begins")
+        worker.stop()
+    message.refresh_from_db()
+    assert (message.state, message.attempts, message.deliveries) == (State.SCHEDULED, 0, 4)
+
+
+def test_claims_that_have_not_begun_are_given_back_at_once(
+    start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None]
+) -> None:
+    # What is claimed ahead waits behind the gate until the signal comes.
+    set_pace({"timeouts.LONGEST_QUEUED": 90.0})
+    worker = start("--threads", "1")
+    # After quick handlers a worker claims more than it can run at once.
+    for _ in range(60):
+        schedule_message("t.ok")
+    wait_until_all(State.CONSUMED, 60)
+    gates = [schedule_message("t.gate", gate.payload, priority=100)]
+    eventually(lambda: gate.begun(gates[0].pk), "the handler begins")
+    waiting = [schedule_message("t.effect") for _ in range(5)]
+    eventually(lambda: states()[State.RUNNING] > 1, "something is claimed ahead")
+    worker.send(signal.SIGTERM)
+    eventually(lambda: states()[State.RUNNING] == 1, "what has not begun is given back while the other still runs")
+    gate.open()
+    assert worker.wait() == 0
+    assert states() == {State.CONSUMED: 61, State.SCHEDULED: 5}
+    for message in Message.objects.filter(pk__in=[m.pk for m in waiting]):
+        assert (message.attempts, message.crashes) == (0, 0)
+    released = Message.objects.filter(pk__in=[m.pk for m in waiting], deliveries=1)
+    assert f"handlers finished: 1, not ended: 0; deliveries released unstarted: {released.count()}" in worker.log
+    assert {log_of(message)[-1].reason for message in released} == {"shutdown"}
+
+
+@BOTH
+def test_the_second_signal_ends_at_once(start: Start, gate: Gate, number: signal.Signals) -> None:
+    worker = start("--graceful-timeout", "1h")
+    message = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    worker.send(number)
+    worker.wait_for("Stopping")
+    worker.send(number)
+    assert worker.wait() == 0
+    message.refresh_from_db()
+    assert (message.state, message.attempts, message.crashes) == (State.SCHEDULED, 0, 0)
+    assert log_of(message)[-1].reason == "worker was shut down"
+
+
+def test_a_signal_to_the_whole_group_ends_it_in_order(start: Start, gate: Gate) -> None:
+    worker = start("--processes", "2")
+    worker.wait_for_children(2)
+    message = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    worker.send_all(signal.SIGINT)
+    worker.wait_for("Stopping")
+    gate.open()
+    assert worker.wait() == 0
+    assert "Traceback" not in worker.log
+    wait_until(message, State.CONSUMED)
+
+
+def test_a_signal_during_the_start_is_not_lost(start: Start) -> None:
+    worker = start("--processes", "2")
+    # The first child exists and is still importing; the second does not exist yet.
+    eventually(lambda: worker.children, "a child")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_children_without_a_supervisor_end_by_themselves_and_lose_nothing(start: Start, gate: Gate) -> None:
+    worker = start("--graceful-timeout", "20")
+    message = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    worker.send(signal.SIGKILL)
+    worker.wait_for("supervisor is gone")
+    gate.open()
+    wait_until(message, State.CONSUMED)
+
+
+def _may_make_a_pid_namespace() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, check=False).returncode == 0
+
+
+def test_a_worker_works_as_pid_1(start: Start, gate: Gate) -> None:
+    if not _may_make_a_pid_namespace():
+        pytest.skip("needs unshare and the right to make a PID namespace")
+    worker = start(prefix="unshare -pf --mount-proc --kill-child")
+    worker.wait_for(r"pid 1$")
+    message = schedule_message("t.gate", gate.payload)
+    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    first = family(worker.pid)[1]
+    send(first, signal.SIGTERM)
+    worker.wait_for("Stopping")
+    gate.open()
+    assert worker.wait() == 0
+    wait_until(message, State.CONSUMED)

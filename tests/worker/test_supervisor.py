@@ -1,0 +1,217 @@
+"""The supervisor: which children it kills, and which it replaces."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from django_delayq.core.worker_options import Options
+from django_delayq.project import registry
+from django_delayq.worker.parts.begun_page import BegunPage
+from django_delayq.worker.processes.process import BROKEN, EXHAUSTED
+from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor, _collect_less_often
+from tests.support.workers import PATIENCE, ROOT
+
+LEASE = max(handler.lease for handler in registry.handlers().values())
+GRACEFUL = 10.0
+LIMIT = int(HUNG + 2 * (LEASE + GRACEFUL))
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as made:
+        yield made
+        made.kill()
+
+
+@pytest.fixture
+def page() -> BegunPage:
+    return BegunPage(1)
+
+
+@pytest.fixture
+def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
+    made = Supervisor(Options("default", graceful_timeout=GRACEFUL))
+    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), page)
+    return made
+
+
+def test_a_child_that_shows_no_life_is_killed(supervisor: Supervisor, process: subprocess.Popen[bytes]) -> None:
+    for _second in range(LIMIT):
+        supervisor._kill_hung(1.0)
+    assert process.poll() is None
+    supervisor._kill_hung(1.0)
+    supervisor._kill_hung(1.0)
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def test_a_child_that_shows_life_is_not_killed(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
+) -> None:
+    for second in range(5 * LIMIT):
+        if second % (LIMIT - 1) == 0:
+            page.set(0.0)
+        supervisor._kill_hung(1.0)
+    assert process.poll() is None
+
+
+def test_a_child_is_not_killed_for_time_that_its_supervisor_slept_through(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
+) -> None:
+    for _day in range(10):
+        page.set(0.0)
+        supervisor._kill_hung(1.0)
+        supervisor._kill_hung(86_400.0)
+    assert process.poll() is None
+
+
+DYING = """
+import sys
+import time
+
+import django
+
+django.setup()
+
+from django_delayq.core.worker_options import Options
+from django_delayq.worker.processes import supervisor
+
+
+def die(self, page, name_write):
+    page.set(time.monotonic())
+    return 1
+
+
+supervisor.Supervisor._be_child = die
+options = Options("default", max_runtime=5.0, processes=1, heartbeat_file=sys.argv[1])
+sys.exit(supervisor.Supervisor(options).run())
+"""
+
+
+COLLECTING = """
+import gc
+import sys
+
+import django
+
+django.setup()
+gc.set_threshold(700, 11, 12)
+
+from django_delayq.core.worker_options import Options
+from django_delayq.worker.processes import process, supervisor
+
+
+def run(self, watch):
+    print(gc.get_threshold(), gc.get_freeze_count() > 10_000, flush=True)
+    return 0
+
+
+process.WorkerProcess.run = run
+sys.exit(supervisor.Supervisor(Options("default", max_runtime=0.0, processes=1)).run())
+"""
+
+
+def test_a_worker_process_looks_less_often_for_garbage() -> None:
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", COLLECTING]
+    ran = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+    assert ran.stdout.splitlines()[0] == "(5000, 11, 12) True", ran.stderr
+
+
+@pytest.mark.parametrize("chosen", [0, 9000])
+def test_a_project_chooses_how_often_its_workers_look_for_garbage(monkeypatch: pytest.MonkeyPatch, chosen: int) -> None:
+    monkeypatch.setattr(gc, "get_threshold", lambda: (chosen, 10, 10))
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: pytest.fail("changed"))
+    _collect_less_often()
+
+
+def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_no_life(tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", DYING, str(heartbeat)]
+    ran = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("died") > 2
+    # At most once: before the second death nobody knows that they die.
+    assert not heartbeat.exists() or time.time() - heartbeat.stat().st_mtime > 1.0
+
+
+def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor: Supervisor, tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    supervisor.options = replace(supervisor.options, heartbeat_file=str(heartbeat))
+    (child,) = supervisor.children.values()
+    supervisor._touch_heartbeat()
+    assert not heartbeat.exists()
+    child.page.set(time.monotonic())
+    supervisor._touch_heartbeat()
+    assert heartbeat.exists()
+
+
+def ended(supervisor: Supervisor, pid: int, code: int) -> None:
+    """Have a child end in order, with this exit code."""
+    page = BegunPage(1)
+    page.end()
+    supervisor._handle_death(Child(pid, f"host/{pid}", time.monotonic(), page), code)
+
+
+def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(Options("default", processes=2, max_messages=5))
+    started: list[str] = []
+
+    def fork() -> None:
+        started.append("child")
+        supervisor.children[9] = Child(9, "host/9", time.monotonic(), BegunPage(1))
+
+    monkeypatch.setattr(supervisor, "_fork", fork)
+    ended(supervisor, 1, EXHAUSTED)
+    # Another one that died has one, which counts anew.
+    ended(supervisor, 2, BROKEN)
+    supervisor._start_missing()
+    assert started == ["child"]
+    del supervisor.children[9]
+    ended(supervisor, 9, EXHAUSTED)
+    supervisor._start_missing()
+    assert started == ["child"]
+
+
+def test_no_more_spent_children_finish_than_children_work() -> None:
+    supervisor = Supervisor(Options("default", processes=2, max_tasks_per_child=1))
+    assert supervisor.options.most_processes == 5
+    pages = {pid: BegunPage(1) for pid in range(5)}
+    for pid in range(3):
+        supervisor.children[pid] = Child(pid, f"host/{pid}", time.monotonic(), pages[pid])
+        pages[pid].spent = True
+    supervisor._replace_spent()
+    assert [pages[pid].replaced for pid in range(3)] == [True, True, False]
+    # A message that runs alone has a place of its own.
+    supervisor.children[3] = Child(3, "host/3", time.monotonic(), pages[3])
+    pages[3].suspect_since = time.monotonic() - 60.0
+    supervisor._replace_quarantined()
+    assert pages[3].replaced
+    del supervisor.children[0]
+    supervisor._replace_spent()
+    assert pages[2].replaced
+
+
+def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor.options = replace(supervisor.options, max_runtime=3600.0)
+    (child,) = supervisor.children.values()
+    page.spent = True
+    page.replace()
+    page.end()
+    for _time in range(3):
+        supervisor._handle_death(child, 0)
+    assert (supervisor._quick_deaths, supervisor._start_after, supervisor._to_release) == (0, 0.0, [])
+    assert not supervisor._stopping
+    assert not caplog.records
