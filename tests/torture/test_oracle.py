@@ -103,6 +103,40 @@ class Scene:
         del self.states[pk]
         del self.log[pk]
 
+    # --- to spoil it --------------------------------------------------------------------------------------------------
+
+    def shift(self, pk: int, seconds: float, first: int, last: int | None = None) -> None:
+        """Let moves of a message be later: those of its log from the first number up to the last one."""
+        for row in self.log[pk][first:last]:
+            row["at"] += seconds
+
+    def shift_faults(self, kind: str, seconds: float) -> None:
+        for entry in self._of(kind):
+            entry["at"] += seconds
+
+    def rename_faults(self, kind: str, other: str) -> None:
+        for entry in self._of(kind):
+            entry["kind"] = other
+
+    def drop_faults(self, kind: str, begin: float | None = None) -> None:
+        """Leave out the faults of this kind, or the one that began at this time."""
+        dropped = {entry["fault"] for entry in self._of(kind) if begin is None or entry["at"] == begin}
+        self.nemesis = [entry for entry in self.nemesis if entry.get("fault") not in dropped]
+
+    def _of(self, kind: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.nemesis if entry.get("kind") == kind]
+
+    def drop_lines(self, what: str, pk: int) -> None:
+        self.lines = [line for line in self.lines if line[:2] != (what, pk)]
+
+    def drop_occurrence(self, pk: int) -> None:
+        del self.occurrences[pk]
+        del self.headers[pk]
+
+    def tell(self, what: str, text: str) -> None:
+        """Have the nemesis say that something happened."""
+        self.nemesis.append({"what": what, "at": NOON, "text": text})
+
     # --- written out --------------------------------------------------------------------------------------------------
 
     def write(self, folder: Path, dsn: str) -> None:
@@ -563,34 +597,144 @@ def spoil(kind: str, name: str) -> Callable[[Spoil], Spoil]:
     return add
 
 
-@spoil("two holders", "a message was scheduled while another one with its key waited")
-def _(scene: Scene) -> None:
-    scene.log[KEYED[1]][0]["at"] -= 5
+def with_late_ones(scene: Scene, *, poison: float | None = None) -> None:
+    """A thousand messages due a thousand seconds after noon, two of a hundred late; and poison, so long after."""
+    for pk in range(1000, 2000):
+        scene.message(pk, "torture.row", NOON + 1000)
+        scene.claim(pk, NOON + 1000 + 0.3 * (pk % 50 == 0), 11)
+        scene.effects.append((pk, 1))
+        scene.end(pk, "consumed", NOON + 1001)
+    if poison is not None:
+        scene.lines.append(("die", POISON, 4, 19, NOON + poison))
 
 
-@spoil("two holders", "a message was scheduled while another one with its key ran, and held it")
-def _(scene: Scene) -> None:
-    scene.keys[KEYED[0]] = ("k", "live")
-
-
-@spoil("two holders", "a message was scheduled before the time after an end was over")
-def _(scene: Scene) -> None:
-    scene.log[KEYED[4]][0]["at"] -= 2
-
-
-@spoil("broken chain", "a message of the chain did not schedule the next one")
-def _(scene: Scene) -> None:
-    scene.log[CHAIN[-1]][-1]["at"] = LAST_OCCURRENCE + 0.4
-
-
-@spoil("broken chain", "two messages of the chain scheduled a next one each")
-def _(scene: Scene) -> None:
-    scene.payloads[CHAIN[1]] = {"turn": 3}
-
-
-@spoil("lost", "a committed message is not in the record")
-def _(scene: Scene) -> None:
-    scene.forget(ROW)
+OF_A_LINE: dict[str, dict[str, Spoil]] = {
+    "two holders": {
+        "a message was scheduled while another one with its key waited": lambda run: run.shift(KEYED[1], -5, 0, 1),
+        "a message was scheduled while another one with its key ran, and held it": lambda run: run.keys.update(
+            {KEYED[0]: ("k", "live")}
+        ),
+        "a message was scheduled before the time after an end was over": lambda run: run.shift(KEYED[4], -2, 0, 1),
+    },
+    "broken chain": {
+        "a message of the chain did not schedule the next one": lambda run: run.shift(CHAIN[-1], -0.45, -1),
+        "two messages of the chain scheduled a next one each": lambda run: run.payloads.update({CHAIN[1]: {"turn": 3}}),
+    },
+    "lost": {
+        "a committed message is not in the record": lambda run: run.forget(ROW),
+        "poison was given up although it ran beside others": lambda run: run.log[POISON][-1].update(
+            reason=f"{DIED}; 3 deliveries crashed"
+        ),
+        "a commit that was acknowledged is gone": lambda run: run.acked.append(99),
+        "a message that nobody refused was purged": lambda run: run.purge(POISON),
+    },
+    "illegal path": {
+        "a dead message came back, and nobody may requeue it": lambda run: run.requeue(POISON, NOON + 60),
+        "a move that is not logged": lambda run: run.log[RETRIED].pop(2),
+        "a failure of a delivery that is not the current one": lambda run: run.log[KILLED][-3].update(delivery=2),
+        "a delivery number given out twice": lambda run: run.log[RETRIED][3].update(delivery=1),
+        "a state that the log does not end with": lambda run: run.states.update({CANCELLED: "dead"}),
+        "a log that goes back in time": lambda run: run.shift(ROW, -1, -1),
+    },
+    "wrong answer": {
+        "fewer were purged than was said": lambda run: run.rivals.append({"what": "purged", "number": 1}),
+        "too late for what had not ended": lambda run: run.cancel(RETRIED, NOON + 0.5, "too late"),
+        "a message that is there was not found": lambda run: run.cancel(ROW, NOON - 1, "not found"),
+    },
+    "unexplained duplicate": {
+        "two effects, and the table was locked for longer than the lease": lambda run: run.rename_faults(
+            "database-blackhole", "table-lock"
+        ),
+        "two effects, and nobody was killed": lambda run: run.drop_faults("kill-child"),
+        "two effects, and the process was killed before the first": lambda run: run.shift_faults("kill-child", -2),
+        "two effects, and the freeze came later": lambda run: run.shift_faults("freeze-child", 10),
+        "a start after another delivery had its effect, and nobody was frozen": lambda run: run.drop_faults(
+            "freeze-worker"
+        ),
+        "a failure that was told and had its effect all the same": lambda run: run.lines.append(
+            ("end", RETRIED, 1, 11, NOON + 0.04)
+        ),
+        "one delivery that ran twice": lambda run: run.ran(TOO_LATE, 1, 12, NOON + 30.03, "end"),
+        "an async handler that lost its connection has its effect all the same": lambda run: run.lines.append(
+            ("end", LOST, 1, 11, NOON + 190.04)
+        ),
+    },
+    "unexpected": {
+        "an effect of nothing": lambda run: run.effects.append((77, 1)),
+    },
+    "early": {
+        "a claim more than a moment before the due time": lambda run: run.shift(RETRIED, -0.022, 3, 4),
+        "a claim by query before the due time": lambda run: run.log[ROW][1].update(at=NOON - 0.005, ready=None),
+        "a claim much too early, while the clock of Redis was wrong": lambda run: run.shift(WRONG_CLOCK, -0.02, 1, 2),
+        "a claim a little early, before the clock of Redis was set": lambda run: run.shift_faults("clock", 10),
+        "ready before the due time": lambda run: run.log[RETRIED][3].update(ready=NOON + 0.998),
+        "a due time that the record made earlier than was asked for": lambda run: run.scheduled.update(
+            {ROW: NOON + 0.5}
+        ),
+        "a handler that ran before the due time": lambda run: run.lines.append(("start", ROW, 1, 11, NOON - 0.002)),
+    },
+    "duplicate transactional effect": {
+        "a row written twice": lambda run: run.effects.append((ROW, 2)),
+    },
+    "wrong payload": {
+        "a payload that was left is not there": lambda run: run.payloads.update({RETRIED: {"left": []}}),
+        "a payload was changed by a delivery that had none to change": lambda run: run.log[RETRIED][2].update(
+            reason=""
+        ),
+    },
+    "start after cancelled": {
+        "a handler that ran after the answer": lambda run: run.ran(CANCELLED, 1, 11, NOON + 30.02, "end"),
+        "a retry after the answer that it was requested": lambda run: run.cancel(RETRIED, NOON + 0.03, "requested"),
+        "an answer that did not come true": lambda run: run.cancel(ROW, NOON - 1, "cancelled"),
+    },
+    "missing occurrence": {
+        "a second without a message": lambda run: run.drop_occurrence(RECURRING[1]),
+        "a schedule that stopped too early": lambda run: run.drop_occurrence(RECURRING[2]),
+        "an occurrence whose message stands for another time": lambda run: run.headers.update(
+            {RECURRING[1]: (oracle.ALL, FIRST_OCCURRENCE)}
+        ),
+    },
+    "doubled occurrence": {
+        "two messages for one time": lambda run: run.headers.update({ROW: (oracle.ALL, FIRST_OCCURRENCE)}),
+        "a message that was cancelled for another reason": lambda run: run.log[WITHDRAWN][-1].update(reason=""),
+    },
+    "consumed without effect": {
+        "a row that is missing": lambda run: run.effects.remove((ROW, 1)),
+        "a line that is missing": lambda run: run.drop_lines("end", TOO_LATE),
+        "an async handler that is consumed and did not end": lambda run: run.drop_lines("end", LOST),
+    },
+    "failure without a cause": {
+        "a delivery failed, and its handler did not": lambda run: run.drop_lines("fail", RETRIED),
+        "an async handler lost its connection, and nobody had cut it": lambda run: run.drop_faults(
+            "database-cut", NOON + 190.015
+        ),
+    },
+    "late": {
+        "nothing was wrong, and it came late": lambda run: run.shift(ROW, 3, 1),
+        "it came long after Redis was back": lambda run: run.shift(WHILE_EMPTY, 8, 1),
+        "it came long after a sweep should have found it": lambda run: run.shift(UNANNOUNCED, 1, 1),
+        "one of a hundred was late, and nothing was near": with_late_ones,
+        "one of a hundred was late, and poison was near no more": lambda run: with_late_ones(run, poison=997),
+        "it came long after the death of its process": lambda run: run.shift(KILLED, 2.5, 3),
+    },
+    "fault that never came": {
+        "a kind of fault was left out": lambda run: run.kinds_of_faults.append("redis-evict"),
+    },
+    "worker ended by itself": {
+        "a worker ended unasked": lambda run: run.tell("worker ended by itself", "worker-1, exit code 1"),
+    },
+    "client ended by itself": {
+        "a producer could not schedule": lambda run: run.tell("client ended by itself", "producer-1, exit code 1"),
+    },
+    "toothless fault": {
+        "no reply was lost": lambda run: run.tell("toothless fault", "lost-reply"),
+    },
+    "slow script": {
+        "a script kept Redis busy": lambda run: run.slow_script(NOON, 300.0),
+        "a script kept Redis busy while its clock was wrong": lambda run: run.slow_script(NOON + 198 + 3600, 300.0),
+    },
+}
+SPOILS += [(kind, name, spoil) for kind, spoils in OF_A_LINE.items() for name, spoil in spoils.items()]
 
 
 @spoil("lost", "a message never ended")
@@ -619,25 +763,10 @@ def _(scene: Scene) -> None:
     scene.states[UNLUCKY] = "dead"
 
 
-@spoil("lost", "poison was given up although it ran beside others")
-def _(scene: Scene) -> None:
-    scene.log[POISON][-1]["reason"] = f"{DIED}; 3 deliveries crashed"
-
-
-@spoil("lost", "a commit that was acknowledged is gone")
-def _(scene: Scene) -> None:
-    scene.acked.append(99)
-
-
 @spoil("lost", "a message was purged though it was requeued before")
 def _(scene: Scene) -> None:
     scene.states[REQUEUED] = "scheduled"
     scene.purge(REQUEUED)
-
-
-@spoil("lost", "a message that nobody refused was purged")
-def _(scene: Scene) -> None:
-    scene.purge(POISON)
 
 
 @spoil("lost", "a message was given up at its second delivery")
@@ -647,37 +776,15 @@ def _(scene: Scene) -> None:
     scene.log[REQUEUED][-1]["number"] -= 1
 
 
-@spoil("illegal path", "a dead message came back, and nobody may requeue it")
-def _(scene: Scene) -> None:
-    scene.requeue(POISON, NOON + 60)
-
-
 @spoil("wrong answer", "more were requeued than was said")
 def _(scene: Scene) -> None:
     scene.rivals = [entry for entry in scene.rivals if entry["what"] != "requeued"]
-
-
-@spoil("wrong answer", "fewer were purged than was said")
-def _(scene: Scene) -> None:
-    scene.rivals.append({"what": "purged", "number": 1})
-
-
-@spoil("unexplained duplicate", "two effects, and the table was locked for longer than the lease")
-def _(scene: Scene) -> None:
-    for entry in scene.nemesis:
-        if entry.get("kind") == "database-blackhole":
-            entry["kind"] = "table-lock"
 
 
 @spoil("unexpected", "a message of a transaction that was rolled back")
 def _(scene: Scene) -> None:
     del scene.scheduled[TOO_LATE]
     scene.acked.remove(TOO_LATE)
-
-
-@spoil("unexpected", "an effect of nothing")
-def _(scene: Scene) -> None:
-    scene.effects.append((77, 1))
 
 
 @spoil("overlong lifetime", "a process went on without a wait for its successor")
@@ -714,92 +821,11 @@ def _(scene: Scene) -> None:
     scene.states[LIMITED[2]] = "limited"
 
 
-@spoil("early", "a claim more than a moment before the due time")
-def _(scene: Scene) -> None:
-    scene.log[RETRIED][3]["at"] -= 0.022
-
-
-@spoil("early", "a claim by query before the due time")
-def _(scene: Scene) -> None:
-    scene.log[ROW][1].update(at=NOON - 0.005, ready=None)
-
-
-@spoil("early", "a claim much too early, while the clock of Redis was wrong")
-def _(scene: Scene) -> None:
-    scene.log[WRONG_CLOCK][1]["at"] -= 0.02
-
-
-@spoil("early", "a claim a little early, before the clock of Redis was set")
-def _(scene: Scene) -> None:
-    for entry in scene.nemesis:
-        if entry.get("kind") == "clock":
-            entry["at"] += 10
-
-
-@spoil("early", "ready before the due time")
-def _(scene: Scene) -> None:
-    scene.log[RETRIED][3]["ready"] -= 0.002
-
-
-@spoil("early", "a due time that the record made earlier than was asked for")
-def _(scene: Scene) -> None:
-    scene.scheduled[ROW] += 0.5
-
-
-@spoil("early", "a handler that ran before the due time")
-def _(scene: Scene) -> None:
-    scene.lines.append(("start", ROW, 1, 11, NOON - 0.002))
-
-
-@spoil("duplicate transactional effect", "a row written twice")
-def _(scene: Scene) -> None:
-    scene.effects.append((ROW, 2))
-
-
-@spoil("wrong payload", "a payload that was left is not there")
-def _(scene: Scene) -> None:
-    scene.payloads[RETRIED] = {"left": []}
-
-
-@spoil("wrong payload", "a payload was changed by a delivery that had none to change")
-def _(scene: Scene) -> None:
-    scene.log[RETRIED][2]["reason"] = ""
-
-
-@spoil("unexplained duplicate", "two effects, and nobody was killed")
-def _(scene: Scene) -> None:
-    scene.nemesis = [entry for entry in scene.nemesis if entry.get("kind") != "kill-child"]
-
-
 @spoil("unexplained duplicate", "two effects, and another process was killed")
 def _(scene: Scene) -> None:
     for entry in scene.nemesis:
         if entry.get("pids") == [13]:
             entry["pids"] = [12]
-
-
-@spoil("unexplained duplicate", "two effects, and the process was killed before the first")
-def _(scene: Scene) -> None:
-    for entry in scene.nemesis:
-        if entry.get("kind") == "kill-child":
-            entry["at"] -= 2
-
-
-@spoil("unexplained duplicate", "two effects, and the freeze came later")
-def _(scene: Scene) -> None:
-    for entry in scene.nemesis:
-        if entry.get("kind") == "freeze-child":
-            entry["at"] += 10
-
-
-@spoil("unexplained duplicate", "a start after another delivery had its effect, and nobody was frozen")
-def _(scene: Scene) -> None:
-    scene.nemesis = [entry for entry in scene.nemesis if entry.get("kind") != "freeze-worker"]
-
-
-@spoil("unexplained duplicate", "a failure that was told and had its effect all the same")
-def _(scene: Scene) -> None:
-    scene.lines.append(("end", RETRIED, 1, 11, NOON + 0.04))
 
 
 @spoil("unexplained duplicate", "two effects, and the process was killed long after the first")
@@ -823,11 +849,6 @@ def _(scene: Scene) -> None:
             entry["at"] = NOON + 131
 
 
-@spoil("unexplained duplicate", "one delivery that ran twice")
-def _(scene: Scene) -> None:
-    scene.ran(TOO_LATE, 1, 12, NOON + 30.03, "end")
-
-
 @spoil("start after cancelled", "a claim after the answer")
 def _(scene: Scene) -> None:
     scene.move(CANCELLED, "cancelled", "scheduled", NOON + 29.5, NOON + 30)
@@ -836,87 +857,10 @@ def _(scene: Scene) -> None:
     scene.end(CANCELLED, "consumed", NOON + 30.05)
 
 
-@spoil("start after cancelled", "a handler that ran after the answer")
-def _(scene: Scene) -> None:
-    scene.ran(CANCELLED, 1, 11, NOON + 30.02, "end")
-
-
-@spoil("start after cancelled", "a retry after the answer that it was requested")
-def _(scene: Scene) -> None:
-    scene.cancel(RETRIED, NOON + 0.03, "requested")
-
-
-@spoil("start after cancelled", "an answer that did not come true")
-def _(scene: Scene) -> None:
-    scene.cancel(ROW, NOON - 1, "cancelled")
-
-
-@spoil("illegal path", "a move that is not logged")
-def _(scene: Scene) -> None:
-    del scene.log[RETRIED][2]
-
-
 @spoil("illegal path", "a move that no table has")
 def _(scene: Scene) -> None:
     scene.log[ROW][-1]["before"] = "scheduled"
     scene.log[ROW][-2]["after"] = "dead"
-
-
-@spoil("illegal path", "a failure of a delivery that is not the current one")
-def _(scene: Scene) -> None:
-    scene.log[KILLED][-3]["delivery"] = 2
-
-
-@spoil("illegal path", "a delivery number given out twice")
-def _(scene: Scene) -> None:
-    scene.log[RETRIED][3]["delivery"] = 1
-
-
-@spoil("illegal path", "a state that the log does not end with")
-def _(scene: Scene) -> None:
-    scene.states[CANCELLED] = "dead"
-
-
-@spoil("illegal path", "a log that goes back in time")
-def _(scene: Scene) -> None:
-    scene.log[ROW][-1]["at"] -= 1
-
-
-@spoil("missing occurrence", "a second without a message")
-def _(scene: Scene) -> None:
-    del scene.occurrences[RECURRING[1]]
-    del scene.headers[RECURRING[1]]
-
-
-@spoil("missing occurrence", "a schedule that stopped too early")
-def _(scene: Scene) -> None:
-    del scene.occurrences[RECURRING[2]]
-    del scene.headers[RECURRING[2]]
-
-
-@spoil("missing occurrence", "an occurrence whose message stands for another time")
-def _(scene: Scene) -> None:
-    scene.headers[RECURRING[1]] = (oracle.ALL, FIRST_OCCURRENCE)
-
-
-@spoil("doubled occurrence", "two messages for one time")
-def _(scene: Scene) -> None:
-    scene.headers[ROW] = (oracle.ALL, FIRST_OCCURRENCE)
-
-
-@spoil("doubled occurrence", "a message that was cancelled for another reason")
-def _(scene: Scene) -> None:
-    scene.log[WITHDRAWN][-1]["reason"] = ""
-
-
-@spoil("consumed without effect", "a row that is missing")
-def _(scene: Scene) -> None:
-    scene.effects.remove((ROW, 1))
-
-
-@spoil("consumed without effect", "a line that is missing")
-def _(scene: Scene) -> None:
-    scene.lines = [line for line in scene.lines if line[:2] != ("end", TOO_LATE)]
 
 
 @spoil("effect without consumed", "a row of a message that was cancelled")
@@ -930,76 +874,11 @@ def _(scene: Scene) -> None:
     scene.effects[0] = (ROW, 2)
 
 
-@spoil("failure without a cause", "a delivery failed, and its handler did not")
-def _(scene: Scene) -> None:
-    scene.lines = [line for line in scene.lines if line[:2] != ("fail", RETRIED)]
-
-
-@spoil("failure without a cause", "an async handler lost its connection, and nobody had cut it")
-def _(scene: Scene) -> None:
-    scene.nemesis = [entry for entry in scene.nemesis if entry["at"] not in (NOON + 190.015, NOON + 190.02)]
-
-
-@spoil("unexplained duplicate", "an async handler that lost its connection has its effect all the same")
-def _(scene: Scene) -> None:
-    scene.lines.append(("end", LOST, 1, 11, NOON + 190.04))
-
-
-@spoil("consumed without effect", "an async handler that is consumed and did not end")
-def _(scene: Scene) -> None:
-    scene.lines = [line for line in scene.lines if line[:2] != ("end", LOST)]
-
-
-@spoil("late", "nothing was wrong, and it came late")
-def _(scene: Scene) -> None:
-    for row in scene.log[ROW][1:]:
-        row["at"] += 3
-
-
-@spoil("late", "it came long after Redis was back")
-def _(scene: Scene) -> None:
-    for row in scene.log[WHILE_EMPTY][1:]:
-        row["at"] += 8
-
-
 @spoil("late", "what was late already is not excused by a fault that came then")
 def _(scene: Scene) -> None:
     for row in scene.log[ROW][1:]:
         row["at"] += 3
     scene.fault("flush", NOON + 2.5, NOON + 2.6)
-
-
-@spoil("late", "it came long after a sweep should have found it")
-def _(scene: Scene) -> None:
-    for row in scene.log[UNANNOUNCED][1:]:
-        row["at"] += 1
-
-
-def with_late_ones(scene: Scene, *, poison: float | None = None) -> None:
-    """A thousand messages due a thousand seconds after noon, two of a hundred late; and poison, so long after."""
-    for pk in range(1000, 2000):
-        scene.message(pk, "torture.row", NOON + 1000)
-        scene.claim(pk, NOON + 1000 + 0.3 * (pk % 50 == 0), 11)
-        scene.effects.append((pk, 1))
-        scene.end(pk, "consumed", NOON + 1001)
-    if poison is not None:
-        scene.lines.append(("die", POISON, 4, 19, NOON + poison))
-
-
-@spoil("late", "one of a hundred was late, and nothing was near")
-def _(scene: Scene) -> None:
-    with_late_ones(scene)
-
-
-@spoil("late", "one of a hundred was late, and poison was near no more")
-def _(scene: Scene) -> None:
-    with_late_ones(scene, poison=997)
-
-
-@spoil("late", "it came long after the death of its process")
-def _(scene: Scene) -> None:
-    for row in scene.log[KILLED][3:]:
-        row["at"] += 2.5
 
 
 @spoil("lost", "a message was given up after one death")
@@ -1014,16 +893,6 @@ def _(scene: Scene) -> None:
     scene.states[POISON] = "consumed"
 
 
-@spoil("wrong answer", "too late for what had not ended")
-def _(scene: Scene) -> None:
-    scene.cancel(RETRIED, NOON + 0.5, "too late")
-
-
-@spoil("wrong answer", "a message that is there was not found")
-def _(scene: Scene) -> None:
-    scene.cancel(ROW, NOON - 1, "not found")
-
-
 @spoil("wrong answer", "cancelled, said of what may have had its effect")
 def _(scene: Scene) -> None:
     for answer in scene.answers:
@@ -1031,40 +900,10 @@ def _(scene: Scene) -> None:
             answer["verdict"] = "cancelled"
 
 
-@spoil("fault that never came", "a kind of fault was left out")
-def _(scene: Scene) -> None:
-    scene.kinds_of_faults.append("redis-evict")
-
-
 @spoil("restore failed", "a restore failed with nothing in its way")
 def _(scene: Scene) -> None:
     scene.fault("restores", NOON + 5, NOON + 6)
     scene.nemesis[-1]["code"] = 1
-
-
-@spoil("worker ended by itself", "a worker ended unasked")
-def _(scene: Scene) -> None:
-    scene.nemesis.append({"what": "worker ended by itself", "at": NOON, "text": "worker-1, exit code 1"})
-
-
-@spoil("client ended by itself", "a producer could not schedule")
-def _(scene: Scene) -> None:
-    scene.nemesis.append({"what": "client ended by itself", "at": NOON, "text": "producer-1, exit code 1"})
-
-
-@spoil("toothless fault", "no reply was lost")
-def _(scene: Scene) -> None:
-    scene.nemesis.append({"what": "toothless fault", "at": NOON, "text": "lost-reply"})
-
-
-@spoil("slow script", "a script kept Redis busy")
-def _(scene: Scene) -> None:
-    scene.slow_script(NOON, 300.0)
-
-
-@spoil("slow script", "a script kept Redis busy while its clock was wrong")
-def _(scene: Scene) -> None:
-    scene.slow_script(NOON + 198 + 3600, 300.0)
 
 
 @spoil("growth", "a process opened more and more files")
