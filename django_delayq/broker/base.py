@@ -62,6 +62,8 @@ class Taken:
     behind: bool = False
     # Seconds from ``at`` until another queue needs a worker; None when no other queue has ids.
     other_due: float | None = None
+    # True while ids stand aside, in whatever queue.
+    any_aside: bool = False
     # When the answer came (monotonic, seconds).
     at: float = field(default_factory=time.monotonic)
 
@@ -90,11 +92,15 @@ class Skew(NamedTuple):
 
 
 class DueQueue(NamedTuple):
-    """A queue with ids that are ready or fall due, and how many these are."""
+    """A queue with ids that are ready or fall due, and how many these are.
+
+    ``opened``: names under which ids stand aside that are to become ready again, each with how many.
+    """
 
     name: str
     ready: int
     due: int
+    opened: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +180,17 @@ class ServerInfo:
 
 
 class RedisPlace(NamedTuple):
-    """The place of an id in Redis: its due tenth there, in ``ready_tenths`` when it is ready."""
+    """The place of an id in Redis: its due tenth there, in ``ready_tenths`` when it is ready or stands ``aside``."""
 
     delayed_tenths: int | None
     ready_tenths: int | None
+    # The name under which it stands aside; None when it does not.
+    aside: str | None = None
+
+    @property
+    def is_nowhere(self) -> bool:
+        """True when Redis does not have the id."""
+        return self.delayed_tenths is None and self.ready_tenths is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +226,11 @@ class Broker(Protocol):
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
 
-    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
+    def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Take up to ``limit`` ids that are due, best priority first, then ids that fall due within ``within`` seconds.
 
-        A broker that does not claim ahead leaves out ids that are not due yet.
+        First the ids that stand aside become ready again: of each name in ``opened`` as many as it says. A broker that
+        does not claim ahead leaves out ids that are not due yet.
         """
 
     def due_queues(
@@ -242,6 +256,12 @@ class Broker(Protocol):
 
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
         """Put taken ids back into their former places."""
+
+    def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
+        """Put taken ids aside by name: no ``take`` returns them before one opens the name of the reason."""
+
+    def asides(self) -> dict[str, dict[str, int]]:
+        """Return how many ids stand aside, by queue and name."""
 
     def exclusively(self) -> AbstractContextManager[object]:
         """Keep other processes from the ids that ``take`` returns until the block ends: they are claimed in it."""

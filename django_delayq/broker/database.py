@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import ClassVar
 
@@ -34,8 +34,8 @@ class DatabaseBroker:
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Do nothing: the row says that the message is not scheduled any more."""
 
-    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
-        """Find rows that are due. ``within`` is ignored, since a query finds nothing in advance."""
+    def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
+        """Find rows that are due. ``within`` and ``opened`` are ignored: a query finds nothing early or aside."""
         topics = list(self.topics())
         wait = transitions.until_due(self.using, queue, topics)
         if wait is None or wait > 0:
@@ -78,6 +78,13 @@ class DatabaseBroker:
 
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
         """Do nothing: the row is still due."""
+
+    def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
+        """Do nothing: the row is still due, and the next query leaves out what nobody here can begin."""
+
+    def asides(self) -> dict[str, dict[str, int]]:
+        """Return nothing."""
+        return {}
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:

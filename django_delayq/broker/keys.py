@@ -17,8 +17,10 @@ class Keys:
     delayed: str  # sorted set: id → due tenth of a ms, plus the rank (0 best … 200 worst) in 256ths
     ready: str  # sorted set: id → rank × 2^45 + due tenth of a ms
     wake: str  # list: holds one token while a worker that names its queues should take from this queue
+    aside: str  # hash: id → the name under which it stands aside; followed by a name, sorted set: id → score in ready
     queues: str  # of all queues; sorted set: queue → 0 while ids are ready, else the due tenth of its first delayed id
     wake_all: str  # of all queues; list: holds one token while a worker that serves all queues should take
+    asides: str  # of all queues; hash: queue, colon, name → number of ids that stand aside there
     duty: str  # of all queues, and followed by the digest of a duty; string: the worker that has it
     meta: str  # of all queues; hash: horizon, loaded, run_id, replid, identity, tick, skew, loader, loader_until
 
@@ -36,8 +38,10 @@ def keys(namespace: str, queue: str) -> Keys:
         f"{tag}:{queue}:delayed",
         f"{tag}:{queue}:ready",
         f"{tag}:{queue}:wake",
+        f"{tag}:{queue}:aside",
         f"{tag}:queues",
         f"{tag}:wake",
+        f"{tag}:asides",
         f"{tag}:duty",
         f"{tag}:meta",
     )

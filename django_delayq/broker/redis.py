@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, wraps
+from itertools import chain
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import redis
@@ -180,12 +181,13 @@ class RedisBroker:
                 raise ForeignBroker
 
     @_translated
-    def take(self, queue: str, limit: int, within: float = 0.0) -> Taken:
+    def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Take ids that are due, or fall due in a moment."""
-        return _taken(scripts.load("take")(self._scripted, self.keys(queue), **self._to_take(limit, within)))
+        return _taken(scripts.load("take")(self._scripted, self.keys(queue), **self._to_take(limit, within, opened)))
 
-    def _to_take(self, limit: int, within: float) -> dict[str, Any]:
+    def _to_take(self, limit: int, within: float, opened: Mapping[str, int]) -> dict[str, Any]:
         return {
+            "rest": [*chain.from_iterable((name, min(number, IDS_PER_CALL)) for name, number in opened.items())],
             "now": self.now,
             "limit": min(limit, IDS_PER_CALL),
             "batch": IDS_PER_CALL,
@@ -197,11 +199,11 @@ class RedisBroker:
     def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
         """Take ids of several queues in one round trip."""
         calls = {}
-        for queue, ready, falling_due in due:
-            share = min(limit, ready + falling_due)
+        for queue, ready, falling_due, opened in due:
+            share = min(limit, ready + falling_due + sum(opened.values()))
             limit -= share
             if share or falling_due:
-                calls[queue] = self._to_take(share, within)
+                calls[queue] = self._to_take(share, within, opened)
         answers = self._call_many("take", [(self.keys(queue), call) for queue, call in calls.items()])
         return {queue: _taken(answer) for queue, answer in zip(calls, answers, strict=True)}
 
@@ -255,6 +257,28 @@ class RedisBroker:
         # As Python writes them: a double is exact with up to 17 digits.
         rest = [repr(value) if isinstance(value, float) else value for place in places for value in place]
         scripts.load("put_back")(self.client, self.keys(queue), rest)
+
+    @_translated
+    def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
+        """Put taken ids aside by name."""
+        places = [
+            (ticket.id, ticket.rank * BAND + (ticket.ready_tenths or 0), name)
+            for name, some in tickets.items()
+            for ticket in some
+        ]
+        for start in range(0, len(places), IDS_PER_CALL):
+            rest = [*chain.from_iterable(places[start : start + IDS_PER_CALL])]
+            scripts.load("stand_aside")(self.client, self.keys(queue), rest)
+
+    @_translated
+    def asides(self) -> dict[str, dict[str, int]]:
+        """Return how many ids stand aside."""
+        found: dict[str, dict[str, int]] = {}
+        fields: Any = self.client.hgetall(self.keys("").asides)
+        for place, number in fields.items():
+            queue, _, name = place.decode(errors="replace").partition(":")
+            found.setdefault(queue, {})[name] = int(number)
+        return found
 
     def exclusively(self) -> AbstractContextManager[object]:
         """Do nothing: an id that was taken is no longer there for others."""
@@ -476,8 +500,9 @@ class RedisBroker:
         pipe = self.client.pipeline(transaction=False)
         pipe.zcard(k.delayed)
         pipe.zcard(k.ready)
-        delayed, ready = pipe.execute()
-        return QueueSize(delayed, ready)
+        pipe.hlen(k.aside)
+        delayed, ready, aside = pipe.execute()
+        return QueueSize(delayed, ready + aside)
 
     @_translated
     def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
@@ -489,11 +514,18 @@ class RedisBroker:
             pipe = self.client.pipeline(transaction=False)
             pipe.zmscore(k.delayed, members)
             pipe.zmscore(k.ready, members)
-            delayed, ready = pipe.execute()
-            found += [
-                RedisPlace(None if d is None else _clamped(d), None if r is None else _clamped(r) % BAND)
-                for d, r in zip(delayed, ready, strict=True)
-            ]
+            pipe.hmget(k.aside, members)
+            delayed, ready, names = pipe.execute()
+            for member, d, r, name in zip(members, delayed, ready, names, strict=True):
+                # Few ids stand aside while somebody looks at them one by one.
+                score = r if name is None else self.client.zscore(f"{k.aside}:{name.decode()}", member)
+                found.append(
+                    RedisPlace(
+                        None if d is None else _clamped(d),
+                        None if score is None else _clamped(score) % BAND,
+                        None if name is None else name.decode(errors="replace"),
+                    )
+                )
         return found
 
     @_translated
@@ -505,14 +537,14 @@ class RedisBroker:
     def ids(self, queue: str) -> Iterator[list[int]]:
         """Read every id of a queue, in batches."""
         k = self.keys(queue)
-        for key in (k.delayed, k.ready):
+        for key, scan in ((k.delayed, self.client.zscan), (k.ready, self.client.zscan), (k.aside, self.client.hscan)):
             cursor: Any = 0
             while True:
                 with translated_errors():
-                    answer: Any = self.client.zscan(key, cursor, count=SCAN_COUNT)
+                    answer: Any = scan(key, cursor, count=SCAN_COUNT)
                 cursor, members = answer
                 # Members that are not ids are not ours.
-                batch = [int(member) for member, _score in members if _is_id(member)]
+                batch = [int(member) for member in dict(members) if _is_id(member)]
                 if batch:
                     yield batch
                 if int(cursor) == 0:
@@ -559,10 +591,10 @@ def _taken(answer: Sequence[Any]) -> Taken:
     """Parse the answer of scripts/take.lua."""
     if answer[0] == b"foreign":
         raise ForeignBroker
-    moved, left, next_due, now, other = answer[:5]
+    moved, left, next_due, now, other, any_aside = answer[:6]
     now_tenths = float(now)
     tickets = []
-    for member, score in _ours(answer[5:]):
+    for member, score in _ours(answer[6:]):
         rank, ready_tenths = divmod(score, BAND)
         tickets.append(Ticket(member, ready_tenths, rank, (ready_tenths - now_tenths) / SECOND))
     return Taken(
@@ -571,6 +603,7 @@ def _taken(answer: Sequence[Any]) -> Taken:
         float(next_due) / SECOND if next_due else None,
         moved == IDS_PER_CALL,
         float(other) / SECOND if other else None,
+        bool(any_aside),
     )
 
 

@@ -96,6 +96,12 @@ def queue_name(queue: str) -> str:
     return f"queue {queue}"
 
 
+def topic_of(name: str) -> str | None:
+    """Return the topic that the limit of this name counts, or counts a key of; None when it counts a queue."""
+    kind, what = name.split(" ", 2)[:2]
+    return what if kind == "topic" else None
+
+
 class LinePlace(NamedTuple):
     """The place of a message in a line: the highest priority first, then the earliest due time."""
 

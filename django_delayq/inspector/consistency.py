@@ -80,7 +80,7 @@ def classify(
     row: RecordRow | None, place: RedisPlace, queue: str, *, now_tenths: int, horizon_tenths: int
 ) -> Mismatch | None:
     """Compare the row of an id with its place in one queue. Return the mismatch; None if they agree."""
-    nowhere = place == (None, None)
+    nowhere = place.is_nowhere
     if row is None or row.queue != queue or row.state not in IN_REDIS:
         return None if nowhere else Mismatch.EXTRA
     if row.state == State.RUNNING:

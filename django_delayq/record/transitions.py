@@ -26,7 +26,7 @@ from ..project.validation import FARTHEST
 from .sql import limit_statements, statements
 from .sql.limited import Promoted, Refused
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing
-from .sql.rows import BEGINNING, Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
+from .sql.rows import BEGINNING, Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 
 # Rows that one transaction locks and moves at most.
@@ -256,6 +256,11 @@ def exclusively(using: str) -> AbstractContextManager[object]:
 def due(using: str, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
     """Return messages that are due by the record's clock: the most overdue ones, the highest priority first."""
     return statements(using).due(queue, topics, limit)
+
+
+def facts(using: str, ids: Sequence[int]) -> dict[int, Facts]:
+    """Return what decides where these ids belong, by id. Locks nothing."""
+    return {row.id: row for row in statements(using).facts(ids)} if ids else {}
 
 
 def queues(using: str) -> list[str]:

@@ -30,6 +30,8 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "promote": lambda broker: broker.promote(QUEUE),
     "park": lambda broker: broker.park(QUEUE, [TICKET], 1.0),
     "put_back": lambda broker: broker.put_back(QUEUE, [TICKET]),
+    "stand_aside": lambda broker: broker.stand_aside(QUEUE, {"handler t": [TICKET]}),
+    "asides": lambda broker: broker.asides(),
     "listen": lambda broker: broker.listen([QUEUE], 0.2),
     "notify": lambda broker: broker.notify([QUEUE]),
     "put_nowait": lambda broker: broker.put_nowait(QUEUE, [ENTRY]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,6 @@ from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim.consumer import Consumer, due_in
-from django_delayq.worker.parts.budget import Budget
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run.claim_ahead import NEAR, ClaimAhead
 from django_delayq.worker.run.lane import QUEUED_TIME
@@ -166,8 +165,8 @@ def test_no_more_messages_are_claimed_ahead_than_there_is_room_for(consumer: Con
     assert consumer.turn() > 0.4
 
 
-def test_a_consumer_that_may_deliver_no_more_claims_nothing_ahead(consumer: Consumer) -> None:
-    consumer.budget = Budget(0)
+def test_a_consumer_that_may_deliver_no_more_claims_nothing_ahead(assembled: Assemble, consumer: Consumer) -> None:
+    consumer = assembled(threads=3, claim_ahead=CLAIM_AHEAD, max_messages=0).consumer
     messages = due_in_an_hour(consumer)
     set_clock_before(consumer, messages[0], 4)
     assert consumer.turn() > 0.4
@@ -342,10 +341,10 @@ def test_a_thread_is_kept_free_for_what_is_due_while_handlers_are_slow(longest: 
 
 def test_handlers_are_slow_until_they_turn_out_to_be_quick(assembled: Assemble) -> None:
     consumer = assembled(threads=2).consumer
-    found = [consumer.rooms.are_quick]
+    found = [consumer.wanted.are_quick]
     for mean in (QUEUED_TIME, 1.1 * QUEUED_TIME):
         consumer.pool.threads._mean.seconds = mean
-        found.append(consumer.rooms.are_quick)
+        found.append(consumer.wanted.are_quick)
     assert found == [False, True, False]
 
 
@@ -378,9 +377,9 @@ def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
     asked: list[float] = []
     take = broker.take
 
-    def note_and_take(queue: str, limit: int, within: float) -> Taken:
+    def note_and_take(queue: str, limit: int, within: float, opened: Mapping[str, int]) -> Taken:
         asked.append(within)
-        return take(queue, limit, within)
+        return take(queue, limit, within, opened)
 
     with pytest.MonkeyPatch.context() as spied:
         spied.setattr(broker, "take", note_and_take)

@@ -18,7 +18,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.worker.claim import consumer as consumer_module
+from django_delayq.worker.claim import wanted
 from django_delayq.worker.claim.consumer import IDLE_WAIT
 from django_delayq.worker.processes.assembly import Parts
 from tests.support.assembled import Assemble
@@ -37,7 +37,7 @@ def test_claimed_messages_run_although_redis_goes_away_while_the_rest_is_put_bac
     assert brokers.redis is not None
     now_tenths = int((time.time() + 0.01) * SECOND)
 
-    def take(queue: str, limit: int, _within: float) -> Taken:
+    def take(queue: str, limit: int, _within: float, _opened: object) -> Taken:
         tickets = [Ticket(pk, now_tenths) for pk in (ready.pk, early.pk)]
         return Taken(tickets)
 
@@ -46,9 +46,8 @@ def test_claimed_messages_run_although_redis_goes_away_while_the_rest_is_put_bac
 
     monkeypatch.setattr(brokers.redis, "take", take)
     monkeypatch.setattr(brokers.redis, "put", put)
-    redis = brokers.redis
-    deliveries, _taken = consumer._take_and_claim(redis, lambda: consumer._take(redis, "default", 10))
-    assert [delivery.id for delivery in deliveries] == [ready.pk]
+    consumer.turn()
+    assert [delivery.id for delivery in parts.pool.held()] == [ready.pk]
     assert brokers.current() is brokers.database
 
 
@@ -60,7 +59,7 @@ def test_a_message_that_falls_due_while_others_are_claimed_is_not_slept_through(
 
     def wait_after_answer(ago: float) -> float:
         answer = Taken(next_due=1.5, at=time.monotonic() - ago)
-        monkeypatch.setattr(brokers.redis, "take", lambda queue, limit, within: answer)
+        monkeypatch.setattr(brokers.redis, "take", lambda queue, limit, within, opened: answer)
         return consumer.turn()
 
     assert wait_after_answer(ago=1.0) <= 0.5
@@ -80,7 +79,7 @@ def test_a_process_whose_outcomes_cannot_be_recorded_takes_nothing(
         return succeed(*arguments, **options)
 
     monkeypatch.setattr(transitions, "succeed", fail)
-    monkeypatch.setattr(consumer_module, "LONGEST_BEHIND", 0.05)
+    monkeypatch.setattr(wanted, "LONGEST_BEHIND", 0.05)
     is_away.set()
     (delivery,) = claimed("t.ok")
     parts.recorder.submit(delivery, Ack(), "worker:w")

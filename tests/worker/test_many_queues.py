@@ -334,8 +334,8 @@ def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
 def test_a_turn_asks_redis_once_while_sixty_queues_wait(consumer: Consumer, calls: list[str]) -> None:
     for number, queue in enumerate(QUEUES):
         schedule_message(TOPIC, queue=queue, delay=60 + number)
-    consumer.queues.tick()
-    assert set(consumer.queues()) >= set(QUEUES)
+    consumer.queues.finder.tick()
+    assert set(consumer.queues.finder()) >= set(QUEUES)
     assert consumer.turn() > 1
     assert len(calls) == 1
 
@@ -355,7 +355,7 @@ def test_the_first_message_of_a_new_queue_wakes_a_worker_and_is_taken_by_its_nex
     assert broker.listen(None, 30)
     consumer.turn()
     assert held_by(consumer) == [("brand-new", message.pk)]
-    assert "brand-new" in consumer.queues()
+    assert "brand-new" in consumer.queues.finder()
 
 
 @pytest.mark.parametrize("named", [(), ("default", "a", "b", "c", "d")], ids=["found", "named"])
@@ -383,7 +383,7 @@ def test_a_worker_that_names_its_queues_takes_from_no_other(loader: Loader, numb
 def test_a_paused_queue_holds_no_other_queue_up(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_pauses, "PAUSE_CHECK_INTERVAL", 30.0)
     pause_queue(QUEUES[0])
-    consumer.queues.note(QUEUES)
+    consumer.queues.finder.note(QUEUES)
     for queue in QUEUES[:2] * 2:
         schedule_message(TOPIC, queue=queue)
     consumer.turn()

@@ -357,4 +357,4 @@ def test_a_consumer_with_nothing_but_paused_queues_waits_too(consumer: Consumer)
     assert 0 < consumer.turn() <= 1.0
     assert consumer.pauses.served == ()
     consumer._stopping.set()
-    consumer._wait(30.0)
+    consumer.wake_ups.wait(30.0)

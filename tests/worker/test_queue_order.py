@@ -12,6 +12,7 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.worker.claim.consumer import Consumer
+from django_delayq.worker.claim.wanted import Wanted
 from django_delayq.worker.processes.assembly import assemble
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,7 +33,7 @@ def test_a_thread_that_becomes_free_during_a_turn_serves_the_highest_queue(
     for queue in ("low", "high"):
         schedule_message("t.ok", queue=queue)
     rooms = iter([0, 1])
-    monkeypatch.setattr(Consumer, "_room", property(lambda self: next(rooms, 1)))
+    monkeypatch.setattr(Wanted, "ids", property(lambda self: next(rooms, 1)))
     consumer.turn()
     assert not Message.objects.filter(state=State.RUNNING).exists()
     consumer.turn()

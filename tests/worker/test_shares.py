@@ -114,7 +114,6 @@ def test_a_queue_whose_lane_is_full_does_not_starve_the_other_one(assembled: Ass
     (sync,) = parts.pool.held()
     flood("b", 10, topic="t.async")
     for _ in range(20):
-        parts.consumer.rooms._look_at = 0.0
         parts.consumer.turn()
         loop = parts.pool.lanes[1]
         for delivery in loop.held.all():
@@ -162,7 +161,7 @@ def test_full_queues_take_turns_when_nobody_put_them_in_order(
     parts = assembled(threads, queues=(), redis=with_redis)
     for queue in ("default", "a", "z"):
         flood(queue, 60)
-    parts.consumer.queues.search()
+    parts.queues.search()
     # The default queue first, and then by name in a circle.
     assert [[*turn(parts)] for _ in range(6)] == [[queue] for queue in ("default", "z", "a") * 2]
 
@@ -172,7 +171,7 @@ def test_the_default_queue_goes_first_again_when_there_is_room_for_all(assembled
     parts = assembled(queues=(), redis=with_redis)
     flood("default", 2)
     flood("z", 1)
-    parts.consumer.queues.search()
+    parts.queues.search()
     assert [[*turn(parts)] for _ in range(4)] == [["default"], ["z"], ["default"], []]
     flood("a", 1)
     flood("default", 1)

@@ -5,11 +5,13 @@
 -- Returns "ok" and how many were put, were present and are due beyond the horizon; "lost" when there is no horizon; or
 -- "foreign" when Redis holds the ids of another database.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local aside, asides = KEYS[7], KEYS[8]
 local now, mode, identity, queue, entries = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 5
 -- @include clock
 -- @include places
 -- @include notify
 -- @include index
+-- @include aside
 -- @include whole
 local known = redis.call("HMGET", meta, "horizon", "identity")
 if identity ~= "" and known[2] and known[2] ~= identity then
@@ -25,6 +27,7 @@ local earliest = tonumber(head[2] or "")
 local put, present, beyond, wanted = 0, 0, 0, false
 -- Nothing is ready in a set that does not exist.
 local any_ready = redis.call("EXISTS", ready) == 1
+local any_aside = redis.call("EXISTS", aside) == 1
 -- What goes into delayed with one call: ids, and scores with their ids.
 local ids, places = {}, {}
 local function add()
@@ -43,7 +46,13 @@ local function add()
 end
 for i = entries, #ARGV, 3 do
   local id, due, rank = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  if due <= now then
+  -- What stands aside belongs there until somebody changes the message.
+  if any_aside and mode == "set" then
+    leave_aside(aside, asides, queue, id)
+  end
+  if any_aside and mode == "fill" and redis.call("HEXISTS", aside, id) == 1 then
+    present = present + 1
+  elseif due <= now then
     -- An id may come twice: its last place counts.
     add()
     if redis.call("ZSCORE", ready, id) then

@@ -1,15 +1,19 @@
--- Forget messages, delayed and ready.
+-- Forget messages: delayed, ready and aside.
 -- Returns how many were there; or "foreign" when Redis holds the ids of another database.
-local delayed, ready, meta, queues = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local delayed, ready, meta, queues, aside, asides = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local identity, queue, ids = ARGV[1], ARGV[2], 3
 -- @include owner
 -- @include index
+-- @include aside
 if is_foreign(meta, identity) then
   return "foreign"
 end
-local removed = 0
+local removed, any_aside = 0, redis.call("EXISTS", aside) == 1
 for i = ids, #ARGV do
   removed = removed + redis.call("ZREM", delayed, ARGV[i]) + redis.call("ZREM", ready, ARGV[i])
+  if any_aside and leave_aside(aside, asides, queue, ARGV[i]) then
+    removed = removed + 1
+  end
 end
 note(queues, queue, needed_at(delayed, ready))
 return removed

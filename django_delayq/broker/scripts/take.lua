@@ -1,19 +1,23 @@
 -- Move messages that are due to ready, earliest first, then pop up to limit of the ready ones, best rank first and the
 -- longest overdue first within a rank. When there are fewer, also take messages that fall due within the next tenths
 -- ("within"). These do not become ready first: then another worker could take them.
+-- Before that, ids that stand aside become ready again, in their old places: the first ones of the given names, each
+-- followed by how many.
 -- A ready message that falls due later still, since the clock has gone back, is moved back to delayed.
 -- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none is delayed)
--- the time, and in how many tenths another queue needs a worker ("" when none does), then id, ready score, id, ready
--- score, … The score holds the due time, in the future for a message that is taken early.
+-- the time, in how many tenths another queue needs a worker ("" when none does), and 1 while ids stand aside anywhere, else
+-- 0, then id, ready score, id, ready score, … The score holds the due time, in the future for a message that is taken early.
 -- Returns only "foreign" when Redis holds the ids of another database.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local aside, asides = KEYS[7], KEYS[8]
 local now, limit, batch, within = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local identity, queue = ARGV[5], ARGV[6]
+local identity, queue, names = ARGV[5], ARGV[6], 7
 -- @include clock
 -- @include places
 -- @include notify
 -- @include owner
 -- @include index
+-- @include aside
 if is_foreign(meta, identity) then
   return {"foreign"}
 end
@@ -38,7 +42,25 @@ if #due > 0 then
     redis.call("ZADD", ready, unpack(places))
   end
 end
-local answer = {#due / 2, 0, "", string.format("%.2f", now + part), ""}
+local any_aside = redis.call("EXISTS", asides)
+if any_aside == 1 then
+  for i = names, #ARGV, 2 do
+    local name = ARGV[i]
+    local first = redis.call("ZRANGE", siding(aside, name), 0, tonumber(ARGV[i + 1]) - 1, "WITHSCORES")
+    local ids, places = {}, {}
+    for n = 1, #first, 2 do
+      ids[#ids + 1] = first[n]
+      places[#places + 1], places[#places + 2] = first[n + 1], first[n]
+    end
+    if #ids > 0 then
+      redis.call("ZREM", siding(aside, name), unpack(ids))
+      redis.call("HDEL", aside, unpack(ids))
+      count_aside(aside, asides, queue, name)
+      redis.call("ZADD", ready, unpack(places))
+    end
+  end
+end
+local answer = {#due / 2, 0, "", string.format("%.2f", now + part), "", any_aside}
 local room, early = limit, 0
 while room > 0 and early < batch do
   local popped = redis.call("ZPOPMIN", ready, math.min(room, batch - early))

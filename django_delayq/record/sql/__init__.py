@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.models import QuerySet
 
-from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
+from .rows import Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
 
 if TYPE_CHECKING:
     from ...models import Message
@@ -32,6 +32,9 @@ class Statements(Protocol):
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages without keys, in the caller's transaction; all are written when the iterator is exhausted."""
+
+    def facts(self, ids: Sequence[int]) -> list[Facts]:
+        """Return what decides where these ids belong. Locks nothing."""
 
     def queues(self) -> list[str]:
         """Return the queues that hold scheduled messages, by name."""

@@ -17,7 +17,7 @@ from ...models.queues import in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from .expressions import After
 from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
-from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
+from .rows import Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
 
 # SQLite: its own tables know their foreign keys. It follows by itself those with another action.
 REFERENCES = """
@@ -76,6 +76,11 @@ class Portable:
             log.append(first_row(message, actor))
             yield one, Inserted(message.pk, due, now)
         LogRow._base_manager.using(self.using).bulk_create(log)
+
+    def facts(self, ids: Sequence[int]) -> list[Facts]:
+        rows = Message.objects.using(self.using).filter(pk__in=list(ids))
+        found = rows.values_list("pk", "state", "topic", "queue", "limit_key", "due_at", "priority")
+        return [Facts._make((pk, State(state), *rest)) for pk, state, *rest in found]
 
     def queues(self) -> list[str]:
         scheduled = Message.objects.using(self.using).filter(state=State.SCHEDULED)

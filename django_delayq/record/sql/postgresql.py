@@ -28,7 +28,19 @@ from ...models import Message
 from ..identity import known_identity, learn_identity
 from .expressions import Microseconds
 from .moves import IDENTITY
-from .rows import Claimed, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket, decoded
+from .rows import (
+    Claimed,
+    Facts,
+    Failure,
+    Inserted,
+    LeaseRenewal,
+    Moved,
+    NewMessage,
+    Reference,
+    Success,
+    Ticket,
+    decoded,
+)
 from .sessions import Session, ask_session, known_session, own_transaction
 
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
@@ -139,6 +151,11 @@ NULL = "\\N"
 ROWS_PER_WRITE = 50
 
 # One search in the index for each queue, where DISTINCT would read every row.
+FACTS = f"""
+SELECT id, state, topic, queue, limit_key, due_at, priority FROM delayq_message
+ WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW}
+"""  # noqa: S608
+
 QUEUES = """
 WITH RECURSIVE q(queue) AS (
     (SELECT queue FROM delayq_message WHERE state = 'scheduled' ORDER BY queue LIMIT 1)
@@ -594,6 +611,9 @@ class PostgreSQL:
                     rows.clear()
                 yield message, Inserted(number, due, now)
             copy.write("".join(rows))
+
+    def facts(self, ids: Sequence[int]) -> list[Facts]:
+        return [Facts._make((pk, State(state), *rest)) for pk, state, *rest in self._rows(FACTS, {"ids": _array(ids)})]
 
     def queues(self) -> list[str]:
         return [row[0] for row in self._rows(QUEUES, None)]

@@ -85,6 +85,18 @@ class Ticket(NamedTuple):
     until: float = 0.0
 
 
+class Facts(NamedTuple):
+    """What decides where the id of a message belongs, and who may claim it."""
+
+    id: int
+    state: State
+    topic: str
+    queue: str
+    limit_key: str | None
+    due_at: datetime
+    priority: int
+
+
 class Claimed(NamedTuple):
     """A message that a worker has just claimed, with all that its delivery needs."""
 

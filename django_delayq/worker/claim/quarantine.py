@@ -44,6 +44,9 @@ class Quarantine:
         self._actor = f"worker:{worker}"
         self._lock = lock
         self._suspect_crashes = transitions.suspect_crashes(bounds.MAX_CRASHES)
+        # True when a message of the last claim waits here, or waited: others that are to run alone often come with it,
+        # so the process takes one message at a time.
+        self.had_the_last = False
         # The moment until which the message may wait (monotonic).
         self._wait_ends = 0.0
 
@@ -66,7 +69,7 @@ class Quarantine:
 
         A message that only waits must not be held when another one kills the process: the crash would count for both.
         """
-        admitted = bool(suspects) and (self._lock is None or self._lock.acquire(wait=False))
+        admitted = self.had_the_last = bool(suspects) and (self._lock is None or self._lock.acquire(wait=False))
         if admitted:
             self.pool.quarantined = suspects[0]
             self.pool.page.suspect_since = time.monotonic()

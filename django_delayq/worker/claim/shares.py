@@ -20,12 +20,9 @@ class Shares:
         self._clocks = dict.fromkeys(weights, 0.0)
         # The queues that had nothing left when they were asked last. They are asked first: the others get their share.
         self._idle: set[str] = set()
-        # Of each queue that was asked in this turn, the room that it got, and whether ids were left there.
-        self._asked: dict[str, tuple[int, bool]] = {}
 
     def take(self, queues: Sequence[str], room: int, take: Callable[[str, int], Taken]) -> dict[str, Taken]:
         """Take from each queue by ``take``, which gets the queue and the room, and return the answers."""
-        self._asked.clear()
         shares = self._divide(queues, room)
         found: dict[str, Taken] = {}
         unused = 0
@@ -33,21 +30,23 @@ class Shares:
             given = shares[queue] + unused
             found[queue] = taken = take(queue, given)
             unused = given - len(taken.tickets)
-            self._asked[queue] = given, taken.left > 0
         return found
 
-    def learn(self, claimed: Mapping[str, int]) -> None:
-        """Take note of how many messages of each queue were claimed in this turn."""
+    def learn(self, taken: Mapping[str, Taken], claimed: Mapping[str, int]) -> None:
+        """Take note of how many messages of each queue were claimed of what was taken in this turn."""
         for queue, number in claimed.items():
             self._clocks[queue] = self._after(queue, number)
-        wanting = {queue for queue, (given, left) in self._asked.items() if left and claimed.get(queue, 0) >= given}
-        least = min((self._clocks[queue] for queue in wanting), default=None)
+        wanting = {queue for queue, some in taken.items() if some.left or len(some.tickets) > claimed.get(queue, 0)}
+        # A queue that wants more is behind by one round at most: its lane may have been full for long.
+        latest = max((self._clocks[queue] for queue in wanting), default=0.0)
+        clocks = {queue: max(self._clocks[queue], latest - 1.0) for queue in wanting}
+        least = min(clocks.values(), default=None)
         # Only differences count.
         self._clocks = {
-            queue: 0.0 if least is None else (clock if queue in wanting else max(clock, least)) - least
+            queue: 0.0 if least is None else clocks.get(queue, max(clock, least)) - least
             for queue, clock in self._clocks.items()
         }
-        self._idle = {queue for queue, (_given, left) in self._asked.items() if not left}
+        self._idle = {queue for queue, some in taken.items() if not some.left}
 
     def _divide(self, queues: Sequence[str], room: int) -> dict[str, int]:
         total = sum(self._weights[queue] for queue in queues)

@@ -76,7 +76,7 @@ def assemble(
         claim_ahead = CLAIM_AHEAD if gate is None else NEAR
     extensions = WorkerExtensions(using, name, () if gate is None else (gate,))
     # The consumer is made after the brokers and the pool.
-    brokers = BrokerSwitch(using, lambda: consumer.rooms.topics(), redis=redis)  # noqa: PLW0108
+    brokers = BrokerSwitch(using, lambda: consumer.wanted.topics, redis=redis)
     queues = QueueFinder(using, options.queues, brokers.wake)
     recorder = Recorder(using, on_recorded, extensions)
     tasks = options.async_concurrency if any(h.runs_on_loop for h in registry.handlers().values()) else 0

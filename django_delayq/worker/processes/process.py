@@ -15,7 +15,6 @@ from ...project import registry
 from ...record import admission
 from ...worker.parts.roles import all_roles
 from ..claim.line_keeper import LineKeeper
-from ..claim.unknown_topics import NewTopics
 from ..parts import connections
 from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
@@ -95,7 +94,6 @@ class WorkerProcess:
             yield TimeoutWatch(parts.pool, self._on_stuck, stuck_after)
             if parts.pool.loop is not None:
                 yield LoopWatch(parts.pool.loop)
-            yield NewTopics(using, parts.brokers, parts.queues, parts.name)
             yield LineKeeper(using, parts.name, knows_limits=admission.any_declared())
         if parts.brokers.redis is None:
             return

@@ -85,7 +85,7 @@ class Bench:
     ) -> tuple[int, int, float | None, list[int]]:
         """Take; returns how many moved, how many are left, in how many tenths the next is due, and the ids taken."""
         answer = self.call("take", now=now, limit=limit, batch=batch, within=within)
-        moved, left, next_due, _now, _other, *taken = answer
+        moved, left, next_due, _now, _other, _any_aside, *taken = answer
         return moved, left, float(next_due) if next_due else None, [int(number) for number in taken[::2]]
 
 

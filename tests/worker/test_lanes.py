@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import redis
@@ -16,8 +17,7 @@ from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.worker.claim import rooms
-from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.processes.assembly import Parts
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
@@ -51,9 +51,9 @@ def ready() -> set[int]:
 
 
 def turn(parts: Parts) -> None:
-    """Make a turn at once, though the consumer would wait before it looks again."""
-    parts.consumer.rooms._look_at = 0.0
-    parts.consumer.turn()
+    """Make turns until the consumer would wait for something."""
+    while parts.consumer.turn() == 0:
+        pass
 
 
 @pytest.mark.parametrize("with_redis", [True, False], ids=["Redis", "no Redis"])
@@ -96,17 +96,17 @@ def test_a_place_that_becomes_free_amid_a_turn_is_kept_for_the_higher_queue(
     turn(parts)
     high, low = schedule_message(SYNC, queue="high"), schedule_message(SYNC, queue="low")
     beside = schedule_message(ASYNC, queue="low")
-    hand_over = parts.consumer._hand_over
+    learn = parts.consumer._learn
 
-    def free(deliveries: Sequence[Delivery]) -> int:
+    def free(*arguments: Any) -> None:
         # The step of the higher queue is over.
         (delivery,) = parts.pool.threads.held.all()
         parts.pool.threads.held.remove(delivery)
-        monkeypatch.setattr(parts.consumer, "_hand_over", hand_over)
-        return hand_over(deliveries)
+        monkeypatch.setattr(parts.consumer, "_learn", learn)
+        learn(*arguments)
 
-    monkeypatch.setattr(parts.consumer, "_hand_over", free)
-    turn(parts)
+    monkeypatch.setattr(parts.consumer, "_learn", free)
+    parts.consumer.turn()
     assert {delivery.id for delivery in parts.pool.held()} <= {beside.pk}
     turn(parts)
     turn(parts)
@@ -114,57 +114,61 @@ def test_a_place_that_becomes_free_amid_a_turn_is_kept_for_the_higher_queue(
     assert scheduled() == {low.pk}
 
 
-def test_a_lost_reply_to_the_wake_up_of_others_orphans_no_claim(
+def test_a_lost_reply_while_ids_stand_aside_orphans_no_claim(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = assembled(1, tasks=5)
-    for _ in range(2):
-        schedule_message(SYNC)
+    schedule_message(SYNC)
+    turn(parts)
+    waiting, beside = schedule_message(SYNC), schedule_message(ASYNC)
     broker = parts.brokers.current()
+    stand_aside = broker.stand_aside
 
-    def lose(queues: Sequence[str] | None) -> None:
+    def lose(queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
+        stand_aside(queue, tickets)
         raise BrokerUnavailable("the reply is lost")
 
-    monkeypatch.setattr(broker, "notify", lose)
+    monkeypatch.setattr(broker, "stand_aside", lose)
     turn(parts)
     assert parts.brokers.current() is parts.brokers.database
-    assert held(parts) == [SYNC]
-    assert len(scheduled()) == 1
+    assert held(parts) == sorted([SYNC, ASYNC])
+    assert beside.pk in {delivery.id for delivery in parts.pool.held()}
+    assert scheduled() == {waiting.pk}
 
 
-def test_ids_for_a_full_lane_are_not_taken_again_and_again(
-    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So that no pause ends before the test has looked.
-    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(rooms, name, 1000 * getattr(rooms, name))
-    consumer = assembled(1, tasks=20).consumer
-    for _ in range(6):
+def test_ids_for_a_full_lane_are_taken_once(assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = assembled(1, tasks=20)
+    for _ in range(60):
         schedule_message(SYNC)
-    waits = []
-    for _ in range(8):
-        consumer.turn()
-        waits.append(consumer.rooms._pause)
-        consumer.rooms._look_at = 0.0
-    assert waits[-1] == rooms.LONGEST_PAUSE
-    consumer.turn()
-    assert consumer._room == 0
-    assert 0 < consumer.rooms.seconds_to_look <= rooms.LONGEST_PAUSE
+    taken: list[int] = []
+    broker = parts.brokers.current()
+    stand_aside = broker.stand_aside
+
+    def count(queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
+        taken.extend(ticket.id for some in tickets.values() for ticket in some)
+        stand_aside(queue, tickets)
+
+    monkeypatch.setattr(broker, "stand_aside", count)
+    for _ in range(10):
+        turn(parts)
+    assert held(parts) == [SYNC]
+    assert sorted(taken) == sorted(scheduled())
+    assert ready() == scheduled()
 
 
 def test_a_process_takes_as_many_ids_as_its_last_messages_suggest(assembled: Assemble) -> None:
-    only = assembled(4, tasks=100).consumer.rooms
+    only = assembled(4, tasks=100).consumer.wanted
     for _ in range(60):
         only.learn([ASYNC] * 5)
-    assert only.limit == 100
+    assert only.ids == 100
     assert only.usual == only.lanes[1:]
     for _ in range(60):
         only.learn([SYNC] * 5)
-    assert only.limit == 4
+    assert only.ids == 4
     assert only.usual == only.lanes[:1]
     for _ in range(60):
         only.learn([SYNC, ASYNC])
-    assert only.limit in (7, 8)
+    assert only.ids in (7, 8)
     assert only.usual == only.lanes
 
 

@@ -1,0 +1,135 @@
+"""From which queues a consumer takes, and in which order: strict, by weight, or in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ...broker.base import Broker, DueQueue, DueQueues, Taken
+from ...record.sql.rows import Ticket
+from ..parts.queue_finder import QueueFinder
+from .known_pauses import KnownPauses
+from .shares import Shares
+from .sidings import Sidings
+
+# A worker that names at most so many queues takes from one after another. One with more asks the index of queues first.
+FEW_QUEUES = 3
+# The index of queues counts the ids of the next queues until it has found so many, or as many as there is room for.
+ENOUGH_IDS = 100
+
+
+@dataclass(slots=True)
+class Found:
+    """What was taken from each queue, and what is known of the other queues."""
+
+    taken: dict[str, Taken] = field(default_factory=dict)
+    due: DueQueues = field(default_factory=DueQueues)
+    # The number of messages that were claimed.
+    claimed: int = 0
+    # True when a queue had ids that are ready, and there was no room for them.
+    left_out: bool = False
+
+    @property
+    def tickets(self) -> dict[str, list[Ticket]]:
+        """The tickets of the queues that gave some."""
+        return {queue: taken.tickets for queue, taken in self.taken.items() if taken.tickets}
+
+    @property
+    def any_aside(self) -> bool:
+        """True while ids stand aside, in whatever queue."""
+        return any(taken.any_aside for taken in self.taken.values())
+
+
+class Queues:
+    """Used by the thread that makes the consumer's turns."""
+
+    def __init__(self, finder: QueueFinder, pauses: KnownPauses, sidings: Sidings, weights: Mapping[str, int]) -> None:
+        self.finder = finder
+        self.pauses = pauses
+        self.sidings = sidings
+        # None: the queues are served in strict order, or take turns if nobody put them in order.
+        self.shares = Shares(weights) if weights else None
+        # The queue from which the last turn took last, when there was more than room for; "" otherwise.
+        self._served_last = ""
+
+    @property
+    def listens(self) -> tuple[str, ...] | None:
+        """The queues whose wake-ups are for this process; None: those of all queues."""
+        return None if self.finder.named is None else self.pauses.served
+
+    def takes(self, broker: Broker, within: float) -> Sequence[Callable[[int], Found]]:
+        """Return the takes of a turn, in their order. Each is called with the room that the ones before it left.
+
+        Ids are taken that are due or fall due ``within`` seconds.
+        """
+        queues = self.pauses.served
+        if self.shares is not None and queues:
+            return [partial(self._take_shares, self.shares, broker, queues, within)]
+        if self.finder.named is not None and len(queues) <= FEW_QUEUES:
+            # A thread that becomes free during this turn serves the highest queue first, in the next turn.
+            return [partial(self._take, broker, queue, within) for queue in queues]
+        return [partial(self._take_due, broker, queues, within)]
+
+    def learn(self, found: Found, claimed: Mapping[str, int]) -> None:
+        """Take note of how many messages of each queue were claimed of what was found."""
+        if self.shares is not None:
+            self.shares.learn(found.taken, claimed)
+
+    def _take_one(self, broker: Broker, queue: str, within: float, room: int) -> Taken:
+        return broker.take(queue, room, within, self.sidings.open(queue, room))
+
+    def _take(self, broker: Broker, queue: str, within: float, room: int) -> Found:
+        """Take from one queue."""
+        return Found({queue: self._take_one(broker, queue, within, room)})
+
+    def _take_shares(self, shares: Shares, broker: Broker, queues: Sequence[str], within: float, room: int) -> Found:
+        """Take from each queue as much as its weight allows."""
+        return Found(shares.take(queues, room, lambda queue, some: self._take_one(broker, queue, within, some)))
+
+    def _take_due(self, broker: Broker, queues: Sequence[str], within: float, room: int) -> Found:
+        """Take from the first queue, and then from those others that have ids which are due.
+
+        While there is more than room for, the queues that no command line and no setting puts in order take turns.
+        """
+        named = self.finder.named is not None
+        found = Found()
+        if queues and not self._served_last:
+            taken = found.taken[queues[0]] = self._take_one(broker, queues[0], within, room)
+            room -= len(taken.tickets)
+            if broker.forgets_taken:
+                found.due = DueQueues(next_due=taken.other_due, at=taken.at)
+                others = taken.other_due is not None and taken.other_due <= within
+                others = others or any(queue != queues[0] for queue in self.sidings.queues)
+            else:
+                # Where all queues are served, one may have its first message.
+                others = not named or len(queues) > 1
+            if not others:
+                return found
+        found.due = due = broker.due_queues(
+            queues if named else None,
+            within,
+            after=self._served_last,
+            enough=None if named or self.pauses.any_known else max(room, ENOUGH_IDS),
+        )
+        rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
+        self.finder.note([queue.name for queue in rest])
+        found.taken |= broker.take_many(self._with_sidings(rest, queues, found, room), room, within)
+        found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in rest)
+        if not named:
+            is_short = found.left_out or (len(due.queues) > 1 and any(taken.left for taken in found.taken.values()))
+            self._served_last = [self._served_last, *found.tickets][-1] if is_short else ""
+        return found
+
+    def _with_sidings(
+        self, due: Sequence[DueQueue], queues: Sequence[str], found: Found, room: int
+    ) -> Sequence[DueQueue]:
+        """Add the ids that stand aside and may begin here, also those of queues in which nothing else is due."""
+        aside = [queue for queue in self.sidings.queues if queue not in self.pauses and queue not in found.taken]
+        if not aside:
+            return due
+        others = {queue.name for queue in due}
+        if self.finder.named is not None:
+            aside = [queue for queue in queues if queue in aside]
+        every = [*due, *(DueQueue(queue, 0, 0) for queue in aside if queue not in others)]
+        return [queue._replace(opened=self.sidings.open(queue.name, room)) for queue in every]

@@ -1,0 +1,146 @@
+"""Sidings: where ids stand aside in Redis whose messages no process could begin, and who takes them from there.
+
+An id stands aside under a name: ``handler t`` when the topic ``t`` has no handler in the process that took it, or no
+place free for one; the name of a limit when that is full. Nobody takes it before a process opens the name, because it
+can serve it. So no id is taken again and again in vain, and a worker that comes later serves what others set aside.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+
+from ...broker.base import IDS_PER_CALL, Broker
+from ...core.limits import topic_of
+
+# Ids of topics stand aside under this word and their topic.
+HANDLER = "handler "
+# A process that knows of ids which stand aside reads their names this often. Then it also tries limits again that
+# refused a message so long ago, for places that other processes made free. Seconds.
+LOOK_INTERVAL = 1.0
+# The names that one take opens at most, and the limits that are tried again at most with each look.
+MOST_NAMES = 200
+
+
+class Sidings:
+    """What this process knows of ids that stand aside.
+
+    The thread that makes the consumer's turns owns all of it, except that any thread may call ``free``: ``_lock``
+    guards ``_freed``.
+    """
+
+    def __init__(self, places_for: Callable[[str], int]) -> None:
+        """``places_for`` returns how many messages of a topic may begin in this process now."""
+        self._places_for = places_for
+        # The numbers of ids by queue and name, as far as this process knows.
+        self._aside: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._look_at = 0.0
+        # The limits that are full, and when they were found to be; and the rates, and when their next slots come.
+        self._full: dict[str, float] = {}
+        self._slots: dict[str, float] = {}
+        self._lock = threading.Lock()
+        # The places under full limits that deliveries of this process have made free.
+        self._freed: Counter[str] = Counter()
+
+    # --- limits -------------------------------------------------------------------------------------------------------
+
+    def close(self, name: str, slot_in: float | None = None) -> None:
+        """Take note that a limit refused a message; ``slot_in`` is in how many seconds its rate has a slot."""
+        if slot_in is None:
+            self._full[name] = time.monotonic()
+        else:
+            self._slots[name] = time.monotonic() + slot_in
+
+    def is_closed(self, name: str) -> bool:
+        """Return whether a limit is known to have no room."""
+        return self._room_under(name) <= 0
+
+    @property
+    def closed(self) -> list[str]:
+        """The limits that are known to have no room."""
+        return [name for name in {*self._full, *self._slots} if self.is_closed(name)]
+
+    def free(self, names: Iterable[str]) -> bool:
+        """Take note of places that became free under limits. Return whether somebody may wait for one."""
+        waited_for = [name for name in names if name in self._full]
+        if waited_for:
+            with self._lock:
+                self._freed.update(waited_for)
+        return bool(waited_for)
+
+    @property
+    def seconds_to_slot(self) -> float | None:
+        """The seconds until a rate has a slot for ids that stand aside; None when no rate is known to be used up."""
+        return max(0.0, min(self._slots.values()) - time.monotonic()) if self._slots else None
+
+    def _room_under(self, name: str) -> int:
+        if self._slots.get(name, 0.0) > time.monotonic():
+            return 0
+        return self._freed[name] if name in self._full else IDS_PER_CALL
+
+    def _retry(self, now: float) -> None:
+        """Try the limits again that refused a message long ago: the oldest ones first, and not too many at once."""
+        old = [name for name, at in islice(self._full.items(), MOST_NAMES) if at + LOOK_INTERVAL <= now]
+        for name in old:
+            del self._full[name]
+        self._slots = {name: at for name, at in self._slots.items() if at > now}
+
+    # --- ids ----------------------------------------------------------------------------------------------------------
+
+    def note(self, queue: str, numbers: Mapping[str, int]) -> None:
+        """Take note of ids that this process has set aside: their numbers by name."""
+        self._aside[queue].update(numbers)
+
+    def look(self, broker: Broker) -> bool:
+        """Read what stands aside, if it is time. Return whether this process can serve any of it."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_INTERVAL
+        self._retry(now)
+        self._aside = defaultdict(Counter, {queue: Counter(names) for queue, names in broker.asides().items()})
+        return bool(self.queues)
+
+    @property
+    def seconds_to_look(self) -> float:
+        """The seconds until it is time to read what stands aside."""
+        return max(0.0, self._look_at - time.monotonic())
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues in which ids stand aside that this process can serve."""
+        return [queue for queue, names in self._aside.items() if any(map(self._servable, names))]
+
+    def open(self, queue: str, room: int) -> dict[str, int]:
+        """Return the names to open in a take of up to ``room`` ids, each with the number of ids to take from there."""
+        opened: dict[str, int] = {}
+        names = self._aside[queue]
+        for name, aside in list(names.items()):
+            if room <= 0 or len(opened) == MOST_NAMES:
+                break
+            number = min(self._servable(name), aside, room)
+            if number > 0:
+                opened[name] = number
+                room -= number
+                names[name] -= number
+                if not names[name]:
+                    del names[name]
+                self._use_up(name, number)
+        return opened
+
+    def _use_up(self, name: str, number: int) -> None:
+        with self._lock:
+            if self._freed[name] > number:
+                self._freed[name] -= number
+            else:
+                del self._freed[name]
+
+    def _servable(self, name: str) -> int:
+        """Return how many ids of a name this process could serve now."""
+        if name.startswith(HANDLER):
+            return self._places_for(name.removeprefix(HANDLER))
+        topic = topic_of(name)
+        return self._room_under(name) if topic is None else min(self._room_under(name), self._places_for(topic))

@@ -1,0 +1,83 @@
+"""Sorts ids before a claim: which messages may begin here now, and what is to become of the other ids."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...core.states import State
+from ...record import admission, transitions
+from ...record.sql.rows import Facts, Ticket
+from ..run.lane import Lane
+from .sidings import HANDLER, Sidings
+from .wanted import Wanted
+
+Tickets = dict[str, list[Ticket]]
+
+
+@dataclass(slots=True)
+class Sorted:
+    """Tickets by what is to become of them. What is in none of these has ended, runs, or is nobody's."""
+
+    # By queue: to be claimed.
+    claimable: Tickets = field(default_factory=lambda: defaultdict(list))
+    # By queue: there was room for others only. They belong into their former places.
+    left: Tickets = field(default_factory=lambda: defaultdict(list))
+    # By queue and name: to stand aside.
+    aside: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    # The topics of all that this process has a handler for.
+    topics: list[str] = field(default_factory=list)
+    # The lanes that were full.
+    full: set[Lane] = field(default_factory=set)
+
+
+class Sorter:
+    """Sorts by topic and limit. A process with one lane and without limits rarely does: its claim says it all."""
+
+    def __init__(self, using: str, wanted: Wanted, sidings: Sidings) -> None:
+        self.using = using
+        self.wanted = wanted
+        self.sidings = sidings
+        self.knows_limits = admission.any_declared()
+
+    def sort(self, tickets: Tickets) -> Sorted:
+        """Sort tickets by queue; the most urgent ones get what room there is."""
+        if not self.knows_limits and len(self.wanted.lanes) == 1 and not self.wanted.looks_past:
+            return Sorted(claimable=tickets)
+        facts = transitions.facts(self.using, [ticket.id for some in tickets.values() for ticket in some])
+        found = Sorted()
+        rooms = {lane: self.wanted.room(lane) for lane in self.wanted.lanes}
+        found.full = {lane for lane in self.wanted.lanes if lane.room <= 0}
+        messages = self.wanted.messages
+        for queue, ticket, row in _scheduled(tickets, facts):
+            lane = self.wanted.lane_of(row.topic)
+            if lane is not None:
+                found.topics.append(row.topic)
+            name = self._siding(row, lane, found.full)
+            if name:
+                found.aside[queue][name].append(ticket)
+            elif lane is None or rooms[lane] <= 0 or messages <= 0:
+                found.left[queue].append(ticket)
+            else:
+                found.claimable[queue].append(ticket)
+                rooms[lane] -= 1
+                messages -= 1
+        return found
+
+    def _siding(self, row: Facts, lane: Lane | None, full: set[Lane]) -> str:
+        """Return the name under which an id has to stand aside; "" when its message may begin."""
+        if lane is None or lane in full:
+            return HANDLER + row.topic
+        names = admission.limits_of(row.topic, row.queue, row.limit_key) if self.knows_limits else ()
+        return next((name for name in names if self.sidings.is_closed(name)), "")
+
+
+def _scheduled(
+    tickets: Mapping[str, Sequence[Ticket]], facts: Mapping[int, Facts]
+) -> Iterator[tuple[str, Ticket, Facts]]:
+    for queue, some in tickets.items():
+        for ticket in some:
+            row = facts.get(ticket.id)
+            if row is not None and row.state == State.SCHEDULED:
+                yield queue, ticket, row

@@ -1,0 +1,132 @@
+"""Unclaimed ids: those that were taken, and whose messages the claim refused, go where they belong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+
+from django.db import Error as DatabaseError
+
+from ... import restore
+from ...broker.base import Broker, Entry
+from ...broker.publisher import by_queue
+from ...core.clock import from_tenths
+from ...core.exceptions import BrokerUnavailable
+from ...core.states import State
+from ...project import registry
+from ...record import transitions
+from ...record.sql.rows import Ticket
+from ..parts.broker_switch import BrokerSwitch
+from ..run.claim_ahead import ClaimAhead
+from .known_pauses import KnownPauses
+from .sidings import HANDLER, Sidings
+from .sorting import Sorted, Tickets
+
+logger = logging.getLogger("django_delayq")
+
+# An id that another move has locked just now becomes ready again after this time. Seconds.
+RECLAIM_LOCKED_AFTER = 0.25
+# A claim through Redis may be earlier than claiming ahead allows by this time, for what the clocks of Redis and the
+# record still differ by. The message waits in the worker until it is due by the record's clock. Seconds.
+CLOCK_TOLERANCE = 0.1
+
+
+class Unclaimed:
+    """Used by the thread that makes the consumer's turns."""
+
+    def __init__(
+        self, using: str, brokers: BrokerSwitch, pauses: KnownPauses, sidings: Sidings, claim_ahead: ClaimAhead
+    ) -> None:
+        self.using = using
+        self.brokers = brokers
+        self.pauses = pauses
+        self.sidings = sidings
+        self.claim_ahead = claim_ahead
+        self._unknown: set[str] = set()
+
+    def earliest(self, broker: Broker) -> float:
+        """Return how many seconds before its due time a message may be claimed, by the record's clock."""
+        longest = self.claim_ahead.longest if broker.claims_ahead else 0.0
+        return longest + CLOCK_TOLERANCE if longest else 0.0
+
+    def put_back(self, broker: Broker, found: Sorted, refused: Tickets) -> int:
+        """Put ids back, and return how many of them stand aside now.
+
+        Claimed messages must run, whatever happens here: a sweep finds what is left.
+        """
+        aside = 0
+        if not broker.forgets_taken:
+            return aside
+        try:
+            for queue, tickets in found.left.items():
+                broker.put_back(queue, tickets)
+            for queue, names in found.aside.items():
+                aside += self._set_aside(broker, queue, names)
+            for queue, tickets in refused.items():
+                aside += self._put_back(broker, queue, tickets)
+        except BrokerUnavailable as error:
+            self.brokers.report_failure(error)
+        except DatabaseError as error:
+            logger.warning(
+                "Ids that were not claimed could not be put back into Redis; a sweep will find them: %s: %s",
+                type(error).__name__,
+                error,
+            )
+        return aside
+
+    def _set_aside(self, broker: Broker, queue: str, names: Tickets) -> int:
+        if not names:
+            return 0
+        for name in names:
+            if name.startswith(HANDLER):
+                self._warn_unknown(name.removeprefix(HANDLER))
+        broker.stand_aside(queue, names)
+        numbers = {name: len(tickets) for name, tickets in names.items()}
+        self.sidings.note(queue, numbers)
+        return sum(numbers.values())
+
+    def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> int:
+        """Put ids that the claim refused where they belong, and drop those of finished and running messages.
+
+        Return how many stand aside.
+        """
+        facts = transitions.facts(self.using, [ticket.id for ticket in tickets])
+        if not facts:
+            return 0
+        earliest = transitions.now(self.using) + timedelta(seconds=self.earliest(broker))
+        known = registry.handlers()
+        early = False
+        elsewhere: list[tuple[str, Entry]] = []
+        unknown: Tickets = {}
+        locked: list[Ticket] = []
+        for ticket in tickets:
+            row = facts.get(ticket.id)
+            if row is None or row.state != State.SCHEDULED:
+                continue
+            is_early = row.due_at > earliest
+            early = early or is_early
+            if is_early or row.queue != queue or row.due_at > from_tenths(ticket.ready_tenths or 0):
+                elsewhere.append((row.queue, Entry.at(row.id, row.due_at, row.priority)))
+            elif row.topic not in known:
+                unknown.setdefault(HANDLER + row.topic, []).append(ticket)
+            else:
+                locked.append(ticket)
+        index = self.brokers.redis
+        if early and index is not None and index is broker:
+            # The clock of Redis was set, and no loader has noticed yet: the ids would be ready again at once.
+            index.tick(restore.measure_skew(self.using, index))
+        for name, entries in by_queue(elsewhere).items():
+            broker.put(name, entries)
+        aside = self._set_aside(broker, queue, unknown)
+        if locked and self.pauses.is_paused(queue):
+            broker.put_back(queue, locked)
+        elif locked:
+            broker.park(queue, locked, RECLAIM_LOCKED_AFTER)
+        return aside
+
+    def _warn_unknown(self, topic: str) -> None:
+        if topic not in self._unknown and registry.find(topic) is None:
+            self._unknown.add(topic)
+            self.claim_ahead.leave_to_others()
+            logger.warning("No handler for topic %s here; its messages are left for another worker", topic)

@@ -1,0 +1,148 @@
+"""How many ids a process takes, and of which lanes. Every term is a reason to take less.
+
+An id in Redis does not tell in which lane its handler runs. So a process with two lanes takes as many ids as, going by
+what it found last, there is room for. Those for which there is none stand aside (``sidings.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from ...broker.base import IDS_PER_CALL
+from ...project.registry import Handler
+from ..parts.budget import Budget
+from ..run.lane import Lane
+from ..run.pool import Pool
+from .quarantine import Quarantine
+
+# The weight of the newest ids in the share of the event loop.
+SHARE_WEIGHT = 1 / 8
+# A lane with a smaller share of the messages does not decide when the next ones are claimed.
+LEAST_SHARE = 1 / 16
+# While one lane is full, at least so many ids are taken to look for messages of the other one, but no more than four
+# times as many as it has room for.
+FEWEST = 20
+# A process that could not record outcomes for this long takes nothing: that work might have to be repeated. Seconds.
+LONGEST_BEHIND = 5.0
+
+
+class Wanted:
+    """Used by the thread that makes the consumer's turns, except ``is_worth_filling``."""
+
+    def __init__(
+        self, pool: Pool, budget: Budget, quarantine: Quarantine, handlers: Callable[[], Mapping[str, Handler]]
+    ) -> None:
+        self._pool = pool
+        self._budget = budget
+        self._quarantine = quarantine
+        self._handlers = handlers
+        # The lanes that have handlers.
+        self.lanes: tuple[Lane, ...] = pool.lanes
+        if pool.loop is not None and all(handler.runs_on_loop for handler in handlers().values()):
+            self.lanes = (pool.loop,)
+        # The lanes that were full at the step of a higher queue in this turn. A message there may still wait for one.
+        self._closed: set[Lane] = set()
+        # The share of the event loop in the messages that were found last.
+        self._share = 0.5
+        # True while most ids that are taken are for nobody here: many are taken then, to get past them.
+        self.looks_past = False
+
+    # --- how many -----------------------------------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> int:
+        """The number of ids to take now."""
+        room = self.messages
+        return IDS_PER_CALL if room and self.looks_past else room
+
+    @property
+    def messages(self) -> int:
+        """The number of messages that may be claimed now, as far as is known before their topics are."""
+        return self._budget.grant(self._room)
+
+    @property
+    def _room(self) -> int:
+        if self._quarantine.is_waiting or self._pool.recorder.behind > LONGEST_BEHIND or self._pool.page.replaced:
+            return 0
+        return min(1, self._of_lanes) if self._quarantine.had_the_last else self._of_lanes
+
+    @property
+    def _of_lanes(self) -> int:
+        lanes = self.lanes
+        if len(lanes) == 1:
+            return lanes[0].room
+        threads, loop = map(self.room, lanes)
+        if threads and loop:
+            fitting = min(threads / max(1 - self._share, 1e-6), loop / max(self._share, 1e-6))
+            return int(min(max(threads, loop), max(min(threads, loop), fitting)))
+        room, share = threads + loop, self._share if loop else 1 - self._share
+        return min(4 * room, max(FEWEST, int(room * share)))
+
+    # --- of which lanes -----------------------------------------------------------------------------------------------
+
+    def room(self, lane: Lane) -> int:
+        """Return how many messages of a lane may be claimed."""
+        return 0 if lane in self._closed else lane.room
+
+    def lane_of(self, topic: str) -> Lane | None:
+        """Return the lane in which messages of a topic run; None when it has no handler here."""
+        handler = self._handlers().get(topic)
+        return None if handler is None else self._pool.lane_of(handler)
+
+    def places_for(self, topic: str) -> int:
+        """Return how many messages of a topic may be claimed."""
+        lane = self.lane_of(topic)
+        return 0 if lane is None else self.room(lane)
+
+    @property
+    def full(self) -> tuple[Lane, ...]:
+        """The lanes without room, while another one has room."""
+        full = tuple(lane for lane in self.lanes if self.room(lane) <= 0)
+        return full if len(full) < len(self.lanes) else ()
+
+    @property
+    def usual(self) -> tuple[Lane, ...]:
+        """The lanes that get a part of the messages that is worth a claim."""
+        if len(self.lanes) == 1:
+            return self.lanes
+        threads, loop = self.lanes
+        if self._share > 1 - LEAST_SHARE:
+            return (loop,)
+        return (threads,) if self._share < LEAST_SHARE else (threads, loop)
+
+    @property
+    def are_quick(self) -> bool:
+        """True when handlers are quick in each usual lane."""
+        return all(lane.is_quick for lane in self.usual)
+
+    @property
+    def is_worth_filling(self) -> bool:
+        """True when a usual lane is half empty, or has a free place."""
+        return any(lane.is_worth_filling for lane in self.usual)
+
+    @property
+    def topics(self) -> Collection[str]:
+        """The topics to look for by query: those of the lanes that have room, or all if none has."""
+        full = self.full
+        return [topic for topic in self._handlers() if self.lane_of(topic) not in full]
+
+    @property
+    def leases(self) -> dict[str, float]:
+        """The leases of all topics that have a handler here, in seconds."""
+        return {topic: handler.lease for topic, handler in self._handlers().items()}
+
+    # --- what a turn teaches ------------------------------------------------------------------------------------------
+
+    def close(self, lanes: Collection[Lane]) -> None:
+        """Give lower queues no room in these lanes, which were full for a higher one, even if a place becomes free."""
+        self._closed.update(lanes)
+
+    def open(self) -> None:
+        """Begin or end a turn: there is room in each lane that has a free place."""
+        self._closed.clear()
+
+    def learn(self, topics: Sequence[str]) -> None:
+        """Take note of the topics of messages that were taken together, whether there was room for them or not."""
+        if topics and len(self.lanes) > 1:
+            on_loop = sum(self.lane_of(topic) is self._pool.loop for topic in topics)
+            self._share += (on_loop / len(topics) - self._share) * SHARE_WEIGHT

@@ -1,0 +1,160 @@
+"""Ids that stand aside, because no process could begin their messages: who serves them, and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+from django.utils import timezone
+
+from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.inspector.consistency import ConsistencyCheck
+from django_delayq.project import conf, registry
+from django_delayq.worker.claim import wake_ups
+from django_delayq.worker.claim.sidings import HANDLER
+from django_delayq.worker.processes.assembly import Parts
+from tests.support.assembled import Assemble
+from tests.support.claims import DB
+from tests.support.workers import PATIENCE, eventually
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+
+NEW = "t.unheard_of"
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_client: redis.Redis, parts: Parts) -> RedisBroker:
+    """Load an empty Redis, as a worker does: it takes ids from then on."""
+    made = parts.brokers.redis
+    assert isinstance(made, RedisBroker)
+    made.client.hset(made.keys("default").meta, "horizon", to_tenths(timezone.now()) + 3600 * SECOND)
+    return made
+
+
+@pytest.fixture
+def known() -> Iterator[None]:
+    """Have a handler for the topic, as in a worker of the next version of the code."""
+    registry.handler(NEW)(lambda payload: None)
+    yield
+    registry._handlers.pop(NEW)
+
+
+def turn(parts: Parts) -> None:
+    while parts.consumer.turn() == 0:
+        pass
+
+
+def held(parts: Parts) -> list[int]:
+    return [delivery.id for delivery in parts.pool.held()]
+
+
+def test_an_id_whose_topic_is_unknown_stands_aside_and_costs_nothing_more(
+    parts: Parts, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strays = [schedule_message(NEW).pk for _ in range(3)]
+    turn(parts)
+    assert broker.asides() == {"default": {HANDLER + NEW: 3}}
+    assert [place.aside for place in broker.places("default", strays)] == [HANDLER + NEW] * 3
+    taken: list[int] = []
+    take = broker.take
+
+    def note(*arguments: object) -> object:
+        answer = take(*arguments)  # type: ignore[arg-type]
+        taken.extend(ticket.id for ticket in answer.tickets)
+        return answer
+
+    monkeypatch.setattr(broker, "take", note)
+    mine = schedule_message("t.ok")
+    for _ in range(5):
+        turn(parts)
+    assert held(parts) == taken == [mine.pk]
+
+
+def test_a_new_worker_serves_what_others_have_set_aside_in_its_first_turn(
+    parts: Parts, assembled: Assemble, request: pytest.FixtureRequest, broker: RedisBroker
+) -> None:
+    late, urgent = schedule_message(NEW), schedule_message(NEW, priority=5)
+    turn(parts)
+    request.getfixturevalue("known")
+    new = assembled(1, name="new")
+    turn(new)
+    assert held(new) == [urgent.pk]
+    new.pool.threads.held.remove(new.pool.held()[0])
+    turn(new)
+    assert held(new) == [late.pk]
+    assert broker.asides() == {}
+
+
+def test_a_worker_that_sleeps_hears_of_an_id_that_stands_aside(parts: Parts, broker: RedisBroker) -> None:
+    schedule_message(NEW)
+    client = broker.client
+    client.delete(broker.keys("default").wake)
+    turn(parts)
+    assert client.llen(broker.keys("default").wake) == 1
+
+
+def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This test is the worker that knows the topic. It listens only after another one has had the wake-up."""
+    monkeypatch.setattr(wake_ups, "LEFT_TO_OTHERS", PATIENCE)
+    without = assembled(1, queues=(), name="without")
+    consumer = without.consumer
+    passed_on = threading.Event()
+    pass_on = consumer.wake_ups.pass_on
+
+    def note(current: object) -> None:
+        pass_on(current)  # type: ignore[arg-type]
+        passed_on.set()
+
+    monkeypatch.setattr(consumer.wake_ups, "pass_on", note)
+    other = RedisBroker(conf.get(), DB, timeout=PATIENCE)
+    consumer.start()
+    try:
+        schedule_message(NEW)
+        assert passed_on.wait(PATIENCE)
+        assert other.listen(None, PATIENCE)
+        assert other.asides() == {"default": {HANDLER + NEW: 1}}
+    finally:
+        other.close()
+        consumer.stop()
+        consumer.join()
+
+
+def test_messages_that_stand_aside_are_found_nowhere_else_and_missed_by_nobody(
+    parts: Parts, broker: RedisBroker
+) -> None:
+    pks = {schedule_message(NEW).pk for _ in range(3)}
+    turn(parts)
+    assert {pk for some in broker.ids("default") for pk in some} == pks
+    assert broker.size("default").total == 3
+    mismatches = ConsistencyCheck(DB, broker, "default", pause=0.0).run()
+    assert mismatches.compared
+    assert not mismatches.total
+
+
+@pytest.mark.parametrize("change", ["cancel", "reschedule"])
+def test_a_message_that_is_changed_stands_aside_no_more(parts: Parts, broker: RedisBroker, change: str) -> None:
+    message = schedule_message(NEW)
+    turn(parts)
+    if change == "cancel":
+        cancel_message(message.pk)
+    else:
+        reschedule_message(message.pk, delay=60)
+    broker.flush()
+    eventually(lambda: broker.asides() == {}, "it stands aside no more")
+    (place,) = broker.places("default", [message.pk])
+    assert place.ready_tenths is None
+    assert (place.delayed_tenths is None) == (change == "cancel")
+
+
+def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(parts: Parts, assembled: Assemble) -> None:
+    two_lanes = assembled(1, tasks=1, name="two")
+    schedule_messages([{"topic": NEW, "priority": 10}] * 1500)
+    mine = schedule_message("t.ok")
+    turn(two_lanes)
+    assert held(two_lanes) == [mine.pk]
