@@ -20,7 +20,7 @@ from ..broker import publisher
 from ..broker.base import Entry
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
-from ..core.states import FINAL, LIVE, REQUEUEABLE, WAITING, State
+from ..core.states import FINAL, LIVE, REQUEUEABLE, State
 from ..core.twins import async_twin
 from ..core.verdicts import Verdict
 from ..models import Message
@@ -147,7 +147,7 @@ def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
 
 def foresee_reschedule(rows: QuerySet[Message]) -> Counter[Verdict]:
     """Count the verdicts that a reschedule of these messages, or a run now, would have now. Writes nothing."""
-    return _by_state(rows, WAITING, Verdict.RESCHEDULED)
+    return _by_state(rows, SCHEDULED, Verdict.RESCHEDULED)
 
 
 def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
@@ -177,9 +177,11 @@ def _by_state(rows: QuerySet[Message], states: frozenset[State], done: Verdict) 
     return counts
 
 
+SCHEDULED = frozenset({State.SCHEDULED})
+
 CANCEL = Action("cancel", LIVE, _cancel, foresee_cancel)
-RESCHEDULE = Action("reschedule", WAITING, _reschedule, foresee_reschedule)
-RUN = Action("run", WAITING, _run, foresee_reschedule)
+RESCHEDULE = Action("reschedule", SCHEDULED, _reschedule, foresee_reschedule)
+RUN = Action("run", SCHEDULED, _run, foresee_reschedule)
 REQUEUE = Action("requeue", REQUEUEABLE, _requeue, foresee_requeue)
 PURGE = Action("purge", FINAL, _purge, foresee_purge)
 
@@ -302,7 +304,7 @@ def run_message(
 ) -> Answer | Counter[Verdict]:
     """Make a waiting message due now. Targets and answers as in ``reschedule_message``.
 
-    One that is limited already was due: its limit is looked at once more, and it keeps its place in the line.
+    One that is due already keeps its due time, and with that its place among those that wait for the same limit.
     """
     return _apply(RUN, target, topic, key, using, reason=reason)
 

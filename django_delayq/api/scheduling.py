@@ -19,7 +19,7 @@ from ..core import actors
 from ..core.clock import to_us
 from ..core.durations import brief
 from ..core.exceptions import KeyConflict
-from ..core.states import FINAL, WAITING, State
+from ..core.states import FINAL, State
 from ..core.twins import async_twin
 from ..models import Message
 from ..project import validation
@@ -228,7 +228,7 @@ def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Messag
             return Message.objects.using(using).get(pk=other.pk)
         if answer.state == State.RUNNING:
             refusal = f"message {other.pk} of topic {new.topic!r} has this key and is running already"
-        elif answer.state in WAITING:
+        elif answer.state == State.SCHEDULED:
             refusal = f"a delivery of message {other.pk}, which has this key, may still report its success"
         else:
             return None
@@ -240,7 +240,7 @@ def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Messag
 
 def _kept(using: str, new: NewMessage, other: Message) -> Message | None:
     """Return the message that is in the way as it is; None when it has moved meanwhile."""
-    if new.key_deliveries is None or other.state not in WAITING:
+    if new.key_deliveries is None or other.state != State.SCHEDULED:
         return other
     # Its handler is to see what the caller's transaction writes.
     if not transitions.keep_waiting(using, other.pk):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import ClassVar
 
-from ..record import transitions
+from ..record import admission, transitions
 from ..record.sql.rows import Ticket
 from .base import DueQueue, DueQueues, Entry, Put, Taken
+
+# While a limit is full, its messages are looked for again after this time. Seconds.
+LOOK_AGAIN = 0.25
+
+
+def _look_again(wait: float | None, closed: Collection[str]) -> float | None:
+    """Return after how many seconds to look again, when the next message is due in ``wait`` (None: there is none)."""
+    return min(LOOK_AGAIN, wait or LOOK_AGAIN) if closed else wait
 
 
 class DatabaseBroker:
@@ -36,17 +44,17 @@ class DatabaseBroker:
 
     def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Find rows that are due. ``within`` and ``opened`` are ignored: a query finds nothing early or aside."""
-        topics = list(self.topics())
-        wait = transitions.until_due(self.using, queue, topics)
+        topics, closed = list(self.topics()), admission.full(self.using)
+        wait = transitions.until_due(self.using, queue, topics, closed)
         if wait is None or wait > 0:
-            return Taken(next_due=wait)
+            return Taken(next_due=_look_again(wait, closed))
         if limit <= 0:
             return Taken(left=1)
         if self._holding is not None:
             # The transaction begins when something is due: until then a take costs one query and no transaction.
             self._holding.enter_context(transitions.exclusively(self.using))
             self._holding = None
-        tickets = transitions.due(self.using, queue, topics, limit)
+        tickets = transitions.due(self.using, queue, topics, limit, closed)
         return Taken(tickets, left=int(len(tickets) == limit))
 
     def due_queues(
@@ -57,9 +65,11 @@ class DatabaseBroker:
         found = sorted(found, key=lambda queue: (queue <= after, queue)) if queues is None else found
         if not found:
             return DueQueues()
-        waits = transitions.waits(self.using, found, list(self.topics()))
+        closed = admission.full(self.using)
+        waits = transitions.waits(self.using, found, list(self.topics()), closed)
         due = [DueQueue(queue, 0, 1) for queue in found if waits.get(queue, 1.0) <= 0]
-        return DueQueues(due, 0, min((wait for wait in waits.values() if wait > 0), default=None))
+        next_due = min((wait for wait in waits.values() if wait > 0), default=None)
+        return DueQueues(due, 0, _look_again(next_due, closed))
 
     def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
         """Take from one queue after another."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import values
 from .durations import brief, seconds
@@ -17,14 +17,11 @@ from .durations import brief, seconds
 NAME_LENGTH = 320
 # The greatest numbers of a declaration.
 MOST = 1_000_000
-# Messages get their slots under a rate so long ahead, as due times: they begin on time although lines are looked at
-# only once a second.
-AHEAD = timedelta(seconds=2)
-# A place is kept so long, from its slot on, for a message that leaves the line, until a worker takes the message.
-KEPT_FOR = timedelta(seconds=10)
-# A delivery that begins so late after its due time counts as punctual: else each delay of a millisecond would push all
+# A delivery that begins so late after its slot counts as punctual: else each delay of a millisecond would push all
 # later slots away.
 PUNCTUAL = timedelta(seconds=0.1)
+# A message is claimed so long before its due time at most.
+LEAD = timedelta(seconds=1)
 # Due times are rounded up.
 ROUNDING = timedelta(milliseconds=1)
 
@@ -96,34 +93,27 @@ def queue_name(queue: str) -> str:
     return f"queue {queue}"
 
 
+def parts(name: str) -> tuple[str, str, str | None]:
+    """Return what a limit counts, from its name: "topic" or "queue", its name, and the limit key or None."""
+    kind, what, *rest = name.split(" ", 3)
+    return kind, what, rest[1] if kind == "topic" and len(rest) == 2 else None
+
+
 def topic_of(name: str) -> str | None:
     """Return the topic that the limit of this name counts, or counts a key of; None when it counts a queue."""
-    kind, what = name.split(" ", 2)[:2]
+    kind, what, _key = parts(name)
     return what if kind == "topic" else None
 
 
-class LinePlace(NamedTuple):
-    """The place of a message in a line: the highest priority first, then the earliest due time."""
-
-    rank: int
-    due_at: datetime
-    id: int
-
-
 @dataclass(slots=True)
-class Line:
-    """One limit at a moment: what runs, what is kept, and who waits first. ``begin`` and ``keep`` count on.
-
-    ``kept`` counts messages that left the line a moment ago, and that a worker has not taken yet.
-    """
+class Usage:
+    """What is used up of one limit at a moment. ``begin`` counts on."""
 
     name: str
     limit: Limit
     now: datetime
     running: int = 0
-    kept: int = 0
-    first: LinePlace | None = None
-    # The time at which the whole burst is left again.
+    # The time at which the whole burst is left again; None: it is left.
     full_at: datetime | None = None
     # True when ``begin`` changed ``full_at``.
     is_charged: bool = False
@@ -131,63 +121,45 @@ class Line:
     def __post_init__(self) -> None:
         if self.full_at is not None and self.limit.interval is not None:
             # After a step of the clock nobody waits longer than after a burst.
-            latest = self.now + AHEAD + self.limit.interval * self.limit.burst
-            self.full_at = min(self.full_at, latest)
+            self.full_at = min(self.full_at, self.now + LEAD + self.limit.interval * self.limit.burst)
 
-    def refusal(self, place: LinePlace, *, is_kept: bool) -> str:
-        """Return why a message must not begin now, in words; "" when it may.
+    @property
+    def has_places(self) -> bool:
+        """True when fewer deliveries run than may."""
+        return self.limit.count is None or self.running < self.limit.count
 
-        A message for which a place is kept does not count what is kept for others: they may come much later.
-        """
-        count, kept = self.limit.count, 0 if is_kept else self.kept
-        if count is not None and self.running + kept >= count:
-            return f"{self.name}: {min(self.running + kept, count)} of {count} places are taken"
-        if self.limit.interval is not None and self._moment(place.due_at) + ROUNDING < self._slot(kept):
-            return f"{self.name}: the rate is used up"
-        if not is_kept and self.first is not None and self.first < place:
-            return f"{self.name}: others wait longer"
-        return ""
+    @property
+    def slot(self) -> datetime | None:
+        """The earliest time for the next delivery under the rate; None: any time."""
+        if self.limit.interval is None or self.full_at is None:
+            return None
+        return self.full_at - self.limit.tolerance
 
-    def begin(self, place: LinePlace, *, is_kept: bool) -> None:
+    @property
+    def opens_in(self) -> float:
+        """The seconds until the next slot of the rate; 0 when it has come."""
+        return 0.0 if self.slot is None else max(0.0, (self.slot - self.now).total_seconds())
+
+    @property
+    def is_full(self) -> bool:
+        """True when no message that is due may begin."""
+        return not self.has_places or not self._has_slot(self.now)
+
+    def admits(self, due: datetime) -> bool:
+        """Tell whether a message may begin now, or at its due time where that is a moment ahead."""
+        return self.has_places and self._has_slot(max(self.now, due))
+
+    def _has_slot(self, at: datetime) -> bool:
+        return self.slot is None or self.slot <= at + ROUNDING
+
+    def begin(self, due: datetime) -> None:
         """Count a delivery that begins."""
         self.running += 1
-        if is_kept:
-            self.kept = max(0, self.kept - 1)
-        if self.limit.interval is not None:
-            moment = self._moment(place.due_at)
-            self.full_at = max(moment, self.full_at or moment) + self.limit.interval
-            self.is_charged = True
-
-    def slot(self) -> datetime | None:
-        """Return when one more message of the line may begin; None: not soon."""
-        if self.limit.count is not None and self.running + self.kept >= self.limit.count:
-            return None
         if self.limit.interval is None:
-            return self.now
-        slot = max(self.now, self._slot(self.kept))
-        return slot if slot <= self.now + AHEAD else None
-
-    def room(self, most: int) -> int:
-        """Return how many more messages of the line may begin soon, up to ``most``."""
-        if self.limit.count is not None:
-            most = min(most, self.limit.count - self.running - self.kept)
-        if self.limit.interval is not None and most > 0:
-            used_up = max(self.full_at or self.now, self.now) + self.limit.interval * self.kept
-            most = min(most, (self.now + AHEAD + self.limit.tolerance - used_up) // self.limit.interval + 1)
-        return max(0, most)
-
-    def keep(self) -> None:
-        """Count a message for which a place is kept from now on."""
-        self.kept += 1
-
-    def _slot(self, kept: int) -> datetime:
-        """Return the earliest moment for a delivery after those that are kept."""
-        interval = self.limit.interval
-        assert interval is not None
-        if kept:
-            return max(self.full_at or self.now, self.now) + interval * kept - self.limit.tolerance
-        return (self.full_at or self.now - PUNCTUAL) - self.limit.tolerance
-
-    def _moment(self, due: datetime) -> datetime:
-        """Return the moment for which a delivery counts that is due at this time."""
-        return due if due >= self.now - PUNCTUAL else self.now
+            return
+        # The moment at which it could have begun, if that is not long ago.
+        moment = due if self.slot is None else max(due, self.slot)
+        if moment < self.now - PUNCTUAL:
+            moment = self.now
+        self.full_at = max(moment, self.full_at or moment) + self.limit.interval
+        self.is_charged = True

@@ -2,8 +2,7 @@
 
 ::
 
-               over a limit ┌───────────► limited, until there is room
-                     cancel ├───────────► cancelled
+                     cancel ┌───────────► cancelled
                             │
      schedule ──► scheduled ┼── claim ──► running ── ok ─────────► consumed
                      ▲  ▲   │               │ │
@@ -22,7 +21,6 @@ class State(TextChoices):
     """The state of a message."""
 
     SCHEDULED = "scheduled", _("scheduled")
-    LIMITED = "limited", _("limited")
     RUNNING = "running", _("running")
     CONSUMED = "consumed", _("consumed")
     DEAD = "dead", _("dead")
@@ -30,10 +28,8 @@ class State(TextChoices):
     EXPIRED = "expired", _("expired")
 
 
-# The states of a message that waits: for its due time, or for a place or a slot under a limit.
-WAITING = frozenset({State.SCHEDULED, State.LIMITED})
 # The states of a message that is not finished.
-LIVE = WAITING | {State.RUNNING}
+LIVE = frozenset({State.SCHEDULED, State.RUNNING})
 # The states of a finished message.
 FINAL = frozenset(set(State) - LIVE)
 # The states from which a message can be requeued.
@@ -48,12 +44,6 @@ MOVES: dict[tuple[State | None, State], str] = {
     (State.SCHEDULED, State.EXPIRED): "expire",
     (State.SCHEDULED, State.DEAD): "given up before a delivery (restore with overdue=dead)",
     (State.SCHEDULED, State.CONSUMED): "late success of a delivery whose lease had run out",
-    (State.SCHEDULED, State.LIMITED): "a limit is used up",
-    (State.LIMITED, State.SCHEDULED): "promote: the limit has room; or reschedule",
-    (State.LIMITED, State.LIMITED): "another limit is used up",
-    (State.LIMITED, State.CANCELLED): "cancel",
-    (State.LIMITED, State.EXPIRED): "expire",
-    (State.LIMITED, State.CONSUMED): "late success of a delivery whose lease had run out",
     (State.RUNNING, State.CONSUMED): "success",
     (State.RUNNING, State.SCHEDULED): "retry, release, or lease run out",
     (State.RUNNING, State.DEAD): "given up",

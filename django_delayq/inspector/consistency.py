@@ -15,14 +15,12 @@ from .. import restore
 from ..broker.base import IDS_PER_CALL, Entry, Index, RedisPlace
 from ..core import actors
 from ..core.clock import SECOND, to_tenths
-from ..core.states import State
+from ..core.states import LIVE, State
 from ..models import Message
 from ..models.record import lease_is_over
 from ..project import conf
 from ..record import transitions
 
-# The states in which Redis may have the id of a message. A limited one is in the record alone.
-IN_REDIS = frozenset({State.SCHEDULED, State.RUNNING})
 # At most this many ids that seem to differ are kept for a second comparison: 8 bytes each.
 MOST_SUSPECTS = 100_000
 # A worker puts an id aside for this long at most: its topic is unknown there, or another move has locked it. Seconds.
@@ -38,7 +36,7 @@ class Mismatch(StrEnum):
 
     # Scheduled and due within the horizon, but not in Redis: the message would be late.
     MISSING = "missing"
-    # In Redis, but finished, limited, deleted or in another queue: this costs a look-up in the record.
+    # In Redis, but finished, deleted or in another queue: this costs a look-up in the record.
     EXTRA = "extra"
     # In Redis with another due time than in the record.
     DIFFERENT = "different"
@@ -81,7 +79,7 @@ def classify(
 ) -> Mismatch | None:
     """Compare the row of an id with its place in one queue. Return the mismatch; None if they agree."""
     nowhere = place.is_nowhere
-    if row is None or row.queue != queue or row.state not in IN_REDIS:
+    if row is None or row.queue != queue or row.state not in LIVE:
         return None if nowhere else Mismatch.EXTRA
     if row.state == State.RUNNING:
         return None
@@ -145,7 +143,7 @@ class ConsistencyCheck:
         for page in restore.pages(self.using, self.queue, start_tenths=None, end_tenths=self._horizon_tenths):
             yield self._misplaced(page), len(page)
         for ids in self.broker.ids(self.queue):
-            live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(IN_REDIS))
+            live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(LIVE))
             known = set(live.values_list("pk", flat=True))
             yield [pk for pk in ids if pk not in known], len(ids)
 

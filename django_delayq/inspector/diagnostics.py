@@ -16,6 +16,7 @@ from ..broker.base import Index, ServerInfo
 from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..core.findings import Cause, Finding, Level
+from ..core.limits import parts
 from ..core.states import State
 from ..models import Message, Worker
 from ..models.workers import WorkerList, WorkerState
@@ -24,7 +25,7 @@ from ..record import transitions
 from ..record.sql import statements, vendor_name
 from ..record.sql.troubles import Trouble, trouble
 from . import stats
-from .lines import LimitState, Lines, longest_lines, parts, waits_since
+from .lines import LimitState, Lines, longest_lines, waits_since
 from .migrations import pending_migrations
 from .unserved import queues_without_worker, topics_without_handler
 from .worker_list import list_workers

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
+from .. import restore
 from ..core.limits import Limit, queue_name, topic_name
+from ..core.states import State
+from ..models import Message
 from ..models.record import Place
 from ..project import conf, registry
-from ..record import admission
+from ..record import admission, transitions
 from ..record.sql import limit_statements
 from ..record.sql.limited import Count
 from .numbers import NONE, Capped
-from .waiting import WaitingLine, count_lines
+from .waiting import DUE_READ, read_due
 
-# Limited messages that are counted along the lines, before numbers become lower bounds.
-LINES_CAP = 10_000
 # Places that are looked at for limits under which messages run.
 PLACES_READ = 10_000
 
@@ -35,15 +37,20 @@ class LimitState:
     # The earliest due time of the messages that wait.
     oldest: datetime | None = None
     running: int = 0
-    # Places that are kept for messages that workers are about to take.
-    kept: int = 0
     # When one more message may begin by the rate. None: at once.
     slot: datetime | None = None
 
     @property
     def is_full(self) -> bool:
         """True when all places are taken."""
-        return self.limit is not None and self.limit.count is not None and self.running + self.kept >= self.limit.count
+        return self.limit is not None and self.limit.count is not None and self.running >= self.limit.count
+
+
+class WaitingLine(NamedTuple):
+    """The messages that wait for one limit."""
+
+    number: int
+    oldest: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +61,25 @@ class Lines:
     longest: tuple[LimitState, ...] = ()
 
 
-def parts(name: str) -> tuple[str, str, str | None]:
-    """Return what a limit counts, from its name: "topic" or "queue", its name, and the limit key or None."""
-    kind, what, *rest = name.split(" ", 3)
-    return kind, what, rest[1] if kind == "topic" and len(rest) == 2 else None
-
-
 def longest_lines(using: str, most: int) -> Lines:
     """Return the longest lines, the longest first."""
-    found = count_lines(using, LINES_CAP)
-    first = sorted(found, key=lambda line: (-line.number, line.oldest, line.name))[:most]
-    states = read_limits(using, [line.name for line in first], first)
-    more = any(line.more for line in found) or sum(line.number for line in found) > LINES_CAP
+    closed = admission.full_lately(using)
+    if not closed:
+        return Lines()
+    now = transitions.now(using)
+    found: dict[str, WaitingLine] = {}
+    of_queue: Counter[str] = Counter()
+    for due in read_due(using, restore.queues(using), closed, now=now, overdue_since=now):
+        of_queue[due.queue] += due.number
+        if due.limit is not None:
+            before = found.get(due.limit, WaitingLine(0, due.oldest))
+            found[due.limit] = WaitingLine(before.number + due.number, min(before.oldest, due.oldest))
+    more = any(number >= DUE_READ for number in of_queue.values())
+    first = sorted(found, key=lambda name: (-found[name].number, found[name].oldest, name))[:most]
+    states = [
+        replace(state, waiting=Capped(found[state.name].number, more), oldest=found[state.name].oldest)
+        for state in read_limits(using, first)
+    ]
     return Lines(Capped(len(found), more), tuple(states))
 
 
@@ -81,37 +95,35 @@ def all_limits(using: str, most: int) -> Lines:
     return Lines(lines.number, (*lines.longest, *rest))
 
 
-def read_limits(using: str, names: Collection[str], lines: Iterable[WaitingLine] = ()) -> list[LimitState]:
-    """Return these limits as they are now, in this order, with the ``lines`` that were counted already."""
+def waits_for(using: str, messages: Iterable[Message], now: datetime) -> dict[int, str]:
+    """Return the names of the limits for which those of the messages wait that are due, by their ids."""
+    due = [message for message in messages if message.state == State.SCHEDULED and message.due_at <= now]
+    closed = admission.full_lately(using) if due else set()
+    found = {each.pk: admission.refusing(closed, each.topic, each.queue, each.limit_key) for each in due}
+    return {pk: name for pk, name in found.items() if name is not None}
+
+
+def read_limits(using: str, names: Collection[str]) -> list[LimitState]:
+    """Return these limits as they are now, in this order, without the messages that wait for them."""
     if not names:
         return []
     counts = limit_statements(using).counts(names)
-    counted = {line.name: line for line in lines}
-    return [_state(name, counts[name], counted.get(name)) for name in names]
+    return [_state(name, counts[name]) for name in names]
 
 
-def _state(name: str, count: Count, line: WaitingLine | None) -> LimitState:
+def _state(name: str, count: Count) -> LimitState:
     try:
         limit, is_known = admission.declared(name), True
     except KeyError:
         limit, is_known = None, False
-    return LimitState(
-        name,
-        limit,
-        is_known,
-        NONE if line is None else Capped(line.number, line.more),
-        None if line is None else line.oldest,
-        count.running,
-        count.kept,
-        _slot(limit, count),
-    )
+    return LimitState(name, limit, is_known, running=count.running, slot=_slot(limit, count))
 
 
 def _slot(limit: Limit | None, count: Count) -> datetime | None:
-    """Return when one more message may begin by the rate, after those for which places are kept."""
+    """Return when one more message may begin by the rate; None: at once."""
     if limit is None or limit.interval is None or count.full_at is None:
         return None
-    slot = max(count.full_at, count.now) + limit.interval * count.kept - limit.tolerance
+    slot = count.full_at - limit.tolerance
     return slot if slot > count.now else None
 
 

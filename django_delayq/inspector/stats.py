@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from .. import restore
 from ..broker import describe
@@ -17,7 +17,9 @@ from ..core.states import FINAL, State
 from ..models import Message, Transition, Worker
 from ..models.workers import WorkerList
 from ..project import conf
+from ..record import admission
 from ..record.sql import statements
+from ..record.sql.expressions import UnderLimits
 from .lines import Lines, longest_lines
 from .numbers import Capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot
@@ -86,8 +88,7 @@ class Stats:
     @property
     def states(self) -> dict[State, Capped]:
         """The number of messages in each state."""
-        live = self.snapshot.scheduled, self.snapshot.limited, self.snapshot.running
-        return {**dict(zip((State.SCHEDULED, State.LIMITED, State.RUNNING), live, strict=True)), **self.finished}
+        return {State.SCHEDULED: self.snapshot.scheduled, State.RUNNING: self.snapshot.running, **self.finished}
 
 
 def collect(using: str, broker: Index | None) -> Stats:
@@ -128,10 +129,17 @@ def overdue(using: str, now: datetime, queue: str | None = None) -> QuerySet[Mes
 
 
 def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> list[Message]:
-    """Return the overdue message of each queue that waits longest, the oldest first, ``without`` some queues."""
+    """Return the overdue message of each queue that waits longest, the oldest first, ``without`` some queues.
+
+    Those that wait for limits are not overdue.
+    """
+    limited = UnderLimits(admission.full_lately(using))
     queues = (queue for queue in restore.queues(using) if queue not in without)
     fields = ("id", "topic", "queue", "due_at")
-    found = (overdue(using, now, queue).only(*fields).order_by("due_at", "id").first() for queue in queues)
+    found = (
+        overdue(using, now, queue).filter(~Q(limited)).only(*fields).order_by("due_at", "id").first()
+        for queue in queues
+    )
     return sorted((message for message in found if message is not None), key=lambda message: message.due_at)
 
 

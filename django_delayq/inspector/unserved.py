@@ -9,7 +9,6 @@ from ..models import Message
 from ..models.workers import WorkerList, WorkerState
 from ..project import registry
 from ..record import transitions
-from .waiting import queues_of_limited
 
 # Waiting messages that are looked at for their topics, in all queues together.
 MESSAGES = 10_000
@@ -24,15 +23,14 @@ def topics_without_handler(using: str, workers: WorkerList) -> list[str]:
     """Return the topics for which neither this project nor a live worker has a handler.
 
     They are those of the messages that are due next in each queue: the table may have any number of rows, and no index
-    leads to the topics of waiting messages. A limited message waits for ever when nobody knows its limit any more.
+    leads to the topics of waiting messages.
     """
     known = set(registry.handlers()).union(*(worker.topics for worker in workers.of(WorkerState.ALIVE)))
-    places = [(State.SCHEDULED, queue) for queue in transitions.queues(using)]
-    places += [(State.LIMITED, queue) for queue in queues_of_limited(using)]
-    limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(places)))
+    queues = transitions.queues(using)
+    limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
     found: set[str] = set()
-    for state, queue in places:
-        rows = Message.objects.using(using).filter(state=state, queue=queue).order_by("due_at", "id")
+    for queue in queues:
+        rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue).order_by("due_at", "id")
         found.update(rows.values_list("topic", flat=True)[:limit])
     return sorted(found - known)
 

@@ -1,18 +1,17 @@
-"""Counts the waiting messages of each queue and before each limit, along the indexes of waiting messages."""
+"""Counts the waiting messages of each queue and before each limit, along the index of scheduled messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from django.db import connections
 from django.utils.dateparse import parse_datetime
 
-from ..record.sql import limit_statements
+from ..record import admission
 
 SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue"
-LIMITED = "FROM delayq_message m WHERE m.state = 'limited' AND m.queue = q.queue ORDER BY m.due_at, m.id"
 
 # Each part asks for the order of the index, so that the planner walks along the index.
 WAITING = f"""
@@ -26,43 +25,23 @@ WAITING = f"""
           AND m.due_at <= %s ORDER BY m.due_at, m.id LIMIT 1),
         (SELECT m.due_at FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue
           AND m.due_at > %s ORDER BY m.due_at, m.id LIMIT 1),
-        (SELECT count(*) FROM (SELECT 1 {LIMITED} LIMIT %s) x),
-        (SELECT m.due_at {LIMITED} LIMIT 1),
         (SELECT count(*) FROM (SELECT 1 FROM delayq_message m WHERE m.state = 'running'
                                ORDER BY m.leased_until LIMIT %s) x)
     FROM q
     """  # noqa: S608
 
-# One search in the index for each queue.
-QUEUES = """
-    WITH RECURSIVE q(queue) AS (
-        SELECT (SELECT queue FROM delayq_message WHERE state = 'limited' ORDER BY queue LIMIT 1)
-        UNION ALL
-        SELECT (SELECT m.queue FROM delayq_message m
-                 WHERE m.state = 'limited' AND m.queue > q.queue ORDER BY m.queue LIMIT 1)
-          FROM q WHERE q.queue IS NOT NULL
-    )
-    SELECT queue FROM q WHERE queue IS NOT NULL
+# The messages of one queue that have been due for the longest time, by what limits count.
+DUE = """
+    SELECT CAST(%s AS text), topic, limit_key, count(*), count(CASE WHEN due_at <= %s THEN 1 END), min(due_at) FROM (
+        SELECT topic, limit_key, due_at FROM delayq_message WHERE state = 'scheduled' AND queue = %s AND due_at <= %s
+         ORDER BY due_at, id LIMIT %s
+    ) x GROUP BY topic, limit_key
     """
 
-# The first messages of all lines together, and of one line.
-LINES = """
-    SELECT limited_by, count(*), min(due_at) FROM (
-        SELECT limited_by, due_at FROM delayq_message WHERE limited_by IS NOT NULL
-         ORDER BY limited_by, priority DESC, due_at, id LIMIT %s
-    ) x GROUP BY limited_by ORDER BY limited_by
-    """
-LINE = """
-    SELECT * FROM (SELECT CAST(%s AS text), count(*), min(due_at) FROM (
-        SELECT due_at FROM delayq_message WHERE limited_by = %s
-         ORDER BY priority DESC, due_at, id LIMIT %s
-    ) x) y
-    """
-
-# Lines that are counted one by one.
-LINES_COUNTED = 200
-# The least number that each of them is counted to.
-LEAST_COUNTED = 50
+# Messages of one queue that are looked at for the limits for which they wait.
+DUE_READ = 10_000
+# Queues in one statement.
+QUEUES_PER_STATEMENT = 200
 
 
 class Waiting(NamedTuple):
@@ -74,18 +53,18 @@ class Waiting(NamedTuple):
     overdue: int
     oldest_overdue: datetime | None
     next_due: datetime | None
-    limited: int
-    oldest_limited: datetime | None
     running: int
 
 
-class WaitingLine(NamedTuple):
-    """The messages that wait for one limit. ``more``: they were not counted to the end."""
+class Due(NamedTuple):
+    """Messages of a queue that are due, alike in what limits count. ``limit``: the limit for which they wait."""
 
-    name: str
+    queue: str
     number: int
+    # As many of them are overdue.
+    overdue: int
     oldest: datetime
-    more: bool = False
+    limit: str | None
 
 
 def count_waiting(
@@ -97,45 +76,30 @@ def count_waiting(
     moment = connection.ops.adapt_datetimefield_value(now)
     sql = WAITING.format(rows=", ".join(["(%s)"] * len(queues)))
     with connection.cursor() as cursor:
-        cursor.execute(sql, [*queues, limit, overdue, moment, limit, overdue, limit, overdue, moment, limit, limit])
+        cursor.execute(sql, [*queues, limit, overdue, moment, limit, overdue, limit, overdue, moment, limit])
         rows = cursor.fetchall()
-    return [
-        Waiting._make((*row[:4], _time(using, row[4]), _time(using, row[5]), row[6], _time(using, row[7]), row[8]))
-        for row in rows
-    ]
+    return [Waiting._make((*row[:4], _time(using, row[4]), _time(using, row[5]), row[6])) for row in rows]
 
 
-def queues_of_limited(using: str) -> list[str]:
-    """Return the queues that hold limited messages, by name."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(QUEUES)
-        return [row[0] for row in cursor.fetchall()]
+def read_due(
+    using: str, queues: Sequence[str], closed: Collection[str], *, now: datetime, overdue_since: datetime
+) -> Iterator[Due]:
+    """Yield the messages of these queues that are due, ``DUE_READ`` of each queue at most.
 
-
-def count_lines(using: str, limit: int) -> list[WaitingLine]:
-    """Count the messages before each limit. All are counted as long as they are not more than ``limit``.
-
-    Of more, the first lines are counted in full, and ``LINES_COUNTED`` lines after them up to a smaller number each.
+    ``closed`` has the names of the limits for which messages wait.
     """
-    rows = _lines(using, LINES, [limit + 1])
-    if sum(row.number for row in rows) <= limit:
-        return rows
-    # The last line was cut.
-    *whole, last = rows
-    names = [last.name, *limit_statements(using).lines(last.name, LINES_COUNTED)]
-    most = max(LEAST_COUNTED, limit // len(names))
-    parameters: list[str | int] = [value for name in names for value in (name, name, most + 1)]
-    found = _lines(using, " UNION ALL ".join([LINE] * len(names)), parameters)
-    return [*whole, *(row._replace(number=min(row.number, most), more=row.number > most) for row in found)]
-
-
-def _lines(using: str, sql: str, parameters: Sequence[str | int]) -> list[WaitingLine]:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql, parameters)
-        rows = cursor.fetchall()
-    found = ((name, number, _time(using, oldest)) for name, number, oldest in rows)
-    # A line may have become empty meanwhile.
-    return [WaitingLine(name, number, oldest) for name, number, oldest in found if oldest is not None]
+    overdue = connections[using].ops.adapt_datetimefield_value(overdue_since)
+    moment = connections[using].ops.adapt_datetimefield_value(now)
+    for start in range(0, len(queues), QUEUES_PER_STATEMENT):
+        some = queues[start : start + QUEUES_PER_STATEMENT]
+        with connections[using].cursor() as cursor:
+            parameters = [value for queue in some for value in (queue, overdue, queue, moment, DUE_READ)]
+            cursor.execute(" UNION ALL ".join([DUE] * len(some)), parameters)
+            rows = cursor.fetchall()
+        for queue, topic, key, number, late, oldest in rows:
+            first = _time(using, oldest)
+            assert first is not None
+            yield Due(queue, number, late, first, admission.refusing(closed, topic, queue, key))
 
 
 def _time(using: str, value: datetime | str | None) -> datetime | None:

@@ -71,7 +71,6 @@ SEARCHED = [
     "deliveries",
     "leased_until",
     "worker",
-    "limited_by",
     "error",
 ]
 
@@ -196,7 +195,6 @@ class Migration(migrations.Migration):
                     models.TextField(
                         choices=[
                             ("scheduled", "scheduled"),
-                            ("limited", "limited"),
                             ("running", "running"),
                             ("consumed", "consumed"),
                             ("dead", "dead"),
@@ -220,7 +218,6 @@ class Migration(migrations.Migration):
                 ("claimed_by", models.CharField(editable=False, max_length=200, null=True)),
                 ("consumed_by", models.CharField(editable=False, max_length=200, null=True)),
                 ("worker", models.CharField(blank=True, default="", max_length=200, verbose_name="worker")),
-                ("limited_by", models.CharField(blank=True, max_length=320, null=True, verbose_name="limited by")),
                 ("cancel_requested", models.BooleanField(default=False, verbose_name="cancel requested")),
                 (
                     "error",
@@ -254,19 +251,9 @@ class Migration(migrations.Migration):
                         condition=models.Q(("state", "running")), fields=["leased_until"], name="delayq_leased"
                     ),
                     models.Index(
-                        condition=models.Q(("expires_at__isnull", False), ("state__in", ["limited", "scheduled"])),
+                        condition=models.Q(("expires_at__isnull", False), ("state", "scheduled")),
                         fields=["expires_at"],
                         name="delayq_expiring",
-                    ),
-                    models.Index(
-                        condition=models.Q(("limited_by__isnull", False)),
-                        fields=["limited_by", "-priority", "due_at", "id"],
-                        name="delayq_limited",
-                    ),
-                    models.Index(
-                        condition=models.Q(("state", "limited")),
-                        fields=["queue", "due_at", "id"],
-                        name="delayq_limited_due",
                     ),
                     models.Index(
                         condition=models.Q(("key__isnull", False)),
@@ -302,7 +289,7 @@ class Migration(migrations.Migration):
                                         ("deliveries__lte", models.F("key_deliveries")),
                                         _connector="OR",
                                     ),
-                                    ("state__in", ["limited", "running", "scheduled"]),
+                                    ("state__in", ["running", "scheduled"]),
                                 ),
                                 _connector="OR",
                             ),
@@ -322,7 +309,7 @@ class Migration(migrations.Migration):
                             models.When(
                                 finished_at__isnull=True,
                                 then=models.ExpressionWrapper(
-                                    models.Q(("state__in", ["limited", "scheduled"])),
+                                    models.Q(("state", "scheduled")),
                                     output_field=models.BooleanField(),
                                 ),
                             ),
@@ -377,7 +364,6 @@ class Migration(migrations.Migration):
                     models.CharField(
                         choices=[
                             ("scheduled", "scheduled"),
-                            ("limited", "limited"),
                             ("running", "running"),
                             ("consumed", "consumed"),
                             ("dead", "dead"),
@@ -394,7 +380,6 @@ class Migration(migrations.Migration):
                     models.CharField(
                         choices=[
                             ("scheduled", "scheduled"),
-                            ("limited", "limited"),
                             ("running", "running"),
                             ("consumed", "consumed"),
                             ("dead", "dead"),
@@ -446,7 +431,6 @@ class Migration(migrations.Migration):
                     models.CharField(
                         choices=[
                             ("scheduled", "scheduled"),
-                            ("limited", "limited"),
                             ("running", "running"),
                             ("consumed", "consumed"),
                             ("dead", "dead"),
@@ -463,7 +447,6 @@ class Migration(migrations.Migration):
                     models.CharField(
                         choices=[
                             ("scheduled", "scheduled"),
-                            ("limited", "limited"),
                             ("running", "running"),
                             ("consumed", "consumed"),
                             ("dead", "dead"),
@@ -532,12 +515,10 @@ class Migration(migrations.Migration):
                 ("name", models.CharField(max_length=320)),
                 ("message_id", models.BigIntegerField()),
                 ("delivery", models.IntegerField()),
-                ("kept_until", models.DateTimeField(null=True)),
             ],
             options={
                 "db_table": "delayq_place",
                 "default_permissions": (),
-                "indexes": [models.Index(fields=["message_id"], name="delayq_place_message")],
             },
         ),
         migrations.CreateModel(

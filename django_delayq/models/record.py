@@ -32,7 +32,7 @@ HOLDS_KEY = Q(key__isnull=False, next_id__isnull=True) & (
 WAITS_AGAIN = Q(
     key__isnull=False,
     next_id__isnull=True,
-    state__in=sorted(states.WAITING),
+    state=_State.SCHEDULED,
     deliveries__gt=F("key_deliveries"),
     deliveries=F("reported"),
 )
@@ -157,8 +157,6 @@ class Message(_Record):
     claimed_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
     consumed_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
     worker = models.CharField(_("worker"), max_length=200, default="", blank=True)
-    # The name of the limit for which a limited message waits. NULL in all other states.
-    limited_by = models.CharField(_("limited by"), max_length=limits.NAME_LENGTH, null=True, blank=True)  # noqa: DJ001
     cancel_requested = models.BooleanField(_("cancel requested"), default=False)
     # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
     # found.
@@ -195,18 +193,7 @@ class Message(_Record):
             models.Index(
                 fields=["expires_at"],
                 name="delayq_expiring",
-                condition=Q(state__in=sorted(states.WAITING), expires_at__isnull=False),
-            ),
-            # The lines before limits, each in the order in which it moves up. The condition is another one than that of
-            # the next index: the planner would take either when the last ANALYZE found nothing limited.
-            models.Index(
-                fields=["limited_by", "-priority", "due_at", "id"],
-                name="delayq_limited",
-                condition=Q(limited_by__isnull=False),
-            ),
-            # The limited messages of each queue, for counts and lists.
-            models.Index(
-                fields=["queue", "due_at", "id"], name="delayq_limited_due", condition=Q(state=_State.LIMITED)
+                condition=Q(state=_State.SCHEDULED, expires_at__isnull=False),
             ),
             # For live messages with a key, also those that do not hold it, and for people who look up finished ones.
             models.Index(fields=["key", "topic", "state"], name="delayq_key", condition=Q(key__isnull=False)),
@@ -228,7 +215,7 @@ class Message(_Record):
                 name="delayq_state",
                 condition=Case(
                     When(leased_until__isnull=False, then=_holds(state=_State.RUNNING, finished_at__isnull=True)),
-                    When(finished_at__isnull=True, then=_holds(state__in=sorted(states.WAITING))),
+                    When(finished_at__isnull=True, then=_holds(state=_State.SCHEDULED)),
                     default=_holds(state__in=sorted(states.FINAL)),
                     output_field=models.BooleanField(),
                 ),
@@ -320,10 +307,10 @@ def lease_is_over(at: datetime) -> Q:
 
 
 class Place(models.Model):
-    """A place under a limit: that of a running delivery, or one that is kept for a message about to be delivered.
+    """A place under a limit: that of a running delivery.
 
-    The place of a delivery counts while its message runs, so nothing has to be given back: whatever ends the delivery
-    frees the place. A kept place counts until ``kept_until``. Rows of places that are free are deleted later.
+    It counts while its message runs with that delivery, so nothing has to be given back: whatever ends the delivery
+    frees the place. Rows of places that are free are deleted later.
     """
 
     pk = models.CompositePrimaryKey("name", "message_id")
@@ -332,13 +319,10 @@ class Place(models.Model):
     message_id = models.BigIntegerField()
     # The number of the delivery that the place is for.
     delivery = models.IntegerField()
-    # NULL: the delivery has begun.
-    kept_until = models.DateTimeField(null=True)
 
     class Meta:
         db_table = "delayq_place"
         default_permissions = ()
-        indexes: ClassVar = [models.Index(fields=["message_id"], name="delayq_place_message")]
 
     def __str__(self) -> str:
         return f"{self.name}: #{self.message_id} {self.delivery}"

@@ -1,35 +1,32 @@
-"""Lets messages begin as far as their limits allow: claims those that may, and moves the others to *limited* and back.
+"""Lets messages begin as far as their limits allow, and says which limit keeps the others.
 
-An admission decides and claims in one transaction that holds the locks of its limits. What runs is counted by the rows
-of messages: no count exists that could get lost. A promotion only wakes up as many messages as may soon begin: each of
-them is admitted like any other, so a promotion too many costs a move, and one too few is repeated by the next look at
-the lines.
+A claim decides in one transaction that holds the locks of its limits. What runs is counted by the rows of messages: no
+count exists that could get lost. Nothing is written about a message that is refused: it stays *scheduled*.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from django.db import connections
 
 from ..core import failpoints
-from ..core.clock import ceil_tenth, from_tenths
-from ..core.limits import KEPT_FOR, Limit, Line, LinePlace, queue_name, topic_name
-from ..core.states import State
+from ..core.clock import from_tenths
+from ..core.limits import Limit, Usage, queue_name, topic_name
 from ..project import conf, registry
 from . import transitions
 from .sql import limit_statements
-from .sql.limited import Candidate, LimitStatements, Promoted, Refused, TakenPlace
+from .sql.limited import Candidate, Count, TakenPlace
 from .sql.moves import writing
-from .sql.rows import Claimed, Moved, Ticket
+from .sql.rows import Claimed, Ticket
 
-# One transaction locks and looks at this many limits at most.
-LINES_TOGETHER = 100
-# One transaction moves this many messages out of each line at most.
-PROMOTED_TOGETHER = 500
+# Limits that are looked at, at most, to find those that are full.
+LIMITS_READ = 100_000
+# A rate whose last slot came so long ago counts as full a moment ago.
+LATELY = timedelta(seconds=5)
 
 
 def any_declared() -> bool:
@@ -60,20 +57,48 @@ def declared(name: str) -> Limit | None:
     return handler.limit
 
 
-def _limits(row: Candidate) -> dict[str, Limit]:
-    return limits_of(row.topic, row.queue, row.limit_key)
+def full(using: str) -> set[str]:
+    """Return the names of the limits that let no message begin now, as far as this process knows them."""
+    return {usage.name for usage in _used(using, lately=False) if usage.is_full}
 
 
-def _place(row: Candidate) -> LinePlace:
-    return LinePlace(-row.priority, row.due_at, row.id)
+def full_lately(using: str) -> set[str]:
+    """Return the names of the limits that are full, or were a moment ago: messages that are due wait for them.
+
+    Between the end of a delivery and the next claim a limit has room, and who looks just then would take all that wait
+    for overdue.
+    """
+    return {usage.name for usage in _used(using, lately=True) if usage.is_full}
+
+
+def refusing(closed: Collection[str], topic: str, queue: str, key: str | None) -> str | None:
+    """Return the first limit of ``closed`` under which a message stands; None: it stands under none of them."""
+    return next((name for name in limits_of(topic, queue, key) if name in closed), None)
+
+
+def _used(using: str, *, lately: bool) -> Iterator[Usage]:
+    for name, count in limit_statements(using).used(LIMITS_READ).items() if any_declared() else ():
+        with suppress(KeyError):
+            limit = declared(name)
+            if limit is not None and lately:
+                yield Usage(name, limit, count.now - LATELY, count.running + count.ended, count.full_at)
+            elif limit is not None:
+                yield _usage(name, limit, count)
+
+
+def _usage(name: str, limit: Limit, count: Count) -> Usage:
+    return Usage(name, limit, count.now, count.running, count.full_at)
 
 
 @dataclass(slots=True)
 class Admitted:
-    """The messages that an admission claimed, and the limits whose lines may move up since."""
+    """The messages that an admission claimed, and those that limits refused."""
 
     claimed: list[Claimed] = field(default_factory=list)
-    lines: set[str] = field(default_factory=set)
+    # The id of a message → the name of the limit that refuses it.
+    refused: dict[int, str] = field(default_factory=dict)
+    # The name of a limit whose rate refuses messages → the seconds until its next slot.
+    opens: dict[str, float] = field(default_factory=dict)
 
 
 def claim(
@@ -85,9 +110,10 @@ def claim(
     queue: str | None = None,
     ahead: float = 0.0,
 ) -> Admitted:
-    """Claim messages as ``transitions.claim`` does, as far as limits allow; the others become *limited*.
+    """Claim messages as ``transitions.claim`` does, as far as limits allow, and tell which limits refuse the others.
 
-    Messages without a limit are claimed first, and wait for nothing.
+    Messages without a limit are claimed first, and wait for nothing. A message that could not be claimed anyway is not
+    refused: it is not due, for example, or paused, or locked by another move.
     """
     ids = [ticket.id for ticket in tickets]
     # A message that is not scheduled yet could be when it is claimed, and nothing is known of its limits.
@@ -100,7 +126,7 @@ def claim(
     free = [ticket for ticket in tickets if ticket.id in found and not found[ticket.id]]
     if free:
         admitted.claimed += transitions.claim(using, free, leases, worker, queue=queue, ahead=ahead)
-    rest = [ticket for ticket in tickets if found.get(ticket.id)]
+    rest = {ticket.id: ticket for ticket in tickets if found.get(ticket.id)}
     if rest:
         names = {name for limits in found.values() for name in limits}
         _claim_limited(using, rest, names, leases, worker, queue, ahead, admitted)
@@ -111,7 +137,7 @@ def claim(
 
 def _claim_limited(
     using: str,
-    tickets: Sequence[Ticket],
+    tickets: Mapping[int, Ticket],
     names: Collection[str],
     leases: dict[str, float],
     worker: str,
@@ -119,174 +145,54 @@ def _claim_limited(
     ahead: float,
     admitted: Admitted,
 ) -> None:
-    by_id = {ticket.id: ticket for ticket in tickets}
     statements = limit_statements(using)
-    lines_to_promote: set[str] = set()
     # Without Redis one transaction makes several claims: one that took the locks of each in turn could wait for another
     # in a circle.
     makes_others = connections[using].in_atomic_block
     with writing(using):
         statements.lock(None if makes_others else names)
-        rows = statements.claimable(list(by_id), leases, queue, ahead)
+        rows = statements.claimable(list(tickets), leases, queue, ahead)
+        counts = statements.counts(names)
         # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due
         # later than Redis said is not claimed, and must use up no rate.
-        rows = [row for row in rows if _limits(row).keys() <= {*names} and _is_due(row, by_id[row.id])]
-        lines = _lines(statements, {name: limit for row in rows for name, limit in _limits(row).items()})
-        chosen: list[Candidate] = []
-        refused: list[Refused] = []
-        for row in sorted(rows, key=_place):
-            name, reason = _refusal(row, lines)
-            if name:
-                refused.append(Refused(row.id, State.SCHEDULED, name, reason))
-                line = lines[name]
-                if line.slot() is not None or line.limit.interval is not None:
-                    lines_to_promote.add(name)
-                continue
-            chosen.append(row)
-            for name in _limits(row):
-                lines[name].begin(_place(row), is_kept=row.is_kept)
+        rows = [row for row in rows if _limits(row).keys() <= counts.keys() and _is_due(row, tickets[row.id])]
+        limits = {name: limit for row in rows for name, limit in _limits(row).items()}
+        usages = {name: _usage(name, limit, counts[name]) for name, limit in limits.items()}
+        chosen = _choose(rows, usages, admitted)
         failpoints.reach("before_limited_claim")
-        claimed = transitions.claim(using, [by_id[row.id] for row in chosen], leases, worker, queue=queue, ahead=ahead)
-        rates = {name: line.full_at for name, line in lines.items() if line.is_charged and line.full_at is not None}
-        begun = {row.id for row in claimed}
-        places = [
-            TakenPlace(name, row.id, row.deliveries + 1) for row in chosen if row.id in begun for name in _limits(row)
-        ]
-        statements.write(places, rates)
-        if refused:
-            transitions.limit(using, refused, f"worker:{worker}")
-    admitted.claimed += claimed
-    admitted.lines |= lines_to_promote
+        if chosen:
+            claimed = transitions.claim(using, [tickets[pk] for pk in chosen], leases, worker, queue=queue, ahead=ahead)
+            admitted.claimed += claimed
+            places = [TakenPlace(name, row.id, row.deliveries) for row in claimed for name in _limits(chosen[row.id])]
+            rates = {name: usage.full_at for name, usage in usages.items() if usage.is_charged and usage.full_at}
+            # Deleted in heaps: each look at the places costs as much for those that run.
+            littered = [name for name, count in counts.items() if count.ended > count.running]
+            statements.take(places, rates, littered)
+
+
+def _choose(rows: Sequence[Candidate], usages: dict[str, Usage], admitted: Admitted) -> dict[int, Candidate]:
+    """Return the messages that may begin, the most urgent ones first, by id. Adds to ``usages`` and ``admitted``."""
+    chosen = {}
+    for row in sorted(rows, key=lambda row: (-row.priority, row.due_at, row.id)):
+        own = [usages[name] for name in _limits(row)]
+        refusing = next((usage for usage in own if not usage.admits(row.due_at)), None)
+        if refusing is None:
+            chosen[row.id] = row
+            for usage in own:
+                usage.begin(row.due_at)
+            continue
+        admitted.refused[row.id] = refusing.name
+        if refusing.has_places and refusing.opens_in:
+            admitted.opens[refusing.name] = refusing.opens_in
+    return chosen
+
+
+def _limits(row: Candidate) -> dict[str, Limit]:
+    return limits_of(row.topic, row.queue, row.limit_key)
 
 
 def _is_due(row: Candidate, ticket: Ticket) -> bool:
     return ticket.ready_tenths is None or row.due_at <= from_tenths(ticket.ready_tenths)
-
-
-def _refusal(row: Candidate, lines: dict[str, Line]) -> tuple[str, str]:
-    """Return the limit that refuses a message, and why; two empty texts when it may begin."""
-    for name in _limits(row):
-        reason = lines[name].refusal(_place(row), is_kept=row.is_kept)
-        if reason:
-            return name, reason
-    return "", ""
-
-
-def _lines(statements: LimitStatements, limits: dict[str, Limit]) -> dict[str, Line]:
-    """Return the lines of these limits as they are now."""
-    if not limits:
-        return {}
-    counts = statements.counts(limits)
-    lines = {}
-    for name, limit in limits.items():
-        count = counts[name]
-        first = None if count.first is None else LinePlace(-count.first[0], count.first[1], count.first[2])
-        lines[name] = Line(name, limit, count.now, count.running, count.kept, first, count.full_at)
-    return lines
-
-
-def lines_that_move(using: str, after: str, limit: int) -> tuple[set[str], set[str], str]:
-    """Look at some lines after a name: return those that have room, those without a limit, and the last name.
-
-    The last name is "" when there are no more. A line of a topic that is not known here belongs to other processes.
-    """
-    statements = limit_statements(using)
-    names = statements.lines(after, limit)
-    known = _known(names)
-    lines = _lines(statements, {name: limit for name, limit in known.items() if limit is not None})
-    with_room = {name for name, line in lines.items() if line.room(1)}
-    return with_room, known.keys() - lines.keys(), names[-1] if len(names) == limit else ""
-
-
-def promote(using: str, names: Collection[str], actor: str) -> tuple[list[Moved], set[str]]:
-    """Move the first messages of lines to *scheduled*, as many as may begin soon.
-
-    Returns them, and the lines to go on with. The limits that the code has no more let everybody go.
-    """
-    statements = limit_statements(using)
-    with writing(using):
-        statements.lock(names, hastily=True)
-        known = _known(statements.drop_places(names))
-    if not known:
-        return [], set()
-    # In a transaction of its own: the places that are written here may be under limits that it does not lock, and must
-    # not wait for another promotion that has deleted them and waits for this one.
-    moved: list[Moved] = []
-    left: Counter[str | None] = Counter()
-    with writing(using):
-        statements.lock(known, hastily=True)
-        lines = _lines(statements, {name: limit for name, limit in known.items() if limit is not None})
-        rooms = {name: lines[name].room(PROMOTED_TOGETHER) if name in lines else PROMOTED_TOGETHER for name in known}
-        full: set[str] = set()
-        while rooms := {name: room for name, room in rooms.items() if room}:
-            rows = statements.waiting(rooms, full)
-            others = _promote_rows(using, rows, lines, actor, moved)
-            left.update(row.limited_by for row in rows)
-            # Messages that another limit refused have left their room to the next ones of the line. Those that it would
-            # refuse too stay where they are: it may have room before the line gets to them.
-            full |= {other for _name, other in others}
-            rooms = {
-                name: lines[name].room(PROMOTED_TOGETHER) if name in lines else rooms[name] for name, _other in others
-            }
-    return moved, {name for name, number in left.items() if name is not None and number >= PROMOTED_TOGETHER}
-
-
-def _promote_rows(
-    using: str,
-    rows: Sequence[Candidate],
-    lines: dict[str, Line],
-    actor: str,
-    moved: list[Moved],
-) -> set[tuple[str, str]]:
-    """Promote the first messages of lines; return the lines whose messages another limit refused, each with that one.
-
-    Adds to ``moved`` and ``lines``.
-    """
-    statements = limit_statements(using)
-    lines |= _lines(
-        statements, {name: limit for row in rows for name, limit in _limits(row).items() if name not in lines}
-    )
-    promoted: list[Promoted] = []
-    refused: list[Refused] = []
-    places: list[TakenPlace] = []
-    others: set[tuple[str, str]] = set()
-    for row in sorted(rows, key=_place):
-        own = [lines[name] for name in _limits(row)]
-        full = next((line for line in own if line.slot() is None), None)
-        if full is not None:
-            if row.limited_by is not None and full.name != row.limited_by:
-                reason = f"{full.name}: no place is free, while {row.limited_by} has one"
-                refused.append(Refused(row.id, State.LIMITED, full.name, reason))
-                others.add((row.limited_by, full.name))
-            continue
-        slots = [slot for line in own if (slot := line.slot()) is not None]
-        due = ceil_tenth(max(slots) if slots else statements.now())
-        reason = f"{row.limited_by} has room" if row.limited_by in _limits(row) else f"{row.limited_by} was removed"
-        promoted.append(Promoted(row.id, due, reason))
-        for line in own:
-            line.keep()
-            places.append(TakenPlace(line.name, row.id, row.deliveries + 1, due + KEPT_FOR))
-    failpoints.reach("before_promotion")
-    if promoted:
-        statements.write(places, {})
-        moved += transitions.promote(using, promoted, actor)
-    if refused:
-        transitions.limit(using, refused, actor)
-    return others
-
-
-def _known(names: Iterable[str]) -> dict[str, Limit | None]:
-    """Return the limits of these names as the code has them (None: no more), without those of unknown topics."""
-    known: dict[str, Limit | None] = {}
-    for name in names:
-        with suppress(KeyError):
-            known[name] = declared(name)
-    return known
-
-
-def names_of(using: str, ids: Collection[int]) -> set[str]:
-    """Return the limits under which these messages have places."""
-    return limit_statements(using).names_of(ids)
 
 
 def tidy(using: str) -> None:
@@ -294,5 +200,5 @@ def tidy(using: str) -> None:
     statements = limit_statements(using)
     with writing(using):
         statements.lock(None)
-        statements.drop_all_places()
+        statements.drop_places()
         statements.drop_rates()

@@ -18,13 +18,12 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ..core import actors, failpoints
 from ..core.clock import ceil_tenth, to_us
-from ..core.states import LIVE, REQUEUEABLE, WAITING, State
+from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over
 from ..project.validation import FARTHEST
-from .sql import limit_statements, statements
-from .sql.limited import Promoted, Refused
+from .sql import statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing
 from .sql.rows import BEGINNING, Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
@@ -234,7 +233,7 @@ def _is_replaceable(message: Message) -> bool:
     It cannot while a crashed delivery may still succeed, which would stand for the new content, nor when its next
     message has been scheduled: what the new content is to do has begun.
     """
-    return message.state in WAITING and message.deliveries == message.reported and message.next_id is None
+    return message.state == State.SCHEDULED and message.deliveries == message.reported and message.next_id is None
 
 
 def _moved_due(message: Message, due: datetime) -> dict[str, datetime | None]:
@@ -253,9 +252,12 @@ def exclusively(using: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def due(using: str, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
-    """Return messages that are due by the record's clock: the most overdue ones, the highest priority first."""
-    return statements(using).due(queue, topics, limit)
+def due(using: str, queue: str, topics: Iterable[str], limit: int, closed: Collection[str] = ()) -> list[Ticket]:
+    """Return messages that are due by the record's clock: the most overdue ones, the highest priority first.
+
+    Here and below, messages that stand under one of the limits ``closed`` are left out.
+    """
+    return statements(using).due(queue, topics, limit, closed)
 
 
 def facts(using: str, ids: Sequence[int]) -> dict[int, Facts]:
@@ -268,17 +270,17 @@ def queues(using: str) -> list[str]:
     return statements(using).queues()
 
 
-def until_due(using: str, queue: str, topics: Iterable[str]) -> float | None:
+def until_due(using: str, queue: str, topics: Iterable[str], closed: Collection[str] = ()) -> float | None:
     """Return the seconds until the next scheduled message of a queue falls due: 0 or less when one is due.
 
     None: there is none, or the queue is paused.
     """
-    return statements(using).until_due(queue, topics)
+    return statements(using).until_due(queue, topics, closed)
 
 
-def waits(using: str, queues: Sequence[str], topics: Sequence[str]) -> dict[str, float]:
+def waits(using: str, queues: Sequence[str], topics: Sequence[str], closed: Collection[str] = ()) -> dict[str, float]:
     """Return the seconds until the next message of each queue falls due; a queue without messages is left out."""
-    heads = statements(using).heads(queues, after=BEGINNING, end=None, limit=1, topics=topics)
+    heads = statements(using).heads(queues, after=BEGINNING, end=None, limit=1, topics=topics, closed=closed)
     now_us = to_us(now(using))
     return {queue: (due_us - now_us) / 1_000_000 for queue, _id, due_us, _priority in heads}
 
@@ -336,16 +338,6 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     for failure in sorted(failures, key=lambda f: f.delivery):
         unique[failure.id] = failure
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
-
-
-def limit(using: str, refused: Sequence[Refused], actor: str) -> None:
-    """Move ``scheduled | limited → limited``. The caller holds the locks of the limits."""
-    limit_statements(using).limit(refused, actor)
-
-
-def promote(using: str, promoted: Sequence[Promoted], actor: str) -> list[Moved]:
-    """Move ``limited → scheduled``. The caller holds the locks of the limits."""
-    return limit_statements(using).promote(promoted, actor)
 
 
 def begin(using: str) -> None:
@@ -544,8 +536,8 @@ def _end_unreported(using: str, where: Q, decide: Decide, actor: str, limit: int
 
 
 def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among: Q | None = None) -> list[Moved]:
-    """Move ``scheduled | limited → expired`` the messages that did not start in time."""
-    where = Q(state__in=sorted(WAITING), expires_at__isnull=False, expires_at__lte=now(using)) & (among or Q())
+    """Move ``scheduled → expired`` the messages that did not start in time."""
+    where = Q(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now(using)) & (among or Q())
 
     def decide(message: Message, at: datetime) -> Decision:
         return Decision(State.EXPIRED, reason="not started in time")
@@ -580,7 +572,7 @@ def cancel(
 
 def cancel_decision(message: Message, reason: str = "") -> Decision:
     """Decide what a cancel does to a message."""
-    if message.state in WAITING:
+    if message.state == State.SCHEDULED:
         has_crashed = message.deliveries > message.reported
         verdict = Verdict.OUTCOME_UNKNOWN if has_crashed else Verdict.CANCELLED
         return Decision(State.CANCELLED, reason=reason, verdict=verdict)
@@ -608,10 +600,11 @@ def reschedule(
 
     The time ``spread`` begins ``begin`` after that. With ``shift`` each moves by that much from its own due time, but
     not to before now. With ``overdue_since`` only messages that were due by then move: a message that was rescheduled
-    meanwhile stays as it is. A limited message is scheduled again; one that is to be due at once keeps its due time,
-    and with that its place in the line, should the limit still be used up.
+    meanwhile stays as it is. A message that is due, and that is to be due at once, keeps its due time: it stays before
+    those that wait for the same limit and became due later.
     """
     shares = _shares(ids, begin, spread)
+    is_at_once = due_at is None and shift is None and not (delay or begin or spread)
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _waits(message, overdue_since):
@@ -620,7 +613,7 @@ def reschedule(
         if shift is not None:
             start = max(message.due_at + shift, at)
         moment = ceil_tenth(min(start + shares(message), at + FARTHEST))
-        if message.state == State.LIMITED and start <= at:
+        if is_at_once and message.due_at <= at:
             moment = message.due_at
         return Decision(State.SCHEDULED, _moved_due(message, moment), reason, Verdict.RESCHEDULED)
 
@@ -673,7 +666,7 @@ def give_up(
     """Move ``scheduled → dead`` without a delivery. ``overdue_since`` as in ``reschedule``."""
 
     def decide(message: Message, at: datetime) -> Decision:
-        if message.state != State.SCHEDULED or not _waits(message, overdue_since):
+        if not _waits(message, overdue_since):
             return TOO_LATE
         return Decision(State.DEAD, reason=reason, verdict=Verdict.GIVEN_UP)
 
@@ -681,7 +674,7 @@ def give_up(
 
 
 def _waits(message: Message, overdue_since: datetime | None) -> bool:
-    return message.state in WAITING and (overdue_since is None or message.due_at <= overdue_since)
+    return message.state == State.SCHEDULED and (overdue_since is None or message.due_at <= overdue_since)
 
 
 def _shares(ids: Sequence[int], begin: timedelta, spread: timedelta) -> Callable[[Message], timedelta]:

@@ -18,7 +18,7 @@ from ..api.actions import CANCEL
 from ..api.scheduling import schedule_message, schedule_messages
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage, KeyConflict
-from ..core.states import WAITING
+from ..core.states import State
 from ..models import Message, Transition
 from ..project import registry
 from ..project.message_options import OnConflict
@@ -38,7 +38,7 @@ CLOCK_MARGIN = timedelta(seconds=30)
 ROUNDS = 20
 
 # An occurrence waits until its first delivery.
-WAITS = Q(state__in=sorted(WAITING), deliveries=0)
+WAITS = Q(state=State.SCHEDULED, deliveries=0)
 
 
 # --- the API ----------------------------------------------------------------------------------------------------------
@@ -387,9 +387,9 @@ def _left(using: str, message_id: int) -> datetime | None:
     if message is None:
         # It was purged, which only finished messages are.
         return datetime.min.replace(tzinfo=UTC)
-    if message.state in WAITING and not message.deliveries:
+    if message.state == State.SCHEDULED and not message.deliveries:
         return None
-    moves = Transition.objects.using(using).filter(message_id=message_id).exclude(to_state__in=WAITING)
+    moves = Transition.objects.using(using).filter(message_id=message_id).exclude(to_state=State.SCHEDULED)
     return moves.order_by("number").values_list("at", flat=True).first() or message.created_at
 
 

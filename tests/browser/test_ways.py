@@ -11,12 +11,15 @@ import pytest
 import redis
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.test import override_settings
 from django.utils import timezone
 
 from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
+from django_delayq.record import admission
+from django_delayq.record.sql.rows import Ticket
 from testproject.servers import RedisServer
 from tests.console.admin import samples
 from tests.console.admin.samples import admin_url
@@ -98,18 +101,28 @@ def test_a_message_is_found_and_cancelled(open_page: Open) -> None:
 
 
 def test_a_limited_message_is_found_by_its_limit_and_cancelled(open_page: Open) -> None:
-    waits = samples.limited(by="queue mail", queue="mail")
-    other = samples.limited(by="queue news", queue="news")
+    with override_settings(DELAYQ={**settings.DELAYQ, "LIMITS": {name: {"limit": 1} for name in ("mail", "news")}}):
+        _cancel_one_of_a_limit(open_page)
+
+
+def _cancel_one_of_a_limit(open_page: Open) -> None:
+    waits, other = (_waiting_for_its_queue(name) for name in ("mail", "news"))
     page = open_page(url("limits_changelist"))
-    page.get_by_role("row", name="queue mail").get_by_role("link", name="1").click()
+    page.get_by_role("row", name="queue mail").get_by_role("link", name="1").last.click()
     expect(rows(page)).to_have_count(1)
     page.get_by_role("link", name=f"#{waits.pk}").click()
-    expect(page.get_by_text("Limited: it waits for queue mail.")).to_be_visible()
+    expect(page.get_by_text("Limited: it waits for queue mail (1 of 1 run).")).to_be_visible()
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#forecast")).to_contain_text("will be cancelled")
     confirm(page, "Cancel messages", reason="too late")
     expect(page.locator("#timeline")).to_contain_text("too late")
-    assert (samples.fresh(waits).state, samples.fresh(other).state) == (State.CANCELLED, State.LIMITED)
+    assert (samples.fresh(waits).state, samples.fresh(other).state) == (State.CANCELLED, State.SCHEDULED)
+
+
+def _waiting_for_its_queue(queue: str) -> Message:
+    made = [samples.scheduled(delay=0, queue=queue) for _ in range(2)]
+    admission.claim(samples.DB, [Ticket(message.pk) for message in made], {samples.TOPIC: 60.0}, samples.WORKER)
+    return samples.fresh(made[1])
 
 
 def test_all_that_a_search_finds_is_rescheduled_by_a_worker(open_page: Open, start: Start) -> None:

@@ -15,7 +15,6 @@ README = Path(__file__).parents[2] / "README.rst"
 # The states in which the arrows of the drawing begin. The states in which they end are read from it.
 BEGINNINGS: dict[str, set[State | None]] = {
     "schedule": {None},
-    "over a limit": {State.SCHEDULED},
     "cancel": {State.SCHEDULED},
     "claim": {State.SCHEDULED},
     "expires": {State.SCHEDULED},
@@ -29,7 +28,6 @@ NOT_DRAWN = {
     (State.SCHEDULED, State.SCHEDULED),
     (State.SCHEDULED, State.DEAD),
     (State.SCHEDULED, State.CONSUMED),
-    *((State.LIMITED, after) for after in State if is_legal(State.LIMITED, after)),
     (State.RUNNING, State.CANCELLED),
     (State.RUNNING, State.RUNNING),
 }

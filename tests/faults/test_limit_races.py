@@ -1,4 +1,4 @@
-"""Processes that admit and promote at the same moment never let more begin than a limit allows, and forget nobody."""
+"""Processes that admit at the same moment never let more begin than a limit allows, and do not deadlock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.rows import Success, Ticket
 from django_delayq.record.sql.sessions import lock_timeout
 from tests.support import limits_oracle as oracle
-from tests.support.limits import DB, LEASES, Declare, fail, promote, states, succeed
+from tests.support.limits import DB, LEASES, Declare, fail, states, succeed
 from tests.support.steps import at_once
 from tests.support.transactions import unfinished
 
@@ -57,7 +57,7 @@ def test_processes_that_admit_at_once_keep_to_the_limit_together(declare: Declar
         parts = [made[number::THREADS] for number in range(THREADS)]
         begun = answers(at_once(THREADS, lambda number: admit(parts[number])))  # noqa: B023  at once
         assert sum(map(len, begun)) == 2
-        assert sorted(states(*made)) == [State.LIMITED] * (2 * THREADS - 2) + [State.RUNNING] * 2
+        assert sorted(states(*made)) == [State.RUNNING] * 2 + [State.SCHEDULED] * (2 * THREADS - 2)
 
 
 def test_processes_that_take_the_same_messages_begin_each_once(declare: Declare) -> None:
@@ -65,32 +65,6 @@ def test_processes_that_take_the_same_messages_begin_each_once(declare: Declare)
     made = due(6)
     begun = answers(at_once(THREADS, lambda number: admit(made)))
     assert sorted(pk for some in begun for pk in some) == [message.pk for message in made[:3]]
-
-
-def test_a_message_that_becomes_limited_while_its_place_becomes_free_is_promoted(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    for _round in range(10):
-        first, second = due(2, limit_key=f"round-{_round}")
-        assert admit([first]) == [first.pk]
-
-        def step(number: int, ending: Message = first, new: Message = second, key: int = _round) -> object:
-            if number:
-                return admit([new])
-            succeed(ending)
-            return promote(f"topic l.one key round-{key}")
-
-        answers(at_once(2, step))
-        assert Message.objects.get(pk=second.pk).state != State.LIMITED
-
-
-def test_processes_that_promote_at_once_fill_each_place_once(declare: Declare) -> None:
-    declare("l.one", limit=2)
-    made = due(10)
-    admit(made)
-    for message in made[:2]:
-        succeed(message)
-    found = answers(at_once(THREADS, lambda number: promote("topic l.one")))
-    assert sorted(pk for some in found for pk in some) == [made[2].pk, made[3].pk]
 
 
 def test_deliveries_under_two_limits_deadlock_in_no_order(
@@ -105,12 +79,39 @@ def test_deliveries_under_two_limits_deadlock_in_no_order(
             begun = admit([*Message.objects.filter(state=State.SCHEDULED), *made])
             for pk in begun:
                 transitions.succeed(DB, [Success(pk, 1, "worker:w")])
-            names = admission.names_of(DB, begun) | {"queue default", "topic l.one key c-0"}
-            admission.promote(DB, names, "worker:w")
             admission.tidy(DB)
 
     answers(at_once(THREADS, work))
     assert oracle.faults(admission.limits_of) == []
+
+
+def test_a_place_that_becomes_free_is_given_on_once(declare: Declare) -> None:
+    declare("l.one", limit=2)
+    made = due(10)
+    admit(made)
+    for message in made[:2]:
+        succeed(message)
+    found = answers(at_once(THREADS, lambda number: admit(made)))
+    assert sorted(pk for some in found for pk in some) == [made[2].pk, made[3].pk]
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_claim_counts_what_others_have_committed_whatever_the_level_of_the_session(
+    declare: Declare, level: str
+) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("one process writes at a time")
+    declare("l.one", limit=2)
+    made = due(2 * THREADS)
+
+    def step(number: int) -> list[int]:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET default_transaction_isolation = '{level}'")
+        connection.connection.delayq_session = None
+        return admit(made[number::THREADS])
+
+    begun = answers(at_once(THREADS, step))
+    assert sum(map(len, begun)) == 2
 
 
 def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) -> None:
@@ -121,36 +122,6 @@ def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) ->
     with unfinished(lambda: Message.objects.select_for_update().get(pk=first.pk)):
         assert admit([first, second]) == [second.pk]
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
-
-
-@pytest.mark.parametrize(
-    ("sql", "terms"),
-    [
-        ("COUNTS", {"longest": 12.0}),
-        ("WAITING", {"rooms": [1], "full": ["queue full"]}),
-        ("DROP_PLACES", {}),
-        ("LINES", {"after": "", "limit": 5}),
-    ],
-)
-def test_lines_are_read_along_their_index_although_nothing_was_limited_before(
-    declare: Declare, sql: str, terms: dict[str, Any]
-) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("asks PostgreSQL's planner")
-    from django_delayq.record.sql import postgresql_limited as postgresql_limits
-
-    declare("l.one", limit=1)
-    made = due(20)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE delayq_message")
-        admit(made)
-        with transaction.atomic():
-            # The table is small.
-            cursor.execute("SET LOCAL enable_seqscan = off")
-            cursor.execute(f"EXPLAIN {getattr(postgresql_limits, sql)}", {"names": ["topic l.one"], **terms})
-            plan = "\n".join(row[0] for row in cursor.fetchall())
-    assert "delayq_limited on" in plan, plan
-    assert "delayq_limited_due" not in plan, plan
 
 
 def test_a_process_that_freezes_does_not_keep_a_limit() -> None:
@@ -221,35 +192,6 @@ def test_claims_of_one_transaction_deadlock_in_no_order(declare: Declare) -> Non
         return begun
 
     assert sum(map(len, answers(at_once(2, turn)))) == 4
-
-
-def test_promotions_under_two_limits_deadlock_in_no_order(
-    declare: Declare, queue_limits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("one process writes at a time")
-    declare("l.one", limit=1)
-    queue_limits(default={"limit": 1})
-    made = due(2)
-    lines = ["topic l.one", "queue default"]
-    # Each has places of its first delivery under both limits, and waits for one of them.
-    for message in made:
-        assert admit([message]) == [message.pk]
-        fail(message)
-    for message, line in zip(made, lines, strict=True):
-        Message._base_manager.filter(pk=message.pk).update(state=State.LIMITED, limited_by=line)
-    statements = type(limit_statements(DB))
-    waiting, met, came = statements.waiting, threading.Barrier(2), threading.local()
-
-    def wait_for_the_other(self: Any, *terms: Any) -> Any:
-        if not getattr(came, "yes", False):
-            came.yes = True
-            may_pause()
-            met.wait(60)
-        return waiting(self, *terms)
-
-    monkeypatch.setattr(statements, "waiting", wait_for_the_other)
-    answers(at_once(2, lambda number: promote(lines[number])))
 
 
 def test_a_limit_that_is_being_looked_at_keeps_only_its_own_messages_waiting(declare: Declare) -> None:

@@ -13,7 +13,7 @@ from django.db import connection
 from django_delayq import schedule_messages
 from django_delayq.core import limits
 from django_delayq.core.states import State
-from django_delayq.models import Message, Transition
+from django_delayq.models import Message
 from tests.support import failpoints
 from tests.support import limits_oracle as oracle
 from tests.support.processes import Start
@@ -77,13 +77,12 @@ def test_limits_hold_while_workers_are_killed_and_frozen_and_redis_is_flushed(
     assert oracle.faults(limits_of) == []
     by_name = {name: oracle.most_at_once(these) for name, these in oracle.runs(limits_of).items()}
     assert by_name["topic t.limited"] == 3
-    assert Transition.objects.filter(to_state=State.LIMITED).exists()
 
 
 @pytest.mark.parametrize(
     "faults",
     [
-        "before_limited_claim:raise:2,before_limited_claim:kill:5,before_promotion:raise:2,before_promotion:kill:4",
+        "before_limited_claim:raise:2,before_limited_claim:kill:5",
         "before_limited_claim:stop:3",
     ],
     ids=["killed", "frozen"],
@@ -116,8 +115,24 @@ def test_a_rate_is_kept_over_several_workers(start: Start) -> None:
     assert Message.objects.filter(attempts=0, deliveries=1).count() == 150
 
 
-def test_once_delivers_what_waits_for_a_place(start: Start) -> None:
-    schedule_messages([{"topic": "t.limited", "payload": {"seconds": 0}, "limit_key": "c"} for _ in range(9)])
-    assert start("--once", "--threads", "4").wait() == 0
-    assert states() == {State.CONSUMED: 9}
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_once_delivers_what_waits_for_a_place_and_what_is_behind_it(start: Start, threads: str) -> None:
+    schedule_messages([{"topic": "t.limited", "payload": {"seconds": 0}, "limit_key": "c"}] * 70)
+    schedule_messages([{"topic": "t.sleep", "payload": {"seconds": 0}}] * 5)
+    assert start("--once", "--threads", threads).wait() == 0
+    assert states() == {State.CONSUMED: 75}
+    assert oracle.faults(limits_of) == []
+
+
+@pytest.mark.usefixtures("timed_by")
+def test_a_message_that_waits_for_a_limit_survives_the_loss_of_its_worker_and_of_redis(
+    start: Start, redis_client: redis.Redis
+) -> None:
+    first = start("--threads", "4")
+    (child,) = first.wait_for_children(1)
+    schedule_messages([{"topic": "t.limited", "payload": {"seconds": 0.2}, "limit_key": "c"}] * 30)
+    eventually(lambda: states()[State.CONSUMED] >= 3, "work is done")
+    redis_client.flushall()
+    os.kill(child, signal.SIGKILL)
+    wait_until_all(State.CONSUMED, 30)
     assert oracle.faults(limits_of) == []

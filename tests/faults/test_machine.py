@@ -42,7 +42,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import actors
 from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
-from django_delayq.core.states import FINAL, WAITING, State, is_legal
+from django_delayq.core.states import FINAL, State, is_legal
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow, Place
@@ -61,7 +61,6 @@ QUEUE = "default"
 TOPIC = "model.any"
 # So many messages of the queue may run at once. The machine has up to six.
 LIMIT = 3
-LINE = f"queue {QUEUE}"
 UNIQUES = st.sampled_from(["live", "scheduled", "1h"])
 # Messages in a page of a restore. Other steps may come between two pages.
 PAGE = 1
@@ -250,8 +249,8 @@ class Machine(RuleBasedStateMachine):
         if message.state in FINAL:
             return fate.unique == "1h"
         if fate.unique == "scheduled":
-            waits_again = message.state in WAITING and message.deliveries == message.reported
-            return waits_again or (message.deliveries <= fate.holds_until and message.state in WAITING)
+            waits_again = message.state == State.SCHEDULED and message.deliveries == message.reported
+            return waits_again or (message.deliveries <= fate.holds_until and message.state == State.SCHEDULED)
         return True
 
     @invariant()
@@ -331,14 +330,6 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_limit_is_kept(self) -> None:
         assert len(self.running()) <= LIMIT, "more run than the limit"
-
-    @rule(pushed=st.booleans())
-    def promote(self, pushed: bool) -> None:
-        """Move the line up. ``pushed``: Redis learns of it."""
-        moved, _again = admission.promote("default", [LINE], "model")
-        assert len(moved) <= LIMIT - len(self.running()), "more were promoted than there is room for"
-        for row in moved if pushed else ():
-            self.announce(row.id)
 
     def alive(self, pk: int) -> list[Held]:
         """Return the deliveries of a message that run and have their lease."""
@@ -613,7 +604,6 @@ class Machine(RuleBasedStateMachine):
         # A minute has passed in the meantime, and the sweep begins at the very beginning.
         self.sweeper._full_at = 0.0
         self.sweep()
-        self.promote(pushed=True)
         self.work(0, limit=100)
         while any(not held.done for held in self.held):
             self.run(number=0, steps="success")

@@ -11,18 +11,15 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.broker.base import RedisPlace as InRedis
-from django_delayq.core.clock import to_tenths
 from django_delayq.core.findings import Finding, Level
-from django_delayq.core.states import State
-from django_delayq.inspector import consistency, diagnostics, lines, stats, waiting
+from django_delayq.inspector import diagnostics, lines, snapshot, stats, waiting
 from django_delayq.inspector.diagnostics import Thresholds
 from django_delayq.inspector.numbers import Capped
 from django_delayq.inspector.snapshot import take_snapshot
 from django_delayq.models import Message, Worker
-from django_delayq.project import conf, registry
-from django_delayq.record import transitions
-from tests.support.limits import DB, Declare, admit, promote
+from django_delayq.project import conf
+from django_delayq.record import admission, transitions
+from tests.support.limits import DB, Declare, admit, succeed
 
 pytestmark = pytest.mark.django_db
 
@@ -47,16 +44,52 @@ def test_limited_messages_are_counted_by_queue_and_are_not_overdue(declare: Decl
     declare("l.one", limit=1)
     made = fill("l.one", 3, timedelta(hours=2), queue="full")
     seen = take_snapshot(DB)
-    assert (seen.limited, seen.scheduled, seen.overdue) == (Capped(2), Capped(0), Capped(0))
+    assert (seen.limited, seen.scheduled, seen.ready, seen.overdue) == (Capped(2), Capped(2), Capped(0), Capped(0))
     queue = seen.queues["full"]
-    assert queue.limited == Capped(2)
+    assert (queue.limited, queue.oldest_overdue) == (Capped(2), None)
     assert queue.oldest_limited == Message.objects.get(pk=made[2].pk).due_at
+    assert stats.oldest_overdue(DB, seen.at) == []
 
 
-def test_a_number_of_limited_messages_is_capped(declare: Declare) -> None:
+def test_the_others_of_a_queue_with_limited_messages_are_ready_and_overdue(declare: Declare) -> None:
     declare("l.one", limit=1)
-    fill("l.one", 4, queue="full")
-    assert take_snapshot(DB, cap=2).queues["full"].limited == Capped(2, more=True)
+    fill("l.one", 4, timedelta(hours=2))
+    fill("l.one", 1)
+    free = schedule_message("l.free")
+    Message._base_manager.filter(pk=free.pk).update(due_at=transitions.now(DB) - timedelta(hours=1))
+    schedule_message("l.free")
+    schedule_message("l.one", delay="1h")
+    queue = take_snapshot(DB).queues["default"]
+    assert (queue.scheduled, queue.limited, queue.ready, queue.overdue) == tuple(map(Capped, (7, 4, 1, 1)))
+    assert queue.oldest_overdue == Message.objects.get(pk=free.pk).due_at
+    assert [message.pk for message in stats.oldest_overdue(DB, transitions.now(DB))] == [free.pk]
+
+
+def test_messages_are_limited_a_moment_after_a_place_became_free_and_overdue_when_nobody_takes_it(
+    declare: Declare,
+) -> None:
+    declare("l.one", limit=1)
+    first, *_waiting = fill("l.one", 3, timedelta(hours=2))
+    succeed(first)
+    assert take_snapshot(DB).limited == Capped(2)
+    admission.tidy(DB)
+    seen = take_snapshot(DB)
+    assert (seen.limited, seen.overdue) == (Capped(0), Capped(2))
+
+
+def test_an_overdue_message_behind_many_limited_ones_is_found(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "DUE_READ", 3)
+    monkeypatch.setattr(snapshot, "DUE_READ", 3)
+    declare("l.one", limit=1)
+    fill("l.one", 8, timedelta(hours=2))
+    free = schedule_message("l.free")
+    Message._base_manager.filter(pk=free.pk).update(due_at=transitions.now(DB) - timedelta(hours=1))
+    queue = take_snapshot(DB).queues["default"]
+    assert queue.limited == Capped(3, more=True)
+    assert queue.oldest_overdue == Message.objects.get(pk=free.pk).due_at
+    assert queue.overdue.more
 
 
 def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:
@@ -69,18 +102,25 @@ def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:
         ("topic l.one key b b", 3, 2, True),
         ("topic l.one key a", 1, 2, True),
     ]
-    assert lines.parts(found.longest[0].name) == ("topic", "l.one", "b b")
     assert len(lines.longest_lines(DB, 1).longest) == 1
 
 
-def test_lines_beyond_the_cap_are_counted_one_by_one(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_beyond_the_cap_are_at_least_so_long(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     declare("l.one", limit=1)
-    monkeypatch.setattr(waiting, "LEAST_COUNTED", 2)
-    for key, number in (("a", 3), ("b", 4), ("c", 6), ("d", 2)):
-        fill("l.one", number, limit_key=key)
-    found = [(line.name[-1], line.number, line.more) for line in waiting.count_lines(DB, 4)]
-    assert found == [("a", 2, False), ("b", 2, True), ("c", 2, True), ("d", 1, False)]
-    assert sum(line.number for line in waiting.count_lines(DB, 100)) == 11
+    monkeypatch.setattr(waiting, "DUE_READ", 4)
+    monkeypatch.setattr(lines, "DUE_READ", 4)
+    fill("l.one", 7, limit_key="a")
+    (line,) = lines.longest_lines(DB, 5).longest
+    assert line.waiting == Capped(4, more=True)
+
+
+def test_a_message_under_two_full_limits_waits_for_the_first(declare: Declare, queue_limits: Any) -> None:
+    queue_limits(default={"limit": 1})
+    declare("l.one", limit=1)
+    fill("l.one", 2)
+    fill("l.free", 2)
+    found = {line.name: line.waiting.count for line in lines.longest_lines(DB, 5).longest}
+    assert found == {"topic l.one": 1, "queue default": 2}
 
 
 def test_all_limits_have_those_that_are_declared_and_those_that_run(declare: Declare, queue_limits: Any) -> None:
@@ -103,42 +143,20 @@ def test_a_rate_tells_its_next_slot(declare: Declare) -> None:
     assert timedelta(seconds=50) < line.slot - transitions.now(DB) <= timedelta(minutes=1, seconds=1)
 
 
-def test_a_slot_comes_after_those_for_which_places_are_kept(declare: Declare) -> None:
-    declare("l.rate", rate="1/s")
-    first, *_waiting = fill("l.rate", 6)
-    kept = len(promote("topic l.rate"))
-    # Slots are given for two seconds: three when the one after the first has come already.
-    assert kept in (2, 3)
-    (line,) = lines.read_limits(DB, ["topic l.rate"])
-    assert (line.running, line.kept) == (1, kept)
-    assert line.slot is not None
-    assert line.slot - first.due_at >= timedelta(seconds=kept + 0.9)
-
-
-def test_a_limited_message_belongs_into_the_record_alone() -> None:
-    now = transitions.now(DB)
-    row = consistency.RecordRow("default", State.LIMITED, now - timedelta(minutes=1), 0)
-    at = {"now_tenths": to_tenths(now), "horizon_tenths": to_tenths(now)}
-    assert consistency.classify(row, InRedis(None, None), "default", **at) is None
-    assert consistency.classify(row, InRedis(None, 5), "default", **at) == consistency.Mismatch.EXTRA
-
-
 def test_stats_tell_the_lines(declare: Declare) -> None:
     declare("l.one", limit=1)
     fill("l.one", 3)
     found = stats.collect(DB, None)
-    assert found.states[State.LIMITED] == Capped(2)
+    assert found.snapshot.limited == Capped(2)
     out = StringIO()
     call_command("delayq_stats", stdout=out)
     text = out.getvalue()
-    assert "limited               2" in text
     assert "Limited      2 before 1 limits, the oldest for" in text
     assert "topic l.one: 2 waiting, 1 running, limit 1 at once" in text
-    assert "0 scheduled, 0 overdue, 2 limited" in text
+    assert "2 scheduled, 0 overdue, 2 limited" in text
     out = StringIO()
     call_command("delayq_stats", "--json", stdout=out)
     told = json.loads(out.getvalue())
-    assert told["states"]["limited"] == {"count": 2, "exact": True}
     assert told["queues"]["default"]["limited"] == {"count": 2, "exact": True}
     (line,) = told["limits"]
     assert (line["name"], line["running"]) == (LINE, 1)
@@ -185,14 +203,6 @@ def test_a_check_tells_of_lines_that_no_worker_leads(declare: Declare) -> None:
     found = finding()
     assert found is not None
     assert found.level == Level.OK
-
-
-def test_a_check_finds_limited_messages_whose_topic_nobody_handles(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    fill("l.one", 2)
-    registry.unregister("l.one")
-    topics = [each.detail for each in diagnostics.check(DB, None, Thresholds(min_workers=0)) if each.name == "Topics"]
-    assert topics == ["no handler for l.one"]
 
 
 def test_handlers_are_listed_with_their_limits(declare: Declare) -> None:

@@ -128,7 +128,7 @@ MUTANTS = [
     ),
     mutant(
         "place under a limit that is taken long before the due time",
-        (f"{WORKER}/processes/assembly.py", "CLAIM_AHEAD if gate is None else NEAR", "CLAIM_AHEAD"),
+        (f"{WORKER}/processes/assembly.py", "NEAR if admission.any_declared() else CLAIM_AHEAD", "CLAIM_AHEAD"),
     ),
     mutant(
         "spread that ends beyond the farthest due time",
@@ -136,7 +136,7 @@ MUTANTS = [
     ),
     mutant(
         "preview of a reschedule that takes running messages for scheduled",
-        (ACTIONS, "_by_state(rows, WAITING, ", "_by_state(rows, LIVE, "),
+        (ACTIONS, "_by_state(rows, SCHEDULED, ", "_by_state(rows, LIVE, "),
     ),
     mutant(
         "changed payload lost where others are not changed",
@@ -204,7 +204,7 @@ MUTANTS = [
     ),
     mutant(
         "kept message that starts before the caller's transaction ends",
-        (SQL, "AND {IS_WAITING} FOR SHARE", "AND {IS_WAITING}"),
+        (SQL, "AND state = 'scheduled' FOR SHARE", "AND state = 'scheduled'"),
     ),
     mutant(
         "running message of another key that hands its key over",
@@ -216,7 +216,7 @@ MUTANTS = [
     ),
     mutant(
         "message that waits again and keeps the later steps of its chain out",
-        (SQL, "AND next_id IS NULL AND {IS_WAITING}", "AND {IS_WAITING}"),
+        (SQL, "AND next_id IS NULL AND state = 'scheduled'", "AND state = 'scheduled'"),
     ),
     mutant(
         "key that is given up although the next message is refused",
@@ -369,11 +369,6 @@ MUTANTS = [
     mutant(
         "occurrences that have begun withdrawn",
         (f"{RECURRING}/schedules.py", "filter(WAITS, pk__in=rows", "filter(pk__in=rows"),
-    ),
-    mutant(
-        "occurrence that waits for a limit and counts as begun",
-        (f"{RECURRING}/schedules.py", "WAITS = Q(state__in=sorted(WAITING),", 'WAITS = Q(state="scheduled",'),
-        (f"{RECURRING}/schedules.py", "if message.state in WAITING and", 'if message.state == "scheduled" and'),
     ),
     mutant(
         "withdrawn occurrence whose time does not come again",
@@ -607,12 +602,10 @@ MUTANTS = [
             "m.moves FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
         ),
     ),
-    mutant(
-        "success without a guard", (SQL, "WHERE m.state IN ('limited', 'running', 'scheduled') ORDER BY", "ORDER BY")
-    ),
+    mutant("success without a guard", (SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "ORDER BY")),
     mutant(
         "late success refused",
-        (SQL, "WHERE m.state IN ('limited', 'running', 'scheduled') ORDER BY", "WHERE m.state = 'running' ORDER BY"),
+        (SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "WHERE m.state = 'running' ORDER BY"),
     ),
     mutant(
         "worker that looks for garbage against the project's choice",
@@ -632,10 +625,6 @@ MUTANTS = [
     mutant(
         "failure that changes the first row of the log",
         (SQL, "FROM x WHERE created_by IS NOT NULL", "FROM x WHERE false"),
-    ),
-    mutant(
-        "limited message that loses the first row of its log",
-        ("django_delayq/record/sql/postgresql_limited.py", "{FIRST_ROW}\nUNION ALL\n", ""),
     ),
     mutant("move that loses the claim from the log", (MOVES, "if message.claimed_at is not None:", "if False:")),
     mutant(
@@ -668,7 +657,7 @@ MUTANTS = [
         "cancel without a condition",
         (
             TRANSITIONS,
-            "if message.state in WAITING: has_crashed",
+            "if message.state == State.SCHEDULED: has_crashed",
             "if message.state in LIVE:\n    has_crashed",
         ),
     ),
@@ -1109,39 +1098,30 @@ MUTANTS = [
             "if False",
         ),
     ),
-    mutant("one more than the limit", (LIMITS, "self.running + kept >= count:", "self.running + kept > count:")),
-    mutant(
-        "newcomers that pass those who wait",
-        (LIMITS, "if not is_kept and self.first is not None and self.first < place:", "if False:"),
-    ),
-    mutant("kept place that anybody takes", (LIMITS, "0 if is_kept else self.kept", "0")),
-    mutant("promoted message that places for others keep out", (LIMITS, "0 if is_kept else self.kept", "self.kept")),
+    mutant("one more than the limit", (LIMITS, "self.running < self.limit.count", "self.running <= self.limit.count")),
     mutant("rate that nobody uses up", (LIMITS, "self.is_charged = True", "self.is_charged = False")),
+    mutant("late deliveries that make up for their slots", (LIMITS, "if moment < self.now - PUNCTUAL:", "if False:")),
     mutant(
-        "late deliveries that make up for their slots",
-        (LIMITS, "return due if due >= self.now - PUNCTUAL else self.now", "return due"),
+        "slots that are pushed away by each delay",
+        (LIMITS, "moment = due if self.slot is None else max(due, self.slot)", "moment = due"),
     ),
     mutant(
         "rate that waits for a clock which was set back",
-        (LIMITS, "self.full_at = min(self.full_at, latest)", "self.full_at = max(self.full_at, latest)"),
-    ),
-    mutant("slots that overlap", (LIMITS, "def keep(self) -> None:", "def keep(self) -> None:\n    return\n")),
-    mutant(
-        "places of deliveries that have ended",
-        (LIMITS_SQL, "(WHERE {IS_RUNNING} AND m.deliveries = p.delivery)", "(WHERE m.state || '' <> 'limited')"),
-    ),
-    mutant(
-        "place that is kept by another clock for ever",
         (
-            LIMITS_SQL,
-            "AND p.kept_until <= clock_timestamp() + %(longest)s * interval '1 second') AS kept",
-            ") AS kept",
+            LIMITS,
+            "self.full_at = min(self.full_at, self.now + LEAD +",
+            "self.full_at = max(self.full_at, self.now + LEAD +",
         ),
     ),
     mutant(
-        "promoted message that is late from its first due time on",
-        (LIMITS_SQL, "limited_by = NULL, due_at = o.due,", "limited_by = NULL,"),
+        "places of deliveries that have ended",
+        (
+            LIMITS_SQL,
+            "AND {IS_RUNNING} AND m.deliveries = p.delivery OFFSET 0",
+            "AND m.deliveries = p.delivery OFFSET 0",
+        ),
     ),
+    mutant("places that nobody deletes", (ADMISSION, "if count.ended > count.running]", "if False]")),
     mutant(
         "process that freezes and keeps a limit",
         (LIMITS_SQL, "set_config('idle_in_transaction_session_timeout', '{LONGEST_PAUSE}', true)", "1"),
@@ -1149,23 +1129,6 @@ MUTANTS = [
     mutant(
         "admission without a lock",
         (ADMISSION, "statements.lock(None if makes_others else names)", "pass"),
-    ),
-    mutant(
-        "promotion without a lock",
-        (ADMISSION, "statements.lock(names, hastily=True)", "pass"),
-        (ADMISSION, "statements.lock(known, hastily=True)", "pass"),
-    ),
-    mutant(
-        "message that stays in the line of a limit with room",
-        (ADMISSION, "if row.limited_by is not None and full.name != row.limited_by:", "if False:"),
-    ),
-    mutant(
-        "line that moves as a whole to another limit without room",
-        (ADMISSION, "full |= {other for _name, other in others}", "pass"),
-    ),
-    mutant(
-        "messages of a paused queue that places are kept for",
-        (LIMITS_SQL, "{NOT_EXPIRED} AND m.queue NOT IN ({PAUSED}) AND", "{NOT_EXPIRED} AND"),
     ),
     mutant(
         "message that becomes due meanwhile and begins beside its limit",
@@ -1177,34 +1140,28 @@ MUTANTS = [
     ),
     mutant(
         "message that is not claimed and uses up a rate",
-        (ADMISSION, "{*names} and _is_due(row, by_id[row.id])]", "{*names}]"),
+        (ADMISSION, "counts.keys() and _is_due(row, tickets[row.id])]", "counts.keys()]"),
     ),
     mutant(
-        "lines that a run with --once passes over",
-        (f"{WORKER}/processes/once.py", "while not stop.is_set() and keeper.tick() < INTERVAL:", "while False:"),
+        "message under two limits that asks for one of them",
+        (
+            ADMISSION,
+            "own = [usages[name] for name in _limits(row)]",
+            "own = [usages[name] for name in [*_limits(row)][:1]]",
+        ),
+    ),
+    mutant("query that finds the messages of full limits", (SQL, "{NOT_EXPIRED} AND {IS_OPEN}", "{NOT_EXPIRED}")),
+    mutant(
+        "--once that ends beside messages that could begin",
+        (f"{WORKER}/processes/once.py", "and not consumer.quarantine.is_waiting and not consumer.refused", "or True"),
     ),
     mutant(
         "replaced message that is judged by a limit without its lock",
-        (ADMISSION, "if _limits(row).keys() <= {*names} and _is_due", "if _is_due"),
+        (ADMISSION, "if _limits(row).keys() <= counts.keys() and _is_due", "if _is_due"),
     ),
     mutant(
-        "line that nobody moves up when a delivery ends",
-        (f"{WORKER}/claim/line_keeper.py", "self._ended |= ended self._woken.set()", "self._woken.set()"),
-    ),
-    mutant(
-        "failed promotion that is forgotten",
-        (f"{WORKER}/claim/line_keeper.py", "self._ended |= ended self._lines |= lines raise", "pass\nraise"),
-    ),
-    mutant(
-        "removed limit that lets nobody go", (f"{WORKER}/claim/line_keeper.py", "if removes and removed:", "if False:")
-    ),
-    mutant(
-        "limited message that never expires",
-        (TRANSITIONS, "where = Q(state__in=sorted(WAITING), expires_at", "where = Q(state=State.SCHEDULED, expires_at"),
-    ),
-    mutant(
-        "limited message that is to run now and goes to the end of the line",
-        (TRANSITIONS, "if message.state == State.LIMITED and start <= at:", "if False:"),
+        "message that is due, is to run now and goes behind the others",
+        (TRANSITIONS, "if is_at_once and message.due_at <= at:", "if False:"),
     ),
     mutant(
         "limit key without a limit",
@@ -1212,34 +1169,16 @@ MUTANTS = [
     ),
     mutant("due times rounded down", ("django_delayq/core/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
     mutant(
-        "limited message called missing in Redis",
-        (CONSISTENCY, "IN_REDIS = frozenset({State.SCHEDULED, State.RUNNING})", "IN_REDIS = LIVE"),
-        (CONSISTENCY, "from ..core.states import State", "from ..core.states import LIVE, State"),
+        "limited messages counted as overdue",
+        ("django_delayq/inspector/snapshot.py", "closed = admission.full_lately(using)", "closed = set()"),
     ),
     mutant(
-        "limited messages counted as scheduled",
-        (
-            WAITING_SQL,
-            "LIMITED = \"FROM delayq_message m WHERE m.state = 'limited'",
-            "LIMITED = \"FROM delayq_message m WHERE m.state = 'scheduled'",
-        ),
+        "limited messages named as overdue",
+        ("django_delayq/inspector/stats.py", ".filter(~Q(limited))", ""),
     ),
-    mutant(
-        "queue of limited messages alone that is not counted",
-        (
-            "django_delayq/inspector/snapshot.py",
-            "sorted({*restore.queues(using), *queues_of_limited(using)})",
-            "restore.queues(using)",
-        ),
-    ),
-    mutant("cut line told as a whole one", (WAITING_SQL, "*whole, last = rows", "whole, last = rows, rows[-1]")),
     mutant("long wait for a limit that no check tells", (DIAGNOSTICS, "_limited_for(line, now) > most", "False")),
     mutant("line without a worker that no check tells", (DIAGNOSTICS, "if _has_no_worker(line, workers)", "if False")),
-    mutant(
-        "limited messages without a handler that no check tells",
-        (UNSERVED, "places += [(State.LIMITED, queue) for queue in queues_of_limited(using)]", ""),
-    ),
-    mutant("slot of a rate that forgets what is kept", (LINES, "limit.interval * count.kept", "limit.interval * 0")),
+    mutant("slot of a rate that forgets the burst", (LINES, "count.full_at - limit.tolerance", "count.full_at")),
 ]
 
 

@@ -18,17 +18,14 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow
 from django_delayq.record import transitions
-from django_delayq.record.sql import limit_statements
-from django_delayq.record.sql.limited import Promoted, Refused
 from django_delayq.record.sql.moves import Decision, move
 from django_delayq.record.sql.rows import Success
 from tests.support.steps import ago, bring, claim, due, fail, log, lose, message, moves, snapshot, state, succeed
 
 pytestmark = pytest.mark.django_db
 
-S, L, R, CON, D, CAN, E = (
+S, R, CON, D, CAN, E = (
     State.SCHEDULED,
-    State.LIMITED,
     State.RUNNING,
     State.CONSUMED,
     State.DEAD,
@@ -55,29 +52,6 @@ def doomed() -> int:
     return id_
 
 
-def limit(id_: int) -> None:
-    """Have a message wait for a limit."""
-    refused = Refused(id_, state(id_), "queue default", "why")
-    limit_statements("default").limit([refused], "worker:a")
-
-
-def promote(id_: int) -> None:
-    """Have a message leave its line."""
-    limit_statements("default").promote([Promoted(id_, ago(), "why")], "worker:a")
-
-
-def limited_after_a_crash() -> int:
-    id_ = lost()
-    limit(id_)
-    return id_
-
-
-def limited_and_expiring() -> int:
-    id_ = expiring()
-    limit(id_)
-    return id_
-
-
 def expiring() -> int:
     return due(due_at=ago(30), expires=1).pk
 
@@ -93,12 +67,6 @@ WAYS: dict[tuple[State | None, State], tuple[Prepare, Act]] = {
     (S, E): (expiring, lambda id_: transitions.expire("default", actor="janitor")),
     (S, D): (lambda: bring(S), lambda id_: transitions.give_up("default", [id_], reason="why", actor="restore")),
     (S, CON): (lost, succeed),
-    (S, L): (lambda: bring(S), limit),
-    (L, S): (lambda: bring(L), promote),
-    (L, L): (lambda: bring(L), limit),
-    (L, CAN): (lambda: bring(L), cancel_message),
-    (L, E): (limited_and_expiring, lambda id_: transitions.expire("default", actor="janitor")),
-    (L, CON): (limited_after_a_crash, succeed),
     (R, CON): (lambda: bring(R), succeed),
     (R, S): (lambda: bring(R), fail),
     (R, D): (lambda: bring(R), lambda id_: fail(id_, dead=True)),
@@ -138,7 +106,6 @@ def test_a_move_writes_one_log_row_with_its_states(pair: tuple[State, State]) ->
     assert row.at >= before.created_at
     assert row.due_at == after.due_at
     assert row.delivery == after.deliveries
-    assert (after.limited_by is not None) == (after.state == L)
     assert row.actor
     assert after.transitions.count() == after.moves
     assert snapshot(id_)[1][:-1] == logged
@@ -178,9 +145,9 @@ def test_a_move_outside_the_table_is_refused(pair: tuple[State, State]) -> None:
 
 
 VERBS: dict[str, tuple[Callable[[int], Any], set[State]]] = {
-    "cancel": (cancel_message, {S, L, R}),
-    "reschedule": (lambda id_: reschedule_message(id_, delay=60), {S, L}),
-    "run now": (run_message, {S, L}),
+    "cancel": (cancel_message, {S, R}),
+    "reschedule": (lambda id_: reschedule_message(id_, delay=60), {S}),
+    "run now": (run_message, {S}),
     "requeue": (requeue_message, {D, E, CAN}),
 }
 

@@ -97,7 +97,7 @@ def test_a_search_for_what_is_due_or_over_reads_no_other_rows(words: str, search
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE delayq_message")
     for _ in range(2):
-        assert statements("default").due("default", [TOPIC], 10) == []
+        assert statements("default").due("default", [TOPIC], 10, ()) == []
         assert transitions.anything_expired("default") == (False, False)
     found = plan(words)
     assert "Seq Scan on delayq_message" not in found

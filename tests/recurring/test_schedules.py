@@ -13,8 +13,6 @@ from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
-from django_delayq.record.sql import limit_statements
-from django_delayq.record.sql.limited import Refused
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -171,7 +169,6 @@ def test_no_second_occurrence_waits_while_the_first_one_does(clock: Clock) -> No
 def test_an_occurrence_that_waits_for_a_limit_has_not_begun(clock: Clock) -> None:
     hourly()
     clock.advance(hours=1)
-    limit_statements(DB).limit([Refused(message_of().pk, State.SCHEDULED, "queue default", "full")], "worker:w")
     clock.advance(hours=2)
     look()
     assert live() == ["13:00"]
@@ -181,9 +178,7 @@ def test_an_occurrence_that_waits_for_a_limit_has_not_begun(clock: Clock) -> Non
 
 def test_an_occurrence_that_waited_for_a_limit_stands_for_the_times_that_came(clock: Clock) -> None:
     hourly()
-    clock.advance(hours=1)
-    limit_statements(DB).limit([Refused(message_of().pk, State.SCHEDULED, "queue default", "full")], "worker:w")
-    clock.advance(hours=5)
+    clock.advance(hours=6)
     look()
     deliver(clock)
     look()

@@ -58,10 +58,9 @@ def admit_rows(*messages: Message, ahead: float = 0.0) -> list[Claimed]:
     return admission.claim(DB, tickets, LEASES, "w", ahead=ahead).claimed
 
 
-def promote(*names: str) -> list[int]:
-    """Promote messages from these lines; return their ids."""
-    moved, _again = admission.promote(DB, names, "worker:w")
-    return [row.id for row in moved]
+def refused(*messages: Message) -> dict[int, str]:
+    """Have a worker claim messages; return the limits that refuse some, by the ids of those."""
+    return admission.claim(DB, [Ticket(message.pk) for message in messages], LEASES, "w").refused
 
 
 def state(message: Message) -> str:

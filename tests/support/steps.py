@@ -15,8 +15,6 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
-from django_delayq.record.sql import limit_statements
-from django_delayq.record.sql.limited import Refused
 from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 
 T = TypeVar("T")
@@ -77,10 +75,6 @@ def bring(state: State, **options: Any) -> int:
     if state == State.CANCELLED:
         id_ = due(**options).pk
         assert transitions.cancel("default", [id_])[0]
-        return id_
-    if state == State.LIMITED:
-        id_ = due(**options).pk
-        limit_statements("default").limit([Refused(id_, State.SCHEDULED, f"topic {TOPIC}", "why")], "worker:a")
         return id_
     row = claimed(**options)
     if state == State.CONSUMED:

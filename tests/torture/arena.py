@@ -46,7 +46,7 @@ CREATE FUNCTION torture.note_gone() RETURNS trigger LANGUAGE plpgsql AS
 CREATE TRIGGER torture_gone AFTER DELETE ON delayq_message FOR EACH ROW EXECUTE FUNCTION torture.note_gone();
 """
 LEFT = """
-SELECT (SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'limited', 'running'))
+SELECT (SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'running'))
      + (SELECT count(*) FROM delayq_schedule WHERE NOT ended)
 """
 

@@ -339,9 +339,7 @@ def messages_wait_for_a_limit(scene: Scene) -> None:
     for pk in (first, second):
         scene.claim(pk, at + 0.01, 11)
         scene.ran(pk, 1, 11, at + 0.02, "end")
-    scene.move(third, "scheduled", "limited", at + 0.02, at)
     scene.end(first, "consumed", at + 0.5)
-    scene.move(third, "limited", "scheduled", at + 0.51, at + 0.51)
     scene.claim(third, at + 0.52, 12)
     scene.ran(third, 1, 12, at + 0.53, "end")
     scene.end(second, "consumed", at + 0.6)
@@ -353,9 +351,6 @@ def messages_wait_for_their_slots(scene: Scene) -> None:
     at = NOON + 240
     for pk, after in zip(RATED, (0.0, 0.0, 0.15, 0.2), strict=True):
         scene.message(pk, "torture.rated", at)
-        if after:
-            scene.move(pk, "scheduled", "limited", at + 0.01, at)
-            scene.move(pk, "limited", "scheduled", at + 0.02, at + after)
         scene.claim(pk, at + after + 0.01, 11)
         scene.ran(pk, 1, 11, at + after + 0.02, "end")
         scene.end(pk, "consumed", at + after + 0.05)
@@ -810,15 +805,14 @@ def _(scene: Scene) -> None:
 
 @spoil("forgotten in a line", "a message waited on although its limit had room")
 def _(scene: Scene) -> None:
-    for row in scene.log[LIMITED[2]][2:]:
+    for row in scene.log[LIMITED[2]][1:]:
         row["at"] += 60
-        row["due"] += 60
 
 
 @spoil("lost", "a message waits for a limit to the end")
 def _(scene: Scene) -> None:
-    del scene.log[LIMITED[2]][2:]
-    scene.states[LIMITED[2]] = "limited"
+    del scene.log[LIMITED[2]][1:]
+    scene.states[LIMITED[2]] = "scheduled"
 
 
 @spoil("unexplained duplicate", "two effects, and another process was killed")

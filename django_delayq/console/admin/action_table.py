@@ -62,7 +62,6 @@ _TABLE = (
         _("Cancel messages"),
         {
             State.SCHEDULED: _("will be cancelled"),
-            State.LIMITED: _("will be cancelled"),
             State.RUNNING: _("will be asked to stop and not be retried"),
         },
     ),
@@ -72,7 +71,6 @@ _TABLE = (
         _("Reschedule messages"),
         {
             State.SCHEDULED: _("will be moved to the new time"),
-            State.LIMITED: _("will be moved to the new time, and is limited again if its limit is used up then"),
         },
         RescheduleForm,
     ),
@@ -82,7 +80,6 @@ _TABLE = (
         _("Run messages now"),
         {
             State.SCHEDULED: _("will be due at once"),
-            State.LIMITED: _("will be tried at once, and is limited again if its limit is still used up"),
         },
         SpreadForm,
     ),

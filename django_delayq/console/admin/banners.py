@@ -113,7 +113,7 @@ def _unserved(data: PageData) -> Iterator[Banner]:
     if snapshot is None or workers is None:
         return
     queues = {name: queue for name, queue in snapshot.queues.items() if name not in paused}
-    scheduled = total(number for queue in queues.values() for number in (queue.scheduled, queue.limited))
+    scheduled = total(queue.scheduled for queue in queues.values())
     overdue = total(queue.overdue for queue in queues.values())
     if _has_no_worker(data):
         if overdue.count:

@@ -13,6 +13,7 @@ from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
 
+from ...inspector import lines
 from ...inspector.numbers import Capped
 from ...models import Message
 from ...record import transitions
@@ -81,8 +82,13 @@ class MessageList(ChangeList):
             self.suggestions = [
                 (text, f"?{urlencode({search_box.TAB_VAR: 'all', SEARCH_VAR: text})}") for text in texts
             ]
-        self.counts = listing.counts(rows, self.asked.box, transitions.now(rows.db))
+        now = transitions.now(rows.db)
+        self.counts = listing.counts(rows, self.asked.box, now)
         self.result_list = _rows(rows, ids[: self.list_per_page])
+        limited = lines.waits_for(rows.db, self.result_list, now)
+        for message in self.result_list:
+            # The list shows it.
+            message.waits_for = limited.get(message.pk)
         self.result_count = self._count(found, offset, len(ids))
         self.paginator = KnownPaginator(self.result_count, self.list_per_page)
         self.multi_page = self.result_count > self.list_per_page
@@ -146,8 +152,9 @@ class MessageList(ChangeList):
         if self.counts is None:
             return None
         states = tab.states & self.asked.box.states
-        if tab.name == "overdue":
-            return self.counts.overdue if states else Capped(0)
+        if tab.name in ("overdue", "limited"):
+            count: Capped = getattr(self.counts, tab.name)
+            return count if states else Capped(0)
         return self.counts.of(states)
 
     def tabs(self) -> Iterator[TabLink]:

@@ -169,7 +169,7 @@ def _limited(data: PageData, links: Links) -> Iterator[Tile]:
         note = ""
         if lines is not None and lines.longest:
             note = _("longest line: %(limit)s") % {"limit": lines.longest[0].name}
-        yield Tile(_("Limited"), str(snapshot.limited), note, links(Message, "state:limited"))
+        yield Tile(_("Limited"), str(snapshot.limited), note, links(Message, "is:limited"))
 
 
 def _ready(now: datetime) -> str:

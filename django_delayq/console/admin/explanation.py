@@ -38,11 +38,14 @@ def state_label(state: str | None) -> str:
     return str(State(state).label) if state else _("new")
 
 
-def timing(message: Message, now: datetime) -> str:
-    """Return in a few words, for lists, when a message is due, how late it is, or when it ended."""
+def timing(message: Message, now: datetime, limit: str | None = None) -> str:
+    """Return in a few words, for lists, when a message is due, how late it is, or when it ended.
+
+    ``limit`` is the limit for which it waits.
+    """
     if message.finished_at is not None:
         return _("ended %(span)s ago") % {"span": _unbroken(now - message.finished_at)}
-    if message.state == State.LIMITED:
+    if limit is not None:
         return _("limited for %(span)s") % {"span": _unbroken(now - message.due_at)}
     if message.state != State.SCHEDULED:
         return ""
@@ -57,10 +60,10 @@ def _unbroken(length: timedelta) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """The place of a limited message in its line: its limit, and the number of messages that go before it."""
+    """A limit for which a message waits, and the number of messages that go before it; None: not known."""
 
     limit: LimitState
-    before: Capped
+    before: Capped | None
 
 
 def explain(
@@ -71,10 +74,10 @@ def explain(
     in_line: InLine | None = None,
 ) -> list[str]:
     """Return sentences that explain why a message is in its state and what happens next."""
+    if in_line is not None:
+        return _limited(message, now, where, in_line)
     if message.state == State.SCHEDULED:
         return _scheduled(message, now, where)
-    if message.state == State.LIMITED:
-        return _limited(message, now, in_line)
     if message.state == State.RUNNING:
         return _running(message, now)
     return [_finished(message, last)]
@@ -87,12 +90,6 @@ def limit_text(limit: LimitState, now: datetime) -> str:
     said = []
     if limit.limit.count is not None:
         said.append(_("%(running)d of %(most)d run") % {"running": limit.running, "most": limit.limit.count})
-        if limit.kept:
-            said[-1] = _("%(running)d of %(most)d run, %(kept)d about to begin") % {
-                "running": limit.running,
-                "most": limit.limit.count,
-                "kept": limit.kept,
-            }
     if limit.limit.interval is not None:
         text = _("one in %(span)s, %(burst)d together") if limit.limit.burst > 1 else _("one in %(span)s")
         said.append(text % {"span": span(limit.limit.interval), "burst": limit.limit.burst})
@@ -101,23 +98,13 @@ def limit_text(limit: LimitState, now: datetime) -> str:
     return "; ".join(said)
 
 
-def _limited(message: Message, now: datetime, in_line: InLine | None) -> list[str]:
-    sentences = [_("Limited: it waits for %(limit)s.") % {"limit": message.limited_by}]
-    if in_line is not None:
-        limit, before = in_line.limit, in_line.before
-        values = {"limit": limit.name, "use": limit_text(limit, now)}
-        if limit.limit is not None:
-            sentences = [_("Limited: it waits for %(limit)s (%(use)s).") % values]
-        sentences.append(_next_in_line(before))
-        if limit.limit is None and limit.is_known:
-            text = _("The code does not have this limit any more: a worker lets the message go within a minute.")
-            sentences.append(text)
-        elif not limit.is_known:
-            text = _("This process has no handler of the topic, and so cannot tell how much of it is used up.")
-            sentences.append(text)
-    if message.due_at < now:
-        sentences.append(_("It has been due for %(span)s.") % {"span": span(now - message.due_at)})
-    sentences += _obstacles(message, now, None, is_due=False)
+def _limited(message: Message, now: datetime, where: Whereabouts | None, in_line: InLine) -> list[str]:
+    values = {"limit": in_line.limit.name, "use": limit_text(in_line.limit, now)}
+    sentences = [_("Limited: it waits for %(limit)s (%(use)s).") % values]
+    if in_line.before is not None:
+        sentences.append(_next_in_line(in_line.before))
+    sentences.append(_("It has been due for %(span)s.") % {"span": span(now - message.due_at)})
+    sentences += _obstacles(message, now, where, is_due=False)
     if message.attempts:
         sentences.append(_("Failed attempts so far: %(failed)d.") % {"failed": message.attempts})
     return sentences
@@ -151,7 +138,7 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is
     if pause is not None:
         sentences.append(_paused(pause))
     is_served = _is_served(message, now)
-    if not is_served and (is_due or message.state == State.LIMITED):
+    if not is_served and message.due_at <= now:
         sentences.append(_("Waiting: no live worker listens to the queue %(queue)s.") % values)
     if where is not None and where.mismatch == Mismatch.MISSING:
         text = _("Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once.")

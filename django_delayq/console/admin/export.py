@@ -24,7 +24,6 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ...core.states import State
 from ...models import Message
 from .. import audit
 from ..search.listing import Listing
@@ -52,7 +51,6 @@ _FIELDS = (
     "key",
     "limit_key",
     "state",
-    "limited_by",
     "priority",
     "due_at",
     "created_at",
@@ -127,9 +125,6 @@ def _read(rows: QuerySet[Message], ids: Sequence[int], *, masked: bool) -> Itera
         for pk in batch:
             if pk in found:
                 row = found[pk]
-                if row["state"] != State.LIMITED:
-                    # The limit for which it waited before.
-                    row["limited_by"] = None
                 if masked:
                     row.update({name: payload.redacted(row[name]) for name in _JSON_FIELDS})
                 yield row

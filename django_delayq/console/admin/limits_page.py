@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.http import HttpRequest
 
+from ...core.limits import parts
 from ...core.states import State
 from ...inspector import lines
 from ...inspector.lines import LimitState
@@ -82,7 +83,7 @@ def _row(limit: LimitState, now: datetime, links: Links) -> LimitRow:
 
 def running_text(limit: str) -> str:
     """Return the text of a search for the messages that run under a limit."""
-    kind, what, key = lines.parts(limit)
+    kind, what, key = parts(limit)
     texts = [f"state:{State.RUNNING}", searches.term_text(kind, what)]
     if key is not None:
         texts.append(searches.term_text("limit_key", key))

@@ -68,9 +68,10 @@ class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
     @admin.display(description=_("state"))
     def badge(self, message: Message) -> str:
         label = State(message.state).label
-        if message.state == State.LIMITED:
-            shown = '<span class="dq-badge dq-state-{}" title="{}">{}</span>'
-            return format_html(shown, message.state, message.limited_by, label)
+        limit = getattr(message, "waits_for", None)
+        if limit is not None:
+            shown = '<span class="dq-badge dq-state-limited" title="{}">{}</span>'
+            return format_html(shown, limit, gettext("limited"))
         return format_html('<span class="dq-badge dq-state-{}">{}</span>', message.state, label)
 
     @admin.display(description=_("topic"))
@@ -92,7 +93,7 @@ class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
             message.due_at.isoformat(),
             explanation.universal(message.due_at),
             explanation.moment(message.due_at, "seconds"),
-            explanation.timing(message, timezone.now()),
+            explanation.timing(message, timezone.now(), getattr(message, "waits_for", None)),
         )
 
     @admin.display(description=_("attempts"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pprint
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -32,8 +33,10 @@ from ...inspector.numbers import capped
 from ...models import Message
 from ...project import console_conf
 from ...record import transitions
+from ...record.sql.expressions import UnderLimits
 from .. import audit
 from ..search import language as searches
+from ..statements import TooSlow, statement_timeout
 from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload, timeline
 from .limits_page import running_text
@@ -47,6 +50,8 @@ else:
 
 # Messages of a line that are counted before one of them.
 MOST_BEFORE = 1000
+# They are not counted when that takes longer than this.
+BEFORE_TIMEOUT_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +158,20 @@ class MessagePage(_Base):
     ) -> HttpResponse:
         now = transitions.now(message._state.db or "default")
         moves = timeline.log(message)
-        where = locate(message)
+        where, in_line = locate(message), _in_line(message, now)
         content = payload.pretty(message.payload, masked=masked)
         result = "" if message.result is None else payload.pretty(message.result, masked=masked)
         context = {
             **page.context(self, request, str(message)),
             "original": message,
             "state": State(message.state),
-            "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, _in_line(message)),
+            "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, in_line),
             "timeline": timeline.steps(message, moves, now),
             "earlier": max(0, message.moves - len(moves)),
             "deliveries": timeline.deliveries(moves, now),
             "zone": timezone.get_current_timezone_name(),
             "actions": self.offered(request, message),  # type: ignore[attr-defined]
-            "facts": self._facts(message),
+            "facts": self._facts(message, in_line),
             "payload": content[: payload.PAGE_CHARACTERS],
             "cut": len(content) > payload.PAGE_CHARACTERS,
             "headers": payload.pretty(message.headers, masked=masked) if message.headers else "",
@@ -180,12 +185,12 @@ class MessagePage(_Base):
             "may_restore": message.state == State.SCHEDULED
             and where is not None
             and self.has_restore_permission(request),
-            "related": self._related(message),
+            "related": self._related(message, in_line),
             **(extra or {}),
         }
         return TemplateResponse(request, "delayq_console/message/change_form.html", context)
 
-    def _facts(self, message: Message) -> list[tuple[str, str]]:
+    def _facts(self, message: Message, in_line: explanation.InLine | None) -> list[tuple[str, str]]:
         limit = "" if message.max_attempts is None else f" / {message.max_attempts}"
         facts: list[tuple[Any, Any]] = [
             (_("id"), message.pk),
@@ -194,7 +199,7 @@ class MessagePage(_Base):
             (_("key"), message.key),
             (_("holds its key"), _holding(message)),
             (_("limit key"), message.limit_key),
-            (_("limited by"), message.limited_by if message.state == State.LIMITED else None),
+            (_("limited by"), None if in_line is None else in_line.limit.name),
             (_("priority"), message.priority),
             (_("due"), message.due_at),
             (_("expires"), message.expires_at),
@@ -216,7 +221,7 @@ class MessagePage(_Base):
             if value not in (None, "")
         ]
 
-    def _related(self, message: Message) -> list[tuple[str, str]]:
+    def _related(self, message: Message, in_line: explanation.InLine | None) -> list[tuple[str, str]]:
         """Return labels and addresses of lists of related messages."""
         texts = [(_("same topic"), searches.term_text("topic", message.topic))]
         if message.key is not None:
@@ -226,27 +231,33 @@ class MessagePage(_Base):
         texts.append((_("same queue"), searches.term_text("queue", message.queue)))
         if message.limit_key is not None:
             texts.append((_("same limit key"), searches.term_text("limit_key", message.limit_key)))
-        if message.state == State.LIMITED and message.limited_by is not None:
-            texts.append((_("running under its limit"), running_text(message.limited_by)))
-            texts.append((_("waiting for the same limit"), searches.term_text("limit", message.limited_by)))
+        if in_line is not None:
+            texts.append((_("running under its limit"), running_text(in_line.limit.name)))
+            texts.append((_("waiting for the same limit"), searches.term_text("limit", in_line.limit.name)))
         url = page.admin_url(self, Message)
         return [(label, f"{url}?{_query(text)}") for label, text in texts]
 
 
-def _in_line(message: Message) -> explanation.InLine | None:
-    """Return the place of a limited message in its line."""
-    using, name = message._state.db or "default", message.limited_by
-    if message.state != State.LIMITED or name is None:
+def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
+    """Return the limit for which a message waits, and its place among those that do."""
+    using = message._state.db or "default"
+    name = lines.waits_for(using, [message], now).get(message.pk)
+    if name is None:
         return None
-    line = Message.objects.using(using).filter(state=State.LIMITED, limited_by=name)
+    (limit,) = lines.read_limits(using, [name])
+    line = Message.objects.using(using).filter(state=State.SCHEDULED, queue__in=transitions.queues(using))
+    line = line.filter(Q(UnderLimits([name])), due_at__lte=now)
     same = Q(priority=message.priority)
     before = line.filter(
         Q(priority__gt=message.priority)
         | (same & Q(due_at__lt=message.due_at))
         | (same & Q(due_at=message.due_at, pk__lt=message.pk))
     )
-    count = before.order_by("-priority", "due_at", "pk").values("pk")[: MOST_BEFORE + 1].count()
-    (limit,) = lines.read_limits(using, [name])
+    try:
+        with statement_timeout(using, BEFORE_TIMEOUT_MS):
+            count = before.order_by().values("pk")[: MOST_BEFORE + 1].count()
+    except TooSlow:
+        return explanation.InLine(limit, None)
     return explanation.InLine(limit, capped(count, MOST_BEFORE))
 
 
@@ -275,8 +286,6 @@ def _compared(message: Message, where: Whereabouts | None) -> list[ComparisonRow
         horizon = explanation.moment(where.horizon) if where.horizon else _("not filled yet")
         rows.append((_("filled up to (horizon)"), "–", horizon))
     expected = _expected(message, where) if scheduled else str(_ABSENT)
-    if message.state == State.LIMITED:
-        expected = _("not in Redis: it waits for %(limit)s") % {"limit": message.limited_by}
     rows.append((_("expected in Redis"), expected, _mismatch(where)))
     return [ComparisonRow(name, record, "?" if where.error else redis) for name, record, redis in rows]
 

@@ -126,7 +126,7 @@ def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
 def is_empty(data: PageData) -> bool:
     """Tell whether the record has no message at all."""
     seen = data.snapshot.value
-    if seen is None or seen.scheduled.count or seen.limited.count or seen.running.count:
+    if seen is None or seen.scheduled.count or seen.running.count:
         return False
     found = panels.load(
         ("any", data.using), FRESH_SECONDS, data.using, lambda: models.Message.objects.using(data.using).exists()

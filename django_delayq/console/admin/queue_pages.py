@@ -202,7 +202,7 @@ class QueueAdmin(Page, _ModelAdmin):
             unserved=bool(serving == 0 and queue and queue.overdue.count and pause is None),
             scheduled="?" if queue is None else str(queue.scheduled),
             limited="?" if queue is None else str(queue.limited),
-            limited_url=f"{messages_url}?{urlencode({'q': f'state:limited queue:{name}'})}"
+            limited_url=f"{messages_url}?{urlencode({'q': f'is:limited queue:{name}'})}"
             if messages_url and queue is not None and queue.limited.count
             else "",
             overdue="?" if queue is None else str(queue.overdue),

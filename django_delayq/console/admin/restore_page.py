@@ -20,9 +20,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ... import restore
 from ...broker import publisher
 from ...core.exceptions import BrokerUnavailable
-from ...core.states import State
-from ...inspector import stats, worker_list
-from ...inspector.numbers import NONE, Capped
+from ...inspector import worker_list
 from ...models import Message
 from ...models.workers import WorkerState
 from ...project import conf, console_conf
@@ -44,8 +42,6 @@ else:
 
 # How long each statement of the preview may take. Milliseconds.
 PREVIEW_TIMEOUT_MS = 3000
-# Limited messages that the preview counts at most.
-LIMITED_CAP = 10_000
 
 _POLICIES = (
     (Overdue.RUN.value, gettext_lazy("start at once")),
@@ -145,8 +141,6 @@ class RestorePreview:
     total: RestoreRow | None = None
     problem: str = ""
     refused: bool = False
-    # Limited messages, which a restore leaves out.
-    limited: Capped = NONE
 
 
 class RestorePage(_Base):
@@ -239,13 +233,9 @@ def _preview(using: str, form: RestoreForm) -> RestorePreview:
     redis_publisher = publisher.get(using)
     assert redis_publisher is not None
     work = RestoreWork(form.scope, form.arguments)
-    limited = Message.objects.using(using).filter(state=State.LIMITED)
-    if form.cleaned_data["queues"]:
-        limited = limited.filter(queue__in=form.cleaned_data["queues"])
     try:
         with statement_timeout(using, PREVIEW_TIMEOUT_MS):
             report = work.restore(using, redis_publisher.broker).preview()
-            left_out = stats.capped(limited, LIMITED_CAP)
             now = transitions.now(using)
     except TooSlow:
         text = _("The messages could not be counted within %(seconds)d s. You can start the restore all the same.")
@@ -255,12 +245,12 @@ def _preview(using: str, form: RestoreForm) -> RestorePreview:
     except (DatabaseError, InterfaceError) as error:
         text = _("The database does not answer: %(error)s")
         return RestorePreview([], problem=text % {"error": type(error).__name__}, refused=True)
-    return _rows(report, now, left_out)
+    return _rows(report, now)
 
 
-def _rows(report: Report, now: datetime, limited: Capped) -> RestorePreview:
+def _rows(report: Report, now: datetime) -> RestorePreview:
     rows = [_row(name, tally, now) for name, tally in sorted(report.queues.items())]
-    return RestorePreview(rows, _row(_("all"), report.total(), now), limited=limited)
+    return RestorePreview(rows, _row(_("all"), report.total(), now))
 
 
 def _row(name: str, tally: Tally, now: datetime) -> RestoreRow:

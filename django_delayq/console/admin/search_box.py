@@ -59,11 +59,11 @@ class Tab:
 
 
 TABS = (
-    Tab("live", _("Live"), "is:live", LIVE, _("Nothing is scheduled, limited or running.")),
+    Tab("live", _("Live"), "is:live", LIVE, _("Nothing is scheduled or running.")),
     Tab("all", _("All"), "", ALL_STATES, _("There are no messages yet.")),
     Tab("scheduled", _("Scheduled"), "state:scheduled", frozenset({State.SCHEDULED}), _("Nothing is scheduled.")),
     Tab("overdue", _("Overdue"), "is:overdue", frozenset({State.SCHEDULED}), _("Nothing is overdue.")),
-    Tab("limited", _("Limited"), "state:limited", frozenset({State.LIMITED}), _("Nothing waits for a limit.")),
+    Tab("limited", _("Limited"), "is:limited", frozenset({State.SCHEDULED}), _("Nothing waits for a limit.")),
     Tab("running", _("Running"), "state:running", frozenset({State.RUNNING}), _("Nothing is running.")),
     Tab("consumed", _("Consumed"), "state:consumed", frozenset({State.CONSUMED}), _("Nothing was consumed.")),
     Tab("dead", _("Dead"), "state:dead", frozenset({State.DEAD}), _("Nothing is dead.")),

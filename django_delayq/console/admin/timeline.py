@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from django.utils.translation import gettext as _
 
-from ...core.states import WAITING, State
+from ...core.states import State
 from ...models import Message, Transition
 from ...project import conf
 from .explanation import moment, span, state_label
@@ -87,8 +87,7 @@ def _to_come(message: Message, now: datetime) -> list[TimelineStep]:
     def step(at: datetime, before: str, after: str) -> TimelineStep:
         return TimelineStep(at, moment(at), before, after, took=span(at - now), future=True)
 
-    if message.state in WAITING:
-        # A limited message is due already.
+    if message.state == State.SCHEDULED:
         coming = [step(message.due_at, state_label(message.state), _("due"))]
         if message.expires_at is not None:
             coming.append(step(message.expires_at, state_label(message.state), state_label(State.EXPIRED)))

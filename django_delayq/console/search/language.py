@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
@@ -21,6 +21,8 @@ from django.utils.translation import gettext as _
 from ...core import bounds
 from ...core.states import FINAL, LIVE, State
 from ...models import Message
+from ...record import admission
+from ...record.sql.expressions import UnderLimits
 from ..statements.values import Scalar
 from . import periods
 from .payloads import PayloadHas
@@ -32,6 +34,7 @@ MAX_TERMS = 30
 MAX_PATH = 32
 
 ALL_STATES = frozenset(State)
+SCHEDULED = frozenset({State.SCHEDULED})
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -75,8 +78,6 @@ class Term:
     selective: bool = False
     # The only queue that can match; None: any.
     queue: str | None = None
-    # The only limit for which the messages can wait; None: any, or none.
-    limit: str | None = None
     # The names of the path that it reads in payloads.
     payload_names: tuple[str, ...] = ()
     # The column that the term limits to a range, for indexes that begin with it.
@@ -118,23 +119,13 @@ class Search:
         return next((term.queue for term in self.terms if term.queue is not None), None)
 
     @property
-    def limit(self) -> str | None:
-        """The only limit for which the messages can wait; None: any, or none."""
-        return next((term.limit for term in self.terms if term.limit is not None), None)
-
-    @property
     def payload_names(self) -> frozenset[str]:
         """The names that the search reads in payloads."""
         return frozenset(name for term in self.terms for name in term.payload_names)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The order: live messages soonest first, finished ones last finished first, a mixture newest first.
-
-        Messages before one limit are in the order of their line.
-        """
-        if self.limit is not None:
-            return ("-priority", "due_at", "id")
+        """The order: live messages soonest first, finished ones last finished first, a mixture newest first."""
         if self.states <= LIVE:
             return ("due_at", "id")
         return ("-finished_at", "-id") if self.states <= FINAL else ("-id",)
@@ -188,6 +179,32 @@ class Search:
 
 
 NOTHING = Q(pk__in=[])
+
+
+class _WaitsForLimit(UnderLimits):
+    """Whether a message stands under a limit that is full as the statement is made: of those with this name, or all."""
+
+    def __init__(self, name: str, *, whole: bool) -> None:
+        super().__init__(())
+        self._name, self._whole = name, whole
+
+    def names(self, using: str) -> Collection[str]:
+        """Return the names of the full limits."""
+        return [
+            each
+            for each in admission.full_lately(using)
+            if (each == self._name if self._whole else each.startswith(self._name))
+        ]
+
+
+def limited(now: datetime, name: str = "", *, whole: bool = False) -> Q:
+    """Return the condition that a scheduled message waits for a limit, whose name is ``name`` or begins with it."""
+    return Q(due_at__lte=now) & Q(_WaitsForLimit(name, whole=whole))
+
+
+def overdue(now: datetime) -> Q:
+    """Return the condition that a scheduled message is overdue: one that waits for a limit is not."""
+    return Q(due_at__lt=now - bounds.OVERDUE_AFTER) & ~Q(_WaitsForLimit("", whole=False))
 
 
 def of_states(states: frozenset[State]) -> Q:
@@ -322,13 +339,12 @@ def _limit_key(name: str, value: Value, now: datetime) -> Term:
 
 
 def _limit(name: str, value: Value, now: datetime) -> Term:
-    limited = frozenset({State.LIMITED})
     if value.prefix is not None:
-        condition = Q(limited_by__startswith=value.prefix)
+        condition = limited(now, value.prefix, whole=False)
         described = _("waiting for a limit whose name begins with “%(text)s”") % {"text": value.prefix}
-        return Term(condition, described, f"{term_text('limit', value.prefix)}*", limited)
+        return Term(condition, described, f"{term_text('limit', value.prefix)}*", SCHEDULED)
     described = _("waiting for the limit “%(text)s”") % {"text": value.text}
-    return Term(Q(limited_by=value.text), described, term_text("limit", value.text), limited, limit=value.text)
+    return Term(limited(now, value.text, whole=True), described, term_text("limit", value.text), SCHEDULED)
 
 
 def _worker(name: str, value: Value, now: datetime) -> Term:
@@ -353,12 +369,13 @@ def _is(name: str, value: Value, now: datetime) -> Term:
         case "finished":
             return Term(Q(), _("finished"), "is:finished", FINAL)
         case "retrying":
-            return Term(Q(attempts__gt=0), _("retrying"), "is:retrying", frozenset({State.SCHEDULED}))
+            return Term(Q(attempts__gt=0), _("retrying"), "is:retrying", SCHEDULED)
         case "overdue":
-            late = now - bounds.OVERDUE_AFTER
-            frozen = f"state:{State.SCHEDULED} due:{periods.Period(end=late).frozen()}"
-            return Term(Q(due_at__lt=late), _("overdue"), frozen, frozenset({State.SCHEDULED}), range_column="due_at")
-    raise _Problem(_("unknown. Write is:overdue, is:live, is:finished or is:retrying."))
+            frozen = f"is:overdue due:{periods.Period(end=now - bounds.OVERDUE_AFTER).frozen()}"
+            return Term(overdue(now), _("overdue"), frozen, SCHEDULED)
+        case "limited":
+            return Term(limited(now), _("limited"), "is:limited", SCHEDULED)
+    raise _Problem(_("unknown. Write is:overdue, is:limited, is:live, is:finished or is:retrying."))
 
 
 _TIMES = {"due": "due_at", "created": "created_at", "finished": "finished_at"}

@@ -19,14 +19,12 @@ from django.db import connections
 from django.db.models import Count, OrderBy, Q, QuerySet
 from django.db.models.functions import Coalesce
 
-from ...core import bounds
-from ...core.states import FINAL, LIVE, REQUEUEABLE, WAITING, State
+from ...core.states import FINAL, LIVE, REQUEUEABLE, State
 from ...inspector.numbers import Capped
-from ...inspector.waiting import queues_of_limited
 from ...models import Message
 from ...record import transitions
 from ..statements import TooSlow, statement_timeout
-from .language import Search, of_states
+from .language import SCHEDULED, Search, limited, of_states, overdue
 
 # Messages that are counted at most.
 COUNT_CAP = 10_000
@@ -66,13 +64,10 @@ class IndexPart:
         return rows, reduce(Q.__and__, rest, Q())
 
 
-def _waiting(rows: QuerySet[Message], search: Search, states: frozenset[State]) -> Iterator[IndexPart]:
-    """Yield the messages of each queue that are scheduled, and those that are limited: each has an index."""
-    for state, find in ((State.SCHEDULED, transitions.queues), (State.LIMITED, queues_of_limited)):
-        if state in states:
-            for queue in find(rows.db) if search.queue is None else [search.queue]:
-                found = rows.filter(state=state, queue=queue)
-                yield IndexPart(found, _SOONEST, frozenset({state}), "due_at", queue)
+def _scheduled(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
+    """Yield the scheduled messages of each queue."""
+    for queue in transitions.queues(rows.db) if search.queue is None else [search.queue]:
+        yield IndexPart(rows.filter(state=State.SCHEDULED, queue=queue), _SOONEST, SCHEDULED, "due_at", queue)
 
 
 def _running(rows: QuerySet[Message]) -> IndexPart:
@@ -146,9 +141,7 @@ class Listing:
             return [IndexPart(rows, search.order, frozenset(State))]
         if not merges:
             return [IndexPart(rows.filter(of_states(search.states)), search.order, search.states)]
-        if search.limit is not None:
-            return [IndexPart(rows.filter(limited_by=search.limit, state=State.LIMITED), search.order, search.states)]
-        parts = list(_waiting(rows, search, search.states))
+        parts = list(_scheduled(rows, search)) if State.SCHEDULED in search.states else []
         return [*parts, _running(rows)] if State.RUNNING in search.states or not parts else parts
 
     def _ordered(self, branches: list[QuerySet[Message]], most: int) -> QuerySet[Message, tuple[Any, ...]]:
@@ -176,7 +169,9 @@ class StateCounts:
     """The messages that a search finds in each state, whatever states it names."""
 
     states: dict[State, Capped]
+    # Parts of the scheduled ones.
     overdue: Capped
+    limited: Capped
 
     def of(self, states: frozenset[State]) -> Capped:
         """Return the number of messages in any of these states."""
@@ -191,7 +186,7 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
     Only the first rows of each index are read: ``more`` says that there are others behind them.
     """
     if search.problems:
-        return StateCounts(dict.fromkeys(State, Capped(0)), Capped(0))
+        return StateCounts(dict.fromkeys(State, Capped(0)), Capped(0), Capped(0))
     try:
         with statement_timeout(rows.db, COUNTS_TIMEOUT_MS):
             return _count(rows.order_by(), search, now)
@@ -200,23 +195,26 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
 
 
 def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
-    late = now - bounds.OVERDUE_AFTER
-    found: Counter[State] = Counter()
-    more: set[State] = set()
-    overdue, more_overdue = 0, False
+    found: Counter[str] = Counter()
+    more: set[str] = set()
     deadline = time.monotonic() + COUNTS_TIMEOUT_MS / 1000
     for part in _counted(rows, search):
         if time.monotonic() > deadline:
             raise TooSlow
-        limited, rest = part.limited(search)
+        first, rest = part.limited(search)
         most = COUNT_CAP if search.selective else INDEX_COUNT_CAP
-        tally = limited[: most + 1].aggregate(**_aggregates(part, rest, late))
-        found.update({state: tally[state.value] for state in part.states})
-        overdue += tally.get("overdue", 0)
-        more |= part.states if tally["rows"] > most else set()
-        more_overdue |= tally.get("overdue_rows", 0) > most
-    capped = {state: Capped(min(found[state], COUNT_CAP), found[state] > COUNT_CAP or state in more) for state in State}
-    return StateCounts(capped, Capped(min(overdue, COUNT_CAP), overdue > COUNT_CAP or more_overdue))
+        tally = first[: most + 1].aggregate(**_aggregates(part, rest, now))
+        due = tally.pop("due_rows", 0)
+        if tally.pop("rows") > most:
+            more |= part.states
+        if due > most:
+            more |= {"overdue", "limited"}
+        found.update(tally)
+    capped = {
+        name: Capped(min(found[name], COUNT_CAP), found[name] > COUNT_CAP or name in more)
+        for name in (*State.values, "overdue", "limited")
+    }
+    return StateCounts({state: capped[state] for state in State}, capped["overdue"], capped["limited"])
 
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
@@ -226,17 +224,13 @@ def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
         yield IndexPart(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
         yield IndexPart(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
         return
-    if search.limit is not None:
-        limited = frozenset({State.LIMITED})
-        yield IndexPart(rows.filter(limited_by=search.limit, state=State.LIMITED), search.order, limited)
-        return
-    yield from _waiting(rows, search, WAITING)
+    yield from _scheduled(rows, search)
     yield _running(rows)
     yield from _unconsumed(rows, REQUEUEABLE)
     yield replace(_finished(rows), states=frozenset({State.CONSUMED}), mixed=True)
 
 
-def _aggregates(part: IndexPart, rest: Q, late: datetime) -> dict[str, Count]:
+def _aggregates(part: IndexPart, rest: Q, now: datetime) -> dict[str, Count]:
     def number(condition: Q) -> Count:
         return Count("pk", filter=condition) if condition else Count("pk")
 
@@ -244,7 +238,8 @@ def _aggregates(part: IndexPart, rest: Q, late: datetime) -> dict[str, Count]:
     aggregates = {state.value: number(rest & (Q(state=state) if mixed else Q())) for state in part.states}
     aggregates["rows"] = number(Q())
     if State.SCHEDULED in part.states:
-        is_late = Q(due_at__lt=late) & (Q(state=State.SCHEDULED) if mixed else Q())
-        aggregates["overdue"] = number(rest & is_late)
-        aggregates["overdue_rows"] = number(is_late)
+        is_scheduled = Q(state=State.SCHEDULED) if mixed else Q()
+        aggregates["overdue"] = number(rest & is_scheduled & overdue(now))
+        aggregates["limited"] = number(rest & is_scheduled & limited(now))
+        aggregates["due_rows"] = number(is_scheduled & Q(due_at__lte=now))
     return aggregates

@@ -23,7 +23,6 @@ _GREATEST = 2**63 - 1
 
 _STATUS = {
     State.SCHEDULED: TaskResultStatus.READY,
-    State.LIMITED: TaskResultStatus.READY,
     State.RUNNING: TaskResultStatus.RUNNING,
     State.CONSUMED: TaskResultStatus.SUCCESSFUL,
     State.DEAD: TaskResultStatus.FAILED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -47,21 +47,29 @@ class Statements(Protocol):
         end: datetime | None,
         limit: int,
         topics: Sequence[str] | None = None,
+        closed: Collection[str] = (),
     ) -> Iterable[tuple[str, int, int, int]]:
         """Return the first scheduled messages of each queue, up to ``limit``, in their order of (due, id).
 
-        Only messages after the place ``after`` in that order and due by ``end`` count. Yields queue, id, due time
+        Only messages after the place ``after`` in that order and due by ``end`` count; with ``topics`` only those of
+        them that stand under none of the limits ``closed``. Yields queue, id, due time
         (microseconds since 1970) and priority.
         """
 
-    def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
-        """Return the seconds until the next message of a queue falls due; None: no message, or the queue is paused."""
+    def until_due(self, queue: str, topics: Iterable[str], closed: Collection[str]) -> float | None:
+        """Return the seconds until the next message of a queue falls due that stands under no limit of ``closed``.
+
+        None: there is no such message, or the queue is paused.
+        """
 
     def anything_expired(self) -> tuple[bool, bool]:
         """Tell whether a lease has run out, and whether a waiting message has expired."""
 
-    def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
-        """Return due messages, from the thousand most overdue ones, the highest priority first."""
+    def due(self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str]) -> list[Ticket]:
+        """Return due messages, from the thousand most overdue ones, the highest priority first.
+
+        Those that stand under one of the limits ``closed`` are left out.
+        """
 
     def claims_under_way(self) -> set[str]:
         """Return the transactions that may be claiming at this moment."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -46,6 +47,29 @@ class ReferredTo(Func):
         table, column = (name.replace("%", "%%") for name in self._reference)
         message, parameters = compiler.compile(self.get_source_expressions()[0])
         return self.template.format(table, column, message), parameters
+
+
+class UnderLimits(Func):
+    """Whether a message stands under one of these limits, whose names ``core/limits.py`` makes."""
+
+    output_field = BooleanField()
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(F("topic"), F("limit_key"), F("queue"))
+        self._names = tuple(names)
+
+    def names(self, using: str) -> Collection[str]:
+        """Return the names, for a statement on a database."""
+        return self._names
+
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
+        names = [*self.names(connection.alias)]
+        if not names:
+            return "(1 = 0)", []
+        topic, key, queue = (compiler.compile(part)[0] for part in self.get_source_expressions())
+        marks = ", ".join(["%s"] * len(names))
+        of_topic = f"'topic ' || {topic} || coalesce(' key ' || {key}, '') IN ({marks})"
+        return f"({of_topic} OR 'queue ' || {queue} IN ({marks}))", names * 2
 
 
 class HoldsKeyAt(Func):

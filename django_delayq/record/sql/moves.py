@@ -276,8 +276,6 @@ def _values(message: Message, decision: Decision, after: State, now: datetime) -
     if after != State.RUNNING:
         values["leased_until"] = None
         values["worker"] = ""
-    if message.state == State.LIMITED:
-        values["limited_by"] = None
     # A message whose last delivery crashed has no error: the reason in the log takes its place.
     kind = error_kind(decision.error or (decision.reason if after == State.DEAD else ""))
     if kind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,11 +11,11 @@ from django.db import connections
 from django.db.models import Q, QuerySet
 
 from ...core.clock import ceil_tenth, from_tenths, to_us
-from ...core.states import LIVE, WAITING, State
+from ...core.states import LIVE, State
 from ...models import Message
 from ...models.queues import in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
-from .expressions import After
+from .expressions import After, UnderLimits
 from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
 from .rows import Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
 
@@ -47,7 +47,7 @@ class Portable:
 
     def keep_waiting(self, message_id: int) -> bool:
         # A transaction that writes keeps all others from claiming.
-        return Message.objects.using(self.using).filter(pk=message_id, state__in=WAITING).exists()
+        return Message.objects.using(self.using).filter(pk=message_id, state=State.SCHEDULED).exists()
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         now = self.now()
@@ -100,19 +100,20 @@ class Portable:
         end: datetime | None,
         limit: int,
         topics: Sequence[str] | None = None,
+        closed: Collection[str] = (),
     ) -> Iterator[tuple[str, int, int, int]]:
         rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED)
         if end is not None:
             rows = rows.filter(due_at__lte=end)
         if topics is not None:
-            rows = rows.filter(topic__in=topics)
+            rows = rows.filter(~Q(UnderLimits(closed)), topic__in=topics)
         for queue in queues:
             for place in self.places(rows.filter(queue=queue).order_by("due_at", "id")[:limit]):
                 yield (queue, *place)
 
-    def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
+    def until_due(self, queue: str, topics: Iterable[str], closed: Collection[str]) -> float | None:
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, queue=queue, topic__in=list(topics))
-        rows = rows.exclude(in_paused_queue(self.using))
+        rows = rows.filter(~Q(UnderLimits(closed))).exclude(in_paused_queue(self.using))
         first = rows.order_by("due_at", "id").values_list("due_at", flat=True).first()
         return None if first is None else (first - self.now()).total_seconds()
 
@@ -121,15 +122,16 @@ class Portable:
         rows = Message.objects.using(self.using).order_by()
         return (
             rows.filter(lease_is_over(now)).exists(),
-            rows.filter(state__in=sorted(WAITING), expires_at__isnull=False, expires_at__lte=now).exists(),
+            rows.filter(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now).exists(),
         )
 
-    def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
+    def due(self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str]) -> list[Ticket]:
         now = self.now()
         rows = (
             Message.objects.using(self.using)
             .filter(
                 not_expired(now),
+                ~Q(UnderLimits(closed)),
                 state=State.SCHEDULED,
                 queue=queue,
                 due_at__lte=now,
@@ -197,6 +199,7 @@ class Portable:
                 m.timeout,
                 m.lease,
                 m.conflicts,
+                m.limit_key,
             )
             for m, decision in move(self.using, where, decide, actor=worker, wait=False)
             if decision.to is not None

@@ -9,7 +9,7 @@ travel as parameters only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from itertools import chain
@@ -23,7 +23,7 @@ from django.db.models import QuerySet
 from ...core import clock
 from ...core.clock import SECOND, ceil_tenth, span_us
 from ...core.outcomes import error_kind
-from ...core.states import LIVE, WAITING, State
+from ...core.states import LIVE, State
 from ...models import Message
 from ..identity import known_identity, learn_identity
 from .expressions import Microseconds
@@ -92,7 +92,6 @@ LOOKS_LIKE_FEW = "id BETWEEN 1 AND 9223372036854775807"
 # history and a burst since then, that is a million rows for each claim.
 IS_SCHEDULED = "m.state || '' = 'scheduled'"
 IS_RUNNING = "m.state || '' = 'running'"
-IS_LIMITED = "m.state || '' = 'limited'"
 # The time when a statement begins to search. The clock itself would be read anew for each row, and the server searches
 # no index for such a value: it would read all rows.
 NOW = "(SELECT clock_timestamp())"
@@ -104,7 +103,6 @@ FIRST_ROW = """SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL::tim
       FROM x WHERE created_by IS NOT NULL"""
 
 IS_LIVE = f"state IN ({', '.join(repr(state.value) for state in sorted(LIVE))})"
-IS_WAITING = f"state IN ({', '.join(repr(state.value) for state in sorted(WAITING))})"
 # ``HOLDS_KEY`` of the model, for a message with a key.
 UNLESS_HELD = f"""
     ON CONFLICT (topic, key)
@@ -114,16 +112,16 @@ UNLESS_HELD = f"""
 """
 # ``WAITS_AGAIN`` of the model, which is not in the way of what a handler schedules under its own key. A message that
 # comes back from a delivery while this statement runs counts as one that came back later.
-UNLESS_WAITING = f"""
+UNLESS_WAITING = """
      WHERE NOT EXISTS (
         SELECT FROM delayq_message
-         WHERE topic = %(topic)s::varchar AND key = %(key)s::varchar AND next_id IS NULL AND {IS_WAITING}
+         WHERE topic = %(topic)s::varchar AND key = %(key)s::varchar AND next_id IS NULL AND state = 'scheduled'
            AND deliveries > key_deliveries AND deliveries = reported
      )
 """
 
 # A claim passes over the row until the caller's transaction ends. Several callers can hold it at once.
-KEEP_WAITING = f"SELECT id FROM delayq_message WHERE id = %s AND {IS_WAITING} FOR SHARE"  # noqa: S608
+KEEP_WAITING = "SELECT id FROM delayq_message WHERE id = %s AND state = 'scheduled' FOR SHARE"
 
 # The codes of a prepared statement that does not exist, and of a name that another one has.
 LOST_STATEMENT = ("26000", "42P05")
@@ -167,27 +165,32 @@ WITH RECURSIVE q(queue) AS (
 SELECT queue FROM q WHERE queue IS NOT NULL
 """
 
+# A message that stands under none of the limits ``closed``, whose names ``core/limits.py`` makes. The server looks up a
+# name in a table of hashes, however many names there are.
+IS_OPEN = """'topic ' || m.topic || coalesce(' key ' || m.limit_key, '') NOT IN (SELECT unnest(%(closed)s::text[]))
+       AND 'queue ' || m.queue NOT IN (SELECT unnest(%(closed)s::text[]))"""
+
 # One search in the index for each queue.
 HEADS = {
     by_topic: f"""
 SELECT q.queue, m.id, (extract(epoch FROM m.due_at) * 1000000)::bigint, m.priority
   FROM unnest(%(queues)s::text[]) q(queue)
  CROSS JOIN LATERAL (
-    SELECT id, due_at, priority FROM delayq_message
+    SELECT id, due_at, priority FROM delayq_message m
      WHERE state = 'scheduled' AND queue = q.queue
        AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND due_at <= %(end)s::timestamptz {condition}
      ORDER BY due_at, id LIMIT %(limit)s
  ) m
 """  # noqa: S608
-    for by_topic, condition in {False: "", True: "AND topic = ANY(%(topics)s::text[])"}.items()
+    for by_topic, condition in {False: "", True: f"AND topic = ANY(%(topics)s::text[]) AND {IS_OPEN}"}.items()
 }
 
 # Every claim reads this: a transaction that has begun a claim holds a lock on the table of queues until it commits.
 PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at > clock_timestamp()"
 
 UNTIL_DUE = f"""
-SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM delayq_message
- WHERE state = 'scheduled' AND queue = %(queue)s AND topic = ANY(%(topics)s::text[])
+SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM delayq_message m
+ WHERE state = 'scheduled' AND queue = %(queue)s AND topic = ANY(%(topics)s::text[]) AND {IS_OPEN}
    AND %(queue)s NOT IN ({PAUSED})
  ORDER BY due_at, id LIMIT 1
 """  # noqa: S608
@@ -209,7 +212,7 @@ SELECT coalesce((SELECT true FROM delayq_message m
                                      WHERE l.message_id = m.id AND l.delivery = m.deliveries AND l.until >= {NOW})
                   ORDER BY leased_until LIMIT 1), false),
        coalesce((SELECT true FROM delayq_message
-                  WHERE state IN ('limited', 'scheduled') AND expires_at IS NOT NULL AND expires_at <= {NOW}
+                  WHERE state = 'scheduled' AND expires_at IS NOT NULL AND expires_at <= {NOW}
                   ORDER BY expires_at LIMIT 1), false)
 """  # noqa: S608
 
@@ -217,7 +220,7 @@ SELECT coalesce((SELECT true FROM delayq_message m
 MOST_OVERDUE = f"""
     SELECT id, priority, due_at FROM delayq_message m
      WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= {NOW} AND topic = ANY(%(topics)s::text[])
-       AND {NOT_EXPIRED}
+       AND {NOT_EXPIRED} AND {IS_OPEN}
        AND %(queue)s NOT IN ({PAUSED})
      ORDER BY due_at, id LIMIT 1000
 """  # noqa: S608
@@ -268,7 +271,7 @@ UPDATE delayq_message m
   FROM x WHERE m.id = x.id
 RETURNING m.id, m.topic, m.queue, m.key, m.priority, m.payload::text, m.headers::text, m.due_at, m.expires_at,
           m.retry::text, m.max_attempts, m.attempts, m.deliveries, m.reported, m.excused, m.claimed_at, m.timeout,
-          m.lease, m.conflicts
+          m.lease, m.conflicts, m.limit_key
 """  # noqa: S608
 
 # The usual success, of the current delivery: the row of the log is in the row of the message. See ``LogRow``.
@@ -301,12 +304,12 @@ WITH o AS (
 ), x AS (
     SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor{{its}}
       FROM o JOIN delayq_message m ON m.id = o.id
-     WHERE m.state IN ('limited', 'running', 'scheduled')
+     WHERE m.state IN ('running', 'scheduled')
      ORDER BY m.id
        FOR NO KEY UPDATE OF m
 ), u AS (
     UPDATE delayq_message m
-       SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '', limited_by = NULL,
+       SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
            claimed_by = {CLAIMED_BY},
            reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1{{kept}}
       FROM x WHERE m.id = x.id
@@ -626,6 +629,7 @@ class PostgreSQL:
         end: datetime | None,
         limit: int,
         topics: Sequence[str] | None = None,
+        closed: Collection[str] = (),
     ) -> list[tuple[str, int, int, int]]:
         parameters = {
             "queues": _texts(queues),
@@ -635,20 +639,20 @@ class PostgreSQL:
             "limit": limit,
         }
         if topics is not None:
-            parameters["topics"] = _texts(topics)
+            parameters |= {"topics": _texts(topics), "closed": _texts(closed)}
         return cast(list[tuple[str, int, int, int]], self._rows(HEADS[topics is not None], parameters))
 
-    def until_due(self, queue: str, topics: Iterable[str]) -> float | None:
-        rows = self._rows(UNTIL_DUE, {"queue": queue, "topics": _texts(topics)})
+    def until_due(self, queue: str, topics: Iterable[str], closed: Collection[str]) -> float | None:
+        rows = self._rows(UNTIL_DUE, {"queue": queue, "topics": _texts(topics), "closed": _texts(closed)})
         return rows[0][0] if rows else None
 
     def anything_expired(self) -> tuple[bool, bool]:
         leased, expired = self._rows(ANYTHING_EXPIRED, None)[0]
         return leased, expired
 
-    def due(self, queue: str, topics: Iterable[str], limit: int) -> list[Ticket]:
+    def due(self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str]) -> list[Ticket]:
         """Return due messages, and lock them until the end of the transaction."""
-        parameters = {"queue": queue, "topics": _texts(topics), "limit": limit}
+        parameters = {"queue": queue, "topics": _texts(topics), "limit": limit, "closed": _texts(closed)}
         rows = self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)
         return [Ticket(row[0]) for row in rows]
 

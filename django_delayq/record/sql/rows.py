@@ -120,6 +120,7 @@ class Claimed(NamedTuple):
     lease: float | None = None
     # Reported deliveries that cost no attempt because their transaction met another one.
     conflicts: int = 0
+    limit_key: str | None = None
 
 
 class Success(NamedTuple):

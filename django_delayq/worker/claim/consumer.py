@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 from django.db import Error as DatabaseError
 
@@ -21,7 +20,7 @@ from ...core.exceptions import BrokerUnavailable
 from ...core.outcomes import Release
 from ...extensions import WorkerExtensions
 from ...project import registry
-from ...record import transitions
+from ...record import admission, transitions
 from ...record.sql.rows import Claimed, Ticket
 from ...record.sql.troubles import in_words
 from ..parts import connections
@@ -53,21 +52,6 @@ IDLE_WAIT = 10.0
 RETRY_UNCLAIMED_AFTER = 1.0
 # The most calls to Redis by which a turn makes further ids ready, a thousand ids each.
 CATCH_UP = 10
-
-
-class Claim(Protocol):
-    """Claims messages as ``transitions.claim`` does; a gate does so within limits (``worker/claim/line_keeper.py``)."""
-
-    def __call__(
-        self,
-        using: str,
-        tickets: Sequence[Ticket],
-        leases: dict[str, float],
-        worker: str,
-        *,
-        queue: str | None = None,
-        ahead: float = 0.0,
-    ) -> list[Claimed]: ...
 
 
 def due_in(row: Claimed, until: float, took: float) -> float:
@@ -103,7 +87,6 @@ class Consumer(threading.Thread):
         extensions: WorkerExtensions,
         quarantine_lock: ProcessLock | None = None,
         stopping: threading.Event | None = None,
-        claim: Claim | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(name="delayq-consumer", daemon=True)
@@ -127,7 +110,8 @@ class Consumer(threading.Thread):
         self.beat = time.monotonic()
         self._stopping = threading.Event() if stopping is None else stopping
         self.wake_ups = WakeUps(brokers, lambda: self.queues.listens, lambda: self._may_go_on, self._stopping)
-        self._claim_within_limits = claim
+        # The ids that limits refused in this turn.
+        self.refused: set[int] = set()
         self._errors = 0
         # The consumer can go on as soon as one of these lanes has room.
         self._waits_for: Sequence[Lane] = ()
@@ -198,6 +182,7 @@ class Consumer(threading.Thread):
             # A message may still run alone, and no other may begin beside it.
             return 0.0
         turn = Turn()
+        self.refused.clear()
         self.wanted.open()
         try:
             for take in self.queues.takes(broker, self._reach):
@@ -293,13 +278,19 @@ class Consumer(threading.Thread):
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
         else:
             parts = [*tickets.items()]
-        claim = self._claim_within_limits or transitions.claim
-        leases, ahead = self.wanted.leases, self.unclaimed.earliest(broker)
         claimed: list[Claimed] = []
         for queue, some in parts:
-            claimed += claim(self.using, some, leases, self.worker, queue=queue, ahead=ahead)
+            claimed += self._claim_from(queue, some, self.unclaimed.earliest(broker))
         failpoints.reach("after_claim")
         return claimed
+
+    def _claim_from(self, queue: str | None, tickets: Sequence[Ticket], ahead: float) -> list[Claimed]:
+        terms = (self.using, tickets, self.wanted.leases, self.worker)
+        if not self.sorter.knows_limits:
+            return transitions.claim(*terms, queue=queue, ahead=ahead)
+        admitted = admission.claim(*terms, queue=queue, ahead=ahead)
+        self.refused |= admitted.refused.keys()
+        return admitted.claimed
 
     def _hand_over(self, tickets: Tickets, mine: Mapping[int, Claimed], asked: float, took: float) -> None:
         """Give claimed messages to the pool and the quarantine, in the order of their tickets."""

@@ -13,7 +13,6 @@ from ...project import conf, registry
 from ...record import admission
 from ...worker.parts.roles import worker_name
 from ..claim.consumer import Consumer
-from ..claim.line_keeper import Gate
 from ..parts.begun_page import BegunPage
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.budget import Budget
@@ -43,8 +42,6 @@ class Parts:
     pool: Pool
     consumer: Consumer
     reaper: Reaper
-    # None: this process knows no limit.
-    gate: Gate | None
 
 
 def assemble(
@@ -71,10 +68,9 @@ def assemble(
     # A wrong path in the settings is an error now, not in each handler.
     middleware.chain()
     budget = Budget(options.max_messages)
-    gate = Gate(using, name) if admission.any_declared() else None
     if claim_ahead is None:
-        claim_ahead = CLAIM_AHEAD if gate is None else NEAR
-    extensions = WorkerExtensions(using, name, () if gate is None else (gate,))
+        claim_ahead = NEAR if admission.any_declared() else CLAIM_AHEAD
+    extensions = WorkerExtensions(using, name)
     # The consumer is made after the brokers and the pool.
     brokers = BrokerSwitch(using, lambda: consumer.wanted.topics, redis=redis)
     queues = QueueFinder(using, options.queues, brokers.wake)
@@ -101,9 +97,8 @@ def assemble(
         extensions,
         quarantine_lock,
         stopping,
-        None if gate is None else gate.claim,
         dict(zip(options.queues, options.weights, strict=True)) if options.weights else None,
     )
     recorder.meanwhile = ServiceTurns([LeaseRenewer(using, pool)])
     reaper = Reaper(using, f"worker:{name}", extensions)
-    return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper, gate)
+    return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper)

@@ -6,7 +6,6 @@ import threading
 
 from ...core.worker_options import Options
 from ...extensions import Service
-from ..claim.line_keeper import INTERVAL, LineKeeper
 from ..parts import connections
 from ..parts.delivery import Delivery
 from ..parts.service import in_threads
@@ -51,19 +50,14 @@ def drain(options: Options, stop: threading.Event | None = None) -> int:
         if parts.reaper.is_confirming:
             stop.wait(parts.reaper.confirm_after)
             parts.reaper.tick()
-        # Nobody else may look at the lines that another process has left.
-        keeper = LineKeeper(options.using, parts.name, knows_limits=parts.gate is not None)
-        while not stop.is_set() and keeper.tick() < INTERVAL:
-            pass
         while not stop.is_set() and (consumer.quarantine.is_waiting or not budget.empty):
             parts.queues.tick()
             before = delivered
             consumer.turn()
             pool.wait_idle(float("inf"), stop.is_set)
             recorder.flush(60.0)
-            if parts.gate is not None:
-                parts.gate.promote()
-            if delivered == before and not consumer.quarantine.is_waiting:
+            # After a refusal the next turn passes over the limit, which is full now, and may find others.
+            if delivered == before and not consumer.quarantine.is_waiting and not consumer.refused:
                 break
     finally:
         consumer.release()

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from ...core.worker_options import Options
 from ...extensions import Service
 from ...project import registry
-from ...record import admission
 from ...worker.parts.roles import all_roles
-from ..claim.line_keeper import LineKeeper
 from ..parts import connections
 from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
@@ -94,7 +92,6 @@ class WorkerProcess:
             yield TimeoutWatch(parts.pool, self._on_stuck, stuck_after)
             if parts.pool.loop is not None:
                 yield LoopWatch(parts.pool.loop)
-            yield LineKeeper(using, parts.name, knows_limits=admission.any_declared())
         if parts.brokers.redis is None:
             return
         if "loader" in roles:

@@ -13,9 +13,6 @@ from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
-from django_delayq.record.sql import limit_statements
-from django_delayq.record.sql.limited import Refused
-from django_delayq.record.sql.moves import writing
 from django_delayq.record.sql.rows import Failure, Success, Ticket
 from tests.support.workers import eventually
 
@@ -54,15 +51,6 @@ def claimed(message: Message, *, lease: float = 60.0) -> Message:
     return fresh(message)
 
 
-def limited(payload: Any = None, *, by: str = f"topic {TOPIC}", **options: Any) -> Message:
-    """Let a message wait for a limit, as a worker does that finds the limit used up."""
-    message = scheduled(payload, **{"delay": 0, **options})
-    refused = [Refused(message.pk, State.SCHEDULED, by, f"{by}: 1 of 1 places are taken")]
-    with writing(DB):
-        limit_statements(DB).limit(refused, f"worker:{WORKER}")
-    return fresh(message)
-
-
 def consumed(payload: Any = None, **options: Any) -> Message:
     return succeeded(running(payload, **options))
 
@@ -95,7 +83,6 @@ def expired(payload: Any = None, **options: Any) -> Message:
 
 MAKERS: dict[State, Callable[..., Message]] = {
     State.SCHEDULED: scheduled,
-    State.LIMITED: limited,
     State.RUNNING: running,
     State.CONSUMED: consumed,
     State.DEAD: dead,

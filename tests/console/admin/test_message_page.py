@@ -475,7 +475,6 @@ def test_a_purged_message_is_reported_and_leads_to_the_index(viewer: Client) -> 
 def test_a_message_is_offered_the_actions_that_change_it(operator: Client, state: State) -> None:
     expected = {
         State.SCHEDULED: ["cancel", "reschedule", "run"],
-        State.LIMITED: ["cancel", "reschedule", "run"],
         State.RUNNING: ["cancel"],
         State.CONSUMED: [],
     }.get(state, ["requeue"])

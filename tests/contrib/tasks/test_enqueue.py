@@ -25,11 +25,8 @@ from django_delayq.contrib.tasks.compat import (
 )
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.core.retry import RetryPolicy
-from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.record.sql import limit_statements
-from django_delayq.record.sql.limited import Refused
 from tests.app import tasks as typed_tasks
 from tests.support.workers import ROOT
 
@@ -73,13 +70,6 @@ def test_the_result_that_is_read_equals_the_one_that_was_enqueued(ahead: timedel
     assert tasks.add.get_result(result.id) == result
     assert async_to_sync(tasks.add.aget_result)(result.id) == result
     assert message_of(result).due_at <= timezone.now() or ahead == timedelta(days=400)
-
-
-def test_a_task_that_waits_for_a_limit_is_ready() -> None:
-    result = tasks.add.enqueue(1)
-    limit_statements("default").limit([Refused(int(result.id), State.SCHEDULED, "queue default", "full")], "worker:w")
-    result.refresh()
-    assert (result.status, message_of(result).state) == (TaskResultStatus.READY, State.LIMITED)
 
 
 def test_another_alias_of_the_backend_keeps_its_name(settings: Any) -> None:

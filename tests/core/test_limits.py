@@ -1,4 +1,4 @@
-"""Declarations of limits, and the decisions of one line."""
+"""Declarations of limits, and what is used up of one."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from hypothesis import strategies as st
 from django_delayq import handler
 from django_delayq.core.bounds import KEY_LENGTH, TOPIC_LENGTH
 from django_delayq.core.limits import (
-    AHEAD,
+    LEAD,
     NAME_LENGTH,
     PUNCTUAL,
     ROUNDING,
     Limit,
-    Line,
-    LinePlace,
+    Usage,
     declare,
+    parts,
+    queue_name,
     topic_name,
 )
 from django_delayq.project import conf, registry
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-
-
-def place(number: int = 1, after: timedelta = timedelta(0)) -> LinePlace:
-    return LinePlace(0, NOW + after, number)
 
 
 @pytest.mark.parametrize(
@@ -83,37 +80,6 @@ def test_the_longest_name_of_a_limit_fits_its_column() -> None:
     assert len(topic_name("t" * TOPIC_LENGTH, "k" * KEY_LENGTH)) <= NAME_LENGTH
 
 
-def test_the_slots_of_a_line_follow_each_other_without_a_gap() -> None:
-    line = Line("l", Limit(None, timedelta(milliseconds=100), 2), NOW)
-    slots: list[datetime] = []
-    while (slot := line.slot()) is not None and len(slots) < 100:
-        slots.append(slot)
-        line.keep()
-    after = [round((slot - NOW).total_seconds(), 3) for slot in slots]
-    assert after == [0, 0] + [round(0.1 * number, 3) for number in range(1, 21)]
-    assert Line("l", line.limit, NOW).room(100) == len(slots)
-    assert line.room(100) == 0
-
-
-def test_kept_slots_can_all_be_taken_at_their_time() -> None:
-    limit = Limit(None, timedelta(milliseconds=100), 1)
-    kept = Line("l", limit, NOW)
-    slots = []
-    for _ in range(5):
-        slot = kept.slot()
-        assert slot is not None
-        slots.append(slot)
-        kept.keep()
-    full: datetime | None = None
-    for number, slot in enumerate(slots):
-        # Each is taken a little late.
-        line = Line("l", limit, slot + timedelta(milliseconds=50), kept=5 - number, full_at=full)
-        at = LinePlace(0, slot, number)
-        assert line.refusal(at, is_kept=True) == ""
-        line.begin(at, is_kept=True)
-        full = line.full_at
-
-
 @given(
     waits=st.lists(st.floats(0, 0.5), min_size=1, max_size=60),
     late=st.lists(st.floats(0, 0.3), min_size=60, max_size=60),
@@ -126,11 +92,11 @@ def test_no_more_deliveries_begin_in_any_time_than_the_rate_allows(
     now, full, begun = NOW, None, []
     for number, wait in enumerate(waits):
         now += timedelta(seconds=wait)
-        line = Line("l", limit, now, full_at=full)
-        one = LinePlace(0, now - timedelta(seconds=late[number]), number)
-        if not line.refusal(one, is_kept=False):
-            line.begin(one, is_kept=False)
-            full = line.full_at
+        usage = Usage("l", limit, now, full_at=full)
+        due = now - timedelta(seconds=late[number])
+        if usage.admits(due):
+            usage.begin(due)
+            full = usage.full_at
             begun.append(now)
     assert limit.interval is not None
     for first, at in enumerate(begun):
@@ -139,17 +105,60 @@ def test_no_more_deliveries_begin_in_any_time_than_the_rate_allows(
             assert last - first + 1 <= burst + span / limit.interval + 1e-6
 
 
+def test_a_backlog_begins_at_its_rate_although_each_look_is_a_little_late() -> None:
+    limit = Limit(None, timedelta(milliseconds=10), 1)
+    now, full, begun = NOW, None, 0
+    while now < NOW + timedelta(seconds=10):
+        usage = Usage("l", limit, now, full_at=full)
+        while usage.admits(NOW - timedelta(hours=1)):
+            usage.begin(NOW - timedelta(hours=1))
+            begun += 1
+        full = usage.full_at
+        now += timedelta(milliseconds=13)
+    assert 998 <= begun <= 1002
+
+
 def test_after_a_quiet_time_the_burst_is_left_and_no_more() -> None:
     limit = Limit(None, timedelta(seconds=1), 3)
-    line = Line("l", limit, NOW, full_at=NOW - timedelta(days=1))
+    usage = Usage("l", limit, NOW, full_at=NOW - timedelta(days=1))
     begun = 0
-    while not line.refusal(place(), is_kept=False) and begun < 100:
-        line.begin(place(), is_kept=False)
+    while usage.admits(NOW) and begun < 100:
+        usage.begin(NOW)
         begun += 1
     assert begun == 3
+    assert usage.is_full
+    assert usage.opens_in == 1.0
+
+
+def test_a_slot_that_was_missed_is_not_made_up_for() -> None:
+    long_ago = NOW - timedelta(seconds=30)
+    usage = Usage("l", Limit(None, timedelta(seconds=1)), NOW, full_at=long_ago)
+    assert usage.admits(long_ago)
+    usage.begin(long_ago)
+    assert not usage.admits(long_ago)
+
+
+def test_a_message_that_is_claimed_ahead_counts_for_its_due_time() -> None:
+    soon = NOW + timedelta(milliseconds=50)
+    usage = Usage("l", Limit(None, timedelta(seconds=1)), NOW, full_at=soon)
+    assert not usage.admits(NOW)
+    assert usage.admits(soon)
+    usage.begin(soon)
+    assert usage.full_at == soon + timedelta(seconds=1)
 
 
 def test_what_is_used_up_lies_never_farther_ahead_than_the_burst() -> None:
     limit = Limit(None, timedelta(seconds=1), 3)
-    line = Line("l", limit, NOW, full_at=NOW + timedelta(days=1))
-    assert line.full_at == NOW + AHEAD + timedelta(seconds=3)
+    assert Usage("l", limit, NOW, full_at=NOW + timedelta(days=1)).full_at == NOW + LEAD + timedelta(seconds=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (topic_name("l.one", None), ("topic", "l.one", None)),
+        (topic_name("l.one", "key key b"), ("topic", "l.one", "key key b")),
+        (queue_name("key"), ("queue", "key", None)),
+    ],
+)
+def test_a_name_tells_what_a_limit_counts(name: str, told: tuple[str, str, str | None]) -> None:
+    assert parts(name) == told
