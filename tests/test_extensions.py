@@ -18,10 +18,9 @@ from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.restore import Tally
 from django_delayq.worker.parts.service import Runner, ServiceTurns
-from django_delayq.worker.processes.once import drain
 from django_delayq.worker.processes.supervisor import DeadChild, Supervisor
 from django_delayq.worker.upkeep.loader import _ObservedLoad
-from tests.support.assembled import Assemble
+from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
 from tests.support.workers import eventually
 

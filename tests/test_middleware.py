@@ -31,9 +31,9 @@ from django_delayq.middleware import Draft, Handled, Middleware
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.worker.parts import reporting
-from django_delayq.worker.processes.once import drain
 from tests.app.handlers import leave
 from tests.app.models import Effect
+from tests.support.assembled import drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -34,6 +34,17 @@ if os.environ.get("BENCH_LIMITS"):
         mark(message.payload)
 
 
+if os.environ.get("BENCH_LIMITS"):
+
+    @handler("bench.five", limit=5)
+    def five(message: Delivered) -> None:
+        """Take 20 ms; five of them may run at once."""
+        time.sleep(0.02)
+
+    handler("bench.roomy", limit=100)(noop)
+    handler("bench.keyed", limit=1)(noop)
+
+
 @handler("bench.recurring", lease=5)
 def recurring(message: Delivered) -> None:
     """Note the time for which the message of a schedule stands."""

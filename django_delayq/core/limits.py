@@ -99,12 +99,6 @@ def parts(name: str) -> tuple[str, str, str | None]:
     return kind, what, rest[1] if kind == "topic" and len(rest) == 2 else None
 
 
-def topic_of(name: str) -> str | None:
-    """Return the topic that the limit of this name counts, or counts a key of; None when it counts a queue."""
-    kind, what, _key = parts(name)
-    return what if kind == "topic" else None
-
-
 @dataclass(slots=True)
 class Usage:
     """What is used up of one limit at a moment. ``begin`` counts on."""

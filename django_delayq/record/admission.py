@@ -6,7 +6,7 @@ count exists that could get lost. Nothing is written about a message that is ref
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,12 +16,13 @@ from django.db import connections
 from ..core import failpoints
 from ..core.clock import from_tenths
 from ..core.limits import Limit, Usage, queue_name, topic_name
+from ..core.states import State
 from ..project import conf, registry
 from . import transitions
 from .sql import limit_statements
 from .sql.limited import Candidate, Count, TakenPlace
 from .sql.moves import writing
-from .sql.rows import Claimed, Ticket
+from .sql.rows import Claimed, Facts, Ticket
 
 # Limits that are looked at, at most, to find those that are full.
 LIMITS_READ = 100_000
@@ -44,6 +45,13 @@ def limits_of(topic: str, queue: str, key: str | None) -> dict[str, Limit]:
     if of_queue is not None:
         found[queue_name(queue)] = of_queue
     return found
+
+
+def limits_by_id(facts: Iterable[Facts]) -> dict[int, Collection[str]]:
+    """Return the names of the limits under which each scheduled message stands, by their ids."""
+    return {
+        row.id: limits_of(row.topic, row.queue, row.limit_key).keys() for row in facts if row.state == State.SCHEDULED
+    }
 
 
 def declared(name: str) -> Limit | None:
@@ -109,28 +117,27 @@ def claim(
     *,
     queue: str | None = None,
     ahead: float = 0.0,
+    limits: Mapping[int, Collection[str]] | None = None,
 ) -> Admitted:
     """Claim messages as ``transitions.claim`` does, as far as limits allow, and tell which limits refuse the others.
 
-    Messages without a limit are claimed first, and wait for nothing. A message that could not be claimed anyway is not
+    ``limits`` are the names of the limits of each message, by their ids (None: they are read). Messages without a limit
+    are claimed first, and wait for nothing. A message that could not be claimed anyway is not
     refused: it is not due, for example, or paused, or locked by another move.
     """
-    ids = [ticket.id for ticket in tickets]
+    if limits is None:
+        limits = limits_by_id(transitions.facts(using, [ticket.id for ticket in tickets]).values())
     # A message that is not scheduled yet could be when it is claimed, and nothing is known of its limits.
-    found = {
-        pk: limits_of(topic, name, key).keys()
-        for pk, topic, name, key in limit_statements(using).topics_of(ids)
-        if topic in leases
-    }
+    tickets = [ticket for ticket in tickets if ticket.id in limits]
     admitted = Admitted()
-    free = [ticket for ticket in tickets if ticket.id in found and not found[ticket.id]]
+    free = [ticket for ticket in tickets if not limits[ticket.id]]
     if free:
         admitted.claimed += transitions.claim(using, free, leases, worker, queue=queue, ahead=ahead)
-    rest = {ticket.id: ticket for ticket in tickets if found.get(ticket.id)}
+    rest = {ticket.id: ticket for ticket in tickets if limits[ticket.id]}
     if rest:
-        names = {name for limits in found.values() for name in limits}
+        names = {name for pk in rest for name in limits[pk]}
         _claim_limited(using, rest, names, leases, worker, queue, ahead, admitted)
-        order = {pk: place for place, pk in enumerate(ids)}
+        order = {ticket.id: place for place, ticket in enumerate(tickets)}
         admitted.claimed.sort(key=lambda row: order[row.id])
     return admitted
 

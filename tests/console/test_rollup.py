@@ -31,9 +31,9 @@ from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Claimed, Moved
 from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.processes.once import drain
 from django_delayq.worker.run.recorder import Recorder
 from tests.support import steps
+from tests.support.assembled import drain
 from tests.support.workers import Worker, eventually
 
 DB = "default"

@@ -25,7 +25,7 @@ from django_delayq.contrib.opentelemetry import DelayqInstrumentor
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.worker.processes.once import drain
+from tests.support.assembled import drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

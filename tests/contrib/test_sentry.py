@@ -22,7 +22,7 @@ from django_delayq.core.actors import acting_as  # noqa: E402
 from django_delayq.core.worker_options import Options  # noqa: E402
 from django_delayq.models import Message  # noqa: E402
 from django_delayq.project import registry  # noqa: E402
-from django_delayq.worker.processes.once import drain  # noqa: E402
+from tests.support.assembled import drain  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

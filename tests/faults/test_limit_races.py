@@ -15,7 +15,7 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import admission, transitions
-from django_delayq.record.sql import limit_statements
+from django_delayq.record.sql import limit_statements, statements
 from django_delayq.record.sql.rows import Success, Ticket
 from django_delayq.record.sql.sessions import lock_timeout
 from tests.support import limits_oracle as oracle
@@ -138,15 +138,15 @@ def test_a_message_that_is_replaced_meanwhile_is_left_for_the_next_time(
 ) -> None:
     declare("l.one", limit=1)
     (message,) = due(1, limit_key="a")
-    statements = limit_statements(DB)
-    topics_of = type(statements).topics_of
+    kind = type(statements(DB))
+    facts = kind.facts
 
     def read_and_replace(self: Any, ids: Any) -> Any:
-        found = topics_of(self, ids)
+        found = facts(self, ids)
         Message._base_manager.filter(pk=message.pk).update(limit_key="b")
         return found
 
-    monkeypatch.setattr(type(statements), "topics_of", read_and_replace)
+    monkeypatch.setattr(kind, "facts", read_and_replace)
     assert admit([message]) == []
     assert states(message) == [State.SCHEDULED]
 
@@ -157,15 +157,15 @@ def test_a_message_that_was_running_a_moment_ago_is_left_for_the_next_time(
     declare("l.one", limit=1)
     (message,) = due(1)
     assert admit([message]) == [message.pk]
-    statements = type(limit_statements(DB))
-    topics_of = statements.topics_of
+    kind = type(statements(DB))
+    facts = kind.facts
 
     def read_and_fail(self: Any, ids: Any) -> Any:
-        found = topics_of(self, ids)
+        found = facts(self, ids)
         fail(message, delay=timedelta(0))
         return found
 
-    monkeypatch.setattr(statements, "topics_of", read_and_fail)
+    monkeypatch.setattr(kind, "facts", read_and_fail)
     assert admit([message]) == []
     assert states(message) == [State.SCHEDULED]
 

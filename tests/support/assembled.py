@@ -9,9 +9,17 @@ import pytest
 
 from django_delayq.core.worker_options import Options
 from django_delayq.worker.processes.assembly import Parts, assemble
+from django_delayq.worker.processes.once import OnceProcess
 from django_delayq.worker.run.recorder import Recorder
 
 Assemble = Callable[..., Parts]
+
+
+def drain(options: Options) -> int:
+    """Deliver what is due, as ``run_delayq --once`` does. Return how many deliveries were recorded."""
+    process = OnceProcess(options)
+    process.run()
+    return process.delivered
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.processes.once import drain
 from django_delayq.worker.run import executor
 from django_delayq.worker.run.recorder import Recorder
 from tests.app.handlers import leave
+from tests.support.assembled import drain
 from tests.support.claims import DB, claimed
 
 pytestmark = pytest.mark.django_db(transaction=True)

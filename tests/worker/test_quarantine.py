@@ -11,8 +11,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.worker.claim.quarantine import FIRST_WAIT
 from django_delayq.worker.parts.processlock import ProcessLock
-from django_delayq.worker.processes.once import drain
-from tests.support.assembled import Assemble
+from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
 from tests.support.workers import eventually
 from tests.worker.test_processlock import forked

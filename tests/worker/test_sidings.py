@@ -12,6 +12,7 @@ from django.utils import timezone
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.outcomes import Ack
 from django_delayq.inspector.consistency import ConsistencyCheck
 from django_delayq.project import conf, registry
 from django_delayq.worker.claim import wake_ups
@@ -158,3 +159,30 @@ def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(parts: Part
     mine = schedule_message("t.ok")
     turn(two_lanes)
     assert held(two_lanes) == [mine.pk]
+
+
+@pytest.fixture
+def limited(parts: Parts, assembled: Assemble) -> Iterator[Parts]:
+    """A worker that knows a limit of two, and has two of five messages of it running."""
+    registry.handler("t.two", limit=2)(lambda payload: None)
+    schedule_messages([{"topic": "t.two"}] * 5)
+    made = assembled(4, name="limited")
+    turn(made)
+    yield made
+    registry.unregister("t.two")
+
+
+def test_what_a_limit_refuses_stands_aside_until_a_place_is_free(limited: Parts, broker: RedisBroker) -> None:
+    running = limited.pool.threads.held.all()
+    assert len(running) == 2
+    assert broker.asides() == {"default": {"topic t.two": 3}}
+    other = schedule_message("t.ok")
+    turn(limited)
+    assert len(held(limited)) == 3
+    assert other.pk in held(limited)
+    limited.recorder.submit(running[0], Ack(), "worker:limited")
+    limited.pool.threads.held.remove(running[0])
+    assert limited.recorder.flush(PATIENCE)
+    turn(limited)
+    assert len(held(limited)) == 3
+    assert broker.asides() == {"default": {"topic t.two": 2}}

@@ -32,7 +32,7 @@ from ...worker.parts.lifetime import in_megabytes, resident_memory
 from ...worker.parts.reporting import log_whole_errors
 from ...worker.parts.roles import all_roles
 from ...worker.processes import output, plain_signals
-from ...worker.processes.once import drain
+from ...worker.processes.once import OnceProcess
 from ...worker.processes.process import WorkerProcess
 from ...worker.processes.supervisor import Supervisor
 from .. import _common as common
@@ -192,20 +192,20 @@ class Command(BaseCommand):
         )
 
     def _once(self, options: Options) -> None:
-        stop = threading.Event()
+        process = OnceProcess(options)
         former = {}
         if threading.current_thread() is threading.main_thread():
             former = {
-                number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
+                number: signal.signal(number, lambda *_: process.stop()) for number in (signal.SIGTERM, signal.SIGINT)
             }
             plain_signals.switch(on=True)
         try:
-            delivered = drain(options, stop)
+            process.run()
         finally:
             plain_signals.switch(on=False)
             for number, handler in former.items():
                 signal.signal(number, handler)
-        self.stdout.write(f"{delivered} delivered")
+        self.stdout.write(f"{process.delivered} delivered")
 
     def _inline(self, options: Options, added: Mapping[WorkerOption, Any]) -> None:
         """Run one worker process here, under the reloader, which ends this process when code changes."""

@@ -58,9 +58,6 @@ class LimitStatements(Protocol):
     def lock(self, names: Collection[str] | None) -> None:
         """Keep other transactions from these limits (None: from all) until this one ends."""
 
-    def topics_of(self, ids: Sequence[int]) -> list[tuple[int, str, str, str | None]]:
-        """Return the id, topic, queue and limit key of those messages that are scheduled. Locks nothing."""
-
     def claimable(
         self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
     ) -> list[Candidate]:
@@ -96,10 +93,6 @@ class PortableLimits:
     def lock(self, names: Collection[str] | None) -> None:
         # The one writer holds the lock of the whole database.
         return None
-
-    def topics_of(self, ids: Sequence[int]) -> list[tuple[int, str, str, str | None]]:
-        rows = Message.objects.using(self.using).filter(pk__in=list(ids), state=State.SCHEDULED)
-        return list(rows.values_list("pk", "topic", "queue", "limit_key"))
 
     def claimable(
         self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float

@@ -15,11 +15,6 @@ SELECT set_config('idle_in_transaction_session_timeout', '{LONGEST_PAUSE}', true
   FROM unnest(%(stripes)s::int[]) stripe
 """  # noqa: S608
 
-TOPICS_OF = f"""
-SELECT id, topic, queue, limit_key FROM delayq_message m
- WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW} AND {IS_SCHEDULED}
-"""  # noqa: S608
-
 CLAIMABLE = f"""
 SELECT m.id, m.topic, m.queue, m.limit_key, m.priority, m.due_at
   FROM delayq_message m
@@ -83,9 +78,6 @@ class PostgreSQLLimits:
 
     def lock(self, names: Collection[str] | None) -> None:
         self._rows(LOCK, {"stripes": stripes(names)})
-
-    def topics_of(self, ids: Sequence[int]) -> list[tuple[int, str, str, str | None]]:
-        return [(row[0], row[1], row[2], row[3]) for row in self._rows(TOPICS_OF, {"ids": list(ids)})]
 
     def claimable(
         self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float

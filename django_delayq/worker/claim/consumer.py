@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from django.db import Error as DatabaseError
 
@@ -33,6 +34,7 @@ from ..parts.reporting import report_moves
 from ..parts.service import backoff
 from ..run.lane import Lane
 from ..run.pool import Pool
+from .freed_places import FreedPlaces
 from .known_pauses import KnownPauses
 from .orphaned_claims import OrphanedClaims
 from .quarantine import Quarantine
@@ -50,6 +52,8 @@ logger = logging.getLogger("django_delayq")
 IDLE_WAIT = 10.0
 # Ids that were taken when the database did not answer become ready again after this time. Seconds.
 RETRY_UNCLAIMED_AFTER = 1.0
+# A consumer that ends when nothing can begin asks again after this time while messages still run. Seconds.
+LAST_WAIT = 0.02
 # The most calls to Redis by which a turn makes further ids ready, a thousand ids each.
 CATCH_UP = 10
 
@@ -86,9 +90,11 @@ class Consumer(threading.Thread):
         poll: float,
         extensions: WorkerExtensions,
         quarantine_lock: ProcessLock | None = None,
-        stopping: threading.Event | None = None,
+        freed: FreedPlaces | None = None,
         weights: Mapping[str, int] | None = None,
+        on_idle: Callable[[], None] | None = None,
     ) -> None:
+        """``on_idle``: end when nothing can begin any more, and call it then. None: never end by itself."""
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using
         self.brokers = brokers
@@ -101,17 +107,21 @@ class Consumer(threading.Thread):
         self.quarantine = Quarantine(pool, worker, budget, quarantine_lock)
         self.orphaned_claims = OrphanedClaims(using, worker)
         self.wanted = Wanted(pool, budget, self.quarantine, registry.handlers)
-        self.sidings = Sidings(self.wanted.places_for)
+        self.freed = freed
+        self.sidings = Sidings(self.wanted.places_for, freed)
         self.sorter = Sorter(using, self.wanted, self.sidings)
         self.pauses = KnownPauses(using, finder)
         self.queues = Queues(finder, self.pauses, self.sidings, weights or {})
         self.unclaimed = Unclaimed(using, brokers, self.pauses, self.sidings, pool.claim_ahead)
         # When the last turn began, or a wait within it went on (monotonic).
         self.beat = time.monotonic()
-        self._stopping = threading.Event() if stopping is None else stopping
+        self._stopping = threading.Event()
         self.wake_ups = WakeUps(brokers, lambda: self.queues.listens, lambda: self._may_go_on, self._stopping)
-        # The ids that limits refused in this turn.
-        self.refused: set[int] = set()
+        self._on_idle = on_idle
+        # True when the consumer has ended because nothing can begin.
+        self.is_done = False
+        # True when the last turn claimed nothing.
+        self._found_nothing = False
         self._errors = 0
         # The consumer can go on as soon as one of these lanes has room.
         self._waits_for: Sequence[Lane] = ()
@@ -134,8 +144,12 @@ class Consumer(threading.Thread):
                 self.beat = time.monotonic()
                 connections.before_task()
                 try:
+                    was_quiet = self._on_idle is not None and self._is_quiet
                     seconds, wait = self.turn(), self.wake_ups.wait
                     self._errors = 0
+                    if was_quiet and self._is_quiet and self._found_nothing:
+                        self.is_done = True
+                        return
                 except DatabaseError as error:
                     self._errors += 1
                     if self._errors == 1:
@@ -151,10 +165,17 @@ class Consumer(threading.Thread):
                 finally:
                     connections.after_task()
                 if seconds > 0:
-                    wait(seconds)
+                    wait(seconds if self._on_idle is None else min(seconds, LAST_WAIT))
         finally:
             self.release()
             connections.close_all()
+            if self._on_idle is not None:
+                self._on_idle()
+
+    @property
+    def _is_quiet(self) -> bool:
+        """True when this process holds no message and owes the record no outcome."""
+        return not self.pool.held() and self.pool.recorder.flush(0.0)
 
     def release(self) -> None:
         """Release, at the end, the message that waits to run alone and the orphaned claims."""
@@ -182,7 +203,6 @@ class Consumer(threading.Thread):
             # A message may still run alone, and no other may begin beside it.
             return 0.0
         turn = Turn()
-        self.refused.clear()
         self.wanted.open()
         try:
             for take in self.queues.takes(broker, self._reach):
@@ -190,9 +210,11 @@ class Consumer(threading.Thread):
                 turn.add(found := self._take_and_claim(broker, partial(take, room)), room)
                 if self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages:
                     # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
+                    self._found_nothing = False
                     return 0.0
         finally:
             self.wanted.open()
+        self._found_nothing = not turn.claimed
         self.wake_ups.note_turn(claimed=turn.claimed, any_aside=turn.any_aside)
         if turn.any_aside and self.sidings.look(broker):
             return 0.0
@@ -254,7 +276,7 @@ class Consumer(threading.Thread):
                     return found
                 sorted_ids = self.sorter.sort(tickets)
                 asked = time.monotonic()
-                claimed = self._claim(broker, sorted_ids.claimable) if sorted_ids.claimable else []
+                claimed = self._claim(broker, sorted_ids) if sorted_ids.claimable else []
                 took = time.monotonic() - asked
         except DatabaseError:
             self.orphaned_claims.note_unanswered(ticket.id for some in tickets.values() for ticket in some)
@@ -271,8 +293,9 @@ class Consumer(threading.Thread):
         self._learn(found, sorted_ids, claimed)
         return found
 
-    def _claim(self, broker: Broker, tickets: Tickets) -> list[Claimed]:
+    def _claim(self, broker: Broker, ids: Sorted) -> list[Claimed]:
         failpoints.reach("after_take")
+        tickets = ids.claimable
         if len(tickets) > 1 and self.queues.finder.named is None:
             # All queues are served, so one statement claims whatever queue each message is in.
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
@@ -280,16 +303,25 @@ class Consumer(threading.Thread):
             parts = [*tickets.items()]
         claimed: list[Claimed] = []
         for queue, some in parts:
-            claimed += self._claim_from(queue, some, self.unclaimed.earliest(broker))
+            claim = partial(self._claim_limited, ids) if self.sorter.knows_limits else transitions.claim
+            claimed += claim(
+                self.using, some, self.wanted.leases, self.worker, queue=queue, ahead=self.unclaimed.earliest(broker)
+            )
         failpoints.reach("after_claim")
         return claimed
 
-    def _claim_from(self, queue: str | None, tickets: Sequence[Ticket], ahead: float) -> list[Claimed]:
-        terms = (self.using, tickets, self.wanted.leases, self.worker)
-        if not self.sorter.knows_limits:
-            return transitions.claim(*terms, queue=queue, ahead=ahead)
-        admitted = admission.claim(*terms, queue=queue, ahead=ahead)
-        self.refused |= admitted.refused.keys()
+    def _claim_limited(self, ids: Sorted, *arguments: Any, **where: Any) -> list[Claimed]:
+        """Claim as far as limits allow. What they refuse stands aside until they have room."""
+        admitted = admission.claim(*arguments, **where, limits=ids.limits)
+        for name in set(admitted.refused.values()):
+            self.sidings.close(name, admitted.opens.get(name))
+        for queue, some in ids.claimable.items():
+            for ticket in some:
+                if ticket.id in admitted.refused:
+                    ids.aside[queue][admitted.refused[ticket.id]].append(ticket)
+            ids.claimable[queue] = [ticket for ticket in some if ticket.id not in admitted.refused]
+        if self.freed is not None:
+            self.freed.hold({row.id: names for row in admitted.claimed if (names := ids.limits[row.id])})
         return admitted.claimed
 
     def _hand_over(self, tickets: Tickets, mine: Mapping[int, Claimed], asked: float, took: float) -> None:

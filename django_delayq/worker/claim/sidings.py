@@ -7,14 +7,14 @@ can serve it. So no id is taken again and again in vain, and a worker that comes
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 
 from ...broker.base import IDS_PER_CALL, Broker
-from ...core.limits import topic_of
+from ...core import limits
+from .freed_places import FreedPlaces
 
 # Ids of topics stand aside under this word and their topic.
 HANDLER = "handler "
@@ -28,11 +28,11 @@ MOST_NAMES = 200
 class Sidings:
     """What this process knows of ids that stand aside.
 
-    The thread that makes the consumer's turns owns all of it, except that any thread may call ``free``: ``_lock``
-    guards ``_freed``.
+    Used by the thread that makes the consumer's turns. ``_full`` stays one object: other threads look into it
+    (``FreedPlaces``).
     """
 
-    def __init__(self, places_for: Callable[[str], int]) -> None:
+    def __init__(self, places_for: Callable[[str], int], freed: FreedPlaces | None) -> None:
         """``places_for`` returns how many messages of a topic may begin in this process now."""
         self._places_for = places_for
         # The numbers of ids by queue and name, as far as this process knows.
@@ -41,9 +41,10 @@ class Sidings:
         # The limits that are full, and when they were found to be; and the rates, and when their next slots come.
         self._full: dict[str, float] = {}
         self._slots: dict[str, float] = {}
-        self._lock = threading.Lock()
-        # The places under full limits that deliveries of this process have made free.
-        self._freed: Counter[str] = Counter()
+        # None: this process knows no limit.
+        self._freed = freed
+        if freed is not None:
+            freed.waited_for = self._full
 
     # --- limits -------------------------------------------------------------------------------------------------------
 
@@ -54,22 +55,15 @@ class Sidings:
         else:
             self._slots[name] = time.monotonic() + slot_in
 
-    def is_closed(self, name: str) -> bool:
-        """Return whether a limit is known to have no room."""
-        return self._room_under(name) <= 0
+    def refusing(self, names: Collection[str]) -> str:
+        """Return the first of these limits that is known to have no room; "" when a claim is worth a try.
 
-    @property
-    def closed(self) -> list[str]:
-        """The limits that are known to have no room."""
-        return [name for name in {*self._full, *self._slots} if self.is_closed(name)]
-
-    def free(self, names: Iterable[str]) -> bool:
-        """Take note of places that became free under limits. Return whether somebody may wait for one."""
-        waited_for = [name for name in names if name in self._full]
-        if waited_for:
-            with self._lock:
-                self._freed.update(waited_for)
-        return bool(waited_for)
+        Then one place that became free under each of them is used up.
+        """
+        refusing = next((name for name in names if self._room_under(name) <= 0), "")
+        if not refusing and self._freed is not None:
+            self._freed.use_up(names)
+        return refusing
 
     @property
     def seconds_to_slot(self) -> float | None:
@@ -79,7 +73,9 @@ class Sidings:
     def _room_under(self, name: str) -> int:
         if self._slots.get(name, 0.0) > time.monotonic():
             return 0
-        return self._freed[name] if name in self._full else IDS_PER_CALL
+        if name in self._full:
+            return 0 if self._freed is None else self._freed.under(name)
+        return IDS_PER_CALL
 
     def _retry(self, now: float) -> None:
         """Try the limits again that refused a message long ago: the oldest ones first, and not too many at once."""
@@ -128,19 +124,11 @@ class Sidings:
                 names[name] -= number
                 if not names[name]:
                     del names[name]
-                self._use_up(name, number)
         return opened
-
-    def _use_up(self, name: str, number: int) -> None:
-        with self._lock:
-            if self._freed[name] > number:
-                self._freed[name] -= number
-            else:
-                del self._freed[name]
 
     def _servable(self, name: str) -> int:
         """Return how many ids of a name this process could serve now."""
         if name.startswith(HANDLER):
             return self._places_for(name.removeprefix(HANDLER))
-        topic = topic_of(name)
-        return self._room_under(name) if topic is None else min(self._room_under(name), self._places_for(topic))
+        kind, what, _key = limits.parts(name)
+        return min(self._room_under(name), self._places_for(what) if kind == "topic" else IDS_PER_CALL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...core.states import State
@@ -28,6 +28,8 @@ class Sorted:
     aside: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     # The topics of all that this process has a handler for.
     topics: list[str] = field(default_factory=list)
+    # The names of the limits of the claimable messages, by id.
+    limits: dict[int, Collection[str]] = field(default_factory=dict)
     # The lanes that were full.
     full: set[Lane] = field(default_factory=set)
 
@@ -54,7 +56,8 @@ class Sorter:
             lane = self.wanted.lane_of(row.topic)
             if lane is not None:
                 found.topics.append(row.topic)
-            name = self._siding(row, lane, found.full)
+            names = admission.limits_of(row.topic, row.queue, row.limit_key).keys() if self.knows_limits else ()
+            name = self._siding(row, lane, found.full, names)
             if name:
                 found.aside[queue][name].append(ticket)
             elif lane is None or rooms[lane] <= 0 or messages <= 0:
@@ -63,14 +66,14 @@ class Sorter:
                 found.claimable[queue].append(ticket)
                 rooms[lane] -= 1
                 messages -= 1
+                found.limits[row.id] = names
         return found
 
-    def _siding(self, row: Facts, lane: Lane | None, full: set[Lane]) -> str:
+    def _siding(self, row: Facts, lane: Lane | None, full: set[Lane], names: Collection[str]) -> str:
         """Return the name under which an id has to stand aside; "" when its message may begin."""
         if lane is None or lane in full:
             return HANDLER + row.topic
-        names = admission.limits_of(row.topic, row.queue, row.limit_key) if self.knows_limits else ()
-        return next((name for name in names if self.sidings.is_closed(name)), "")
+        return self.sidings.refusing(names)
 
 
 def _scheduled(

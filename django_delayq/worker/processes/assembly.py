@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from ...project import conf, registry
 from ...record import admission
 from ...worker.parts.roles import worker_name
 from ..claim.consumer import Consumer
+from ..claim.freed_places import FreedPlaces
 from ..parts.begun_page import BegunPage
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.budget import Budget
@@ -51,16 +51,16 @@ def assemble(
     redis: bool = True,
     quarantine_lock: ProcessLock | None = None,
     page: BegunPage | None = None,
-    stopping: threading.Event | None = None,
     on_recorded: Callable[[int], None] = lambda count: None,
+    on_idle: Callable[[], None] | None = None,
     claim_ahead: float | None = None,
 ) -> Parts:
     """Wire the parts of a worker process.
 
     ``name`` is the name of the worker (None: a new one). It shares its ``page`` with its supervisor. With
-    ``redis=False`` the worker delivers by query only. ``stopping`` ends the turns of the consumer when it is set.
-    ``on_recorded`` is called with the number of deliveries that the recorder has written. ``claim_ahead`` (seconds)
-    replaces what is usual.
+    ``redis=False`` the worker delivers by query only.
+    ``on_recorded`` is called with the number of deliveries that the recorder has written. If there is an ``on_idle``,
+    the consumer ends when nothing can begin, and calls it. ``claim_ahead`` (seconds) replaces what is usual.
     """
     using = options.using
     name = worker_name(options) if name is None else name
@@ -70,9 +70,10 @@ def assemble(
     budget = Budget(options.max_messages)
     if claim_ahead is None:
         claim_ahead = NEAR if admission.any_declared() else CLAIM_AHEAD
-    extensions = WorkerExtensions(using, name)
     # The consumer is made after the brokers and the pool.
     brokers = BrokerSwitch(using, lambda: consumer.wanted.topics, redis=redis)
+    freed = FreedPlaces(using, name, brokers.wake) if admission.any_declared() else None
+    extensions = WorkerExtensions(using, name, () if freed is None else (freed,))
     queues = QueueFinder(using, options.queues, brokers.wake)
     recorder = Recorder(using, on_recorded, extensions)
     tasks = options.async_concurrency if any(h.runs_on_loop for h in registry.handlers().values()) else 0
@@ -96,8 +97,9 @@ def assemble(
         settings.POLL_INTERVAL,
         extensions,
         quarantine_lock,
-        stopping,
+        freed,
         dict(zip(options.queues, options.weights, strict=True)) if options.weights else None,
+        on_idle,
     )
     recorder.meanwhile = ServiceTurns([LeaseRenewer(using, pool)])
     reaper = Reaper(using, f"worker:{name}", extensions)

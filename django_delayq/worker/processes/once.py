@@ -1,77 +1,45 @@
-"""``run_delayq --once``: delivers all messages that are due now, and returns."""
+"""``run_delayq --once``: a worker process that delivers all messages that are due, and ends when none can begin."""
 
 from __future__ import annotations
 
-import threading
+import select
+from collections.abc import Callable, Iterator
 
 from ...core.worker_options import Options
 from ...extensions import Service
 from ..parts import connections
-from ..parts.delivery import Delivery
-from ..parts.service import in_threads
-from ..run.event_loop import LoopWatch
-from ..run.executor import timed_out
-from ..run.timeouts import TimeoutWatch
-from .assembly import assemble
+from .assembly import Parts, assemble
+from .process import WorkerProcess
 
 
-def drain(options: Options, stop: threading.Event | None = None) -> int:
-    """Deliver due messages, found by query: Redis may have lost some. Return how many deliveries were recorded.
+class OnceProcess(WorkerProcess):
+    """Finds messages by query, since Redis may have lost some, and has none of the services of a worker that stays."""
 
-    This thread makes the turns of the consumer. ``stop`` ends the work early.
-    """
-    stop = stop or threading.Event()
-    delivered = 0
+    def __init__(self, options: Options) -> None:
+        # The number of deliveries whose outcomes were recorded; the recorder's thread counts.
+        self.delivered = 0
+        super().__init__(options)
 
-    def count(number: int) -> None:
-        nonlocal delivered
-        delivered += number
+    def _assemble(self) -> Parts:
+        return assemble(self.options, redis=False, on_recorded=self._count, on_idle=self.look)
 
-    parts = assemble(options, redis=False, stopping=stop, on_recorded=count)
-    recorder, pool, budget, consumer = parts.recorder, parts.pool, parts.budget, parts.consumer
-    # Filled by the thread of the timeout watch, once, before it sets ``stop``.
-    stuck: list[Delivery] = []
+    def _count(self, number: int) -> None:
+        self.delivered += number
 
-    def on_stuck(deliveries: list[Delivery]) -> None:
-        if not stuck:
-            stuck.extend(deliveries)
-            stop.set()
+    def _services(self, stuck_after: float) -> Iterator[Service]:
+        return self._watches(stuck_after)
 
-    watches: list[Service] = [TimeoutWatch(pool, on_stuck)]
-    if pool.loop is not None:
-        watches.append(LoopWatch(pool.loop))
-    runners = in_threads(watches)
-    recorder.start()
-    pool.start()
-    for runner in runners:
-        runner.start()
-    try:
-        parts.reaper.tick()
-        if parts.reaper.is_confirming:
-            stop.wait(parts.reaper.confirm_after)
-            parts.reaper.tick()
-        while not stop.is_set() and (consumer.quarantine.is_waiting or not budget.empty):
-            parts.queues.tick()
-            before = delivered
-            consumer.turn()
-            pool.wait_idle(float("inf"), stop.is_set)
-            recorder.flush(60.0)
-            # After a refusal the next turn passes over the limit, which is full now, and may find others.
-            if delivered == before and not consumer.quarantine.is_waiting and not consumer.refused:
-                break
-    finally:
-        consumer.release()
-        pool.release_unstarted()
-        pool.finish(0 if stuck else options.graceful_timeout)
-        for delivery in stuck:
-            recorder.submit(delivery, timed_out(delivery), f"worker:{parts.name}")
-        for runner in runners:
-            runner.stop()
-        recorder.flush(options.graceful_timeout)
-        pool.stop()
-        recorder.stop()
-        recorder.join(timeout=5)
-        parts.extensions.stop()
-        parts.brokers.close()
+    def run(self, watch: Callable[[], bool] = lambda: False) -> int:
+        """Free the messages of workers that are gone, and work until nothing can begin. Return the exit code."""
+        reaper = self.parts.reaper
+        reaper.tick()
+        if reaper.is_confirming:
+            select.select([self._wake_read], [], [], reaper.confirm_after)
+            reaper.tick()
+        return super().run(watch)
+
+    def _is_over(self) -> bool:
+        return self.parts.consumer.is_done or super()._is_over()
+
+    def _sign_off(self) -> None:
         connections.after_task()
-    return delivered

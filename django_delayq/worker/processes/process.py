@@ -27,7 +27,7 @@ from ..upkeep.janitor import Janitor
 from ..upkeep.loader import Loader
 from ..upkeep.mover import Mover
 from ..upkeep.sweeper import Sweeper
-from .assembly import assemble
+from .assembly import Parts, assemble
 
 logger = logging.getLogger("django_delayq")
 
@@ -65,7 +65,9 @@ class WorkerProcess:
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
-        self.parts = parts = assemble(options, quarantine_lock=quarantine_lock, page=page)
+        self._quarantine_lock = quarantine_lock
+        self._page = page
+        self.parts = parts = self._assemble()
         self.name = parts.name
         self.pool = parts.pool
         self.recorder = parts.recorder
@@ -74,6 +76,9 @@ class WorkerProcess:
         self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads, topics)
         self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
         self.runners = in_threads(self._services(stuck_after), self.duty.is_held)
+
+    def _assemble(self) -> Parts:
+        return assemble(self.options, quarantine_lock=self._quarantine_lock, page=self._page)
 
     def _roles(self) -> frozenset[str]:
         return frozenset(role for role in all_roles() if self.options.has(role))
@@ -89,9 +94,7 @@ class WorkerProcess:
             yield Janitor(using)
         yield from parts.extensions.services(roles)
         if self.consumer is not None:
-            yield TimeoutWatch(parts.pool, self._on_stuck, stuck_after)
-            if parts.pool.loop is not None:
-                yield LoopWatch(parts.pool.loop)
+            yield from self._watches(stuck_after)
         if parts.brokers.redis is None:
             return
         if "loader" in roles:
@@ -101,6 +104,12 @@ class WorkerProcess:
             yield Sweeper(using, parts.brokers, parts.queues.search, registry.handlers)
         if "mover" in roles:
             yield Mover(parts.brokers, parts.queues, beside_consumer=self.consumer is not None)
+
+    def _watches(self, stuck_after: float) -> Iterator[Service]:
+        """Yield the services that look after handlers."""
+        yield TimeoutWatch(self.pool, self._on_stuck, stuck_after)
+        if self.pool.loop is not None:
+            yield LoopWatch(self.pool.loop)
 
     def stop(self) -> None:
         """Have the process end in order. Safe in a signal handler."""
@@ -202,15 +211,19 @@ class WorkerProcess:
         for runner in self.runners:
             runner.join(timeout=2)
         self.recorder.join(timeout=2)
+        self.parts.extensions.stop()
+        self._sign_off()
+        self.parts.brokers.close()
+        self._log_end(held)
+
+    def _sign_off(self) -> None:
+        """Take back what tells others of this process."""
         self.duty.release()
         try:
             self.heartbeat.delete()
         except Exception as error:  # noqa: BLE001
             logger.debug("The worker's row could not be deleted; the janitor deletes it in a day: %s", error)
-        self.parts.extensions.stop()
-        self.parts.brokers.close()
         connections.close_all()
-        self._log_end(held)
 
     def _log_end(self, held: list[Delivery]) -> None:
         """Log what became of the deliveries that were held when the process began to end."""

@@ -26,9 +26,9 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.record import transitions
-from django_delayq.worker.processes.once import drain
 from tests.app import tasks
 from tests.app.models import Effect
+from tests.support.assembled import drain
 from tests.support.record_of import path_of
 from tests.support.workers import ROOT
 

@@ -31,7 +31,7 @@ class Eager(DelayqBackend):
 
     def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
         from django_delayq.core.worker_options import Options
-        from django_delayq.worker.processes.once import drain
+        from tests.support.assembled import drain
 
         result = super().enqueue(task, args, kwargs)
         drain(Options("default", queues=(task.queue_name,), threads=1))
