@@ -335,6 +335,11 @@ async def affect_async(message: Delivered) -> None:
     await sync_to_async(leave)(message)
 
 
+@receives("t.block_async")
+async def block_the_loop(message: Delivered) -> None:
+    time.sleep(0.04)
+
+
 @receives("t.gate_async", retry=SOON)
 async def affect_async_behind_the_gate(message: Delivered) -> None:
     folder = Path(message.payload["folder"])

@@ -53,3 +53,12 @@ def test_async_handlers_end_with_their_worker_or_when_somebody_cancels(start: St
     last = Transition.objects.filter(message__state=State.SCHEDULED, number=3)
     assert set(last.values_list("reason", flat=True)) == {"shutdown"}
     assert set(Message.objects.values_list("attempts", flat=True)) == {0}
+
+
+@pytest.mark.usefixtures("timed_by")
+def test_handlers_that_block_the_loop_are_each_delivered_once(start: Start) -> None:
+    """A loop that took on as many as it may would keep those behind them waiting for too long, and give them back."""
+    messages = schedule_messages([{"topic": "t.block_async"}] * MANY)
+    start("--threads", "2", "--processes", "1", "--async-concurrency", "60")
+    wait_until_all(State.CONSUMED, len(messages))
+    assert set(Message.objects.values_list("deliveries", flat=True)) == {1}

@@ -37,6 +37,15 @@ LOOP_CHECK_INTERVAL = 0.25
 SAME_STEP_AFTER = 0.1
 # While the loop stays blocked, the log says so again after this time, then after twice that, and so on. Seconds.
 SAY_AGAIN_AFTER = 10.0
+# The loop takes on so many handlers at least. While it keeps its appointments it takes on twice as many each time, up
+# to the greatest number, and half as many when it is late: on a machine that is busy with other work it may often be.
+FIRST_TASKS = 8
+# The time between two appointments of the loop with itself. Seconds.
+PACE_INTERVAL = 0.02
+# A loop that comes to an appointment so late is busy: its handlers keep each other waiting. Seconds.
+LATE = 0.02
+# A loop that missed an appointment by this time is blocked, and nothing is claimed for it. Seconds.
+BLOCKED = 0.1
 # Lines of a blocked task's stack in the log.
 STACK_LINES = 5
 
@@ -55,6 +64,10 @@ class EventLoop(Lane):
         self._actor = f"worker:{worker}/async"
         self._tasks: dict[asyncio.Task[Any], Delivery] = {}
         self._is_woken = False
+        # How many handlers may run at once, and the next appointment (monotonic); None while nothing runs. The loop's
+        # thread writes them.
+        self._taken_on = min(FIRST_TASKS, concurrency)
+        self._pace_at: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sync_calls: SyncCalls | None = None
         self._stopping = False
@@ -85,7 +98,33 @@ class EventLoop(Lane):
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._begin_queued)
 
+    @property
+    def places(self) -> int:
+        """The number of handlers that may run at once: as many as the loop can serve by what it has shown."""
+        return min(self._all_places, self._taken_on)
+
+    @property
+    def room(self) -> int:
+        """The number of messages that may be claimed now: none while the loop is blocked."""
+        pace_at = self._pace_at
+        return 0 if pace_at is not None and time.monotonic() - pace_at > BLOCKED else super().room
+
     # --- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def _keep_pace(self) -> None:
+        """Make an appointment for a moment later, and come to it to see how late the loop is."""
+        assert self._loop is not None
+        assert self._pace_at is not None
+        late = time.monotonic() - self._pace_at
+        before = self.places
+        number = max(before // 2, FIRST_TASKS) if late > LATE else 2 * before
+        self._taken_on = min(self._all_places, number)
+        self._pace_at = time.monotonic() + PACE_INTERVAL if self._tasks else None
+        if self._pace_at is not None:
+            self._loop.call_later(PACE_INTERVAL, self._keep_pace)
+        if self._taken_on > before:
+            self._begin_queued()
+            self.on_freed()
 
     def _serve(self) -> None:
         assert self._loop is not None
@@ -124,6 +163,9 @@ class EventLoop(Lane):
         # Whatever a handler sets in its context ends with it.
         task = self._loop.create_task(self._run(delivery), context=self._context.copy())
         self._tasks[task] = delivery
+        if self._pace_at is None:
+            self._pace_at = time.monotonic() + PACE_INTERVAL
+            self._loop.call_later(PACE_INTERVAL, self._keep_pace)
         task.add_done_callback(partial(self._end, place))
 
     async def _run(self, delivery: Delivery) -> None:
