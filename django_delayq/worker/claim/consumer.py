@@ -205,6 +205,7 @@ class Consumer(threading.Thread):
         turn = Turn()
         self.wanted.open()
         try:
+            self.wanted.see()
             for take in self.queues.takes(broker, self._reach):
                 room = 0 if turn.is_full else self.wanted.ids
                 turn.add(found := self._take_and_claim(broker, partial(take, room)), room)
@@ -222,6 +223,7 @@ class Consumer(threading.Thread):
 
     def _wait_after(self, broker: Broker, turn: Turn) -> float:
         """Return the seconds until the next turn: a message may fall due, or something may be known to change."""
+        self.wanted.see()
         waits_for_room = turn.waits_for_room or self.quarantine.is_waiting
         self._waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
         # Computed only now: during the claims the next message may have fallen due.
@@ -346,6 +348,7 @@ class Consumer(threading.Thread):
     def _learn(self, found: Found, sorted_ids: Sorted, claimed: Sequence[Claimed]) -> None:
         """Let what came of a take decide about the next ones."""
         found.claimed = len(claimed)
+        self.wanted.use(claimed)
         self.wanted.learn(sorted_ids.topics)
         self.wanted.close(sorted_ids.full)
         self.queues.learn(found, Counter(row.queue for row in claimed))
@@ -363,6 +366,7 @@ class Consumer(threading.Thread):
     @property
     def _may_go_on(self) -> bool:
         """True when the next turn would take ids, or run the message that waits to run alone."""
+        self.wanted.see()
         return not self.pool.is_busy if self.quarantine.is_waiting else self.wanted.messages > 0
 
     def _beat_and_check_stop(self) -> bool:

@@ -50,7 +50,7 @@ class Sorter:
         facts = transitions.facts(self.using, [ticket.id for some in tickets.values() for ticket in some])
         found = Sorted()
         rooms = {lane: self.wanted.room(lane) for lane in self.wanted.lanes}
-        found.full = {lane for lane in self.wanted.lanes if lane.room <= 0}
+        found.full = {lane for lane in self.wanted.lanes if self.wanted.is_full(lane)}
         messages = self.wanted.messages
         for queue, ticket, row in _scheduled(tickets, facts):
             lane = self.wanted.lane_of(row.topic)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...broker.base import IDS_PER_CALL
 from ...project.registry import Handler
+from ...record.sql.rows import Claimed
 from ..parts.budget import Budget
 from ..run.lane import Lane
 from ..run.pool import Pool
@@ -40,6 +41,10 @@ class Wanted:
         self.lanes: tuple[Lane, ...] = pool.lanes
         if pool.loop is not None and all(handler.runs_on_loop for handler in handlers().values()):
             self.lanes = (pool.loop,)
+        # The room in each lane as it was at the beginning of the turn, without what was claimed since. A place that
+        # becomes free meanwhile counts for the next turn: it may be for a higher queue, or for an id that stands aside.
+        self._rooms: dict[Lane, int] = {}
+        self.see()
         # The lanes that were full at the step of a higher queue in this turn. A message there may still wait for one.
         self._closed: set[Lane] = set()
         # The share of the event loop in the messages that were found last.
@@ -70,7 +75,7 @@ class Wanted:
     def _of_lanes(self) -> int:
         lanes = self.lanes
         if len(lanes) == 1:
-            return lanes[0].room
+            return self.room(lanes[0])
         threads, loop = map(self.room, lanes)
         if threads and loop:
             fitting = min(threads / max(1 - self._share, 1e-6), loop / max(self._share, 1e-6))
@@ -80,9 +85,24 @@ class Wanted:
 
     # --- of which lanes -----------------------------------------------------------------------------------------------
 
+    def see(self) -> None:
+        """See how much room there is now."""
+        self._rooms = {lane: lane.room for lane in self.lanes}
+
+    def use(self, claimed: Sequence[Claimed]) -> None:
+        """Take note of messages that were claimed."""
+        for row in claimed:
+            lane = self.lane_of(row.topic) if len(self.lanes) > 1 else self.lanes[0]
+            if lane is not None:
+                self._rooms[lane] -= 1
+
     def room(self, lane: Lane) -> int:
         """Return how many messages of a lane may be claimed."""
-        return 0 if lane in self._closed else lane.room
+        return 0 if lane in self._closed else self._rooms.get(lane, 0)
+
+    def is_full(self, lane: Lane) -> bool:
+        """Return whether all places of a lane are taken, whoever else is waiting for one."""
+        return self._rooms.get(lane, 0) <= 0
 
     def lane_of(self, topic: str) -> Lane | None:
         """Return the lane in which messages of a topic run; None when it has no handler here."""
