@@ -415,10 +415,13 @@ def test_rubbish_in_the_index_stops_nobody(consumer: Consumer, broker: RedisBrok
     assert held_by(consumer) == [(QUEUES[5], message.pk)]
 
 
-def test_without_redis_a_poll_asks_for_all_queues_at_once(settings: Any, django_assert_max_num_queries: Any) -> None:
+def test_without_redis_a_poll_asks_for_all_queues_at_once(
+    settings: Any, django_assert_max_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if connections[DB].vendor != "postgresql":
         pytest.skip("SQLite is asked for each queue")
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    monkeypatch.setattr("django_delayq.worker.run.event_loop.FIRST_TASKS", 200)
     parts = assemble(Options(DB, threads=100))
     schedule(1)
     parts.queues.tick()
