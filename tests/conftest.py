@@ -17,6 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.project import registry
 from django_delayq.record.identity import forget_identity
 from testproject.servers import PostgresServer, RedisServer, Server
 from tests import settings
@@ -190,6 +191,12 @@ def puts_are_flushed(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> N
         return True
 
     monkeypatch.setattr(RedisBroker, "put_nowait", put_and_flush)
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the handlers that a test registers when it is over."""
+    monkeypatch.setattr(registry, "_handlers", registry.handlers())
 
 
 @pytest.fixture(autouse=True)

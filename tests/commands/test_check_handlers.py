@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from django.db import connections
 from django.utils import timezone
@@ -25,17 +23,13 @@ async def wait(message: object) -> None: ...
 
 
 @pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
+def _handlers() -> None:
     """Have these handlers and no others."""
-    former = dict(registry._handlers)
     registry._handlers.clear()
     handler("a.plain")(_plain)
     handler("b.all", retry=["4m", 600], timeout="30s", lease="2m", transactional=True, queue="mail")(_plain_too)
     handler("c.own", retry=choose, timeout=False)(wait)
     handler("d.never", retry=RetryPolicy.never())(wait)
-    yield
-    registry._handlers.clear()
-    registry._handlers.update(former)
 
 
 def _plain(message: object) -> None: ...

@@ -79,12 +79,6 @@ def instrument() -> Iterator[Instrument]:
     extensions._worker_extensions.remove(opentelemetry._FlushSpans)
 
 
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    yield
-    registry.unregister(TOPIC)
-
-
 def deliver() -> None:
     drain(Options("default", threads=1))
 

@@ -89,13 +89,6 @@ def _taken_away() -> Iterator[None]:
     _installed_integrations.discard("delayq")
 
 
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    yield
-    for topic in (TOPIC, OTHER):
-        registry.unregister(topic)
-
-
 def deliver() -> None:
     drain(Options("default", threads=1))
 

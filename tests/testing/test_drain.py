@@ -31,20 +31,10 @@ from django_delayq import (
     signals,
 )
 from django_delayq.models import Message, Transition
-from django_delayq.project import registry
-from django_delayq.project.registry import Delivered, HandlerFunction
+from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq, Ran, UnknownTopic
 from tests.app.models import Effect
 from tests.support.record_of import effects_per_message, path_of
-
-Register = Callable[..., Callable[[HandlerFunction], HandlerFunction]]
-
-
-@pytest.fixture
-def receives(monkeypatch: pytest.MonkeyPatch) -> Register:
-    """Register handlers for this test only."""
-    monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
-    return handler
 
 
 def outcomes(ran: list[Ran]) -> list[tuple[str, str]]:
@@ -52,10 +42,10 @@ def outcomes(ran: list[Ran]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("either_database")
-def test_a_due_message_runs_in_the_thread_and_transaction_of_the_test(delayq: Delayq, receives: Register) -> None:
+def test_a_due_message_runs_in_the_thread_and_transaction_of_the_test(delayq: Delayq) -> None:
     seen = []
 
-    @receives("d.here")
+    @handler("d.here")
     def here(message: Delivered) -> None:
         seen.append((threading.get_ident(), connection.in_atomic_block, Effect.objects.count()))
 
@@ -118,12 +108,10 @@ def test_the_answers_of_a_handler_are_no_errors(delayq: Delayq) -> None:
 
 @pytest.mark.usefixtures("either_database")
 @pytest.mark.parametrize("raise_errors", [True, False])
-def test_a_handler_that_stops_because_of_a_cancel_has_no_error(
-    delayq: Delayq, receives: Register, raise_errors: bool
-) -> None:
+def test_a_handler_that_stops_because_of_a_cancel_has_no_error(delayq: Delayq, raise_errors: bool) -> None:
     asked = []
 
-    @receives("d.stop", retry=False)
+    @handler("d.stop", retry=False)
     def stop(message: Delivered) -> None:
         message.raise_if_cancelled()
         asked.append(message.cancel_requested)
@@ -131,14 +119,14 @@ def test_a_handler_that_stops_because_of_a_cancel_has_no_error(
         asked.append(message.cancel_requested)
         message.raise_if_cancelled()
 
-    @receives("d.stop_async", retry=False)
+    @handler("d.stop_async", retry=False)
     async def stop_async(message: Delivered) -> None:
         message.raise_if_cancelled()
         assert await acancel_message(message.id)
         await message.aextend("5m")
         message.raise_if_cancelled()
 
-    @receives("d.reject")
+    @handler("d.reject")
     def reject(message: Delivered) -> None:
         assert cancel_message(message.id)
         raise Reject("not wanted")
@@ -151,8 +139,8 @@ def test_a_handler_that_stops_because_of_a_cancel_has_no_error(
 
 
 @pytest.mark.usefixtures("either_database")
-def test_a_changed_payload_is_seen_by_the_next_attempt_and_in_the_test(delayq: Delayq, receives: Register) -> None:
-    @receives("d.pages")
+def test_a_changed_payload_is_seen_by_the_next_attempt_and_in_the_test(delayq: Delayq) -> None:
+    @handler("d.pages")
     def read_a_page(message: Delivered) -> None:
         if message.payload["page"] < 3:
             raise RetryLater("5m", payload={"page": message.payload["page"] + 1})
@@ -164,8 +152,8 @@ def test_a_changed_payload_is_seen_by_the_next_attempt_and_in_the_test(delayq: D
 
 
 @pytest.mark.django_db
-def test_ctrl_c_in_a_handler_ends_the_test_also_when_errors_are_not_raised(delayq: Delayq, receives: Register) -> None:
-    @receives("d.ctrl_c")
+def test_ctrl_c_in_a_handler_ends_the_test_also_when_errors_are_not_raised(delayq: Delayq) -> None:
+    @handler("d.ctrl_c")
     def interrupt(message: Delivered) -> None:
         raise KeyboardInterrupt
 
@@ -178,11 +166,11 @@ def test_ctrl_c_in_a_handler_ends_the_test_also_when_errors_are_not_raised(delay
 
 
 @pytest.mark.usefixtures("either_database")
-def test_each_message_runs_at_its_own_time_on_the_way(delayq: Delayq, receives: Register) -> None:
+def test_each_message_runs_at_its_own_time_on_the_way(delayq: Delayq) -> None:
     start = delayq.now
     minutes = []
 
-    @receives("d.each", retry=["10m", "20m"])
+    @handler("d.each", retry=["10m", "20m"])
     def fail_twice(message: Delivered) -> None:
         minutes.append((message.payload, round((delayq.now - start).total_seconds() / 60)))
         if message.payload == "retried" and message.attempt < 3:
@@ -266,10 +254,8 @@ def test_the_effects_of_a_failed_handler_are_undone_only_if_it_is_transactional(
 
 @pytest.mark.usefixtures("either_database")
 @pytest.mark.parametrize("is_transactional", [False, True])
-def test_a_failed_statement_leaves_the_transaction_of_the_test_usable(
-    delayq: Delayq, receives: Register, is_transactional: bool
-) -> None:
-    @receives("d.duplicate", retry=False, transactional=is_transactional)
+def test_a_failed_statement_leaves_the_transaction_of_the_test_usable(delayq: Delayq, is_transactional: bool) -> None:
+    @handler("d.duplicate", retry=False, transactional=is_transactional)
     def duplicate(message: Delivered) -> None:
         first = Effect.objects.create(message_id=1, delivery=1)
         Effect.objects.create(pk=first.pk, message_id=2, delivery=2)
@@ -282,8 +268,8 @@ def test_a_failed_statement_leaves_the_transaction_of_the_test_usable(
 
 
 @pytest.mark.usefixtures("either_database")
-def test_a_statement_that_fails_undoes_itself_alone(delayq: Delayq, receives: Register) -> None:
-    @receives("d.tolerant")
+def test_a_statement_that_fails_undoes_itself_alone(delayq: Delayq) -> None:
+    @handler("d.tolerant")
     def tolerate(message: Delivered) -> None:
         first = Effect.objects.create(message_id=1, delivery=1)
         for number in (2, 3):
@@ -302,13 +288,13 @@ def test_a_statement_that_fails_undoes_itself_alone(delayq: Delayq, receives: Re
 
 
 @pytest.mark.usefixtures("either_database")
-def test_signals_and_functions_on_commit_are_called_in_the_order_of_life(delayq: Delayq, receives: Register) -> None:
+def test_signals_and_functions_on_commit_are_called_in_the_order_of_life(delayq: Delayq) -> None:
     heard: list[str] = []
 
     def listen(name: str) -> Callable[..., None]:
         return lambda topic, **facts: heard.append(f"{name} {topic}")
 
-    @receives("d.follow", transactional=True)
+    @handler("d.follow", transactional=True)
     def follow(message: Delivered) -> None:
         transaction.on_commit(lambda: heard.append("on commit"))
         schedule_message("t.ok")
@@ -407,8 +393,8 @@ def test_only_the_named_queue_is_drained(delayq: Delayq) -> None:
 
 
 @pytest.mark.usefixtures("either_database")
-def test_a_handler_extends_its_lease(delayq: Delayq, receives: Register) -> None:
-    @receives("d.extend")
+def test_a_handler_extends_its_lease(delayq: Delayq) -> None:
+    @handler("d.extend")
     def extend(message: Delivered) -> None:
         assert message.extend("5m") is not None
 
@@ -455,8 +441,8 @@ def test_a_helper_that_is_not_entered_drains_nothing(delayq: Delayq) -> None:
 
 
 @pytest.mark.django_db
-def test_a_handler_that_drains_is_refused(delayq: Delayq, receives: Register) -> None:
-    @receives("d.nested")
+def test_a_handler_that_drains_is_refused(delayq: Delayq) -> None:
+    @handler("d.nested")
     def nested(message: Delivered) -> None:
         delayq.drain()
 
@@ -466,8 +452,8 @@ def test_a_handler_that_drains_is_refused(delayq: Delayq, receives: Register) ->
 
 
 @pytest.mark.django_db
-def test_a_message_that_schedules_itself_for_ever_ends_the_drain(delayq: Delayq, receives: Register) -> None:
-    @receives("d.again")
+def test_a_message_that_schedules_itself_for_ever_ends_the_drain(delayq: Delayq) -> None:
+    @handler("d.again")
     def again(message: Delivered) -> None:
         schedule_message("d.again")
 

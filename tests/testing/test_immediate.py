@@ -18,7 +18,6 @@ from django_delayq import (
     schedule_messages,
 )
 from django_delayq.models import Message
-from django_delayq.project import registry
 from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq, UnknownTopic
 from tests.support.record_of import effects_per_message, path_of
@@ -32,9 +31,8 @@ def immediate(settings: Any) -> None:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch, immediate: None) -> list[str]:
+def ran(immediate: None) -> list[str]:
     """The order in which handlers began and ended: one that schedules another, and one that asks to wait."""
-    monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
     order: list[str] = []
 
     @handler("i.outer", transactional=True)

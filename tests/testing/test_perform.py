@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from django_delayq import InvalidMessage, MessageCancelled, Reject, handler
-from django_delayq.project import registry
 from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def seen() -> list[Any]:
     """What the handlers of two topics, one sync and one async, got."""
-    monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
     seen: list[Any] = []
 
     @handler("p.sync", timeout="1m", queue="mail")
@@ -58,9 +56,7 @@ def test_the_error_of_the_handler_is_raised(delayq: Delayq) -> None:
         delayq.perform("t.second_time", attempt=1)
 
 
-def test_a_handler_that_is_asked_to_stop_raises(delayq: Delayq, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
-
+def test_a_handler_that_is_asked_to_stop_raises(delayq: Delayq) -> None:
     @handler("p.stop")
     def stop(message: Delivered) -> None:
         message.raise_if_cancelled()

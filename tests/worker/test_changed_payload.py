@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import decimal
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +18,6 @@ from django_delayq.core.outcomes import GiveUp, Retry
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
-from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
@@ -31,12 +30,6 @@ from tests.support.claims import DB, claimed
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TOPIC = "integration.changed"
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    yield
-    registry.unregister(TOPIC)
 
 
 def asks_with(payload: object, *, counts: bool = True) -> Callable[[Any], None]:

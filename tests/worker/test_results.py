@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import decimal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,12 +27,6 @@ from tests.support.claims import DB, claimed
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TOPIC = "integration.results"
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    yield
-    registry.unregister(TOPIC)
 
 
 def run(function: Callable[[Any], Any], **terms: Any) -> tuple[Delivery, Outcome]:
