@@ -3,208 +3,116 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from .bench import NOW, Bench, Delayed, Places, Ready
+from .bench import NOW, Bench, Delayed, Place, Places, Ready
 
 HORIZON = NOW + 10_000
 LATER = NOW + 5_000
 EARLIER = NOW + 2_000
 BEYOND = HORIZON + 1
+AGO = NOW - 50
 
 
 class Case(NamedTuple):
+    """What a put of one id does: its place before, the due time and rank of the put, and its place after."""
+
     promise: str
     mode: Literal["set", "fill"]
-    before: Places
-    entry: tuple[int, int, int]
-    after: Places
-    # put, present, beyond
-    answer: tuple[int, int, int]
+    before: Place | None
+    put: tuple[int, int]
+    after: Place | None
+    counts_as: Literal["put", "present", "beyond"]
     notifies: bool
+    others: Places = {}
+
+    def run(self, bench: Bench) -> Any:
+        return bench.put((1, *self.put), mode=self.mode)
+
+    def places(self, place: Place | None) -> Places:
+        return self.others if place is None else {**self.others, 1: place}
 
 
 BEST, WORST = 0, 200
 CASES = [
     # A new message.
-    Case("due goes to ready", "set", {}, (1, NOW, 100), {1: Ready(NOW)}, (1, 0, 0), True),
-    Case("long due goes to ready as of its due time", "set", {}, (1, 5, 100), {1: Ready(5)}, (1, 0, 0), True),
-    Case("one ms ahead waits", "set", {}, (1, NOW + 1, 100), {1: Delayed(NOW + 1)}, (1, 0, 0), True),
-    Case("at the horizon waits", "set", {}, (1, HORIZON, 100), {1: Delayed(HORIZON)}, (1, 0, 0), True),
-    Case("beyond the horizon goes nowhere", "set", {}, (1, BEYOND, 100), {}, (0, 0, 1), False),
-    Case("fill adds what is due", "fill", {}, (1, NOW, 100), {1: Ready(NOW)}, (1, 0, 0), True),
-    Case("fill adds what waits", "fill", {}, (1, LATER, 100), {1: Delayed(LATER)}, (1, 0, 0), True),
-    Case("fill leaves out what is beyond", "fill", {}, (1, BEYOND, 100), {}, (0, 0, 1), False),
-    Case("the best rank is kept", "set", {}, (1, LATER, BEST), {1: Delayed(LATER, BEST)}, (1, 0, 0), True),
-    Case("the worst rank is kept", "set", {}, (1, NOW, WORST), {1: Ready(NOW, WORST)}, (1, 0, 0), True),
+    Case("due goes to ready", "set", None, (NOW, 100), Ready(NOW), "put", True),
+    Case("long due goes to ready as of its due time", "set", None, (5, 100), Ready(5), "put", True),
+    Case("one ms ahead waits", "set", None, (NOW + 1, 100), Delayed(NOW + 1), "put", True),
+    Case("at the horizon waits", "set", None, (HORIZON, 100), Delayed(HORIZON), "put", True),
+    Case("beyond the horizon goes nowhere", "set", None, (BEYOND, 100), None, "beyond", False),
+    Case("fill adds what is due", "fill", None, (NOW, 100), Ready(NOW), "put", True),
+    Case("fill adds what waits", "fill", None, (LATER, 100), Delayed(LATER), "put", True),
+    Case("fill leaves out what is beyond", "fill", None, (BEYOND, 100), None, "beyond", False),
+    Case("the best rank is kept", "set", None, (LATER, BEST), Delayed(LATER, BEST), "put", True),
+    Case("the worst rank is kept", "set", None, (NOW, WORST), Ready(NOW, WORST), "put", True),
     # One that is delayed already.
-    Case(
-        "set moves it later",
-        "set",
-        {1: Delayed(EARLIER)},
-        (1, LATER, 100),
-        {1: Delayed(LATER)},
-        (1, 0, 0),
-        False,
-    ),
-    Case(
-        "set moves it earlier",
-        "set",
-        {1: Delayed(LATER)},
-        (1, EARLIER, 100),
-        {1: Delayed(EARLIER)},
-        (1, 0, 0),
-        True,
-    ),
-    Case(
-        "set makes it ready",
-        "set",
-        {1: Delayed(LATER)},
-        (1, NOW, 7),
-        {1: Ready(NOW, 7)},
-        (0, 1, 0),
-        True,
-    ),
-    Case("set takes it out beyond the horizon", "set", {1: Delayed(LATER)}, (1, BEYOND, 100), {}, (0, 0, 1), False),
-    Case(
-        "set gives it a better rank",
-        "set",
-        {1: Delayed(LATER, 100)},
-        (1, LATER, 50),
-        {1: Delayed(LATER, 50)},
-        (1, 0, 0),
-        True,
-    ),
-    Case(
-        "fill never makes it later",
-        "fill",
-        {1: Delayed(EARLIER)},
-        (1, LATER, 100),
-        {1: Delayed(EARLIER)},
-        (0, 1, 0),
-        False,
-    ),
-    Case(
-        "fill may make it earlier",
-        "fill",
-        {1: Delayed(LATER)},
-        (1, EARLIER, 100),
-        {1: Delayed(EARLIER)},
-        (1, 0, 0),
-        True,
-    ),
-    Case(
-        "fill never takes it out",
-        "fill",
-        {1: Delayed(LATER)},
-        (1, BEYOND, 100),
-        {1: Delayed(LATER)},
-        (0, 0, 1),
-        False,
-    ),
+    Case("set moves it later", "set", Delayed(EARLIER), (LATER, 100), Delayed(LATER), "put", False),
+    Case("set moves it earlier", "set", Delayed(LATER), (EARLIER, 100), Delayed(EARLIER), "put", True),
+    Case("set makes it ready", "set", Delayed(LATER), (NOW, 7), Ready(NOW, 7), "present", True),
+    Case("set takes it out beyond the horizon", "set", Delayed(LATER), (BEYOND, 100), None, "beyond", False),
+    Case("set gives it a better rank", "set", Delayed(LATER, 100), (LATER, 50), Delayed(LATER, 50), "put", True),
+    Case("fill never makes it later", "fill", Delayed(EARLIER), (LATER, 100), Delayed(EARLIER), "present", False),
+    Case("fill may make it earlier", "fill", Delayed(LATER), (EARLIER, 100), Delayed(EARLIER), "put", True),
+    Case("fill never takes it out", "fill", Delayed(LATER), (BEYOND, 100), Delayed(LATER), "beyond", False),
     # One that is ready already.
-    Case(
-        "set takes it back to wait",
-        "set",
-        {1: Ready(NOW - 50)},
-        (1, LATER, 100),
-        {1: Delayed(LATER)},
-        (1, 0, 0),
-        True,
-    ),
-    Case("set takes it out of ready", "set", {1: Ready(NOW - 50)}, (1, BEYOND, 100), {}, (0, 0, 1), False),
-    Case(
-        "set leaves it its turn among the ready",
-        "set",
-        {1: Ready(NOW - 50)},
-        (1, NOW - 50, 100),
-        {1: Ready(NOW - 50)},
-        (0, 1, 0),
-        False,
-    ),
+    Case("set takes it back to wait", "set", Ready(AGO), (LATER, 100), Delayed(LATER), "put", True),
+    Case("set takes it out of ready", "set", Ready(AGO), (BEYOND, 100), None, "beyond", False),
+    Case("set leaves it its turn among the ready", "set", Ready(AGO), (AGO, 100), Ready(AGO), "present", False),
     Case(
         "set gives the ready another rank",
         "set",
-        {1: Ready(NOW - 50, 100)},
-        (1, NOW - 60, 20),
-        {1: Ready(NOW - 60, 20)},
-        (0, 1, 0),
+        Ready(AGO, 100),
+        (NOW - 60, 20),
+        Ready(NOW - 60, 20),
+        "present",
         False,
     ),
     Case(
         "set never leaves it ready since before it was due",
         "set",
-        {1: Ready(NOW - 50)},
-        (1, NOW - 10, 100),
-        {1: Ready(NOW - 10)},
-        (0, 1, 0),
+        Ready(AGO),
+        (NOW - 10, 100),
+        Ready(NOW - 10),
+        "present",
         False,
     ),
-    Case(
-        "fill leaves the ready alone",
-        "fill",
-        {1: Ready(NOW - 50)},
-        (1, NOW, 20),
-        {1: Ready(NOW - 50)},
-        (0, 1, 0),
-        False,
-    ),
-    Case(
-        "fill does not take the ready back to wait",
-        "fill",
-        {1: Ready(NOW - 50)},
-        (1, LATER, 100),
-        {1: Ready(NOW - 50)},
-        (0, 1, 0),
-        False,
-    ),
-    Case(
-        "fill does not take the ready out",
-        "fill",
-        {1: Ready(NOW - 50)},
-        (1, BEYOND, 100),
-        {1: Ready(NOW - 50)},
-        (0, 1, 0),
-        False,
-    ),
+    Case("fill leaves the ready alone", "fill", Ready(AGO), (NOW, 20), Ready(AGO), "present", False),
+    Case("fill does not take the ready back to wait", "fill", Ready(AGO), (LATER, 100), Ready(AGO), "present", False),
+    Case("fill does not take the ready out", "fill", Ready(AGO), (BEYOND, 100), Ready(AGO), "present", False),
     # Others around it.
     Case(
         "one behind the earliest wakes nobody",
         "set",
-        {2: Delayed(EARLIER)},
-        (1, LATER, 100),
-        {2: Delayed(EARLIER), 1: Delayed(LATER)},
-        (1, 0, 0),
+        None,
+        (LATER, 100),
+        Delayed(LATER),
+        "put",
         False,
+        {2: Delayed(EARLIER)},
     ),
     Case(
-        "a new earliest wakes somebody",
-        "set",
-        {2: Delayed(LATER)},
-        (1, EARLIER, 100),
-        {2: Delayed(LATER), 1: Delayed(EARLIER)},
-        (1, 0, 0),
-        True,
+        "a new earliest wakes somebody", "set", None, (EARLIER, 100), Delayed(EARLIER), "put", True, {2: Delayed(LATER)}
     ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
 def test_put(bench: Bench, case: Case) -> None:
-    bench.set(case.before, horizon=HORIZON)
-    assert bench.put(case.entry, mode=case.mode) == ["ok", *case.answer]
-    assert bench.places() == case.after
+    bench.set(case.places(case.before), horizon=HORIZON)
+    assert case.run(bench) == ["ok", *(int(case.counts_as == count) for count in ("put", "present", "beyond"))]
+    assert bench.places() == case.places(case.after)
     assert bench.tokens() == case.notifies
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
 def test_a_put_sent_twice_is_a_put_sent_once(bench: Bench, case: Case) -> None:
-    bench.set(case.before, horizon=HORIZON)
-    bench.put(case.entry, mode=case.mode)
-    bench.put(case.entry, mode=case.mode)
-    assert bench.places() == case.after
+    bench.set(case.places(case.before), horizon=HORIZON)
+    case.run(bench)
+    case.run(bench)
+    assert bench.places() == case.places(case.after)
     assert bench.tokens() <= 1
 
 
