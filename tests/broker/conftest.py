@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_delayq.broker.base import Broker
+from testproject.servers import RedisServer
 
 from .bench import Bench, database_broker, redis_broker
 
@@ -25,6 +26,13 @@ def make_broker(request: pytest.FixtureRequest, transactional_db: None) -> Itera
     yield make
     for broker in made:
         broker.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A server that the tests of a module may stop without disturbing others."""
+    with RedisServer() as running:
+        yield running
 
 
 @pytest.fixture

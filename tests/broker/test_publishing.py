@@ -288,26 +288,19 @@ def order(request: HttpRequest) -> HttpResponse:
 urlpatterns = [path("order/", order)]
 
 
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[RedisServer]:
-    """Start a server that these tests may stop without disturbing others."""
-    with RedisServer() as server:
-        yield server
-
-
 # Before a fixture lets Redis be slow.
 USUAL_TIMEOUT = publisher.REDIS_TIMEOUT
 
 
 @pytest.fixture
-def away(own_server: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+def away(server: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
     """Return the project's Redis, to be stopped or frozen. Calls wait for it as long as in production."""
     monkeypatch.setattr(publisher, "REDIS_TIMEOUT", USUAL_TIMEOUT)
-    own_server.start()
-    settings.DELAYQ = {"REDIS": own_server.url}
+    server.start()
+    settings.DELAYQ = {"REDIS": server.url}
     settings.ROOT_URLCONF = __name__
-    yield own_server
-    own_server.thaw()
+    yield server
+    server.thaw()
     there = publisher.get("default")
     if there is not None:
         there.broker.close()

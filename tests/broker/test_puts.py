@@ -28,12 +28,6 @@ QUEUE = "puts"
 HORIZON = 10**15
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
 @pytest.fixture
 def make(server: RedisServer) -> Iterator[Callable[..., RedisBroker]]:
     """Make brokers that share nothing, like those of several processes."""

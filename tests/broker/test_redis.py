@@ -44,19 +44,12 @@ def opened(broker: RedisBroker) -> RedisBroker:
     return broker
 
 
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[RedisServer]:
-    """A server that these tests may stop without disturbing others."""
-    with RedisServer() as server:
-        yield server
-
-
 @pytest.fixture
-def server(own_server: RedisServer) -> RedisServer:
-    own_server.start()
-    with redis.Redis(port=own_server.port) as client:
+def server(server: RedisServer) -> RedisServer:
+    server.start()
+    with redis.Redis(port=server.port) as client:
         client.flushall()
-    return own_server
+    return server
 
 
 @pytest.fixture

@@ -21,12 +21,6 @@ from .bench import connections_made
 QUEUE = "scripted"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
 @pytest.fixture
 def broker(server: RedisServer) -> Iterator[RedisBroker]:
     made = RedisBroker(conf.parse({"REDIS": server.url})[0], "default", timeout=5.0)

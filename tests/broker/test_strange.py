@@ -118,12 +118,6 @@ def test_a_server_that_is_not_redis_is_unavailable(strange: RedisBroker, method:
             method(strange)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
 @pytest.fixture
 def broker(server: RedisServer) -> Iterator[RedisBroker]:
     made = broker_on(server.port, timeout=5.0)

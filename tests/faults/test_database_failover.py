@@ -46,15 +46,8 @@ class Standby(PostgresServer):
 
 
 @pytest.fixture
-def between(postgres_server: PostgresServer) -> Iterator[Proxy]:
-    """The proxy between the two servers."""
-    with Proxy(postgres_server.port) as network:
-        yield network
-
-
-@pytest.fixture
-def standby(transactional_db: None, postgres_server: PostgresServer, between: Proxy) -> Iterator[Standby]:
-    with Standby(postgres_server, between) as server:
+def standby(transactional_db: None, postgres_server: PostgresServer, to_database: Proxy) -> Iterator[Standby]:
+    with Standby(postgres_server, to_database) as server:
         yield server
 
 
@@ -89,7 +82,7 @@ def started_early(messages: Sequence[Message]) -> list[int]:
 def test_a_failover_forgets_messages_and_effects_together(
     configure: Callable[..., None],
     postgres_server: PostgresServer,
-    between: Proxy,
+    to_database: Proxy,
     standby: Standby,
     tmp_path: Path,
 ) -> None:
@@ -103,7 +96,7 @@ def test_a_failover_forgets_messages_and_effects_together(
         rows = wave("t.tx", over=4.0, start=3.0)
         others = wave("t.file", payload=str(lines), over=4.0, start=3.0)
         eventually(lambda: standby.ask("SELECT count(*) FROM delayq_message") == 2 * NUMBER, "the standby has them")
-        assert between.forget() >= 1
+        assert to_database.forget() >= 1
         unreplicated = states()[State.CONSUMED] + NUMBER // 2
         eventually(lambda: states()[State.CONSUMED] >= unreplicated, "some are consumed without the standby")
         # These are committed and put into Redis, but lost in the failover; their ids may be given out again.

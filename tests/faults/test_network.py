@@ -14,7 +14,7 @@ from django.db import connection
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
-from testproject.servers import PostgresServer, RedisServer
+from testproject.servers import PostgresServer
 from tests.conftest import close_publishers
 from tests.support.proxy import Proxy
 from tests.support.record_of import effects_per_message, once_each, states, wait_until
@@ -49,18 +49,6 @@ def begin(configure: Configure) -> Iterator[Begin]:
             return stack.enter_context(Worker(*given, **options))
 
         yield start
-
-
-@pytest.fixture
-def to_redis(redis_server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(redis_server.port) as network:
-        yield network
-
-
-@pytest.fixture
-def to_database(postgres_server: PostgresServer) -> Iterator[Proxy]:
-    with Proxy(postgres_server.port) as network:
-        yield network
 
 
 def through(network: Proxy) -> dict[str, object]:
