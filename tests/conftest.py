@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 import redis
 from django.apps import apps
-from django.db import connections
+from django.db import connection, connections
 from django_redis.pool import ConnectionFactory
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -73,7 +73,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that need the console where it is not installed, and those that a second run repeats."""
+    """Leave out the tests that need the console where it is not installed, and those that a second run repeats.
+
+    What needs PostgreSQL is skipped on another database.
+    """
+    for item in items:
+        if (marker := item.get_closest_marker("postgresql")) and connection.vendor != "postgresql":
+            item.add_marker(pytest.mark.skip(reason=marker.args[0] if marker.args else "needs PostgreSQL"))
     left_out: set[pytest.Item] = set()
     if not apps.is_installed("django_delayq.console"):
         left_out |= {item for item in items if item.get_closest_marker("console")}

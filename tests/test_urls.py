@@ -60,9 +60,8 @@ def test_a_process_without_its_database_is_alive_and_not_ready(postgres_server: 
     assert ask("live") == (200, {"status": "ok"})
 
 
+@pytest.mark.postgresql("needs a statement timeout")
 def test_a_database_that_answers_too_late_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    if connections["default"].vendor != "postgresql":
-        pytest.skip("needs a statement timeout")
 
     monkeypatch.setattr(urls, "TIMEOUT_MS", 100)
     with unfinished(lambda: lock_table("delayq_identity")):

@@ -130,9 +130,8 @@ def test_a_function_of_the_project_waits_as_django_has_it_wait(redis_client: red
     transaction.set_autocommit(False)
 
 
+@pytest.mark.postgresql("SQLite has no such limit")
 def test_a_limit_on_the_time_of_statements_ends_with_its_block_and_not_with_the_transaction() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("SQLite has no such limit")
 
     def limit() -> object:
         with connection.cursor() as cursor:

@@ -213,9 +213,8 @@ def test_a_replaced_message_gets_the_unique_of_the_new_one() -> None:
 
 
 @committed
+@pytest.mark.postgresql("a transaction that writes keeps all others out")
 def test_a_kept_message_does_not_start_before_the_callers_transaction_ends() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("a transaction that writes keeps all others out")
     if os.environ.get("DELAYQ_TEST_ISOLATION"):
         pytest.skip("at this level of isolation the claim may fail first")
     first = due(key="k", unique="scheduled")
@@ -688,9 +687,8 @@ def test_a_handler_and_others_at_once_schedule_one_next_message() -> None:
 
 
 @pytest.mark.parametrize(("options", "most"), [({}, 1), ({"key": "k"}, 1), ({"key": "k", "unique": "scheduled"}, 1)])
+@pytest.mark.postgresql
 def test_a_message_is_scheduled_with_one_statement(options: dict[str, Any], most: int) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     from django_delayq.record.sql.postgresql import PostgreSQL
 
     sent: list[str] = []
@@ -708,9 +706,8 @@ def test_a_message_is_scheduled_with_one_statement(options: dict[str, Any], most
     assert all(("key_deliveries" in sql) == ("key" in options) for sql in sent)
 
 
+@pytest.mark.postgresql
 def test_the_messages_of_a_key_are_found_by_an_index_that_holds_no_other_finished_one() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     from django_delayq.models.record import HOLDS_KEY, WAITS_AGAIN
 
     schedule_messages([{"topic": TOPIC}] * 3_000)

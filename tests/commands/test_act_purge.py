@@ -143,9 +143,8 @@ def test_a_locked_message_is_not_purged() -> None:
 
 
 @pytest.mark.parametrize("of_the_caller", [False, True])
+@pytest.mark.postgresql
 def test_a_purge_leaves_the_settings_of_the_session_alone(*, of_the_caller: bool) -> None:
-    if connections["default"].vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     make_finished(5, days=40)
     with transaction.atomic() if of_the_caller else nullcontext():
         assert list(purge(purging.finished("default", FINAL, 86_400.0), batch_size=2)) == [2, 2, 1]

@@ -538,9 +538,8 @@ def test_impossible_options_are_refused(words: list[str]) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.postgresql("asks PostgreSQL for its plan")
 def test_pages_are_read_along_the_index(django_assert_num_queries: Any) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("asks PostgreSQL for its plan")
     with connection.cursor() as cursor:
         cursor.execute("SET enable_seqscan = off")
         cursor.execute("SET enable_bitmapscan = off")
@@ -557,9 +556,8 @@ def test_pages_are_read_along_the_index(django_assert_num_queries: Any) -> None:
     assert "ROW(due_at, id) >" in plan.partition("Index Cond:")[2]
 
 
+@pytest.mark.postgresql("asks PostgreSQL for its plan")
 def test_selected_ids_are_read_by_primary_key() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("asks PostgreSQL for its plan")
     for pk in schedule(100):
         cancel_message(pk)
     with connection.cursor() as cursor:

@@ -22,7 +22,7 @@ import pytest
 import redis
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, connection
+from django.db import OperationalError
 from django.utils import timezone
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -429,9 +429,8 @@ def test_redis_is_up_while_nobody_can_tell_whose_it_is(
 
 
 @RECORD
+@pytest.mark.postgresql("needs a statement timeout")
 def test_a_database_that_answers_too_late_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs a statement timeout")
 
     monkeypatch.setattr(gauges, "TIMEOUT_MS", 100)
     with unfinished(lambda: lock_table("delayq_message")):

@@ -94,9 +94,8 @@ def test_a_failpoint_acts_once_in_all_the_processes_forked_from_one() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.postgresql("needs a connection")
 def test_a_reset_is_met_by_the_next_statement_of_this_thread_alone() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("needs a connection")
 
     def ask() -> None:
         with connection.cursor() as cursor:

@@ -29,10 +29,7 @@ from .test_frozen import is_past, wait_past_the_lease
 T = TypeVar("T")
 
 
-@pytest.fixture(autouse=True)
-def _needs_postgresql() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
+pytestmark = pytest.mark.postgresql
 
 
 @pytest.fixture(params=["repeatable read", "serializable"])

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
 from .matrix import Case, every_case, run
 from .oracle import Verdict
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.postgresql("a frozen transaction keeps SQLite's one writer's place"),
+]
 
 DEATHS = [
     Case("producer", "after_insert", "kill"),
@@ -62,12 +64,6 @@ LOSSES = [
     Case("worker", "after_succeed", "lose"),
     Case("worker", "before_record", "lose"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _needs_row_locks() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("a frozen transaction keeps SQLite's one writer's place")
 
 
 def prove(cases: Sequence[Case], folder: Path) -> dict[Case, Verdict]:

@@ -127,9 +127,8 @@ def test_statements_are_prepared_on_a_direct_connection_only(pooler: PgBouncerSe
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.postgresql
 def test_a_prepared_statement_that_the_server_lost_is_sent_again_unprepared() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     for _ in range(3):
         schedule_message("t.ok")
     with connection.cursor() as cursor:

@@ -52,9 +52,8 @@ EXTEND = "AS o(id, delivery, lease)"
 
 @pytest.mark.parametrize("batch", [1, 20])
 @pytest.mark.parametrize("words", [CLAIM, SUCCEED, FAIL])
+@pytest.mark.postgresql
 def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     # In a table of a few pages all plans cost the same.
     schedule_messages([{"topic": TOPIC, "delay": "1h"}] * 3_000)
     with connection.cursor() as cursor:
@@ -66,9 +65,8 @@ def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int)
     assert kept(words) > before
 
 
+@pytest.mark.postgresql
 def test_rows_are_found_by_id_although_nothing_was_scheduled_at_the_last_analyze() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     for message in schedule_messages([{"topic": TOPIC}] * 100):
         (row,) = claim(message.pk)
         assert succeed(row.id)
@@ -90,9 +88,8 @@ OVERDUE, OVER = "x ORDER BY priority DESC, due_at, id OFFSET 0", "ORDER BY lease
 
 
 @pytest.mark.parametrize(("words", "searched"), [(OVERDUE, {"due_at"}), (OVER, {"leased_until", "expires_at"})])
+@pytest.mark.postgresql
 def test_a_search_for_what_is_due_or_over_reads_no_other_rows(words: str, searched: set[str]) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     schedule_messages([{"topic": TOPIC, "delay": "1h", "expires": "1h"}] * 20_000)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE delayq_message")
@@ -112,9 +109,8 @@ def cursors() -> list[Any]:
     return list(session.cursors.values())
 
 
+@pytest.mark.postgresql
 def test_a_cursor_is_kept_unless_it_holds_many_rows_or_its_statement_failed() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     ids = [due().pk for _ in range(MOST_ROWS_KEPT + 1)]
     (first,) = cursors()
     assert [row.id for row in claim(ids[0])] == ids[:1]
@@ -128,9 +124,8 @@ def test_a_cursor_is_kept_unless_it_holds_many_rows_or_its_statement_failed() ->
     assert cursors() == []
 
 
+@pytest.mark.postgresql
 def test_times_are_utc_after_the_time_zone_of_the_session_has_changed() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     due()
     for zone in ("Europe/Berlin", "UTC", "Asia/Tokyo", "Europe/Berlin"):
         with connection.cursor() as cursor:

@@ -60,9 +60,8 @@ def test_an_illegal_row_is_refused_by_the_database_itself(name: str) -> None:
     assert Message.objects.get(pk=id_).state == where
 
 
+@pytest.mark.postgresql("only PostgreSQL knows infinity")
 def test_an_infinite_due_time_is_refused() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("only PostgreSQL knows infinity")
     id_ = later().pk
     with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("UPDATE delayq_message SET due_at = 'infinity' WHERE id = %s", [id_])
@@ -120,9 +119,8 @@ def test_the_migrations_agree_with_the_models() -> None:
     assert "No changes" in out.getvalue()
 
 
+@pytest.mark.postgresql("only PostgreSQL keeps statistics by itself")
 def test_no_statistics_are_kept_of_columns_by_which_nobody_searches() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("only PostgreSQL keeps statistics by itself")
     initial = import_module("django_delayq.migrations.0001_initial")
     columns = {field.column for field in Message._meta.local_fields}
     # A new column needs a decision.
@@ -160,7 +158,7 @@ def test_the_migrations_can_be_taken_back_and_applied_again() -> None:
     assert later(using="other").pk
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL keeps plans")
+@pytest.mark.postgresql("only PostgreSQL keeps plans")
 @pytest.mark.django_db(transaction=True)
 def test_a_column_of_another_type_does_not_stop_a_connection_that_has_claimed_before() -> None:
     def claimed() -> int:

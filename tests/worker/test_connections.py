@@ -29,11 +29,10 @@ def test_a_connection_that_the_server_closed_is_replaced_before_the_next_task(
     assert Message.objects.count() == 0
 
 
+@pytest.mark.postgresql
 def test_a_closed_connection_is_replaced_in_a_thread_without_a_pause(
     postgres_server: PostgresServer,
 ) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     upkeep.before_task()
     connection.ensure_connection()
     raw = connection.connection
@@ -47,9 +46,8 @@ def test_a_closed_connection_is_replaced_in_a_thread_without_a_pause(
     assert Message.objects.count() == 0
 
 
+@pytest.mark.postgresql
 def test_a_worker_uses_no_connection_pool() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     pytest.importorskip("psycopg_pool")
     options = connections.settings[DB].setdefault("OPTIONS", {})
     connections.close_all()

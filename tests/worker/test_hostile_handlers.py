@@ -25,7 +25,7 @@ SETTINGS = "env DJANGO_SETTINGS_MODULE=tests.support.hostile.worker_settings"
 
 Start = Callable[..., Worker]
 
-on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="a session of PostgreSQL")
+on_postgresql = pytest.mark.postgresql("a session of PostgreSQL")
 
 
 @pytest.fixture

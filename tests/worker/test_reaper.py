@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 
 from django_delayq.core.states import State
 from django_delayq.models import Message
@@ -86,11 +86,10 @@ def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(
 
 
 @pytest.mark.parametrize("table", ["delayq_message", "delayq_lease"])
+@pytest.mark.postgresql("needs locks on tables")
 def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs locks on tables")
     (one,) = expired("t.ok")
     reaper = parts.reaper
     monkeypatch.setattr(transitions, "may_reap", lambda using: True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
 
 from django_delayq.extensions import Service
 from django_delayq.models import Queue
@@ -40,11 +39,10 @@ class Other(Service):
         return 60.0
 
 
+@pytest.mark.postgresql("SQLite has one lock, and a timeout for it")
 def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("SQLite has one lock, and a timeout for it")
     monkeypatch.setattr(service, "LOCK_TIMEOUT", 50)
     Queue.objects.create(name="locked")
     writer, other = Writer(), Other()
