@@ -99,15 +99,6 @@ def test_debounce_never_makes_a_message_earlier() -> None:
     assert second.due_at == first.due_at == message(first.pk).due_at
 
 
-@pytest.mark.parametrize("policy", ["replace", "debounce", "error"])
-def test_a_running_message_cannot_be_replaced(policy: str) -> None:
-    row = claimed(key="k")
-    before = snapshot(row.id)
-    with pytest.raises(KeyConflict):
-        later(key="k", on_conflict=policy)
-    assert snapshot(row.id) == before
-
-
 def test_a_running_message_is_kept() -> None:
     row = claimed(key="k")
     kept = later(key="k", on_conflict="keep")

@@ -152,13 +152,14 @@ def test_a_message_with_unique_scheduled_frees_its_key_when_its_delivery_begins(
     assert holders() == [new.pk]
 
 
+@pytest.mark.parametrize("second", ["live", "scheduled"])
 @pytest.mark.parametrize("first", ["live", "1h"])
 @pytest.mark.parametrize("policy", ["error", "replace", "debounce"])
-def test_a_running_message_with_another_unique_holds_its_key(policy: str, first: str) -> None:
+def test_a_running_message_with_another_unique_holds_its_key(policy: str, first: str, second: str) -> None:
     running = claimed(key="k", unique=first)
     before = snapshot(running.id)
     with pytest.raises(KeyConflict):
-        later(key="k", unique="scheduled", on_conflict=policy)
+        later(key="k", unique=second, on_conflict=policy)
     assert snapshot(running.id) == before
 
 

@@ -159,10 +159,6 @@ def test_a_take_that_leaves_ready_ids_notifies_another_process(
     assert len(idle.take(QUEUE, 1).tickets) == 1
 
 
-def test_a_message_due_beyond_the_horizon_is_not_put(server: RedisServer, broker: RedisBroker) -> None:
-    assert broker.put(QUEUE, [entry(1, due_in=500), entry(2, due_in=3600), entry(3)]) == Put(put=2, beyond=1)
-
-
 def test_without_a_horizon_everything_is_left_to_the_loader(server: RedisServer) -> None:
     broker = RedisBroker(settings_for(server), "default", timeout=2.0)
     assert broker.put(QUEUE, [entry(number) for number in range(1, 1_501)]) == Put(beyond=1_500)

@@ -10,11 +10,8 @@ from collections.abc import Iterator
 import pytest
 from django.conf import settings as django_settings
 
-from django_delayq.broker.base import RedisPlace
-from django_delayq.broker.keys import BAND
 from django_delayq.broker.listener import wait_readable
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.project import conf, registry
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
@@ -36,15 +33,6 @@ def test_ids_that_no_database_can_hold_are_dropped(broker: RedisBroker) -> None:
     k = broker.keys("default")
     broker.client.zadd(k.ready, {str(2**63): 1, "9" * 5000: 2, "x": 3, "7": 4, "-3": 5})
     assert [ticket.id for ticket in broker.take("default", 10).tickets] == [7]
-
-
-def test_an_id_that_is_ready_too_early_waits_for_its_due_time(broker: RedisBroker) -> None:
-    k = broker.keys("default")
-    due_tenths = broker.now_tenths() + 3600 * SECOND
-    broker.client.zadd(k.ready, {"7": 100 * BAND + due_tenths})
-    assert broker.take("default", 10).tickets == []
-    assert broker.places("default", [7]) == [RedisPlace(due_tenths, None)]
-    assert broker.client.zscore(k.delayed, "7") == due_tenths + 100 / 256
 
 
 def test_the_wait_for_a_wake_up_begins_anew_after_redis_did_not_answer(broker: RedisBroker) -> None:

@@ -136,12 +136,6 @@ def test_a_message_taken_early_comes_with_the_time_to_wait_for(bench: Bench) -> 
     assert answer == [0, 0, "", f"{NOW}.00", "", 0, "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW + 30)]
 
 
-def test_an_overdue_backlog_is_taken_in_the_order_of_due_times_whatever_its_ids(bench: Bench) -> None:
-    bench.set({number: Delayed(NOW - number) for number in range(1, 41)}, horizon=NOW)
-    bench.put(*[(number, NOW - number, 100) for number in range(41, 81)], mode="fill")
-    assert bench.take(100)[3] == list(range(80, 0, -1))
-
-
 def test_ids_that_are_ready_before_they_fall_due_wait_for_their_due_times(bench: Bench) -> None:
     bench.set({1: Ready(NOW + 900, 3), 2: Ready(NOW + 51, 200), 3: Ready(NOW + 50, 201), 4: Ready(NOW - 1, 255)})
     answer = bench.call("take", now=NOW, limit=2, batch=10, within=50)
