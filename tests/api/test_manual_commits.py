@@ -26,7 +26,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record.sql.sessions import statement_timeout
 from tests.broker.bench import redis_broker
-from tests.broker.test_publishing import held
+from tests.support.in_redis import held
 from tests.support.steps import TOPIC
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]

@@ -38,7 +38,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.record import transitions
-from tests.project.test_validation import good
+from tests.support.payloads import good
 from tests.support.steps import TOPIC, claim, due, later, log, message
 
 pytestmark = pytest.mark.django_db

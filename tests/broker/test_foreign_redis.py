@@ -19,10 +19,9 @@ from django_delayq.models.record import Identity
 from django_delayq.record.identity import forget_identity, identity, known_identity
 from tests.broker.bench import redis_broker
 from tests.support.commands import run
+from tests.support.in_redis import calls, held
 from tests.support.known_scripts import teach
 from tests.support.steps import TOPIC
-
-from .test_publishing import calls, held
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

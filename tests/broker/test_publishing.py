@@ -22,6 +22,7 @@ from django_delayq.models import Message
 from testproject.servers import RedisServer
 from tests.broker.bench import redis_broker
 from tests.conftest import close_publishers
+from tests.support.in_redis import calls, held
 from tests.support.steps import TOPIC, at_once, claim, due, later
 from tests.support.workers import eventually, is_quick
 
@@ -44,20 +45,6 @@ def _horizon(redis_client: redis.Redis) -> None:
     """Return Redis as a loader leaves it: messages that are due within ten minutes go there."""
     publisher.get.cache_clear()
     redis_broker().close()
-
-
-def held(client: redis.Redis, queue: str = "default", namespace: str = "delayq") -> set[int]:
-    """Return the ids in both sets of a queue."""
-    of_queue = keys(namespace, queue)
-    members: Any = [id_ for name in (of_queue.delayed, of_queue.ready) for id_ in client.zrange(name, 0, -1)]
-    return {int(id_) for id_ in members}
-
-
-def calls(client: redis.Redis) -> int:
-    """Return how many scripts ran since the last call."""
-    stats = client.info("commandstats")
-    client.config_resetstat()
-    return sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval"))
 
 
 def soon(queue: str = "default") -> Message:
@@ -182,13 +169,6 @@ def test_a_message_that_moves_in_the_record_moves_in_redis(redis_client: redis.R
     assert held(redis_client) == set()
     requeue_message(id_)
     assert held(redis_client) == {id_}
-
-
-def test_a_message_due_in_ten_years_costs_redis_nothing(redis_client: redis.Redis) -> None:
-    before = redis_client.dbsize()
-    schedule_message(TOPIC, delay="520w")
-    assert held(redis_client) == set()
-    assert redis_client.dbsize() == before
 
 
 @pytest.mark.parametrize("delay", ["1d", "12m"])

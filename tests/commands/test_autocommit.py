@@ -14,11 +14,9 @@ from django_delayq.core.states import State
 from django_delayq.management import commands
 from django_delayq.models import Message
 from django_delayq.recurring.management import commands as commands_of_schedules
-from tests.support.commands import run
+from tests.support.commands import ARGUMENTS, run
 from tests.support.record_of import log_of
 from tests.support.workers import Worker
-
-from .test_impossible_redis import ARGUMENTS
 
 COMMANDS = [
     [path.stem, *words]

@@ -13,22 +13,10 @@ from django_delayq.broker import publisher
 from django_delayq.core.states import State
 from django_delayq.management import commands
 from django_delayq.models import Message
-from tests.support.commands import run, schedule
+from tests.support.commands import ARGUMENTS, run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ARGUMENTS = {
-    "delayq_act": [
-        ["cancel", "--topic", "t.ok", "--yes"],
-        ["purge", "--finished-before", "1d"],
-        ["reschedule", "1", "--due-at", "1h"],
-        ["requeue", "1"],
-        ["run", "1"],
-    ],
-    "delayq_check": [[], ["redis"], ["handlers"]],
-    "delayq_queue": [["pause", "default"], ["resume", "default"]],
-    "run_delayq": [["--max-runtime", "1"]],
-}
 COMMANDS = [
     [path.stem, *words]
     for path in sorted(Path(commands.__file__).parent.glob("[a-z]*.py"))

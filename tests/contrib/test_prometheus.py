@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 import redis
@@ -27,7 +26,6 @@ from django.utils import timezone
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from django_delayq import extensions, pause_queue, restore, schedule_message, schedule_messages
@@ -45,22 +43,11 @@ from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Claimed, Moved
 from testproject.servers import RedisServer
 from tests.support.commands import run, schedule
+from tests.support.forks import forked
+from tests.support.metrics import Samples, samples, scrape
 from tests.support.processes import Start
 from tests.support.transactions import lock_table, unfinished
 from tests.support.workers import eventually
-from tests.worker.test_processlock import forked
-
-Samples = dict[str, float]
-
-
-def samples(text: str) -> Samples:
-    """Return the values by name and labels: ``name{label=value}``."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return found
 
 
 def collected(collector: object) -> Samples:
@@ -74,11 +61,6 @@ class Large(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("large", "x" * 30_000_000, value=1)
-
-
-def scrape(port: int) -> Samples:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        return samples(answer.read().decode())
 
 
 # --- a worker ---------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from django.db import connection
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import transitions
 from tests.support.processes import Gate, Start
-from tests.support.record_of import effects_per_message, log_of, path_of, wait_until
+from tests.support.record_of import effects_per_message, log_of, path_of, wait_past_the_lease, wait_until
 from tests.support.workers import Worker, eventually
 
 pytestmark = pytest.mark.usefixtures("quick_take_over")
@@ -26,19 +25,6 @@ BOTH = pytest.mark.usefixtures("timed_by")
 def _row_locks() -> None:
     if connection.vendor == "sqlite":
         pytest.skip("a process that freezes in a transaction keeps the place of SQLite's one writer")
-
-
-def is_past(moment: datetime) -> bool:
-    return transitions.now("default") > moment
-
-
-def wait_past_the_lease(message: Message) -> datetime:
-    """Wait until the message's lease, as it is now, runs out, and return its end."""
-    message.refresh_from_db()
-    until = message.lease_ends_at
-    assert until is not None
-    eventually(partial(is_past, until), "the lease as it was runs out")
-    return until
 
 
 def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, Worker]:

@@ -20,11 +20,18 @@ from django_delayq.record.sql.sessions import is_conflict
 from tests.app.models import Effect
 from tests.settings import at_isolation
 from tests.support.processes import Gate, Start
-from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
+from tests.support.record_of import (
+    effects_per_message,
+    is_past,
+    log_of,
+    once_each,
+    states,
+    wait_past_the_lease,
+    wait_until,
+    wait_until_all,
+)
 from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
-
-from .test_frozen import is_past, wait_past_the_lease
 
 T = TypeVar("T")
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from django_delayq.core.clock import ceil_tenth
 from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
 from django_delayq.project import validation
+from tests.support.payloads import good
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -49,13 +50,6 @@ def cyclic_dict() -> dict[str, Any]:
 
 # --- payloads ---------------------------------------------------------------------------------------------------------
 
-plain_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
-plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-good = st.recursive(
-    plain | plain_text,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(plain_text, inner, max_size=4),
-    max_leaves=20,
-)
 wild_text = st.text(st.characters() | st.sampled_from(["\x00", "\ud800", "\udfff", "\\", '"']), max_size=8)
 wild = st.recursive(
     st.none() | st.integers() | st.floats() | wild_text | st.binary(max_size=3) | st.datetimes() | st.decimals(),

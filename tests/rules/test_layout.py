@@ -39,3 +39,9 @@ def test_the_list_of_the_other_folders_is_found() -> None:
 @pytest.mark.parametrize("file", sorted(TESTS.glob("test_*.py")), ids=lambda file: file.stem)
 def test_a_test_at_the_top_has_its_module_at_the_top_of_the_package(file: Path) -> None:
     assert (PACKAGE / f"{file.stem.removeprefix('test_')}.py").exists()
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: path.relative_to(TESTS).as_posix())
+def test_helpers_of_several_tests_are_not_in_one_of_them(path: Path) -> None:
+    """They stand in ``support``, or beside the tests of their folder."""
+    assert re.findall(r"^from [\w.]*\.(test_\w+) import", path.read_text("utf-8"), re.MULTILINE) == []

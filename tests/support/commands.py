@@ -22,6 +22,20 @@ from django_delayq.record.purge import purge
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore import Restore
 
+# Words with which each command can be called that needs some.
+ARGUMENTS = {
+    "delayq_act": [
+        ["cancel", "--topic", "t.ok", "--yes"],
+        ["purge", "--finished-before", "1d"],
+        ["reschedule", "1", "--due-at", "1h"],
+        ["requeue", "1"],
+        ["run", "1"],
+    ],
+    "delayq_check": [[], ["redis"], ["handlers"]],
+    "delayq_queue": [["pause", "default"], ["resume", "default"]],
+    "run_delayq": [["--max-runtime", "1"]],
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:

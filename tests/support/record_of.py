@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow
+from django_delayq.record import transitions
 from django_delayq.worker.run.claim_ahead import CLAIM_AHEAD
 from tests.app.models import Effect
 from tests.support.workers import PATIENCE, eventually
@@ -87,3 +89,16 @@ def effects_per_message() -> Counter[int]:
 def once_each(messages: Iterable[Message]) -> Counter[int]:
     """Return what ``effects_per_message`` or ``begun_per_message`` returns when it happened once to each message."""
     return Counter(message.pk for message in messages)
+
+
+def is_past(moment: datetime) -> bool:
+    return transitions.now("default") > moment
+
+
+def wait_past_the_lease(message: Message) -> datetime:
+    """Wait until the message's lease, as it is now, runs out, and return its end."""
+    message.refresh_from_db()
+    until = message.lease_ends_at
+    assert until is not None
+    eventually(partial(is_past, until), "the lease as it was runs out")
+    return until

@@ -14,7 +14,7 @@ import pytest
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.models import Transition
-from tests.contrib.test_prometheus import scrape
+from tests.support.metrics import scrape
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, once_each, states, wait_until, wait_until_all
 from tests.support.workers import eventually

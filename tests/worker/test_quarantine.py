@@ -13,8 +13,8 @@ from django_delayq.worker.claim.quarantine import FIRST_WAIT
 from django_delayq.worker.parts.processlock import ProcessLock
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
+from tests.support.forks import forked
 from tests.support.workers import eventually
-from tests.worker.test_processlock import forked
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

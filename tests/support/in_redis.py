@@ -1,0 +1,23 @@
+"""Questions that tests ask Redis, past the broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from django_delayq.broker.keys import keys
+
+
+def held(client: redis.Redis, queue: str = "default", namespace: str = "delayq") -> set[int]:
+    """Return the ids in both sets of a queue."""
+    of_queue = keys(namespace, queue)
+    members: Any = [id_ for name in (of_queue.delayed, of_queue.ready) for id_ in client.zrange(name, 0, -1)]
+    return {int(id_) for id_ in members}
+
+
+def calls(client: redis.Redis) -> int:
+    """Return how many scripts ran since the last call."""
+    stats = client.info("commandstats")
+    client.config_resetstat()
+    return sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval"))
