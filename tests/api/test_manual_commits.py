@@ -21,7 +21,6 @@ from django_delayq import (
     schedule_messages,
     signals,
 )
-from django_delayq.broker import publisher
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record.sql.sessions import statement_timeout
@@ -34,7 +33,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture(autouse=True)
 def _horizon(redis_client: redis.Redis) -> None:
-    publisher.get.cache_clear()
     redis_broker().close()
 
 

@@ -31,7 +31,6 @@ KEYS = keys("delayq", "default")
 @pytest.fixture
 def foreign(redis_client: redis.Redis) -> redis.Redis:
     """Redis as the worker of another database leaves it, with the ids of two of its messages."""
-    publisher.get.cache_clear()
     broker = redis_broker(horizon=False)
     terms: dict[str, Any] = {"ahead": 600.0, "worker": "w", "lease": 10.0, "lost": False}
     begun = broker.load(**terms, identity=str(uuid4()), server=broker.server())

@@ -43,7 +43,6 @@ class Undo(Exception):
 @pytest.fixture(autouse=True)
 def _horizon(redis_client: redis.Redis) -> None:
     """Return Redis as a loader leaves it: messages that are due within ten minutes go there."""
-    publisher.get.cache_clear()
     redis_broker().close()
 
 

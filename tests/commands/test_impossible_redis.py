@@ -9,7 +9,6 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_delayq import cancel_message, schedule_message, schedule_messages
-from django_delayq.broker import publisher
 from django_delayq.core.states import State
 from django_delayq.management import commands
 from django_delayq.models import Message
@@ -49,7 +48,6 @@ def test_every_command_ends_with_one_sentence_and_exit_code_78(command: list[str
 def test_every_call_raises_before_anything_is_written(settings: Any) -> None:
     (pk,) = schedule(1)
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": URLS[0]}
-    publisher.get.cache_clear()
     for call in (
         lambda: schedule_message("t.ok"),
         lambda: schedule_messages([{"topic": "t.ok"}]),

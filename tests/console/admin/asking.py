@@ -7,6 +7,7 @@ from typing import Any
 from django.test import Client
 from django.urls import reverse
 
+from django_delayq.console import operations
 from django_delayq.console.models import Operation
 from django_delayq.console.operations.runner import OperationRunner
 from django_delayq.models import Message
@@ -67,3 +68,13 @@ def worked_off(operator: OperationRunner | None = None) -> None:
     operator = operator or OperationRunner(samples.DB, "tests/1/abc")
     while operator.tick() == 0.0:
         pass
+
+
+def work_off() -> Operation:
+    """Do the next open operation to its end, and return it."""
+    operation = operations.lease_next(samples.DB, "an operator")
+    assert operation is not None
+    while operations.run_step(samples.DB, operation, "an operator"):
+        pass
+    operation.refresh_from_db()
+    return operation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,7 +18,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import pause_queue, restore, schedule_message
-from django_delayq.broker import publisher
 from django_delayq.broker.base import ServerInfo
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
@@ -428,14 +427,6 @@ def test_migrations_that_are_not_applied_get_a_banner(viewer: Client, monkeypatc
 # --- what does not answer ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def publisher_awake() -> Iterator[None]:
-    publisher.get.cache_clear()
-    yield
-    publisher.get.cache_clear()
-
-
-@pytest.mark.usefixtures("publisher_awake")
 def test_the_pages_answer_without_redis_and_say_so(viewer: Client, redis_server: RedisServer) -> None:
     samples.scheduled()
     worker()

@@ -16,15 +16,14 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import restore
-from django_delayq.broker import publisher
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.console import operations
 from django_delayq.console.admin import panels
 from django_delayq.console.models import Operation, OperationState
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from testproject.servers import RedisServer
 
+from .asking import work_off
 from .conftest import logged_in, person
 from .samples import DB, record, running, said, scheduled, text
 
@@ -38,9 +37,7 @@ def url(name: str = "changelist") -> str:
 
 
 @pytest.fixture(autouse=True)
-def _anew(settings: Any) -> None:
-    panels.forget()
-    publisher.get.cache_clear()
+def _quick_sweeps(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
 
 
@@ -61,15 +58,6 @@ def alive() -> None:
     """Create a live worker."""
     now = timezone.now()
     Worker.objects.create(name="w", host="h", pid=1, queues=["default"], threads=1, started_at=now, seen_at=now)
-
-
-def work_off() -> Operation:
-    operation = operations.lease_next(DB, "an operator")
-    assert operation is not None
-    while operations.run_step(DB, operation, "an operator"):
-        pass
-    operation.refresh_from_db()
-    return operation
 
 
 @pytest.mark.usefixtures("puts_are_flushed")

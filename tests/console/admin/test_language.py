@@ -18,7 +18,6 @@ from django.utils.translation.template import templatize
 
 import django_delayq
 from django_delayq.api.pausing import pause_queue
-from django_delayq.broker import publisher
 from django_delayq.console import operations
 from django_delayq.console.admin.page import PAGES
 from django_delayq.console.models import OperationState
@@ -229,7 +228,6 @@ CHINESE = {"accept-language": "zh-hans,zh;q=0.9,en;q=0.5"}
 
 @pytest.fixture
 def boss(db: None) -> Client:
-    publisher.get.cache_clear()
     return logged_in(User.objects.create_superuser("boss"))
 
 

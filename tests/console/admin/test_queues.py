@@ -15,9 +15,7 @@ from django.utils import timezone
 
 from django_delayq import pause_queue, resume_queue
 from django_delayq.api import pausing
-from django_delayq.broker import publisher
 from django_delayq.console import operations
-from django_delayq.console.admin import panels
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core import actors
 from django_delayq.models import Message, Worker
@@ -43,12 +41,6 @@ def row(response: Any, queue: str = "mail") -> str:
     lines = re.findall(r"<tr>.*?</tr>", html, re.DOTALL)
     (line,) = [line for line in lines if re.search(rf'<th scope="row">(<a[^>]*>)?{queue}<', line)]
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", line)).strip()
-
-
-@pytest.fixture(autouse=True)
-def _anew() -> None:
-    panels.forget()
-    publisher.get.cache_clear()
 
 
 @pytest.fixture

@@ -13,9 +13,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq.broker import publisher
-from django_delayq.console import operations
-from django_delayq.console.admin import panels, restore_page
+from django_delayq.console.admin import restore_page
 from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
@@ -23,6 +21,7 @@ from django_delayq.record import transitions
 from django_delayq.restore import Restore
 from tests.support.commands import due_tenths, held, run
 
+from .asking import work_off
 from .conftest import logged_in, person
 from .samples import DB, record, said, scheduled, text
 
@@ -32,24 +31,9 @@ URL = "admin:delayq_console_health_restore"
 YES = {"overdue": "run", "typed": "restore"}
 
 
-@pytest.fixture(autouse=True)
-def _anew() -> None:
-    panels.forget()
-    publisher.get.cache_clear()
-
-
 @pytest.fixture
 def restorer(db: None) -> Client:
     return logged_in(person("rosa", "view_message", "restore_message", "view_operation"))
-
-
-def work_off() -> Operation:
-    operation = operations.lease_next(DB, "an operator")
-    assert operation is not None
-    while operations.run_step(DB, operation, "an operator"):
-        pass
-    operation.refresh_from_db()
-    return operation
 
 
 def late(number: int = 1, **options: Any) -> list[Message]:
