@@ -135,6 +135,11 @@ def test_peers_are_pinned_and_have_an_adapter() -> None:
             assert not system.packages
 
 
+def test_a_peer_without_its_environment_is_not_installed(tmp_path: Path) -> None:
+    assert not BY_NAME["celery"].installed(tmp_path)
+    assert BY_NAME["delayq"].installed(tmp_path)
+
+
 def test_a_peer_in_node_needs_node_and_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "node"
     program.touch(mode=0o755)
@@ -244,7 +249,9 @@ def test_another_run_adds_what_was_not_measured_and_says_when_it_was(tmp_path: P
     assert run.origins == dict.fromkeys(["growth-history", "late-1000"], earlier.line)
     rst = report.to_rst(run, {})
     assert rst.count("Measured 2026-02-03") == rst.count("Measured 2026-01-02") == 1
-    file.write_text(json.dumps(report.to_json(run)))
+    written = report.to_json(run)
+    assert len(written["targets"]) == len(TARGETS)
+    file.write_text(json.dumps(written))
     assert report.read(file) == run
 
 
